@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Overrides, Plugins, command_line, load_plugins, located, note
+from deepstack.cli.options import (
+    Overrides,
+    Plugins,
+    command_line,
+    flag,
+    load_plugins,
+    located,
+    note,
+    option,
+)
 from deepstack.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,21 +42,13 @@ def bench_command(
         typer.Argument(metavar="CONFIG", help="A YAML file, or narrow, small, medium or wide."),
     ] = None,
     overrides: Overrides = [],
-    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps per row.")] = 10,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    peers: Annotated[
-        str | None, typer.Option(help="Peers, as in torch,bert (default: all installed ones).")
-    ] = None,
-    no_peers: Annotated[bool, typer.Option("--no-peers", help="Time deepstack alone.")] = False,
-    depths: Annotated[
-        str | None, typer.Option(help="Depths to fit exponents over, as in 6,48,200,1000.")
-    ] = None,
-    suite: Annotated[
-        str | None, typer.Option(help="Time the shapes of a suite instead of a config: cpu.")
-    ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="Draw the rows into this PNG, SVG or PDF file.")
-    ] = None,
+    steps: int = option("Number of timed steps per row.", default=10, min=1),
+    json: bool = flag("Print one JSON object.", "--json"),
+    peers: str | None = option("Peers, as in torch,bert (default: all installed ones)."),
+    no_peers: bool = flag("Time deepstack alone.", "--no-peers"),
+    depths: str | None = option("Depths to fit exponents over, as in 6,48,200,1000."),
+    suite: str | None = option("Time the shapes of a suite instead of a config: cpu."),
+    chart: Path | None = option("Draw the rows into this PNG, SVG or PDF file."),
     plugin: Plugins = [],
 ) -> None:
     """Time training steps of a config's stack beside other libraries' encoders of its shape.

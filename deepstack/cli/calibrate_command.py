@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from deepstack.cli.options import (
     Quiet,
     load_plugins,
     located,
+    option,
 )
 from deepstack.cli.streams import log
 
@@ -29,36 +30,25 @@ SHOWN = ("exponent", "low", "high", "curvature", "smallest", "largest", "lineari
 def calibrate_command(
     config: ConfigFile,
     overrides: Overrides = [],
-    depths: Annotated[
-        str, typer.Option(help="Depths to measure, as in 6,12,24,48,96.")
-    ] = "6,12,24,48,96",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds at each depth.")] = 3,
-    steps: Annotated[
-        str, typer.Option(help="Steps at which the update is measured, as in 1,10.")
-    ] = "1,10",
-    lr: Annotated[
-        float | None,
-        typer.Option(help="Learning rate of the measurement (default: a hundredth of train.lr)."),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option(help="Also measure the corrected config; --no-check saves a third.")
-    ] = True,
-    interpolate: Annotated[
-        int | None,
-        typer.Option(
-            "--interpolate",
-            min=1,
-            metavar="DEPTH",
-            help="Write a config for this depth, with train.lr_factors interpolated between the "
-            "measured depths in place of one exponent a role.",
-        ),
-    ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--to", help="The YAML file to write (default: in --out).")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
+    depths: str = option("Depths to measure, as in 6,12,24,48,96.", default="6,12,24,48,96"),
+    seeds: int = option("Number of seeds at each depth.", default=3, min=1),
+    steps: str = option("Steps at which the update is measured, as in 1,10.", default="1,10"),
+    lr: float | None = option(
+        "Learning rate of the measurement (default: a hundredth of train.lr)."
+    ),
+    check: bool = option(
+        "Also measure the corrected config; --no-check saves a third.", default=True
+    ),
+    interpolate: int | None = option(
+        "Write a config for this depth, with train.lr_factors interpolated between the "
+        "measured depths in place of one exponent a role.",
+        min=1,
+        metavar="DEPTH",
+    ),
+    to: Path | None = option("The YAML file to write (default: in --out)."),
+    workers: int | None = option("Runs at a time.", min=1),
     out: Out = Path("results"),
-    study: Annotated[str | None, typer.Option(help="Name of the studies under --out.")] = None,
+    study: str | None = option("Name of the studies under --out."),
     plugin: Plugins = [],
     quiet: Quiet = False,
     json: Json = False,

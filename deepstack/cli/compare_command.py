@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from deepstack.cli.options import Against, Best, Folders, Json, Last, Markdown, Sort, Where, note
+from deepstack.cli.options import (
+    Against,
+    Best,
+    Folders,
+    Json,
+    Last,
+    Markdown,
+    Sort,
+    Where,
+    flag,
+    note,
+)
 from deepstack.cli.progress import show_work
 
 if TYPE_CHECKING:
@@ -24,22 +33,16 @@ def compare_command(
     where: Where = [],
     sort: Sort = None,
     last: Last = None,
-    transfer: Annotated[
-        bool,
-        typer.Option(
-            "--transfer",
-            help="Print the best learning rate at each depth, its exponent in N, and the loss "
-            "that the smallest depth's rate costs, with 95 % bootstrap intervals over seeds.",
-        ),
-    ] = False,
-    coordinates: Annotated[
-        bool,
-        typer.Option(
-            "--coordinates",
-            help="Print the exponents in width and in depth of the stream's size and of its change "
-            "at the last record, by layer, with 95 % intervals and a verdict.",
-        ),
-    ] = False,
+    transfer: bool = flag(
+        "Print the best learning rate at each depth, its exponent in N, and the loss "
+        "that the smallest depth's rate costs, with 95 % bootstrap intervals over seeds.",
+        "--transfer",
+    ),
+    coordinates: bool = flag(
+        "Print the exponents in width and in depth of the stream's size and of its change "
+        "at the last record, by layer, with 95 % intervals and a verdict.",
+        "--coordinates",
+    ),
     markdown: Markdown = False,
     json: Json = False,
 ) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from deepstack.cli.options import Json, Plugins, RunPath, load_plugins, note
+from deepstack.cli.options import Json, Plugins, RunPath, flag, load_plugins, note, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,35 +16,18 @@ if TYPE_CHECKING:
 
 def export_command(
     run: RunPath,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--to",
-            metavar="FILE_OR_DIR",
-            help="A new folder, or x.safetensors (with --logs, by default logs/TRACKER).",
-        ),
-    ] = None,
-    logs: Annotated[
-        str | None,
-        typer.Option(
-            "--logs",
-            metavar="TRACKER",
-            help="Write the logs of all runs in RUN: for tensorboard, wandb, mlflow or trackio.",
-        ),
-    ] = None,
-    fold: Annotated[
-        bool,
-        typer.Option(
-            "--fold", help="Fold gain and bias of norms into the matrices that read them."
-        ),
-    ] = False,
-    untie: Annotated[
-        bool,
-        typer.Option(
-            "--untie",
-            help="With --fold: fold the last norm too; a tied head becomes its own matrix.",
-        ),
-    ] = False,
+    to: Path | None = option(
+        "A new folder, or x.safetensors (with --logs, by default logs/TRACKER).",
+        metavar="FILE_OR_DIR",
+    ),
+    logs: str | None = option(
+        "Write the logs of all runs in RUN: for tensorboard, wandb, mlflow or trackio.",
+        metavar="TRACKER",
+    ),
+    fold: bool = flag("Fold gain and bias of norms into the matrices that read them.", "--fold"),
+    untie: bool = flag(
+        "With --fold: fold the last norm too; a tied head becomes its own matrix.", "--untie"
+    ),
     plugin: Plugins = [],
     json: Json = False,
 ) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import typer
-
-from deepstack.cli.options import Folders, Json, Last, Markdown, Where, note
+from deepstack.cli.options import Folders, Json, Last, Markdown, Where, note, option
 from deepstack.cli.progress import show_work
 
 
 def fit_command(
     directories: Folders = ["results"],
-    law: Annotated[
-        Literal["depth", "width", "compute"],
-        typer.Option(help="x of the law: depth, width d_model, or training FLOPs."),
-    ] = "depth",
+    law: Literal["depth", "width", "compute"] = option(
+        "x of the law: depth, width d_model, or training FLOPs.", default="depth"
+    ),
     where: Where = [],
     last: Last = None,
     markdown: Markdown = False,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from deepstack.cli.declarations import attribute, constants, declarations
-from deepstack.cli.options import Json, Markdown, Plugins, load_plugins
+from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
 
 Rows = list[dict[str, Any]]
 Columns = Mapping[str, tuple[str, str, str]]
@@ -35,9 +35,7 @@ CELLS: dict[str, Callable[[Any], str]] = {
 
 def list_command(
     kind: Annotated[Kind, typer.Argument(metavar="KIND", help="Kind of entries.")],
-    depth: Annotated[
-        int | None, typer.Option(min=1, help="Print the coefficients of schemes at this depth.")
-    ] = None,
+    depth: int | None = option("Print the coefficients of schemes at this depth.", min=1),
     plugin: Plugins = [],
     json: Json = False,
     markdown: Markdown = False,

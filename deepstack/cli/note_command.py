@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import RunPath
+from deepstack.cli.options import RunPath, flag
 from deepstack.errors import ConfigError
 
 
@@ -15,7 +15,7 @@ def note_command(
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The note (default: print it).")
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the note.")] = False,
+    remove: bool = flag("Remove the note.", "--remove"),
 ) -> None:
     """Write a note on a run, which `ls` and `report` show; a new note replaces the old one.
 

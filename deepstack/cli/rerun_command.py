@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,12 +18,9 @@ ALSO = 4  # number of further places that a difference names
 
 def rerun_command(
     run: opt.RunPath,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Keep nothing; compare with the record; exit 6 on a difference."
-        ),
-    ] = False,
+    check: bool = opt.flag(
+        "Keep nothing; compare with the record; exit 6 on a difference.", "--check"
+    ),
     out: opt.Out = Path("results"),
     plugin: opt.Plugins = [],
     quiet: opt.Quiet = False,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import Out, note
+from deepstack.cli.options import Out, flag, note
 from deepstack.errors import ConfigError
 
 
@@ -17,12 +17,8 @@ def rm_command(
         list[Path], typer.Argument(metavar="DIR", help="Runs or studies below --out.")
     ] = [],
     out: Out = Path("results"),
-    empty: Annotated[
-        bool, typer.Option("--empty", help="Delete the contents of .trash for good.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --empty: do not ask on a terminal.")
-    ] = False,
+    empty: bool = flag("Delete the contents of .trash for good.", "--empty"),
+    yes: bool = flag("With --empty: do not ask on a terminal.", "--yes", "-y"),
 ) -> None:
     """Move runs or studies into results/.trash and print their new paths.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -45,9 +45,7 @@ WAITING = (
 
 def serve_command(
     directories: opt.Folders = ["results"],
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")
-    ] = 8765,
+    port: int = opt.option("Port on 127.0.0.1; 0: a free one.", default=8765, min=0, max=65535),
     against: opt.Against = None,
     best: opt.Best = [],
     at_step: opt.AtStep = None,

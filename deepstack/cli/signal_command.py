@@ -26,9 +26,9 @@ def signal_command(
             metavar="KEY=A,B", help="Settings to change; several values make a grid, as in sweep."
         ),
     ] = [],
-    depths: Annotated[str | None, typer.Option(help="Depths to measure, as in 6,96,1000.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds of each stack.")] = 3,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
+    depths: str | None = opt.option("Depths to measure, as in 6,96,1000."),
+    seeds: int = opt.option("Number of seeds of each stack.", default=3, min=1),
+    workers: int | None = opt.option("Runs at a time.", min=1),
     out: opt.Out = Path("results"),
     study: opt.StudyName = None,
     plugin: opt.Plugins = [],

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from deepstack.sweeps import Cell, Launcher
 
 BUILT_IN = "depth_sweep"
+grid, resources, clusters, best = (
+    partial(opt.option, panel=heading)
+    for heading in ("Grid", "Resources", "Clusters", "Best value of a setting")
+)
 
 
 def sweep_command(
@@ -33,141 +38,51 @@ def sweep_command(
             autocompletion=complete_config_or_setting,
         ),
     ] = [],
-    depths: Annotated[
-        str | None,
-        typer.Option(
-            help="Values of model.depth, as in 6,48,200,1000.",
-            rich_help_panel="Grid",
-        ),
-    ] = None,
-    schemes: Annotated[
-        str | None,
-        typer.Option(
-            help="Values of model.scheme, as in post_ln,deepnorm.",
-            autocompletion=complete_names("schemes", ""),
-            rich_help_panel="Grid",
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            help="Values of seed, as in 0,1,2.",
-            rich_help_panel="Grid",
-        ),
-    ] = None,
-    widths: Annotated[
-        str | None,
-        typer.Option(help="Values of model.d_model, as in 32,64.", rich_help_panel="Grid"),
-    ] = None,
-    flops: Annotated[
-        str | None,
-        typer.Option(
-            help="Values of train.flops instead of train.steps, as in 1e12,1e13.",
-            rich_help_panel="Grid",
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Runs at a time (default: by cores, memory, GPUs).",
-            rich_help_panel="Resources",
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory for all runs together: 8GB, or a share of the free memory (default: 0.9).",
-            rich_help_panel="Resources",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan; run nothing.")
-    ] = False,
-    retry: Annotated[
-        str | None,
-        typer.Option(help="Run failed, out_of_memory or all of these again; several with commas."),
-    ] = None,
-    max_hours: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Then start no further run, save running ones and exit 3; repeat to continue.",
-            rich_help_panel="Resources",
-        ),
-    ] = None,
-    run_timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Wall-clock seconds for each start of a run; then it saves within 30 s or is "
-            "killed, and counts as failed.",
-            rich_help_panel="Resources",
-        ),
-    ] = None,
-    ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Run on the Ray cluster of this host, of RAY_ADDRESS, or of HOST:PORT in "
-            "--ray HOST:PORT.",
-            rich_help_panel="Clusters",
-        ),
-    ] = False,
-    slurm: Annotated[
-        bool,
-        typer.Option(
-            "--slurm",
-            help="Write a job array for Slurm; run nothing here.",
-            rich_help_panel="Clusters",
-        ),
-    ] = False,
-    submit: Annotated[
-        bool,
-        typer.Option(
-            "--submit",
-            help="As --slurm, but submit it with sbatch; print the job's number.",
-            rich_help_panel="Clusters",
-        ),
-    ] = False,
-    sbatch: Annotated[
-        list[str],
-        typer.Option(
-            help="An option for sbatch: '--partition=x'; repeatable.",
-            rich_help_panel="Clusters",
-        ),
-    ] = [],
-    refine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY",
-            help="Find the best value of a setting, as in train.lr, for each cell of the others.",
-            rich_help_panel="Best value of a setting",
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            help="With --refine: the final ratio of neighbouring values.",
-            rich_help_panel="Best value of a setting",
-        ),
-    ] = 1.26,
-    max_runs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="With --refine: the largest number of runs.",
-            rich_help_panel="Best value of a setting",
-        ),
-    ] = None,
-    select_seeds: Annotated[
-        str | None,
-        typer.Option(
-            help="With --refine: seeds that choose the value; --seeds are trained at it, in "
-            "STUDY_reported.",
-            rich_help_panel="Best value of a setting",
-        ),
-    ] = None,
+    depths: str | None = grid("Values of model.depth, as in 6,48,200,1000."),
+    schemes: str | None = grid(
+        "Values of model.scheme, as in post_ln,deepnorm.",
+        autocompletion=complete_names("schemes", ""),
+    ),
+    seeds: str | None = grid("Values of seed, as in 0,1,2."),
+    widths: str | None = grid("Values of model.d_model, as in 32,64."),
+    flops: str | None = grid("Values of train.flops instead of train.steps, as in 1e12,1e13."),
+    workers: int | None = resources("Runs at a time (default: by cores, memory, GPUs).", min=1),
+    memory: str | None = resources(
+        "Memory for all runs together: 8GB, or a share of the free memory (default: 0.9)."
+    ),
+    dry_run: bool = opt.flag("Print the plan; run nothing.", "--dry-run"),
+    retry: str | None = opt.option(
+        "Run failed, out_of_memory or all of these again; several with commas."
+    ),
+    max_hours: float | None = resources(
+        "Then start no further run, save running ones and exit 3; repeat to continue.", min=0
+    ),
+    run_timeout: float | None = resources(
+        "Wall-clock seconds for each start of a run; then it saves within 30 s or is "
+        "killed, and counts as failed.",
+        min=0,
+    ),
+    ray: bool = clusters(
+        "Run on the Ray cluster of this host, of RAY_ADDRESS, or of HOST:PORT in --ray HOST:PORT.",
+        "--ray",
+        default=False,
+    ),
+    slurm: bool = clusters(
+        "Write a job array for Slurm; run nothing here.", "--slurm", default=False
+    ),
+    submit: bool = clusters(
+        "As --slurm, but submit it with sbatch; print the job's number.", "--submit", default=False
+    ),
+    sbatch: list[str] = clusters("An option for sbatch: '--partition=x'; repeatable.", default=[]),
+    refine: str | None = best(
+        "Find the best value of a setting, as in train.lr, for each cell of the others.",
+        metavar="KEY",
+    ),
+    tolerance: float = best("With --refine: the final ratio of neighbouring values.", default=1.26),
+    max_runs: int | None = best("With --refine: the largest number of runs.", min=1),
+    select_seeds: str | None = best(
+        "With --refine: seeds that choose the value; --seeds are trained at it, in STUDY_reported."
+    ),
     out: opt.Out = Path("results"),
     study: opt.StudyName = None,
     plugin: opt.Plugins = [],

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import RunPath
+from deepstack.cli.options import RunPath, flag
 from deepstack.errors import ConfigError
 
 
 def tag_command(
     run: RunPath,
     words: Annotated[list[str], typer.Argument(metavar="WORD", help="Tags, as in good.")] = [],
-    remove: Annotated[bool, typer.Option("--remove", help="Remove these tags.")] = False,
+    remove: bool = flag("Remove these tags.", "--remove"),
 ) -> None:
     """Give a run tags, which `ls` and `report` show and --where tag=WORD selects.
 

@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -24,17 +23,12 @@ def train_command(
     plugin: opt.Plugins = [],
     quiet: opt.Quiet = False,
     allow_env_change: opt.AllowEnvChange = False,
-    extend: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Train the finished run CONFIG N steps further, as a new run that names its "
-            "parent; the run must have runtime.keep_optimizer=true.",
-        ),
-    ] = None,
-    fail_on_divergence: Annotated[
-        bool, typer.Option("--fail-on-divergence", help="Exit 4 when the run diverges.")
-    ] = False,
+    extend: int | None = opt.option(
+        "Train the finished run CONFIG N steps further, as a new run that names its "
+        "parent; the run must have runtime.keep_optimizer=true.",
+        metavar="N",
+    ),
+    fail_on_divergence: bool = opt.flag("Exit 4 when the run diverges.", "--fail-on-divergence"),
 ) -> None:
     """Train the run of a config; print the run's folder.
 

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from deepstack.cli.options import flag, option
 from deepstack.cli.run_table import RunRow, clock, counts, run_table
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.streams import Terminal
@@ -28,10 +29,8 @@ def watch_command(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A results folder, a study or a run.")
     ] = Path("results"),
-    interval: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two readings of the folders.")
-    ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the table once and end.")] = False,
+    interval: float = option("Seconds between two readings of the folders.", default=2.0, min=0.1),
+    once: bool = flag("Print the table once and end.", "--once"),
 ) -> None:
     """Show all runs below a folder while any process trains them; Ctrl-C ends it.
 
