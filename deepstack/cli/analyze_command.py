@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from deepstack.cli.completion import complete_names
 from deepstack.cli.options import Json, Plugins, load_plugins, note, option
 from deepstack.cli.progress import show_work
-
-if TYPE_CHECKING:
-    from deepstack.records import Analysis
+from deepstack.cli.tables import emit, emit_json
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.records import Analysis, find_runs
 
 
 def analyze_command(
@@ -45,12 +45,8 @@ def analyze_command(
     call replaces them. The table has the numbers. An analysis changes one layer at a time and runs
     the model on held-out batches: it costs as many forward passes as it changes layers.
     """
-    from deepstack.cli.tables import emit, emit_json
-
     load_plugins(plugin)
     from deepstack.depth_use import MEASURES, analyze_run
-    from deepstack.errors import ConfigError, NothingMatchedError
-    from deepstack.records import find_runs
 
     names = [name.strip() for name in what.split(",") if name.strip()]
     for name in names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,10 +17,9 @@ from deepstack.cli.options import (
     note,
     option,
 )
+from deepstack.cli.tables import emit, emit_json
+from deepstack.config import Config, load_config
 from deepstack.errors import ConfigError
-
-if TYPE_CHECKING:
-    from deepstack.config import Config
 
 COLUMNS = {
     "name": "row",
@@ -58,14 +57,11 @@ def bench_command(
     jax+fp32 and deepstack+shards are rows of another precision, library or number of threads.
     Examples: deepstack bench medium; deepstack bench --suite cpu --peers torch,torch+onednn,jax
     """
-    from deepstack.config import load_config
-
     if no_peers and peers:
         raise ConfigError("bench: found --peers and --no-peers; allowed one of them")
     names = [] if no_peers else None if peers is None else split_names(peers)
     if suite is not None:
         from deepstack.bench import run_suite
-        from deepstack.cli.tables import emit, emit_json
 
         overrides = [*([str(config)] if config else []), *overrides]
         command = command_line()
@@ -106,7 +102,6 @@ def named_shape(config: Path, overrides: list[str]) -> Config | None:
 def show(result: dict[str, Any], as_json: bool) -> None:
     """Print a bench report as JSON, or as its three tables."""
     from deepstack.bench import where
-    from deepstack.cli.tables import emit, emit_json
 
     if as_json:
         emit_json(result)

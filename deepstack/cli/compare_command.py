@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deepstack.cli.options import (
     Against,
@@ -18,9 +18,9 @@ from deepstack.cli.options import (
     note,
 )
 from deepstack.cli.progress import show_work
-
-if TYPE_CHECKING:
-    from deepstack.records import Run
+from deepstack.cli.tables import emit
+from deepstack.errors import NothingMatchedError
+from deepstack.records import Run
 
 RATES = "finished runs of two learning rates"
 SIZES = "runs of two widths or depths with records of every layer"
@@ -56,7 +56,6 @@ def compare_command(
     from deepstack.analysis.coordinates import coordinate_table
     from deepstack.analysis.outcomes import in_words
     from deepstack.analysis.transfer import transfer_table
-    from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
     if transfer:
@@ -87,7 +86,6 @@ def study_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of --transfer or --coordinates of all studies that have some."""
     from deepstack.analysis.studies import find_studies
-    from deepstack.errors import NothingMatchedError
 
     studies, skipped = find_studies(directories, where=where, last=last)
     rows: list[dict[str, Any]] = []

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from deepstack.cli.options import Folders, Json, Last, Markdown, Where, note, option
 from deepstack.cli.progress import show_work
+from deepstack.cli.tables import emit
+from deepstack.errors import NothingMatchedError
 
 
 def fit_command(
@@ -25,8 +27,6 @@ def fit_command(
     """
     from deepstack.analysis.scaling_law import law_table
     from deepstack.analysis.studies import find_studies
-    from deepstack.cli.tables import emit
-    from deepstack.errors import NothingMatchedError
 
     rows: list[dict[str, Any]] = []
     with show_work("fitting"):

@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
+from deepstack import config as conf
 from deepstack.cli.completion import complete_config
 from deepstack.cli.options import flag, option
+from deepstack.cli.tables import emit_json
+from deepstack.config.examples import example
 from deepstack.errors import ConfigError
 
 
@@ -30,10 +33,6 @@ def init_command(
     schema: bool = flag("Print the JSON schema for editors; write nothing.", "--schema"),
 ) -> None:
     """Write a starting config with every setting, its default and its meaning."""
-    from deepstack import config as conf
-    from deepstack.cli.tables import emit_json
-    from deepstack.config.examples import example
-
     if schema:
         emit_json(conf.json_schema())
         return

@@ -10,8 +10,13 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from deepstack.allowed import describe
 from deepstack.cli.declarations import attribute, constants, declarations
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
+from deepstack.cli.tables import emit
+from deepstack.config import Config, Family, values, with_overrides
+from deepstack.config.examples import description, example_paths
+from deepstack.config.walk import at, keys
 
 Rows = list[dict[str, Any]]
 Columns = Mapping[str, tuple[str, str, str]]
@@ -44,8 +49,6 @@ def list_command(
 
     Each setting has its allowed values: norms, activations, optimizers, …
     """
-    from deepstack.cli.tables import emit
-
     load_plugins(plugin)
     functions: dict[Kind, Callable[[], Rows]] = {
         Kind.configs: config_rows,
@@ -69,8 +72,6 @@ def list_command(
 
 def config_rows() -> Rows:
     """Return name, command and description of every example configuration."""
-    from deepstack.config.examples import description, example_paths
-
     return [
         {"name": name, "command": command_of(path), "description": description(path)}
         for name, path in example_paths().items()
@@ -84,10 +85,6 @@ def command_of(path: Path) -> str:
 
 def setting_rows() -> Rows:
     """Return dotted key, default, allowed values and description of every setting."""
-    from deepstack.allowed import describe
-    from deepstack.config import Config, values
-    from deepstack.config.walk import at, keys
-
     usual, rows = values(Config()), []
     for key in keys():
         schema = at(tuple(key.split(".")))
@@ -119,7 +116,6 @@ def scheme_rows(depth: int) -> Rows:
 
 def coefficients_by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
     """Return alpha, beta and all roles' gains in layers 1 and N, per stack of a family."""
-    from deepstack.config import Config, with_overrides
     from deepstack.model.initialise import IN_LAYERS
     from deepstack.schemes import stack_schemes
 
@@ -157,8 +153,6 @@ def task_rows() -> Rows:
 
 def family_cell(families: list[str]) -> str:
     """Format families as a table cell."""
-    from deepstack.config import Family
-
     return "all" if set(families) == set(get_args(Family)) else ", ".join(families)
 
 

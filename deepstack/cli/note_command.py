@@ -8,6 +8,8 @@ import typer
 
 from deepstack.cli.options import RunPath, flag
 from deepstack.errors import ConfigError
+from deepstack.records import change_note, existing_run, read_labels
+from deepstack.records.cells import printable
 
 
 def note_command(
@@ -21,9 +23,6 @@ def note_command(
 
     Prints the note of the run. It is no part of its verified files.
     """
-    from deepstack.records import change_note, existing_run, read_labels
-    from deepstack.records.cells import printable
-
     folder = existing_run(run)
     if remove and text is not None:
         raise ConfigError("note: found --remove and a text; allowed one of them")

@@ -20,6 +20,7 @@ from deepstack.cli.completion import (
     complete_sort,
     complete_where,
 )
+from deepstack.config import locate
 from deepstack.config.examples import example_or_file
 from deepstack.errors import ConfigError, PluginError
 
@@ -133,6 +134,14 @@ def note(line: str) -> None:
     typer.echo(line, err=True)
 
 
+def whole_numbers(option: str, text: str) -> list[int]:
+    """Return the numbers of a comma-separated list.  Raises ConfigError for anything else."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option}: found {text!r}; allowed whole numbers, as in 6,12") from None
+
+
 def load_plugins(paths: list[Path]) -> None:
     """Load the files given with --plugin, with their output on stderr; import torch only then."""
     if paths:
@@ -155,6 +164,4 @@ def located(config: Path, overrides: Sequence[str]) -> Iterator[None]:
     except ConfigError as error:
         if error.key is None or isinstance(error, PluginError):
             raise
-        from deepstack.config import locate
-
         raise ConfigError(f"{locate(config, overrides, error.key)}: {error}") from None

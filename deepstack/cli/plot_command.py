@@ -11,25 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
+from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_chart_or_folder
-from deepstack.cli.options import (
-    AtStep,
-    Best,
-    Diagnostic,
-    Last,
-    Plugins,
-    Sort,
-    Where,
-    load_plugins,
-    option,
-)
 from deepstack.cli.progress import show_work
 from deepstack.errors import BrokenChartError, ConfigError
 
 # Charts of any quantity, and the options that each needs.
 WORDED = {"metric": ("x", "y"), "map": ("x", "y", "value")}
 axis, look, files = (
-    partial(option, panel=heading)
+    partial(opt.option, panel=heading)
     for heading in ("The charts metric and map", "Appearance", "Files")
 )
 
@@ -44,12 +34,12 @@ def plot_command(
             autocompletion=complete_chart_or_folder,
         ),
     ] = ["results"],
-    at_step: AtStep = None,
-    diagnostic: Diagnostic = None,
-    where: Where = [],
-    sort: Sort = None,
-    last: Last = None,
-    best: Best = [],
+    at_step: opt.AtStep = None,
+    diagnostic: opt.Diagnostic = None,
+    where: opt.Where = [],
+    sort: opt.Sort = None,
+    last: opt.Last = None,
+    best: opt.Best = [],
     to: Path | None = files("Folder for the figures (default: figures/ in each study)."),
     x: str | None = axis(
         "metric, map: a setting, or for metric step, layer or a column.", metavar="KEY"
@@ -80,10 +70,10 @@ def plot_command(
     formats: str = files(
         "Files to write: pdf, png, svg, csv.", "--format", default="pdf,png,svg,csv", metavar="A,B"
     ),
-    plugin: Plugins = [],
+    plugin: opt.Plugins = [],
 ) -> None:
     """Draw charts of the runs in a folder, each as PDF, PNG, SVG and a CSV of the drawn values."""
-    load_plugins(plugin)
+    opt.load_plugins(plugin)
     from deepstack.plots import CHARTS, plot
 
     def is_chart(word: str) -> bool:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from deepstack.cli import options as opt
+from deepstack.cli.signals import stop_on_signal
 from deepstack.errors import DifferenceError
+from deepstack.records import Run, existing_run
 
 if TYPE_CHECKING:
     from deepstack.training.rerun import Comparison
@@ -31,12 +33,9 @@ def rerun_command(
     --check trains in a temporary folder and stops at the first value that differs from the record.
     A run that has not ended is compared up to its last step.
     """
-    from deepstack.records import Run, existing_run
-
     existing_run(run)
     opt.load_plugins(plugin)
     from deepstack.cli.display import observe
-    from deepstack.cli.signals import stop_on_signal
     from deepstack.training import train
     from deepstack.training.preflight import recorded_config
     from deepstack.training.rerun import check as compare_with_record

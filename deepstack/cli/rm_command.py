@@ -10,6 +10,8 @@ import typer
 
 from deepstack.cli.options import Out, flag, note
 from deepstack.errors import ConfigError
+from deepstack.records.cells import counted, one_line
+from deepstack.records.trash import empty_trash, list_trash, to_trash
 
 
 def rm_command(
@@ -25,9 +27,6 @@ def rm_command(
     Move one back to restore it. Only --empty deletes the trash: it lists the runs first, and asks
     on a terminal.
     """
-    from deepstack.records.cells import counted, one_line
-    from deepstack.records.trash import empty_trash, list_trash, to_trash
-
     if empty == bool(directories):
         count = "both" if empty else "neither"
         raise ConfigError(f"rm: found {count} of DIR and --empty; allowed one of them")

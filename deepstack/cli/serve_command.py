@@ -19,6 +19,7 @@ from deepstack.cli import options as opt
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.streams import log
 from deepstack.errors import DeepstackError, NothingMatchedError, ResourceError
+from deepstack.records import find_runs
 from deepstack.records.cells import printable
 
 if TYPE_CHECKING:
@@ -124,7 +125,6 @@ class LivePage:
 def signature_of(folders: Sequence[Path]) -> object:
     """Return sizes and times of the files of all runs that a page shows."""
     from deepstack.cli.watch_command import stamp
-    from deepstack.records import find_runs
 
     files = []
     for folder in folders:

@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deepstack import config as conf
 from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_config_or_setting, complete_names
+from deepstack.cli.signals import stop_on_signal
 from deepstack.cli.streams import log
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.cli.tables import emit
+from deepstack.config.examples import example, example_or_file
+from deepstack.errors import ConfigError, Interrupted, ResourceError
+from deepstack.records import Run
+from deepstack.records.cells import counted
 
 if TYPE_CHECKING:
     from deepstack.sweeps import Cell, Launcher
@@ -93,9 +99,6 @@ def sweep_command(
 
     Finished runs are skipped, and failed ones without --retry. Interrupted runs continue.
     """
-    from deepstack import config as conf
-    from deepstack.config.examples import example, example_or_file
-
     if ray and (slurm or submit):
         raise ConfigError("found --ray and --slurm; allowed one of them")
     address, words = (ray_address(words) if ray else None), list(words)
@@ -131,11 +134,8 @@ def sweep_command(
 
     from deepstack import sweeps
     from deepstack.cli.finding import sweep_finding
-    from deepstack.cli.signals import stop_on_signal
     from deepstack.cli.sweep_display import watch
     from deepstack.cli.sweep_tables import emit_plan, plan_notes, plan_rows, result_rows
-    from deepstack.cli.tables import emit
-    from deepstack.records import Run
     from deepstack.training import device_is_here
 
     retried, budget = sweeps.retry_states(retry), sweeps.memory_budget(memory)
@@ -202,7 +202,6 @@ def ray_address(words: Sequence[str]) -> str | None:
 
 def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
     """Write the job array; print its script, or submit it and print the job's number."""
-    from deepstack.records.cells import counted
     from deepstack.sweeps.slurm import submit, write_array
 
     if not todo:
@@ -242,9 +241,6 @@ def bring_reference(path: Path, study: Path) -> None:
 
 def refuse_full_disk(cells: Sequence[Cell], out: Path) -> None:
     """Raise ResourceError if the sweep's weights and checkpoints do not fit on the disk."""
-    from deepstack import config as conf
-    from deepstack.errors import ResourceError
-
     todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
     sizes = [conf.disk_estimate(cell.config) for cell in todo]
     needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)

@@ -8,6 +8,7 @@ import typer
 
 from deepstack.cli.options import RunPath, flag
 from deepstack.errors import ConfigError
+from deepstack.records import change_tags, existing_run, read_labels
 
 
 def tag_command(
@@ -19,8 +20,6 @@ def tag_command(
 
     Prints the tags of the run. They are no part of its verified files.
     """
-    from deepstack.records import change_tags, existing_run, read_labels
-
     folder = existing_run(run)
     if remove and not words:
         raise ConfigError("tag: found --remove without a word; allowed the tags to remove")

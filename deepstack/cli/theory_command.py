@@ -18,6 +18,7 @@ from deepstack.cli.options import (
     note,
     option,
 )
+from deepstack.cli.tables import emit, emit_json
 from deepstack.errors import ConfigError
 
 
@@ -71,7 +72,6 @@ def theory_command(
             note(f"{one.id:>4} {took:5.1f} s  {finding.verdict}")
     finally:
         torch.set_num_threads(threads)
-    from deepstack.cli.tables import emit, emit_json
 
     if json:
         emit_json(reporting.as_json(findings))
