@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from deepstack import sweeps
 from deepstack.cli.streams import Terminal, log, raw
 from deepstack.records import ENDED
 from deepstack.records.cells import one_line, printable
@@ -17,6 +16,7 @@ from deepstack.records.cells import one_line, printable
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from deepstack import sweeps
 
 DELAY_SECONDS = 0.5  # a command that ends before shows nothing
 
