@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from deepstack.cli.options import Folders, Json, Last, Markdown, Where, note, option
+from deepstack.cli.options import Folders, Json, Last, Markdown, Where, option
 from deepstack.cli.progress import show_work
-from deepstack.cli.tables import emit
-from deepstack.errors import NothingMatchedError
+from deepstack.cli.tables import emit, study_rows
 
 
 def fit_command(
@@ -26,21 +25,9 @@ def fit_command(
     of the seeds, or of the points with one seed. residual: root mean square, in nats.
     """
     from deepstack.analysis.scaling_law import law_table
-    from deepstack.analysis.studies import find_studies
 
-    rows: list[dict[str, Any]] = []
     with show_work("fitting"):
-        studies, skipped = find_studies(directories, where=where, last=last)
-        for study, runs in studies.items():
-            before = {"study": study.name} if len(studies) > 1 else {}
-            try:
-                fitted, notes = law_table(runs, law)
-            except NothingMatchedError as error:
-                fitted, notes = [], [str(error)]
-            rows += [before | row for row in fitted]
-            skipped += [": ".join([*before.values(), line]) for line in notes]
-    if not rows:
-        raise NothingMatchedError("\n".join([f"no law of {law}", *skipped]))
-    for line in skipped:
-        note(line)
+        rows = study_rows(
+            directories, where, last, lambda runs: law_table(runs, law), f"no law of {law}"
+        )
     emit(rows, json, markdown=markdown)

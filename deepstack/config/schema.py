@@ -18,7 +18,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from deepstack.allowed import RUN_NAME
-from deepstack.config.display import Displayed
 from deepstack.config.model_schema import Model
 from deepstack.config.roles import Role, in_order
 from deepstack.config.section import (
@@ -31,6 +30,7 @@ from deepstack.config.section import (
     as_tuple,
     unused_without,
 )
+from deepstack.notebook import html_table
 
 # Settings of which one says how long a run trains; `deepstack.model.with_steps` counts its steps.
 LENGTHS = ("steps", "tokens", "flops")
@@ -243,7 +243,7 @@ class Runtime(Section):
     """Whether only deterministic kernels are allowed."""
 
 
-class Config(Displayed, Section):
+class Config(Section):
     """One run.  Every key has a default: an empty file is a configuration."""
 
     name: Annotated[str, Field(pattern=RUN_NAME, max_length=LONGEST_NAME)] | None = None
@@ -255,3 +255,20 @@ class Config(Displayed, Section):
     train: Train = Train()
     log: Log = Log()
     runtime: Runtime = Runtime()
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{key}={value!r}' for key, value in self._changed().items())})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        changed = self._changed()
+        return html_table(
+            f"Config: {'others' if changed else 'all settings'} have their defaults", changed
+        )
+
+    def _changed(self) -> dict[str, Any]:
+        from deepstack.config.identity import non_defaults  # imports this module
+
+        return non_defaults(self)
