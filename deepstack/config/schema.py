@@ -148,11 +148,8 @@ class Train(Section):
     def _one_length(self) -> Train:
         lengths = [key for key in LENGTHS if key in self.model_fields_set and getattr(self, key)]
         if len(lengths) > 1:
-            raise PydanticCustomError(
-                "relation",
-                "found {given}; allowed one of {lengths}",
-                {"given": " and ".join(lengths), "lengths": ", ".join(LENGTHS)},
-            )
+            text = f"found {' and '.join(lengths)}; allowed one of {', '.join(LENGTHS)}"
+            raise PydanticCustomError("relation", text)
         return self
 
     @property
@@ -165,11 +162,8 @@ class Train(Section):
     def _shards_divide_batch(cls, shards: int, info: Any) -> int:
         batch_size = info.data.get("batch_size")
         if batch_size is not None and batch_size % shards:
-            raise PydanticCustomError(
-                "relation",
-                "found {shards}; allowed a divisor of train.batch_size = {batch_size}",
-                {"shards": shards, "batch_size": batch_size},
-            )
+            text = f"found {shards}; allowed a divisor of train.batch_size = {batch_size}"
+            raise PydanticCustomError("relation", text)
         return shards
 
     def lr_factor(self, role: str) -> float:
@@ -205,10 +199,8 @@ class Log(Section):
         every = {"first_order": "attribution_every", "stream_update": "layers_every"}
         key = every[info.field_name]
         if chosen and info.data.get(key) == 0:
-            raise PydanticCustomError(
-                "relation",
-                f"found true, unused under log.{key}=0; allowed false, or another log.{key}",
-            )
+            text = f"found true, unused under log.{key}=0; allowed false, or another log.{key}"
+            raise PydanticCustomError("relation", text)
         return chosen
 
 
