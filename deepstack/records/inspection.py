@@ -137,9 +137,8 @@ class Inspection:
         for name in analysis_names(self.folder):
             path, label = self.folder.analysis_dir / name, f"analysis/{name}"
             with self._reading(f"{label}/{CHECKSUMS}"):
-                sums = {
-                    f"{label}/{file}": wanted for file, wanted in mapping(path / CHECKSUMS).items()
-                }
+                listed = mapping(path / CHECKSUMS)
+                sums = {f"{label}/{file}": wanted for file, wanted in listed.items()}
                 there = {f"{label}/{file.name}": file for file in path.iterdir()}
                 del there[f"{label}/{CHECKSUMS}"]
                 self._compare_files(sums, there)
