@@ -4,49 +4,38 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from deepstack.cli.completion import complete_names
-from deepstack.cli.options import Json, Plugins, load_plugins, note
+from deepstack.cli.options import Json, Plugins, load_plugins, note, option
 from deepstack.cli.progress import show_work
-
-if TYPE_CHECKING:
-    from deepstack.records import Analysis
+from deepstack.cli.tables import emit, emit_json
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.records import Analysis, find_runs
 
 
 def analyze_command(
     runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs, or folders of runs.")],
-    what: Annotated[
-        str,
-        typer.Option(
-            help="Analyses, as in lens,effects: deepstack list analyses.",
-            autocompletion=complete_names("depth_use", "measure"),
-        ),
-    ] = "lens",
-    batches: Annotated[
-        int, typer.Option(min=1, help="Held-out batches of train.batch_size sequences.")
-    ] = 4,
-    training_batches: Annotated[
-        int, typer.Option(min=1, help="Training batches on which linear maps are fitted.")
-    ] = 16,
-    every: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Change every so many-th layer (default: at most 128 layers are changed)."
-        ),
-    ] = None,
-    other: Annotated[
-        Path | None,
-        typer.Option("--with", metavar="RUN2", help="A run that `similarity` compares with RUN."),
-    ] = None,
-    side: Annotated[
-        str | None,
-        typer.Option(help="encoder or decoder, of a model with both (default: the decoder)."),
-    ] = None,
-    probes: Annotated[int, typer.Option(min=2, help="Random probes of a Jacobian.")] = 8,
-    top: Annotated[int, typer.Option(min=1, help="Tokens that the lens' overlap compares.")] = 5,
+    what: str = option(
+        "Analyses, as in lens,effects: deepstack list analyses.",
+        default="lens",
+        autocompletion=complete_names("depth_use", "measure"),
+    ),
+    batches: int = option("Held-out batches of train.batch_size sequences.", default=4, min=1),
+    training_batches: int = option(
+        "Training batches on which linear maps are fitted.", default=16, min=1
+    ),
+    every: int | None = option(
+        "Change every so many-th layer (default: at most 128 layers are changed).", min=1
+    ),
+    other: Path | None = option(
+        "A run that `similarity` compares with RUN.", "--with", metavar="RUN2"
+    ),
+    side: str | None = option("encoder or decoder, of a model with both (default: the decoder)."),
+    probes: int = option("Random probes of a Jacobian.", default=8, min=2),
+    top: int = option("Tokens that the lens' overlap compares.", default=5, min=1),
     plugin: Plugins = [],
     json: Json = False,
 ) -> None:
@@ -56,12 +45,8 @@ def analyze_command(
     call replaces them. The table has the numbers. An analysis changes one layer at a time and runs
     the model on held-out batches: it costs as many forward passes as it changes layers.
     """
-    from deepstack.cli.tables import emit, emit_json
-
     load_plugins(plugin)
     from deepstack.depth_use import MEASURES, analyze_run
-    from deepstack.errors import ConfigError, NothingMatchedError
-    from deepstack.records import find_runs
 
     names = [name.strip() for name in what.split(",") if name.strip()]
     for name in names:

@@ -26,13 +26,7 @@ from deepstack.errors import ConfigError, DeepstackError, Interrupted
 from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
-COMMANDS = (
-    "train", "sweep", "calibrate", "signal", "analyze", "plot", "report", "compare", "fit", "ls",
-    "watch", "serve",
-    "check", "init", "list", "theory", "bench", "export", "verify", "rerun", "rm", "tag", "note",
-)  # fmt: skip
-
-
+COMMANDS = tuple(EXAMPLES)
 _CONTINUE = "an interrupted run continues when its train or sweep command is repeated"
 COMMANDS_ELSEWHERE = {
     "run": "did you mean 'train' (one run), 'sweep' (a grid) or 'rerun' (a recorded run)?",
@@ -101,15 +95,8 @@ class Group(TyperGroup):
             flush_stdout()
             raise typer.Exit(0) from None
         except Exception as error:
-            kind = type(error).__name__  # the classes are private to typer
-            if kind == "NoSuchOption":
-                suggest_option(error)
-                raise
-            if kind == "UsageError":
-                suggest_for_extra_words(error)
-                raise
-            if kind == "BadParameter":
-                suggest_choice(error)
+            if suggest := SUGGESTIONS.get(type(error).__name__):
+                suggest(error)
                 raise
             if (bug := bug_in(error)) is None:
                 raise
@@ -192,6 +179,13 @@ def suggest_option(error: Any) -> None:
     error.possibilities = None
     error.message = f"No such option: {error.option_name}; did you mean {meant}?"
 
+
+SUGGESTIONS = {
+    "NoSuchOption": suggest_option,
+    "UsageError": suggest_for_extra_words,
+    "BadParameter": suggest_choice,
+}
+"""By the names of classes that are private to typer."""
 
 app = typer.Typer(
     cls=Group,

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from deepstack.cli.options import Overrides, Plugins, command_line, load_plugins, located, note
+from deepstack.cli.options import (
+    Overrides,
+    Plugins,
+    command_line,
+    flag,
+    load_plugins,
+    located,
+    note,
+    option,
+)
+from deepstack.cli.tables import emit, emit_json
+from deepstack.config import Config, load_config
 from deepstack.errors import ConfigError
-
-if TYPE_CHECKING:
-    from deepstack.config import Config
 
 COLUMNS = {
     "name": "row",
@@ -33,21 +41,13 @@ def bench_command(
         typer.Argument(metavar="CONFIG", help="A YAML file, or narrow, small, medium or wide."),
     ] = None,
     overrides: Overrides = [],
-    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps per row.")] = 10,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    peers: Annotated[
-        str | None, typer.Option(help="Peers, as in torch,bert (default: all installed ones).")
-    ] = None,
-    no_peers: Annotated[bool, typer.Option("--no-peers", help="Time deepstack alone.")] = False,
-    depths: Annotated[
-        str | None, typer.Option(help="Depths to fit exponents over, as in 6,48,200,1000.")
-    ] = None,
-    suite: Annotated[
-        str | None, typer.Option(help="Time the shapes of a suite instead of a config: cpu.")
-    ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="Draw the rows into this PNG, SVG or PDF file.")
-    ] = None,
+    steps: int = option("Number of timed steps per row.", default=10, min=1),
+    json: bool = flag("Print one JSON object.", "--json"),
+    peers: str | None = option("Peers, as in torch,bert (default: all installed ones)."),
+    no_peers: bool = flag("Time deepstack alone.", "--no-peers"),
+    depths: str | None = option("Depths to fit exponents over, as in 6,48,200,1000."),
+    suite: str | None = option("Time the shapes of a suite instead of a config: cpu."),
+    chart: Path | None = option("Draw the rows into this PNG, SVG or PDF file."),
     plugin: Plugins = [],
 ) -> None:
     """Time training steps of a config's stack beside other libraries' encoders of its shape.
@@ -57,14 +57,11 @@ def bench_command(
     jax+fp32 and deepstack+shards are rows of another precision, library or number of threads.
     Examples: deepstack bench medium; deepstack bench --suite cpu --peers torch,torch+onednn,jax
     """
-    from deepstack.config import load_config
-
     if no_peers and peers:
         raise ConfigError("bench: found --peers and --no-peers; allowed one of them")
     names = [] if no_peers else None if peers is None else split_names(peers)
     if suite is not None:
         from deepstack.bench import run_suite
-        from deepstack.cli.tables import emit, emit_json
 
         overrides = [*([str(config)] if config else []), *overrides]
         command = command_line()
@@ -105,7 +102,6 @@ def named_shape(config: Path, overrides: list[str]) -> Config | None:
 def show(result: dict[str, Any], as_json: bool) -> None:
     """Print a bench report as JSON, or as its three tables."""
     from deepstack.bench import where
-    from deepstack.cli.tables import emit, emit_json
 
     if as_json:
         emit_json(result)

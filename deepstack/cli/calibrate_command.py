@@ -2,66 +2,42 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from deepstack.cli.options import (
-    ConfigFile,
-    Json,
-    Out,
-    Overrides,
-    Plugins,
-    Quiet,
-    load_plugins,
-    located,
-)
+from deepstack import config as conf
+from deepstack.cli import options as opt
+from deepstack.cli.progress import log_figures, show_runs
 from deepstack.cli.streams import log
-
-if TYPE_CHECKING:
-    from deepstack.sweeps import Calibration
+from deepstack.cli.tables import emit, emit_json
 
 SHOWN = ("exponent", "low", "high", "curvature", "smallest", "largest", "linearity")
 
 
 def calibrate_command(
-    config: ConfigFile,
-    overrides: Overrides = [],
-    depths: Annotated[
-        str, typer.Option(help="Depths to measure, as in 6,12,24,48,96.")
-    ] = "6,12,24,48,96",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds at each depth.")] = 3,
-    steps: Annotated[
-        str, typer.Option(help="Steps at which the update is measured, as in 1,10.")
-    ] = "1,10",
-    lr: Annotated[
-        float | None,
-        typer.Option(help="Learning rate of the measurement (default: a hundredth of train.lr)."),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option(help="Also measure the corrected config; --no-check saves a third.")
-    ] = True,
-    interpolate: Annotated[
-        int | None,
-        typer.Option(
-            "--interpolate",
-            min=1,
-            metavar="DEPTH",
-            help="Write a config for this depth, with train.lr_factors interpolated between the "
-            "measured depths in place of one exponent a role.",
-        ),
-    ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--to", help="The YAML file to write (default: in --out).")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
-    out: Out = Path("results"),
-    study: Annotated[str | None, typer.Option(help="Name of the studies under --out.")] = None,
-    plugin: Plugins = [],
-    quiet: Quiet = False,
-    json: Json = False,
+    config: opt.ConfigFile,
+    overrides: opt.Overrides = [],
+    depths: str = opt.option("Depths to measure, as in 6,12,24,48,96.", default="6,12,24,48,96"),
+    seeds: int = opt.option("Number of seeds at each depth.", default=3, min=1),
+    steps: str = opt.option("Steps at which the update is measured, as in 1,10.", default="1,10"),
+    lr: float | None = opt.option(
+        "Learning rate of the measurement (default: a hundredth of train.lr)."
+    ),
+    check: bool = opt.option(
+        "Also measure the corrected config; --no-check saves a third.", default=True
+    ),
+    interpolate: int | None = opt.option(
+        "Write a config for this depth, with train.lr_factors interpolated between the "
+        "measured depths in place of one exponent a role.",
+        min=1,
+        metavar="DEPTH",
+    ),
+    to: Path | None = opt.option("The YAML file to write (default: in --out)."),
+    workers: int | None = opt.option("Runs at a time.", min=1),
+    out: opt.Out = Path("results"),
+    study: str | None = opt.option("Name of the studies under --out."),
+    plugin: opt.Plugins = [],
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
 ) -> None:
     """Measure how each role's update grows with depth; write a config whose update does not.
 
@@ -69,67 +45,35 @@ def calibrate_command(
     over seeds; curvature is the coefficient of (log N)²; linearity is the update at half the rate
     over that at the full one (0.5: linear).
     """
-    from deepstack import config as conf
-
     settings = conf.load_config(config, overrides)
     name = f"{conf.study_name(settings, config)}_calibration" if study is None else study
     name = conf.checked_study(name)
-    load_plugins(plugin)
-    from rich.console import Console
-
-    from deepstack.cli.refine import progress_line, whole_numbers
-    from deepstack.cli.tables import emit
+    opt.load_plugins(plugin)
     from deepstack.sweeps import calibrate
 
-    with (
-        located(config, overrides),
-        Console(stderr=True, quiet=quiet).status("calibrating") as status,
-    ):
+    with opt.located(config, overrides), show_runs("calibrating", quiet) as show:
         measured = calibrate(
             settings,
-            depths=whole_numbers("--depths", depths),
+            depths=opt.whole_numbers("--depths", depths),
             seeds=seeds,
-            steps=whole_numbers("--steps", steps),
+            steps=opt.whole_numbers("--steps", steps),
             lr=lr,
             check=check,
             study=name,
             out=out,
             workers=workers,
-            show=lambda progress: status.update(progress_line(progress)),
+            show=show,
         )
     target = to or out / f"{name}.yaml"
     corrected = measured.corrected if interpolate is None else measured.interpolated(interpolate)
     target.write_text(conf.to_yaml(corrected), encoding="utf-8")
-    rows = rows_of(measured)
-    if json:
-        typer.echo(jsonlib.dumps({"rows": rows}, indent=2))
-    else:
-        emit(rows, False, first=SHOWN)
+    after = {(row.step, row.role): {"after": row.exponent} for row in measured.rows_after}
+    rows = [row._asdict() | after.get((row.step, row.role), {}) for row in measured.rows]
+    emit_json({"rows": rows}) if json else emit(rows, False, first=SHOWN)
     if not quiet:
-        figures = draw_figures(measured)
-        for line in (*figures, f"config: {target}"):
-            log(line)
+        from deepstack.plots import draw
 
-
-def rows_of(measured: Calibration) -> list[dict[str, Any]]:
-    """Return the rows of the table; `after` is the exponent of the corrected configuration."""
-    after = {(row.step, row.role): row for row in measured.rows_after}
-    rows = []
-    for row in measured.rows:
-        values = row._asdict()
-        if after:
-            values["after"] = after[row.step, row.role].exponent
-        rows.append(values)
-    return rows
-
-
-def draw_figures(measured: Calibration) -> list[str]:
-    """Draw ‖ΔF‖ by role against depth, before and after; return a line for each PNG."""
-    from deepstack.plots import draw
-
-    lines = []
-    for runs in (measured.before, measured.after):
-        if runs:
-            paths = draw(runs[0].path.parent, ["update_by_role"], at_step=min(measured.steps))
-            lines += [f"figure: {path}" for path in paths if path.suffix == ".png"]
-    return lines
+        for runs in filter(None, (measured.before, measured.after)):
+            folder, step = runs[0].path.parent, min(measured.steps)
+            log_figures(draw(folder, ["update_by_role"], at_step=step))
+        log(f"config: {target}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from deepstack import config as conf
 from deepstack.cli.options import ConfigFile, Json, Overrides, Plugins, load_plugins, located
 from deepstack.cli.progress import show_work
+from deepstack.cli.tables import emit_facts
+from deepstack.config import Config
 from deepstack.gc_control import gc_paused
-
-if TYPE_CHECKING:
-    from deepstack.config import Config
 
 
 def check_command(
@@ -19,9 +19,6 @@ def check_command(
     json: Json = False,
 ) -> None:
     """Check a config and print its coefficients, parameters, memory and FLOPs; train nothing."""
-    from deepstack import config as conf
-    from deepstack.cli.tables import emit_facts
-
     settings = conf.load_config(config, overrides)
     load_plugins(plugin)
     with located(config, overrides), gc_paused(), show_work("building the model"):
@@ -31,7 +28,6 @@ def check_command(
 
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
-    from deepstack import config as conf
     from deepstack.model import build_model, check_scheme, with_steps
     from deepstack.schemes import scheme_flops, scheme_memory, stack_schemes
     from deepstack.tasks import task_of

@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
-
-from deepstack.cli.options import Against, Best, Folders, Json, Last, Markdown, Sort, Where, note
+from deepstack.cli import options as opt
 from deepstack.cli.progress import show_work
-
-if TYPE_CHECKING:
-    from deepstack.records import Run
+from deepstack.cli.tables import emit, study_rows
 
 RATES = "finished runs of two learning rates"
 SIZES = "runs of two widths or depths with records of every layer"
 
 
 def compare_command(
-    directories: Folders = ["results"],
-    against: Against = None,
-    best: Best = [],
-    where: Where = [],
-    sort: Sort = None,
-    last: Last = None,
-    transfer: Annotated[
-        bool,
-        typer.Option(
-            "--transfer",
-            help="Print the best learning rate at each depth, its exponent in N, and the loss "
-            "that the smallest depth's rate costs, with 95 % bootstrap intervals over seeds.",
-        ),
-    ] = False,
-    coordinates: Annotated[
-        bool,
-        typer.Option(
-            "--coordinates",
-            help="Print the exponents in width and in depth of the stream's size and of its change "
-            "at the last record, by layer, with 95 % intervals and a verdict.",
-        ),
-    ] = False,
-    markdown: Markdown = False,
-    json: Json = False,
+    directories: opt.Folders = ["results"],
+    against: opt.Against = None,
+    best: opt.Best = [],
+    where: opt.Where = [],
+    sort: opt.Sort = None,
+    last: opt.Last = None,
+    transfer: bool = opt.flag(
+        "Print the best learning rate at each depth, its exponent in N, and the loss "
+        "that the smallest depth's rate costs, with 95 % bootstrap intervals over seeds.",
+        "--transfer",
+    ),
+    coordinates: bool = opt.flag(
+        "Print the exponents in width and in depth of the stream's size and of its change "
+        "at the last record, by layer, with 95 % intervals and a verdict.",
+        "--coordinates",
+    ),
+    markdown: opt.Markdown = False,
+    json: opt.Json = False,
 ) -> None:
     """Compare settings and depths: outcome, validation loss, ‖ΔF‖ and time, mean over seeds.
 
@@ -53,15 +42,14 @@ def compare_command(
     from deepstack.analysis.coordinates import coordinate_table
     from deepstack.analysis.outcomes import in_words
     from deepstack.analysis.transfer import transfer_table
-    from deepstack.cli.tables import emit
     from deepstack.reports import compare as compared
 
-    if transfer:
-        emit(study_rows(directories, where, last, transfer_table, RATES), json, markdown=markdown)
-        return
-    if coordinates:
-        rows = study_rows(directories, where, last, coordinate_table, SIZES)
-        emit(rows, json, markdown=markdown, first=["setting", "quantity", "layer", "verdict"])
+    if transfer or coordinates:
+        make, needs = (transfer_table, RATES) if transfer else (coordinate_table, SIZES)
+        problem = f"no study has {needs}"
+        rows = study_rows(directories, where, last, lambda runs: (make(runs), []), problem)
+        first = [] if transfer else ["setting", "quantity", "layer", "verdict"]
+        emit(rows, json, markdown=markdown, first=first)
         return
     selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
     with show_work("reading runs") as work:
@@ -73,30 +61,3 @@ def compare_command(
     chosen = [name for name in table.columns if "." in name]  # by --best
     first = ["setting", "depth", "val_loss", *interval, *chosen, "val_sd", "se", "outcome"]
     emit(rows, json, markdown=markdown, first=first)
-
-
-def study_rows(
-    directories: list[str],
-    where: list[str],
-    last: int | None,
-    make_table: Callable[[list[Run]], list[dict[str, Any]]],
-    needs: str,
-) -> list[dict[str, Any]]:
-    """Return the rows of --transfer or --coordinates of all studies that have some."""
-    from deepstack.analysis.studies import find_studies
-    from deepstack.errors import NothingMatchedError
-
-    studies, skipped = find_studies(directories, where=where, last=last)
-    rows: list[dict[str, Any]] = []
-    for study, runs in studies.items():
-        try:
-            table = make_table(runs)
-        except NothingMatchedError as error:
-            skipped.append(f"{study.name}: {error}")
-            continue
-        rows += [{"study": study.name} | row if len(studies) > 1 else row for row in table]
-    for line in skipped:
-        note(line)
-    if not rows:
-        raise NothingMatchedError(f"no study has {needs}")
-    return rows

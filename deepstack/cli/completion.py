@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from deepstack.allowed import alternatives, literals
 from deepstack.cli.declarations import declarations
 from deepstack.config.examples import example_paths
+from deepstack.config.walk import at, keys
+from deepstack.errors import ConfigError
 
 Complete = Callable[[str], list[str]]
 split_key = ""  # `key=` of the word at the cursor, if the shell completes its value alone
@@ -44,8 +47,6 @@ def complete_setting(incomplete: str) -> list[str]:
 
     A single key comes with its values, so that the shell adds no space after `=`.
     """
-    from deepstack.config.walk import keys
-
     key, equals, _ = (split_key + incomplete).partition("=")
     if equals:
         return complete_value(incomplete, values_of(key))
@@ -65,7 +66,6 @@ def complete_value(incomplete: str, values: list[str]) -> list[str]:
 def complete_where(incomplete: str) -> list[str]:
     """Return `key=` for the start of a key or its last part, `key=value` for that of a value."""
     from deepstack.analysis.selection import full_key, names_of
-    from deepstack.errors import ConfigError
 
     key, equals, _ = (split_key + incomplete).partition("=")
     if not equals:
@@ -87,7 +87,6 @@ def complete_sort(incomplete: str) -> list[str]:
 def keys_of_runs(short: bool = True) -> list[str]:
     """Return the columns and settings of runs; short: also last parts that one setting has."""
     from deepstack.analysis.selection import COLUMNS
-    from deepstack.config.walk import keys
 
     lasts = Counter(key.rpartition(".")[2] for key in keys()) if short else {}
     unique = [last for last, count in lasts.items() if count == 1]
@@ -96,16 +95,12 @@ def keys_of_runs(short: bool = True) -> list[str]:
 
 def complete_config_or_setting(incomplete: str) -> list[str]:
     """Return configs and settings that start like the word."""
-    settings = complete_setting(incomplete)
-    if "=" in split_key + incomplete:
-        return settings
-    return complete_config(incomplete) + settings
+    configs = [] if "=" in split_key + incomplete else complete_config(incomplete)
+    return configs + complete_setting(incomplete)
 
 
 def complete_key(incomplete: str) -> list[str]:
     """Return the dotted keys that start like the word."""
-    from deepstack.config.walk import keys
-
     return [key for key in keys() if key.startswith(incomplete)]
 
 
@@ -129,13 +124,10 @@ def complete_chart_or_folder(incomplete: str) -> list[str]:
 
 def values_of(key: str) -> list[str]:
     """Return the values of a setting that are a finite list, else its default."""
-    from deepstack.allowed import alternatives, literals
-    from deepstack.config.walk import at
-
-    if key in ("model.scheme", "task.name"):
-        return list(
-            declarations(*(("schemes", "") if key == "model.scheme" else ("tasks", "task")))
-        )
+    if key == "model.scheme":
+        return list(declarations("schemes", ""))
+    if key == "task.name":
+        return list(declarations("tasks", "task"))
     schema = at(tuple(key.split(".")))
     values: list[Any] = []
     for option in alternatives(schema):

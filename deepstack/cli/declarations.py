@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import deepstack
 
@@ -21,17 +21,15 @@ PACKAGES = Path(deepstack.__file__).parent
 class Declaration(NamedTuple):
     """A class or function that registers itself under a name.
 
-    document: its docstring.  arguments, keywords: of the decorator, or keywords of the class
-    statement.  attributes: of the class.  bases: names of its base classes.  Values that are no
-    constants are None.
+    class_name: of a class.  document: the docstring.  arguments, keywords: of the decorator, or
+    keywords of the class statement.  Values that are no constants are None.
     """
 
     name: str
+    class_name: str
     document: str
     arguments: list[Any]
     keywords: dict[str, Any]
-    attributes: dict[str, Any]
-    bases: list[str]
 
 
 @cache
@@ -40,41 +38,25 @@ def declarations(package: str, kind: str) -> dict[str, Declaration]:
 
     kind: the decorator, as in @task("text"); "" for classes, as in `class Mine(Scheme, name="x")`.
     """
-    entries = functions(package, kind) if kind else list(classes(package).values())
-    return {one.name: one for one in sorted(entries, key=lambda one: one.name) if one.name}
-
-
-def functions(package: str, kind: str) -> list[Declaration]:
-    """Return the functions of a package with this decorator."""
-    entries = []
-    for file, module in modules(package).items():
-        known = constants(package, file)
-        for node in module.body:
-            if not isinstance(node, ast.FunctionDef):
-                continue
-            for call in node.decorator_list:
-                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == kind:
-                    name, *arguments = (value_of(one, known) for one in call.args)
-                    keywords = {str(k.arg): value_of(k.value, known) for k in call.keywords}
-                    text = document_of(node)
-                    entries.append(Declaration(name, text, arguments, keywords, {}, []))
-    return entries
-
-
-@cache
-def classes(package: str) -> dict[str, Declaration]:
-    """Return the classes of a package by the name of the class; most do not register themselves."""
     entries = {}
     for file, module in modules(package).items():
         known = constants(package, file)
-        for node in module.body:
-            if isinstance(node, ast.ClassDef):
-                keywords = {str(k.arg): value_of(k.value, known) for k in node.keywords}
-                attributes = dict(assignments(node.body, known))
-                bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-                name, text = str(keywords.get("name") or ""), document_of(node)
-                entries[node.name] = Declaration(name, text, [], keywords, attributes, bases)
-    return entries
+        for node in cast(list[Any], module.body):
+            for call in registrations(node, kind):
+                arguments = [value_of(one, known) for one in getattr(call, "args", ())]
+                keywords = {str(k.arg): value_of(k.value, known) for k in call.keywords}
+                name = str(arguments.pop(0) if kind else keywords.get("name") or "")
+                text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "")
+                entries[name] = Declaration(name, node.name, text, arguments, keywords)
+    return {name: entries[name] for name in sorted(entries) if name}
+
+
+def registrations(node: Any, kind: str) -> list[Any]:
+    """Return a class statement, or the decorators of a function that are of this kind."""
+    if isinstance(node, ast.ClassDef):
+        return [] if kind else [node]
+    decorators = node.decorator_list if kind and isinstance(node, ast.FunctionDef) else []
+    return [one for one in decorators if getattr(getattr(one, "func", None), "id", "") == kind]
 
 
 @cache
@@ -98,14 +80,16 @@ def constants(package: str, file: str) -> dict[str, Any]:
     return values | dict(assignments(modules(package)[file].body, {}))
 
 
-def attribute(package: str, declaration: Declaration, name: str) -> Any:
-    """Return a constant attribute of a class, or that of its first base that has it."""
-    if name in declaration.attributes:
-        return declaration.attributes[name]
-    for base in declaration.bases:
-        if base in classes(package):
-            return attribute(package, classes(package)[base], name)
-    return None
+@cache
+def attributes(package: str, class_name: str) -> dict[str, Any]:
+    """Return the constant attributes of a class, with those of its bases in the package."""
+    for file, module in modules(package).items():
+        for node in module.body:
+            if isinstance(node, ast.ClassDef) and node.name == class_name:
+                bases = [one.id for one in reversed(node.bases) if isinstance(one, ast.Name)]
+                inherited = {k: v for base in bases for k, v in attributes(package, base).items()}
+                return inherited | dict(assignments(node.body, constants(package, file)))
+    return {}
 
 
 def assignments(nodes: Any, known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -126,8 +110,3 @@ def value_of(node: ast.expr, known: dict[str, Any]) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         return None
-
-
-def document_of(node: ast.ClassDef | ast.FunctionDef) -> str:
-    """Return the docstring of a class or function, as `inspect.getdoc` does."""
-    return inspect.cleandoc(ast.get_docstring(node, clean=False) or "")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from deepstack.cli.options import Json, Plugins, RunPath, load_plugins, note
+from deepstack import config as conf
+from deepstack.cli.options import Json, Plugins, RunPath, flag, load_plugins, note, option
+from deepstack.cli.tables import emit_facts
+from deepstack.errors import ConfigError, DifferenceError
+from deepstack.records import existing_run, find_runs
+from deepstack.records.files import replace_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,35 +22,18 @@ if TYPE_CHECKING:
 
 def export_command(
     run: RunPath,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--to",
-            metavar="FILE_OR_DIR",
-            help="A new folder, or x.safetensors (with --logs, by default logs/TRACKER).",
-        ),
-    ] = None,
-    logs: Annotated[
-        str | None,
-        typer.Option(
-            "--logs",
-            metavar="TRACKER",
-            help="Write the logs of all runs in RUN: for tensorboard, wandb, mlflow or trackio.",
-        ),
-    ] = None,
-    fold: Annotated[
-        bool,
-        typer.Option(
-            "--fold", help="Fold gain and bias of norms into the matrices that read them."
-        ),
-    ] = False,
-    untie: Annotated[
-        bool,
-        typer.Option(
-            "--untie",
-            help="With --fold: fold the last norm too; a tied head becomes its own matrix.",
-        ),
-    ] = False,
+    to: Path | None = option(
+        "A new folder, or x.safetensors (with --logs, by default logs/TRACKER).",
+        metavar="FILE_OR_DIR",
+    ),
+    logs: str | None = option(
+        "Write the logs of all runs in RUN: for tensorboard, wandb, mlflow or trackio.",
+        metavar="TRACKER",
+    ),
+    fold: bool = flag("Fold gain and bias of norms into the matrices that read them.", "--fold"),
+    untie: bool = flag(
+        "With --fold: fold the last norm too; a tied head becomes its own matrix.", "--untie"
+    ),
     plugin: Plugins = [],
     json: Json = False,
 ) -> None:
@@ -59,14 +46,10 @@ def export_command(
         return
     import torch
 
-    from deepstack import config as conf
-    from deepstack.cli.tables import emit_facts
-    from deepstack.errors import ConfigError, DifferenceError
     from deepstack.model.build import build_model
     from deepstack.model.fold import compare, forward_times
     from deepstack.model.fold import fold as folded
     from deepstack.model.plain import export_paths, fill, values_of
-    from deepstack.records import existing_run
     from deepstack.training import load_trained, torch_settings
 
     if to is None:
@@ -121,8 +104,6 @@ def export_command(
 
 def export_tracker_logs(folder: Path, tracker: str, to: Path, json: bool) -> None:
     """Write the logs of all runs below a folder, and print where and how to look at them."""
-    from deepstack.cli.tables import emit_facts
-    from deepstack.records import find_runs
     from deepstack.trackers import export_logs
 
     runs = find_runs(folder)
@@ -133,7 +114,6 @@ def export_tracker_logs(folder: Path, tracker: str, to: Path, json: bool) -> Non
 def forward_facts(measure: Any, models: dict[str, Any], inputs: Tensor) -> dict[str, Any]:
     """Return the median forward time of each model and the median ratio within a round."""
     import statistics
-    from time import perf_counter
 
     times = measure(models, inputs, perf_counter)
     before, after = times.values()
@@ -160,7 +140,6 @@ def write(
     from safetensors.torch import save
 
     from deepstack.model.plain import export_paths, to_plain
-    from deepstack.records.files import replace_all
 
     paths = export_paths(to)
     about = jsonlib.dumps(facts, indent=2) + "\n"

@@ -5,12 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+from deepstack.records import Run
 from deepstack.records.run import visible_folders
-
-if TYPE_CHECKING:
-    from deepstack.records import Run
 
 MOST_GROUPS = 8  # schemes, and depths, up to which a sweep has a finding
 

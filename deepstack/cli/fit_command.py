@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-import typer
-
-from deepstack.cli.options import Folders, Json, Last, Markdown, Where, note
+from deepstack.cli.options import Folders, Json, Last, Markdown, Where, option
 from deepstack.cli.progress import show_work
+from deepstack.cli.tables import emit, study_rows
 
 
 def fit_command(
     directories: Folders = ["results"],
-    law: Annotated[
-        Literal["depth", "width", "compute"],
-        typer.Option(help="x of the law: depth, width d_model, or training FLOPs."),
-    ] = "depth",
+    law: Literal["depth", "width", "compute"] = option(
+        "x of the law: depth, width d_model, or training FLOPs.", default="depth"
+    ),
     where: Where = [],
     last: Last = None,
     markdown: Markdown = False,
@@ -27,23 +25,9 @@ def fit_command(
     of the seeds, or of the points with one seed. residual: root mean square, in nats.
     """
     from deepstack.analysis.scaling_law import law_table
-    from deepstack.analysis.studies import find_studies
-    from deepstack.cli.tables import emit
-    from deepstack.errors import NothingMatchedError
 
-    rows: list[dict[str, Any]] = []
     with show_work("fitting"):
-        studies, skipped = find_studies(directories, where=where, last=last)
-        for study, runs in studies.items():
-            before = {"study": study.name} if len(studies) > 1 else {}
-            try:
-                fitted, notes = law_table(runs, law)
-            except NothingMatchedError as error:
-                fitted, notes = [], [str(error)]
-            rows += [before | row for row in fitted]
-            skipped += [": ".join([*before.values(), line]) for line in notes]
-    if not rows:
-        raise NothingMatchedError("\n".join([f"no law of {law}", *skipped]))
-    for line in skipped:
-        note(line)
+        rows = study_rows(
+            directories, where, last, lambda runs: law_table(runs, law), f"no law of {law}"
+        )
     emit(rows, json, markdown=markdown)

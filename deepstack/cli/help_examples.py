@@ -1,4 +1,4 @@
-"""The example that each command's help shows."""
+"""The commands in the order of the help, each with its example."""
 
 EXAMPLES = {
     "train": "deepstack train quick model.scheme=post_ln",

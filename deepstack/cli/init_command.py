@@ -8,7 +8,11 @@ from typing import Annotated
 
 import typer
 
+from deepstack import config as conf
 from deepstack.cli.completion import complete_config
+from deepstack.cli.options import flag, option
+from deepstack.cli.tables import emit_json
+from deepstack.config.examples import example
 from deepstack.errors import ConfigError
 
 
@@ -20,24 +24,15 @@ def init_command(
             help="The YAML file to write (default: experiment.yaml, or NAME.yaml with --from).",
         ),
     ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="NAME",
-            help="Copy an example instead: deepstack list configs.",
-            autocompletion=complete_config,
-        ),
-    ] = None,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema for editors; write nothing.")
-    ] = False,
+    source: str | None = option(
+        "Copy an example instead: deepstack list configs.",
+        "--from",
+        metavar="NAME",
+        autocompletion=complete_config,
+    ),
+    schema: bool = flag("Print the JSON schema for editors; write nothing.", "--schema"),
 ) -> None:
     """Write a starting config with every setting, its default and its meaning."""
-    from deepstack import config as conf
-    from deepstack.cli.tables import emit_json
-    from deepstack.config.examples import example
-
     if schema:
         emit_json(conf.json_schema())
         return

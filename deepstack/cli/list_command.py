@@ -10,8 +10,13 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from deepstack.cli.declarations import attribute, constants, declarations
-from deepstack.cli.options import Json, Markdown, Plugins, load_plugins
+from deepstack.allowed import describe
+from deepstack.cli.declarations import Declaration, attributes, constants, declarations
+from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
+from deepstack.cli.tables import emit
+from deepstack.config import Config, Family, values, with_overrides
+from deepstack.config.examples import description, example_paths
+from deepstack.config.walk import at, keys
 
 Rows = list[dict[str, Any]]
 Columns = Mapping[str, tuple[str, str, str]]
@@ -22,7 +27,6 @@ Kind = StrEnum(
 """The kinds of entries that can be listed."""
 
 DEPTH = 100  # of the coefficients in JSON and Markdown
-EVERY_LAYER = "every layer"
 JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
 CELLS: dict[str, Callable[[Any], str]] = {
     "columns": lambda columns: ", ".join(columns),
@@ -35,9 +39,7 @@ CELLS: dict[str, Callable[[Any], str]] = {
 
 def list_command(
     kind: Annotated[Kind, typer.Argument(metavar="KIND", help="Kind of entries.")],
-    depth: Annotated[
-        int | None, typer.Option(min=1, help="Print the coefficients of schemes at this depth.")
-    ] = None,
+    depth: int | None = option("Print the coefficients of schemes at this depth.", min=1),
     plugin: Plugins = [],
     json: Json = False,
     markdown: Markdown = False,
@@ -46,8 +48,6 @@ def list_command(
 
     Each setting has its allowed values: norms, activations, optimizers, …
     """
-    from deepstack.cli.tables import emit
-
     load_plugins(plugin)
     functions: dict[Kind, Callable[[], Rows]] = {
         Kind.configs: config_rows,
@@ -71,8 +71,6 @@ def list_command(
 
 def config_rows() -> Rows:
     """Return name, command and description of every example configuration."""
-    from deepstack.config.examples import description, example_paths
-
     return [
         {"name": name, "command": command_of(path), "description": description(path)}
         for name, path in example_paths().items()
@@ -86,10 +84,6 @@ def command_of(path: Path) -> str:
 
 def setting_rows() -> Rows:
     """Return dotted key, default, allowed values and description of every setting."""
-    from deepstack.allowed import describe
-    from deepstack.config import Config, values
-    from deepstack.config.walk import at, keys
-
     usual, rows = values(Config()), []
     for key in keys():
         schema = at(tuple(key.split(".")))
@@ -121,7 +115,6 @@ def scheme_rows(depth: int) -> Rows:
 
 def coefficients_by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
     """Return alpha, beta and all roles' gains in layers 1 and N, per stack of a family."""
-    from deepstack.config import Config, with_overrides
     from deepstack.model.initialise import IN_LAYERS
     from deepstack.schemes import stack_schemes
 
@@ -143,24 +136,18 @@ def task_rows() -> Rows:
     """Return name, description, families and options of every task."""
     from deepstack.tasks import TASKS, task_families, task_options
 
-    return [
-        {
-            "name": name,
-            "description": first_sentence(function),
-            "families": list(task_families(name)),
-            "options": [
-                {"name": key, "type": o.type, "default": o.default, "description": o.description}
-                for key, o in task_options(name).items()
-            ],
-        }
-        for name, function in TASKS.items()
-    ]
+    rows = named_rows(TASKS)
+    for row in rows:
+        row["families"] = list(task_families(row["name"]))
+        row["options"] = [
+            {"name": key, "type": o.type, "default": o.default, "description": o.description}
+            for key, o in task_options(row["name"]).items()
+        ]
+    return rows
 
 
 def family_cell(families: list[str]) -> str:
     """Format families as a table cell."""
-    from deepstack.config import Family
-
     return "all" if set(families) == set(get_args(Family)) else ", ".join(families)
 
 
@@ -174,41 +161,45 @@ def diagnostic_rows() -> Rows:
     from deepstack.diagnostics.layers import SYMBOLS, file_names
     from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 
-    rows = column_rows(COLUMNS, SHARPNESS)
-    for name, function in DIAGNOSTICS.items():
-        for file in file_names(name):
-            rows.append(diagnostic_row(file, SYMBOLS[name], EVERY_LAYER, first_sentence(function)))
-    return [row | {"beat": row["interval"]} for row in rows]
+    layers = {
+        file: (SYMBOLS[name], first_sentence(function))
+        for name, function in DIAGNOSTICS.items()
+        for file in file_names(name)
+    }
+    return [row | {"beat": row["interval"]} for row in measured_rows(COLUMNS, SHARPNESS, layers)]
 
 
-def column_rows(columns: Columns, sharpness: Columns) -> Rows:
-    """Return a row for each column of the model update and of the sharpness."""
-    return [
-        diagnostic_row(name, symbol, interval, sentence)
+def measured_rows(
+    columns: Columns, sharpness: Columns, layers: Mapping[str, tuple[str, str]]
+) -> Rows:
+    """Return the rows of the columns of the model update and of the sharpness, and of layers."""
+    values = [
+        (name, symbol, interval, sentence)
         for table, interval in ((columns, "every step"), (sharpness, "sharpness_every"))
         for name, (symbol, _, sentence) in table.items()
     ]
-
-
-def diagnostic_row(name: str, symbol: str, interval: str, description: str) -> dict[str, Any]:
-    return {"name": name, "symbol": symbol, "interval": interval, "description": description}
+    values += [(name, symbol, "every layer", text) for name, (symbol, text) in layers.items()]
+    names = ("name", "symbol", "interval", "description")
+    return [dict(zip(names, row, strict=True)) for row in values]
 
 
 def analysis_rows() -> Rows:
     """Return name, description and columns of every analysis of `deepstack analyze`."""
     from deepstack.depth_use import COLUMNS, MEASURES
 
-    return [
-        {"name": name, "description": first_sentence(function), "columns": list(COLUMNS[name])}
-        for name, function in MEASURES.items()
-    ]
+    return [row | {"columns": list(COLUMNS[row["name"]])} for row in named_rows(MEASURES)]
 
 
 def chart_rows() -> Rows:
     """Return name and description of every chart."""
     from deepstack.plots import CHARTS
 
-    return [{"name": n, "description": first_sentence(f)} for n, f in CHARTS.items()]
+    return named_rows(CHARTS)
+
+
+def named_rows(entries: Any) -> Rows:
+    """Return name and description of functions or declarations."""
+    return [{"name": name, "description": first_sentence(one)} for name, one in entries.items()]
 
 
 def claim_rows() -> Rows:
@@ -227,7 +218,7 @@ def declared_schemes() -> Rows:
         {
             "name": name,
             "equation": one.document.split("\n")[0].split(".  ")[0].rstrip("."),
-            "families": list(attribute("schemes", one, "families")),
+            "families": list(attributes("schemes", one.class_name)["families"]),
             "paper": one.keywords["paper"],
         }
         for name, one in declarations("schemes", "").items()
@@ -236,14 +227,16 @@ def declared_schemes() -> Rows:
 
 def declared_diagnostics() -> Rows:
     """Return the rows of `diagnostic_rows` that the source declares."""
-    columns = [constants("diagnostics", file)["COLUMNS"] for file in ("update", "sharpness")]
-    rows = column_rows(*columns)
-    for name, one in declarations("diagnostics", "diagnostic").items():
-        parts = one.keywords.get("parts", constants("diagnostics", "layers")["SUBLAYERS"])
-        for file in [f"{name}_{part}" for part in parts] or [name]:
-            sentence = one.document.split("\n")[0]
-            rows.append(diagnostic_row(file, one.arguments[0], EVERY_LAYER, sentence))
-    return rows
+    usual = constants("diagnostics", "layers")["SUBLAYERS"]
+    layers = {
+        file: (one.arguments[0], first_sentence(one))
+        for name, one in declarations("diagnostics", "diagnostic").items()
+        for file in [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or [name]
+    }
+    columns, sharpness = (
+        constants("diagnostics", file)["COLUMNS"] for file in ("update", "sharpness")
+    )
+    return measured_rows(columns, sharpness, layers)
 
 
 def declared_claims() -> Rows:
@@ -259,24 +252,17 @@ def declared_claims() -> Rows:
     ]
 
 
-def declared(package: str, kind: str) -> Rows:
-    """Return name and description of what a package declares."""
-    return [
-        {"name": name, "description": one.document.split("\n")[0]}
-        for name, one in declarations(package, kind).items()
-    ]
-
-
 DECLARED: dict[Kind, Callable[[], Rows]] = {
     Kind.schemes: declared_schemes,
     Kind.diagnostics: declared_diagnostics,
-    Kind.analyses: lambda: declared("depth_use", "measure"),
-    Kind.charts: lambda: declared("plots", "chart"),
+    Kind.analyses: lambda: named_rows(declarations("depth_use", "measure")),
+    Kind.charts: lambda: named_rows(declarations("plots", "chart")),
     Kind.claims: declared_claims,
 }
 """Tables that need no torch: they are read from the source, without coefficients."""
 
 
-def first_sentence(function: Any) -> str:
-    """Return the first line of a function's docstring."""
-    return (inspect.getdoc(function) or "").split("\n")[0]
+def first_sentence(one: Any) -> str:
+    """Return the first line of the docstring of a function or a declaration."""
+    text = one.document if isinstance(one, Declaration) else inspect.getdoc(one)
+    return (text or "").split("\n")[0]

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from deepstack.cli.options import Best, Json, Last, Sort, Where, note
+from deepstack.cli.tables import emit
+from deepstack.records import find_runs, rows_of, summarize
+from deepstack.records.cells import one_line
 
 # A narrow terminal drops these columns first: the run's name has them, or few people need them.
 LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_masked", "step_ms")
@@ -25,9 +28,6 @@ def ls_command(
 ) -> None:
     """List runs: state, varying settings, last loss and model update, and reasons of failures."""
     from deepstack.analysis.selection import select
-    from deepstack.cli.tables import emit
-    from deepstack.records import find_runs, rows_of, summarize
-    from deepstack.records.cells import one_line
 
     runs = select(find_runs(directory), where, sort, last, best)
     summaries = [summarize(run) for run in runs]

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import RunPath
+from deepstack.cli.options import RunPath, flag
 from deepstack.errors import ConfigError
+from deepstack.records import change_note, existing_run, read_labels
+from deepstack.records.cells import printable
 
 
 def note_command(
@@ -15,15 +17,12 @@ def note_command(
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The note (default: print it).")
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the note.")] = False,
+    remove: bool = flag("Remove the note.", "--remove"),
 ) -> None:
     """Write a note on a run, which `ls` and `report` show; a new note replaces the old one.
 
     Prints the note of the run. It is no part of its verified files.
     """
-    from deepstack.records import change_note, existing_run, read_labels
-    from deepstack.records.cells import printable
-
     folder = existing_run(run)
     if remove and text is not None:
         raise ConfigError("note: found --remove and a text; allowed one of them")

@@ -6,8 +6,9 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,10 +20,22 @@ from deepstack.cli.completion import (
     complete_sort,
     complete_where,
 )
+from deepstack.config import locate
 from deepstack.config.examples import example_or_file
 from deepstack.errors import ConfigError, PluginError
 
 SELECTION = "Selection of runs"  # heading in help texts
+
+
+def option(
+    help: str, *names: str, default: Any = None, panel: str | None = None, **more: Any
+) -> Any:
+    """Return an option of a command as the default of its parameter.  panel: its heading."""
+    return typer.Option(default, *names, help=help, rich_help_panel=panel, **more)
+
+
+flag = partial(option, default=False)
+selection = partial(typer.Option, rich_help_panel=SELECTION)
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for all results.")]
 StudyName = Annotated[str | None, typer.Option(help="Folder of the runs under --out.")]
@@ -70,40 +83,33 @@ Against = Annotated[
 ]
 Best = Annotated[
     list[str],
-    typer.Option(
+    selection(
         metavar="KEY",
         autocompletion=complete_key,
         help="For each setting and depth, use only the best value of KEY, such as train.lr; "
         "repeatable.",
-        rich_help_panel=SELECTION,
     ),
 ]
 Where = Annotated[
     list[str],
-    typer.Option(
+    selection(
         metavar="KEY=A,B",
         autocompletion=complete_where,
         help="Only runs with these values, as in depth=6,48, lr<0.01, state!=failed, "
         "outcome=trained or tag=good; repeatable.",
-        rich_help_panel=SELECTION,
     ),
 ]
 Sort = Annotated[
     str | None,
-    typer.Option(
+    selection(
         metavar="COLUMN",
         autocompletion=complete_sort,
         help="Order by a column or setting; descending with -COLUMN.",
-        rich_help_panel=SELECTION,
     ),
 ]
 Last = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        help="Only so many runs, those created last.",
-        rich_help_panel=SELECTION,
-    ),
+    selection(min=1, help="Only so many runs, those created last."),
 ]
 AtStep = Annotated[
     int | None,
@@ -128,6 +134,14 @@ def note(line: str) -> None:
     typer.echo(line, err=True)
 
 
+def whole_numbers(option: str, text: str) -> list[int]:
+    """Return the numbers of a comma-separated list.  Raises ConfigError for anything else."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option}: found {text!r}; allowed whole numbers, as in 6,12") from None
+
+
 def load_plugins(paths: list[Path]) -> None:
     """Load the files given with --plugin, with their output on stderr; import torch only then."""
     if paths:
@@ -150,6 +164,4 @@ def located(config: Path, overrides: Sequence[str]) -> Iterator[None]:
     except ConfigError as error:
         if error.key is None or isinstance(error, PluginError):
             raise
-        from deepstack.config import locate
-
         raise ConfigError(f"{locate(config, overrides, error.key)}: {error}") from None

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_chart_or_folder
-from deepstack.cli.options import AtStep, Best, Diagnostic, Last, Plugins, Sort, Where, load_plugins
 from deepstack.cli.progress import show_work
 from deepstack.errors import BrokenChartError, ConfigError
 
 # Charts of any quantity, and the options that each needs.
 WORDED = {"metric": ("x", "y"), "map": ("x", "y", "value")}
+axis, look, files = (
+    partial(opt.option, panel=heading)
+    for heading in ("The charts metric and map", "Appearance", "Files")
+)
 
 
 def plot_command(
@@ -29,136 +34,46 @@ def plot_command(
             autocompletion=complete_chart_or_folder,
         ),
     ] = ["results"],
-    at_step: AtStep = None,
-    diagnostic: Diagnostic = None,
-    where: Where = [],
-    sort: Sort = None,
-    last: Last = None,
-    best: Best = [],
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--to",
-            help="Folder for the figures (default: figures/ in each study).",
-            rich_help_panel="Files",
-        ),
-    ] = None,
-    x: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY",
-            help="metric, map: a setting, or for metric step, layer or a column.",
-            rich_help_panel="The charts metric and map",
-        ),
-    ] = None,
-    y: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN|KEY",
-            help="metric: a logged column (val_loss, model_update, …) or a per-layer diagnostic; "
-            "map: a setting.",
-            rich_help_panel="The charts metric and map",
-        ),
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY",
-            help="metric: the setting of the lines.",
-            rich_help_panel="The charts metric and map",
-        ),
-    ] = None,
-    value: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="map: the column or diagnostic to show.",
-            rich_help_panel="The charts metric and map",
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            help="metric, map: mean (default), max, min, last or growth (rate per layer) of the "
-            "layers, or one's number.",
-            rich_help_panel="The charts metric and map",
-        ),
-    ] = None,
-    schemes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B",
-            help="Only these schemes, in this order.",
-            rich_help_panel="Appearance",
-        ),
-    ] = None,
-    panels: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY",
-            help="The setting that makes the panels.",
-            rich_help_panel="Appearance",
-        ),
-    ] = None,
-    smooth: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Average curves against the step over so many rows.",
-            rich_help_panel="Appearance",
-        ),
-    ] = 1,
-    x_scale: Annotated[
-        str | None,
-        typer.Option(
-            metavar="lin|log",
-            help="Scale of x axes.",
-            rich_help_panel="Appearance",
-        ),
-    ] = None,
-    y_scale: Annotated[
-        str | None,
-        typer.Option(
-            metavar="lin|log",
-            help="Scale of y axes and colours.",
-            rich_help_panel="Appearance",
-        ),
-    ] = None,
-    style: Annotated[
-        str,
-        typer.Option(
-            metavar="default|paper",
-            help="paper: column width, SVG text as text; title and settings go to a .txt file.",
-            rich_help_panel="Appearance",
-        ),
-    ] = "default",
-    width: Annotated[
-        float | None,
-        typer.Option(
-            help="Width of the figures in inches.",
-            rich_help_panel="Appearance",
-        ),
-    ] = None,
-    font: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of an installed font.",
-            rich_help_panel="Appearance",
-        ),
-    ] = None,
-    formats: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="A,B",
-            help="Files to write: pdf, png, svg, csv.",
-            rich_help_panel="Files",
-        ),
-    ] = "pdf,png,svg,csv",
-    plugin: Plugins = [],
+    at_step: opt.AtStep = None,
+    diagnostic: opt.Diagnostic = None,
+    where: opt.Where = [],
+    sort: opt.Sort = None,
+    last: opt.Last = None,
+    best: opt.Best = [],
+    to: Path | None = files("Folder for the figures (default: figures/ in each study)."),
+    x: str | None = axis(
+        "metric, map: a setting, or for metric step, layer or a column.", metavar="KEY"
+    ),
+    y: str | None = axis(
+        "metric: a logged column (val_loss, model_update, …) or a per-layer diagnostic; "
+        "map: a setting.",
+        metavar="COLUMN|KEY",
+    ),
+    by: str | None = axis("metric: the setting of the lines.", metavar="KEY"),
+    value: str | None = axis("map: the column or diagnostic to show.", metavar="COLUMN"),
+    layers: str | None = axis(
+        "metric, map: mean (default), max, min, last or growth (rate per layer) of the "
+        "layers, or one's number."
+    ),
+    schemes: str | None = look("Only these schemes, in this order.", metavar="A,B"),
+    panels: str | None = look("The setting that makes the panels.", metavar="KEY"),
+    smooth: int = look("Average curves against the step over so many rows.", default=1, min=1),
+    x_scale: str | None = look("Scale of x axes.", metavar="lin|log"),
+    y_scale: str | None = look("Scale of y axes and colours.", metavar="lin|log"),
+    style: str = look(
+        "paper: column width, SVG text as text; title and settings go to a .txt file.",
+        default="default",
+        metavar="default|paper",
+    ),
+    width: float | None = look("Width of the figures in inches."),
+    font: str | None = look("Name of an installed font."),
+    formats: str = files(
+        "Files to write: pdf, png, svg, csv.", "--format", default="pdf,png,svg,csv", metavar="A,B"
+    ),
+    plugin: opt.Plugins = [],
 ) -> None:
     """Draw charts of the runs in a folder, each as PDF, PNG, SVG and a CSV of the drawn values."""
-    load_plugins(plugin)
+    opt.load_plugins(plugin)
     from deepstack.plots import CHARTS, plot
 
     def is_chart(word: str) -> bool:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from deepstack.cli.streams import Terminal, log, raw
+from deepstack.records import ENDED
 from deepstack.records.cells import one_line, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+    from deepstack import sweeps
 
 DELAY_SECONDS = 0.5  # a command that ends before shows nothing
 
@@ -28,9 +32,13 @@ class Work:
 
     def step(self, text: str, total: int) -> None:
         """Begin the next of `total` parts; `text` names it."""
-        self.text, self.total = text, total
-        self._refresh()
+        self.show(text, self.done, total)
         self.done += 1
+
+    def show(self, text: str, done: int, total: int) -> None:
+        """Show a text, and that `done` of `total` parts are done."""
+        self.text, self.done, self.total = text, done, total
+        self._refresh()
 
     def note(self, line: str) -> None:
         """Print a line on stderr, above the bar."""
@@ -93,3 +101,22 @@ def show_work(text: str, quiet: bool = False) -> Iterator[Work]:
     finally:
         timer.cancel()
         work._end()
+
+
+@contextmanager
+def show_runs(text: str, quiet: bool) -> Iterator[Callable[[Sequence[sweeps.Progress]], None]]:
+    """Yield a function that shows how many of the given runs have ended."""
+    with show_work(text, quiet) as work:
+
+        def show(progress: Sequence[sweeps.Progress]) -> None:
+            ended = sum(entry.state in ENDED for entry in progress)
+            work.show(f"{text}: {ended} of {len(progress)} runs", ended, len(progress))
+
+        yield show
+
+
+def log_figures(paths: Iterable[Path]) -> None:
+    """Print the paths of PNG files on stderr."""
+    for path in paths:
+        if path.suffix == ".png":
+            log(f"figure: {path}")

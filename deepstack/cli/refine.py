@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from deepstack.cli.options import note
+from deepstack.cli.options import note, whole_numbers
+from deepstack.cli.progress import show_runs
 from deepstack.cli.tables import emit, emit_facts
-from deepstack.errors import ConfigError
-
-if TYPE_CHECKING:
-    from deepstack.config import Study
-    from deepstack.sweeps import Progress
-    from deepstack.sweeps.refine import Optimum
+from deepstack.config import Study
 
 
 def refine_study(
@@ -31,8 +25,6 @@ def refine_study(
     json: bool,
 ) -> None:
     """Run the search and print a row for each setting, or with `dry_run` the number of runs."""
-    from rich.console import Console
-
     from deepstack.sweeps.refine import SEED, count_runs, refine
 
     chosen = None if select_seeds is None else whole_numbers("--select-seeds", select_seeds)
@@ -41,7 +33,7 @@ def refine_study(
         fewest, most = count_runs(study, key, seeds, max_runs)
         emit_facts({"least number of runs": fewest, "largest number of runs": most}, json)
         return
-    with Console(stderr=True, quiet=quiet).status(f"refining {key}") as status:
+    with show_runs(f"refining {key}", quiet) as show:
         optima = refine(
             study,
             key,
@@ -51,32 +43,13 @@ def refine_study(
             name=name,
             out=out,
             workers=workers,
-            show=lambda progress: status.update(f"refining {key}: {progress_line(progress)}"),
+            show=show,
         )
-    emit([row_of(optimum, key) for optimum in optima], json)
+    rows = [
+        one.setting
+        | {key: one.value, "val_loss": one.loss, "inside": one.inside, "tried": len(one.losses)}
+        for one in optima
+    ]
+    emit(rows, json)
     if not quiet:
         note(f"next: deepstack compare {out / name} --transfer")
-
-
-def row_of(optimum: Optimum, key: str) -> dict[str, Any]:
-    """Return a row of the table: the setting, its best value, loss and the values tried."""
-    return optimum.setting | {
-        key: optimum.value,
-        "val_loss": optimum.loss,
-        "inside": optimum.inside,
-        "tried": len(optimum.losses),
-    }
-
-
-def progress_line(progress: Sequence[Progress]) -> str:
-    """Return how many runs have ended."""
-    ended = sum(entry.state in ("done", "diverged") for entry in progress)
-    return f"{ended} of {len(progress)} runs"
-
-
-def whole_numbers(option: str, text: str) -> list[int]:
-    """Return the numbers of a comma-separated list.  Raises ConfigError for anything else."""
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option}: found {text!r}; allowed whole numbers, as in 6,12") from None

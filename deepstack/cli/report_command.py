@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -15,10 +15,7 @@ from deepstack.errors import BrokenChartError
 
 def report_command(
     directories: opt.Folders = ["results"],
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", help="File to write (default: report.html in the folder)."),
-    ] = None,
+    to: Path | None = opt.option("File to write (default: report.html in the folder)."),
     against: opt.Against = None,
     best: opt.Best = [],
     where: opt.Where = [],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from deepstack.cli import options as opt
+from deepstack.cli.signals import stop_on_signal
 from deepstack.errors import DifferenceError
+from deepstack.records import Run, existing_run
 
 if TYPE_CHECKING:
     from deepstack.training.rerun import Comparison
@@ -18,12 +20,9 @@ ALSO = 4  # number of further places that a difference names
 
 def rerun_command(
     run: opt.RunPath,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Keep nothing; compare with the record; exit 6 on a difference."
-        ),
-    ] = False,
+    check: bool = opt.flag(
+        "Keep nothing; compare with the record; exit 6 on a difference.", "--check"
+    ),
     out: opt.Out = Path("results"),
     plugin: opt.Plugins = [],
     quiet: opt.Quiet = False,
@@ -34,12 +33,9 @@ def rerun_command(
     --check trains in a temporary folder and stops at the first value that differs from the record.
     A run that has not ended is compared up to its last step.
     """
-    from deepstack.records import Run, existing_run
-
     existing_run(run)
     opt.load_plugins(plugin)
     from deepstack.cli.display import observe
-    from deepstack.cli.signals import stop_on_signal
     from deepstack.training import train
     from deepstack.training.rerun import check as compare_with_record
     from deepstack.training.rerun import recorded_config

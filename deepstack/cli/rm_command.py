@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import Out, note
+from deepstack.cli.options import Out, flag, note
 from deepstack.errors import ConfigError
+from deepstack.records.cells import counted, one_line
+from deepstack.records.trash import empty_trash, list_trash, to_trash
 
 
 def rm_command(
@@ -17,21 +19,14 @@ def rm_command(
         list[Path], typer.Argument(metavar="DIR", help="Runs or studies below --out.")
     ] = [],
     out: Out = Path("results"),
-    empty: Annotated[
-        bool, typer.Option("--empty", help="Delete the contents of .trash for good.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --empty: do not ask on a terminal.")
-    ] = False,
+    empty: bool = flag("Delete the contents of .trash for good.", "--empty"),
+    yes: bool = flag("With --empty: do not ask on a terminal.", "--yes", "-y"),
 ) -> None:
     """Move runs or studies into results/.trash and print their new paths.
 
     Move one back to restore it. Only --empty deletes the trash: it lists the runs first, and asks
     on a terminal.
     """
-    from deepstack.records.cells import counted, one_line
-    from deepstack.records.trash import empty_trash, list_trash, to_trash
-
     if empty == bool(directories):
         count = "both" if empty else "neither"
         raise ConfigError(f"rm: found {count} of DIR and --empty; allowed one of them")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from deepstack.cli import options as opt
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.streams import log
 from deepstack.errors import DeepstackError, NothingMatchedError, ResourceError
+from deepstack.records import find_runs
 from deepstack.records.cells import printable
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ WAITING = (
 
 def serve_command(
     directories: opt.Folders = ["results"],
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")
-    ] = 8765,
+    port: int = opt.option("Port on 127.0.0.1; 0: a free one.", default=8765, min=0, max=65535),
     against: opt.Against = None,
     best: opt.Best = [],
     at_step: opt.AtStep = None,
@@ -126,7 +125,6 @@ class LivePage:
 def signature_of(folders: Sequence[Path]) -> object:
     """Return sizes and times of the files of all runs that a page shows."""
     from deepstack.cli.watch_command import stamp
-    from deepstack.records import find_runs
 
     files = []
     for folder in folders:

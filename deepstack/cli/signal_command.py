@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from deepstack import config as conf
 from deepstack.cli import options as opt
-from deepstack.cli.streams import log
+from deepstack.cli.progress import log_figures, show_runs
+from deepstack.cli.tables import emit, emit_json
 
 SHOWN = (
     "setting", "depth", "side", "variance_last", "cosine_last", "angle_exponent",
@@ -26,9 +27,9 @@ def signal_command(
             metavar="KEY=A,B", help="Settings to change; several values make a grid, as in sweep."
         ),
     ] = [],
-    depths: Annotated[str | None, typer.Option(help="Depths to measure, as in 6,96,1000.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds of each stack.")] = 3,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
+    depths: str | None = opt.option("Depths to measure, as in 6,96,1000."),
+    seeds: int = opt.option("Number of seeds of each stack.", default=3, min=1),
+    workers: int | None = opt.option("Runs at a time.", min=1),
     out: opt.Out = Path("results"),
     study: opt.StudyName = None,
     plugin: opt.Plugins = [],
@@ -41,42 +42,27 @@ def signal_command(
     angle exponent is that of 1 − cosine between tokens; below 0, tokens become equal. The gradient
     exponent counts toward the input; above 0, gradients explode.
     """
-    from deepstack import config as conf
-
     described = conf.load_study(config, overrides)
     name = f"{conf.study_name(described.base, config)}_signal" if study is None else study
     name = conf.checked_study(name)
     opt.load_plugins(plugin)
-    from rich.console import Console
-
-    from deepstack.cli.refine import progress_line, whole_numbers
-    from deepstack.cli.tables import emit
     from deepstack.sweeps import signal
 
-    chosen = None if depths is None else whole_numbers("--depths", depths)
-    with (
-        opt.located(config, overrides),
-        Console(stderr=True, quiet=quiet).status("measuring") as status,
-    ):
+    with opt.located(config, overrides), show_runs("measuring", quiet) as show:
         measured = signal(
             described,
-            depths=chosen,
+            depths=None if depths is None else opt.whole_numbers("--depths", depths),
             seeds=seeds,
             study=name,
             out=out,
             workers=workers,
-            show=lambda progress: status.update(progress_line(progress)),
+            show=show,
         )
-    if json:
-        typer.echo(jsonlib.dumps({"rows": measured.rows}, indent=2))
-    else:
-        emit(measured.rows, False, first=SHOWN)
+    emit_json({"rows": measured.rows}) if json else emit(measured.rows, False, first=SHOWN)
     if not quiet:
         from deepstack.plots import draw
 
-        for path in draw(out / name, ["signal_by_layer"]):
-            if path.suffix == ".png":
-                log(f"figure: {path}")
+        log_figures(draw(out / name, ["signal_by_layer"]))
         opt.note(
             f"a map: deepstack plot map {shlex.quote(str(out / name))} --x KEY --y KEY "
             "--value stream_grad --layers growth"

@@ -7,20 +7,31 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deepstack import config as conf
 from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_config_or_setting, complete_names
+from deepstack.cli.signals import stop_on_signal
 from deepstack.cli.streams import log
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.cli.tables import emit
+from deepstack.config.examples import example, example_or_file
+from deepstack.errors import ConfigError, Interrupted, ResourceError
+from deepstack.records import Run
+from deepstack.records.cells import counted
 
 if TYPE_CHECKING:
     from deepstack.sweeps import Cell, Launcher
 
 BUILT_IN = "depth_sweep"
+grid, resources, clusters, best = (
+    partial(opt.option, panel=heading)
+    for heading in ("Grid", "Resources", "Clusters", "Best value of a setting")
+)
 
 
 def sweep_command(
@@ -33,141 +44,51 @@ def sweep_command(
             autocompletion=complete_config_or_setting,
         ),
     ] = [],
-    depths: Annotated[
-        str | None,
-        typer.Option(
-            help="Values of model.depth, as in 6,48,200,1000.",
-            rich_help_panel="Grid",
-        ),
-    ] = None,
-    schemes: Annotated[
-        str | None,
-        typer.Option(
-            help="Values of model.scheme, as in post_ln,deepnorm.",
-            autocompletion=complete_names("schemes", ""),
-            rich_help_panel="Grid",
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            help="Values of seed, as in 0,1,2.",
-            rich_help_panel="Grid",
-        ),
-    ] = None,
-    widths: Annotated[
-        str | None,
-        typer.Option(help="Values of model.d_model, as in 32,64.", rich_help_panel="Grid"),
-    ] = None,
-    flops: Annotated[
-        str | None,
-        typer.Option(
-            help="Values of train.flops instead of train.steps, as in 1e12,1e13.",
-            rich_help_panel="Grid",
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Runs at a time (default: by cores, memory, GPUs).",
-            rich_help_panel="Resources",
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory for all runs together: 8GB, or a share of the free memory (default: 0.9).",
-            rich_help_panel="Resources",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan; run nothing.")
-    ] = False,
-    retry: Annotated[
-        str | None,
-        typer.Option(help="Run failed, out_of_memory or all of these again; several with commas."),
-    ] = None,
-    max_hours: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Then start no further run, save running ones and exit 3; repeat to continue.",
-            rich_help_panel="Resources",
-        ),
-    ] = None,
-    run_timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Wall-clock seconds for each start of a run; then it saves within 30 s or is "
-            "killed, and counts as failed.",
-            rich_help_panel="Resources",
-        ),
-    ] = None,
-    ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Run on the Ray cluster of this host, of RAY_ADDRESS, or of HOST:PORT in "
-            "--ray HOST:PORT.",
-            rich_help_panel="Clusters",
-        ),
-    ] = False,
-    slurm: Annotated[
-        bool,
-        typer.Option(
-            "--slurm",
-            help="Write a job array for Slurm; run nothing here.",
-            rich_help_panel="Clusters",
-        ),
-    ] = False,
-    submit: Annotated[
-        bool,
-        typer.Option(
-            "--submit",
-            help="As --slurm, but submit it with sbatch; print the job's number.",
-            rich_help_panel="Clusters",
-        ),
-    ] = False,
-    sbatch: Annotated[
-        list[str],
-        typer.Option(
-            help="An option for sbatch: '--partition=x'; repeatable.",
-            rich_help_panel="Clusters",
-        ),
-    ] = [],
-    refine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY",
-            help="Find the best value of a setting, as in train.lr, for each cell of the others.",
-            rich_help_panel="Best value of a setting",
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            help="With --refine: the final ratio of neighbouring values.",
-            rich_help_panel="Best value of a setting",
-        ),
-    ] = 1.26,
-    max_runs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="With --refine: the largest number of runs.",
-            rich_help_panel="Best value of a setting",
-        ),
-    ] = None,
-    select_seeds: Annotated[
-        str | None,
-        typer.Option(
-            help="With --refine: seeds that choose the value; --seeds are trained at it, in "
-            "STUDY_reported.",
-            rich_help_panel="Best value of a setting",
-        ),
-    ] = None,
+    depths: str | None = grid("Values of model.depth, as in 6,48,200,1000."),
+    schemes: str | None = grid(
+        "Values of model.scheme, as in post_ln,deepnorm.",
+        autocompletion=complete_names("schemes", ""),
+    ),
+    seeds: str | None = grid("Values of seed, as in 0,1,2."),
+    widths: str | None = grid("Values of model.d_model, as in 32,64."),
+    flops: str | None = grid("Values of train.flops instead of train.steps, as in 1e12,1e13."),
+    workers: int | None = resources("Runs at a time (default: by cores, memory, GPUs).", min=1),
+    memory: str | None = resources(
+        "Memory for all runs together: 8GB, or a share of the free memory (default: 0.9)."
+    ),
+    dry_run: bool = opt.flag("Print the plan; run nothing.", "--dry-run"),
+    retry: str | None = opt.option(
+        "Run failed, out_of_memory or all of these again; several with commas."
+    ),
+    max_hours: float | None = resources(
+        "Then start no further run, save running ones and exit 3; repeat to continue.", min=0
+    ),
+    run_timeout: float | None = resources(
+        "Wall-clock seconds for each start of a run; then it saves within 30 s or is "
+        "killed, and counts as failed.",
+        min=0,
+    ),
+    ray: bool = clusters(
+        "Run on the Ray cluster of this host, of RAY_ADDRESS, or of HOST:PORT in --ray HOST:PORT.",
+        "--ray",
+        default=False,
+    ),
+    slurm: bool = clusters(
+        "Write a job array for Slurm; run nothing here.", "--slurm", default=False
+    ),
+    submit: bool = clusters(
+        "As --slurm, but submit it with sbatch; print the job's number.", "--submit", default=False
+    ),
+    sbatch: list[str] = clusters("An option for sbatch: '--partition=x'; repeatable.", default=[]),
+    refine: str | None = best(
+        "Find the best value of a setting, as in train.lr, for each cell of the others.",
+        metavar="KEY",
+    ),
+    tolerance: float = best("With --refine: the final ratio of neighbouring values.", default=1.26),
+    max_runs: int | None = best("With --refine: the largest number of runs.", min=1),
+    select_seeds: str | None = best(
+        "With --refine: seeds that choose the value; --seeds are trained at it, in STUDY_reported."
+    ),
     out: opt.Out = Path("results"),
     study: opt.StudyName = None,
     plugin: opt.Plugins = [],
@@ -178,9 +99,6 @@ def sweep_command(
 
     Finished runs are skipped, and failed ones without --retry. Interrupted runs continue.
     """
-    from deepstack import config as conf
-    from deepstack.config.examples import example, example_or_file
-
     if ray and (slurm or submit):
         raise ConfigError("found --ray and --slurm; allowed one of them")
     address, words = (ray_address(words) if ray else None), list(words)
@@ -216,11 +134,8 @@ def sweep_command(
 
     from deepstack import sweeps
     from deepstack.cli.finding import sweep_finding
-    from deepstack.cli.signals import stop_on_signal
     from deepstack.cli.sweep_display import watch
     from deepstack.cli.sweep_tables import emit_plan, plan_notes, plan_rows, result_rows
-    from deepstack.cli.tables import emit
-    from deepstack.records import Run
     from deepstack.training import device_is_here
 
     retried, budget = sweeps.retry_states(retry), sweeps.memory_budget(memory)
@@ -287,7 +202,6 @@ def ray_address(words: Sequence[str]) -> str | None:
 
 def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
     """Write the job array; print its script, or submit it and print the job's number."""
-    from deepstack.records.cells import counted
     from deepstack.sweeps.slurm import submit, write_array
 
     if not todo:
@@ -327,9 +241,6 @@ def bring_reference(path: Path, study: Path) -> None:
 
 def refuse_full_disk(cells: Sequence[Cell], out: Path) -> None:
     """Raise ResourceError if the sweep's weights and checkpoints do not fit on the disk."""
-    from deepstack import config as conf
-    from deepstack.errors import ResourceError
-
     todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
     sizes = [conf.disk_estimate(cell.config) for cell in todo]
     needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)

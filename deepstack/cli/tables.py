@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import typer
 
 from deepstack.cli.streams import raw
+from deepstack.errors import NothingMatchedError
+from deepstack.records import Run
 from deepstack.records.cells import one_line, plain, text
 
 # Minimal width of a column of sentences, which is folded at words; it takes the remaining width.
@@ -63,6 +65,37 @@ def emit(
         typer.echo(
             f"omitted on this narrow terminal: {names_left_out}; --json or a pipe has all", err=True
         )
+
+
+def study_rows(
+    directories: Sequence[str],
+    where: Sequence[str],
+    last: int | None,
+    make_table: Callable[[list[Run]], tuple[Sequence[dict[str, Any]], Sequence[str]]],
+    problem: str,
+) -> list[dict[str, Any]]:
+    """Return the rows of all studies below some folders; print the notes on stderr.
+
+    make_table: returns rows and notes for the runs of a study, or raises NothingMatchedError.
+    problem: the message if no study has rows.
+    """
+    from deepstack.analysis.studies import find_studies
+
+    studies, notes = find_studies(directories, where=where, last=last)
+    rows: list[dict[str, Any]] = []
+    for study, runs in studies.items():
+        before = {"study": study.name} if len(studies) > 1 else {}
+        try:
+            table, more = make_table(runs)
+        except NothingMatchedError as error:
+            table, more = [], [str(error)]
+        rows += [before | row for row in table]
+        notes += [": ".join([*before.values(), line]) for line in more]
+    if not rows:
+        raise NothingMatchedError("\n".join([problem, *notes]))
+    for line in notes:
+        typer.echo(line, err=True)
+    return rows
 
 
 def emit_json(value: Any) -> None:

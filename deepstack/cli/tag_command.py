@@ -6,21 +6,20 @@ from typing import Annotated
 
 import typer
 
-from deepstack.cli.options import RunPath
+from deepstack.cli.options import RunPath, flag
 from deepstack.errors import ConfigError
+from deepstack.records import change_tags, existing_run, read_labels
 
 
 def tag_command(
     run: RunPath,
     words: Annotated[list[str], typer.Argument(metavar="WORD", help="Tags, as in good.")] = [],
-    remove: Annotated[bool, typer.Option("--remove", help="Remove these tags.")] = False,
+    remove: bool = flag("Remove these tags.", "--remove"),
 ) -> None:
     """Give a run tags, which `ls` and `report` show and --where tag=WORD selects.
 
     Prints the tags of the run. They are no part of its verified files.
     """
-    from deepstack.records import change_tags, existing_run, read_labels
-
     folder = existing_run(run)
     if remove and not words:
         raise ConfigError("tag: found --remove without a word; allowed the tags to remove")

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from deepstack.cli.completion import complete_names
-from deepstack.cli.options import Json, Markdown, Plugins, command_line, load_plugins, note
+from deepstack.cli.options import (
+    Json,
+    Markdown,
+    Plugins,
+    command_line,
+    flag,
+    load_plugins,
+    note,
+    option,
+)
+from deepstack.cli.tables import emit, emit_json
 from deepstack.errors import ConfigError
 
 
 def theory_command(
-    claim: Annotated[
-        list[str],
-        typer.Option(
-            "--claim",
-            help="A claim to measure, as in C9; repeatable (default: all).",
-            autocompletion=complete_names("theory", "claim"),
-        ),
-    ] = [],
+    claim: list[str] = option(
+        "A claim to measure, as in C9; repeatable (default: all).",
+        default=[],
+        autocompletion=complete_names("theory", "claim"),
+    ),
     json: Json = False,
     markdown: Markdown = False,
-    charts: Annotated[
-        Path | None,
-        typer.Option(
-            "--charts",
-            metavar="DIR",
-            help="Draw the charts as DIR/<claim>.png; keep DIR beside the page.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help="Draw 8 times as many samples, in 8 times the time.")
-    ] = False,
+    charts: Path | None = option(
+        "Draw the charts as DIR/<claim>.png; keep DIR beside the page.", metavar="DIR"
+    ),
+    seed: int = option("Random seed.", default=0, min=0),
+    thorough: bool = flag("Draw 8 times as many samples, in 8 times the time.", "--thorough"),
     plugin: Plugins = [],
 ) -> None:
     """Measure the claims of the source documents: predicted, measured, verdict.
@@ -73,7 +72,6 @@ def theory_command(
             note(f"{one.id:>4} {took:5.1f} s  {finding.verdict}")
     finally:
         torch.set_num_threads(threads)
-    from deepstack.cli.tables import emit, emit_json
 
     if json:
         emit_json(reporting.as_json(findings))

@@ -6,14 +6,16 @@ import gc
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from deepstack.cli import options as opt
 from deepstack.cli.progress import show_work
+from deepstack.cli.signals import stop_on_signal
 from deepstack.cli.streams import log
+from deepstack.config import checked_study, load_config, study_name
 from deepstack.gc_control import gc_paused
+from deepstack.records import RunFolder
 
 
 def train_command(
@@ -24,26 +26,18 @@ def train_command(
     plugin: opt.Plugins = [],
     quiet: opt.Quiet = False,
     allow_env_change: opt.AllowEnvChange = False,
-    extend: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Train the finished run CONFIG N steps further, as a new run that names its "
-            "parent; the run must have runtime.keep_optimizer=true.",
-        ),
-    ] = None,
-    fail_on_divergence: Annotated[
-        bool, typer.Option("--fail-on-divergence", help="Exit 4 when the run diverges.")
-    ] = False,
+    extend: int | None = opt.option(
+        "Train the finished run CONFIG N steps further, as a new run that names its "
+        "parent; the run must have runtime.keep_optimizer=true.",
+        metavar="N",
+    ),
+    fail_on_divergence: bool = opt.flag("Exit 4 when the run diverges.", "--fail-on-divergence"),
 ) -> None:
     """Train the run of a config; print the run's folder.
 
     A finished run is not trained again; an interrupted one continues at its last checkpoint.
     Several processes train one run under torchrun: torchrun --nproc-per-node=2 -m deepstack train.
     """
-    from deepstack.config import checked_study, load_config, study_name
-    from deepstack.records import RunFolder
-
     is_rank0 = os.environ.get("RANK", "0") == "0"
     if extend is not None and RunFolder(config).exists():
         config = RunFolder(config).config_path
@@ -51,7 +45,6 @@ def train_command(
     study = study_name(settings, config) if study is None else checked_study(study)
     opt.load_plugins(plugin)
     from deepstack.cli.finding import next_command, run_finding
-    from deepstack.cli.signals import stop_on_signal
 
     with gc_paused(), show_work("loading PyTorch", quiet or not is_rank0):
         from deepstack.cli.display import observe

@@ -6,18 +6,21 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, cast
+from typing import IO, Annotated, cast
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
+from deepstack.cli.options import flag, option
 from deepstack.cli.run_table import RunRow, clock, counts, run_table
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.streams import Terminal
-from deepstack.errors import ResourceError
+from deepstack.errors import NothingMatchedError, ResourceError
+from deepstack.records import Run, RunFolder, find_runs
+from deepstack.records.cells import one_line
+from deepstack.records.folder import last_rows
 
 # A run on another machine may hold a lock that is not seen here: its log grows.
 FRESH_SECONDS = 60.0
@@ -28,10 +31,8 @@ def watch_command(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A results folder, a study or a run.")
     ] = Path("results"),
-    interval: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two readings of the folders.")
-    ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the table once and end.")] = False,
+    interval: float = option("Seconds between two readings of the folders.", default=2.0, min=0.1),
+    once: bool = flag("Print the table once and end.", "--once"),
 ) -> None:
     """Show all runs below a folder while any process trains them; Ctrl-C ends it.
 
@@ -40,8 +41,6 @@ def watch_command(
     watcher = Watcher(directory)
     console = Console(file=cast(IO[str], Terminal(sys.stdout)), markup=False, emoji=False)
     if once:
-        from deepstack.records import find_runs
-
         find_runs(directory)  # raises NothingMatchedError without any
         rows = watcher.read()
         console.print(run_table(rows, len(rows) + 6, caption_of(rows, directory)))
@@ -59,8 +58,6 @@ def watch_command(
 
 def print_lines(watcher: Watcher, directory: Path, interval: float) -> None:
     """Print changes of state as lines, until interrupted."""
-    from deepstack.records.cells import one_line
-
     seen: dict[str, str] = {}
     shown, last = -SUMMARY_SECONDS, ""
     while True:
@@ -81,8 +78,6 @@ def print_lines(watcher: Watcher, directory: Path, interval: float) -> None:
 
 def caption_of(rows: Sequence[RunRow], directory: Path) -> str:
     """Return the counts of states and the longest remaining time of a running run."""
-    from deepstack.records.cells import one_line
-
     if not rows:
         return f"no runs below {one_line(str(directory))} yet"
     running = [row for row in rows if row.state == "running"]
@@ -92,27 +87,16 @@ def caption_of(rows: Sequence[RunRow], directory: Path) -> str:
     return text + (f"; the last of these in about {clock(max(left))}" if left else "")
 
 
-@dataclass
-class Reading:
-    """A row with the sizes and times of the files that it was read from."""
-
-    files: tuple[Any, ...]
-    row: RunRow
-
-
 class Watcher:
     """Reads the ends of the logs of all runs below a folder; unchanged runs are not read again."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.readings: dict[Path, Reading] = {}
+        self.readings: dict[Path, tuple[object, RunRow]] = {}
         self.steps: dict[Path, int] = {}
 
     def read(self) -> list[RunRow]:
         """Return the rows of the runs that are there now, by study and in natural order."""
-        from deepstack.errors import NothingMatchedError
-        from deepstack.records import find_runs
-
         try:
             runs = find_runs(self.directory)
         except NothingMatchedError:
@@ -121,20 +105,18 @@ class Watcher:
         return [self._row(run.path, several) for run in runs]
 
     def _row(self, path: Path, several: bool) -> RunRow:
-        from deepstack.records import RunFolder
 
         folder = RunFolder(path)
         files = several, *map(stamp, (folder.status_path, folder.steps_path, folder.timing_path))
-        known = self.readings.get(path)
+        known, row = self.readings.get(path, (None, None))
         # A process may end without a word: the lock of a running run is read every time.
-        if known is None or known.files != files or known.row.state in ("running", "interrupted"):
+        if row is None or known != files or row.state in ("running", "interrupted"):
             name = f"{path.resolve().parent.name}/{folder.name}" if several else folder.name
-            known = self.readings[path] = Reading(files, self._read(path, name))
-        return known.row
+            row = self._read(path, name)
+            self.readings[path] = files, row
+        return row
 
     def _read(self, path: Path, name: str) -> RunRow:
-        from deepstack.records import Run
-        from deepstack.records.folder import last_rows
 
         run = Run(path)
         try:

@@ -140,11 +140,8 @@ class Model(Section):
     @classmethod
     def _growth_needs_a_start(cls, grow: str | None, info: Any) -> str | None:
         if grow and info.data.get("start") is None:
-            raise PydanticCustomError(
-                "relation",
-                "found {grow}, unused under model.start=null; allowed null, or a model.start",
-                {"grow": grow},
-            )
+            text = f"found {grow}, unused under model.start=null; allowed null, or a model.start"
+            raise PydanticCustomError("relation", text)
         return grow
 
     @field_validator("unique_layers")
@@ -153,11 +150,8 @@ class Model(Section):
         for key in ("depth", "decoder_depth"):
             depth = info.data.get(key)
             if unique and depth and depth % unique:
-                raise PydanticCustomError(
-                    "relation",
-                    "found {unique}; allowed a divisor of model.{key} = {depth}",
-                    {"unique": unique, "key": key, "depth": depth},
-                )
+                text = f"found {unique}; allowed a divisor of model.{key} = {depth}"
+                raise PydanticCustomError("relation", text)
         return unique
 
     @field_validator("n_heads")
@@ -166,11 +160,8 @@ class Model(Section):
         d_model = info.data.get("d_model")
         if d_model is not None and d_model % n_heads:
             divisors = [str(h) for h in range(1, min(d_model, 1024) + 1) if d_model % h == 0]
-            raise PydanticCustomError(
-                "relation",
-                "found {n_heads}; allowed a divisor of model.d_model = {d_model}: {divisors}",
-                {"n_heads": n_heads, "d_model": d_model, "divisors": ", ".join(divisors)},
-            )
+            text = f"found {n_heads}; allowed a divisor of model.d_model = {d_model}: "
+            raise PydanticCustomError("relation", text + ", ".join(divisors))
         return n_heads
 
     @model_validator(mode="after")

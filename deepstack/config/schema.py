@@ -18,7 +18,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from deepstack.allowed import RUN_NAME
-from deepstack.config.display import Displayed
 from deepstack.config.model_schema import Model
 from deepstack.config.roles import Role, in_order
 from deepstack.config.section import (
@@ -31,6 +30,7 @@ from deepstack.config.section import (
     as_tuple,
     unused_without,
 )
+from deepstack.notebook import html_table
 
 # Settings of which one says how long a run trains; `deepstack.model.with_steps` counts its steps.
 LENGTHS = ("steps", "tokens", "flops")
@@ -148,11 +148,8 @@ class Train(Section):
     def _one_length(self) -> Train:
         lengths = [key for key in LENGTHS if key in self.model_fields_set and getattr(self, key)]
         if len(lengths) > 1:
-            raise PydanticCustomError(
-                "relation",
-                "found {given}; allowed one of {lengths}",
-                {"given": " and ".join(lengths), "lengths": ", ".join(LENGTHS)},
-            )
+            text = f"found {' and '.join(lengths)}; allowed one of {', '.join(LENGTHS)}"
+            raise PydanticCustomError("relation", text)
         return self
 
     @property
@@ -165,11 +162,8 @@ class Train(Section):
     def _shards_divide_batch(cls, shards: int, info: Any) -> int:
         batch_size = info.data.get("batch_size")
         if batch_size is not None and batch_size % shards:
-            raise PydanticCustomError(
-                "relation",
-                "found {shards}; allowed a divisor of train.batch_size = {batch_size}",
-                {"shards": shards, "batch_size": batch_size},
-            )
+            text = f"found {shards}; allowed a divisor of train.batch_size = {batch_size}"
+            raise PydanticCustomError("relation", text)
         return shards
 
     def lr_factor(self, role: str) -> float:
@@ -205,10 +199,8 @@ class Log(Section):
         every = {"first_order": "attribution_every", "stream_update": "layers_every"}
         key = every[info.field_name]
         if chosen and info.data.get(key) == 0:
-            raise PydanticCustomError(
-                "relation",
-                f"found true, unused under log.{key}=0; allowed false, or another log.{key}",
-            )
+            text = f"found true, unused under log.{key}=0; allowed false, or another log.{key}"
+            raise PydanticCustomError("relation", text)
         return chosen
 
 
@@ -243,7 +235,7 @@ class Runtime(Section):
     """Whether only deterministic kernels are allowed."""
 
 
-class Config(Displayed, Section):
+class Config(Section):
     """One run.  Every key has a default: an empty file is a configuration."""
 
     name: Annotated[str, Field(pattern=RUN_NAME, max_length=LONGEST_NAME)] | None = None
@@ -255,3 +247,20 @@ class Config(Displayed, Section):
     train: Train = Train()
     log: Log = Log()
     runtime: Runtime = Runtime()
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{key}={value!r}' for key, value in self._changed().items())})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        changed = self._changed()
+        return html_table(
+            f"Config: {'others' if changed else 'all settings'} have their defaults", changed
+        )
+
+    def _changed(self) -> dict[str, Any]:
+        from deepstack.config.identity import non_defaults  # imports this module
+
+        return non_defaults(self)

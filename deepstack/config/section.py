@@ -27,8 +27,8 @@ Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
 def _readable(value: Any) -> Any:
     # YAML cannot hold such a character, so the run's config.yaml could not be read back
     if isinstance(value, str) and (bad := next(filter(is_forbidden, value), None)):
-        text = "found the control character {bad}; allowed printable text"
-        raise PydanticCustomError("relation", text, {"bad": repr(bad)})
+        text = f"found the control character {bad!r}; allowed printable text"
+        raise PydanticCustomError("relation", text)
     return value
 
 
@@ -72,24 +72,15 @@ def unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
 
     def check(section: type[BaseModel], value: Any, info: Any) -> Any:
         usual = section.model_fields[info.field_name].default
-        shown, no_more = value, usual
+        shown, no_more = value, "null" if usual is None else usual
         if isinstance(value, BaseModel):
             shown = ", ".join(f"{k}={v}" for k, v in value if v != getattr(usual, k))
             no_more = "none of it"
         for key, allowed in rules[info.field_name].items():
-            value_of_other = info.data.get(key.rpartition(".")[2])
-            if value != usual and value_of_other not in (None, *allowed):
-                raise PydanticCustomError(
-                    "relation",
-                    "found {value}, unused under {key}={given}; allowed {usual}, or {key}={ok}",
-                    {
-                        "value": shown,
-                        "key": key,
-                        "given": value_of_other,
-                        "usual": "null" if usual is None else no_more,
-                        "ok": " or ".join(allowed),
-                    },
-                )
+            other = info.data.get(key.rpartition(".")[2])
+            if value != usual and other not in (None, *allowed):
+                text = f"found {shown}, unused under {key}={other}; allowed {no_more}, or {key}="
+                raise PydanticCustomError("relation", text + " or ".join(allowed))
         return value
 
     return field_validator(*rules)(classmethod(check))

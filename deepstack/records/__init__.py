@@ -1,77 +1,40 @@
 """Run folders: written atomically and locked, checked against checksums, read back."""
 
-from deepstack.records.analyses import (
-    Analysis,
-    Column,
-    analysis_names,
-    read_analysis,
-    write_analysis,
-)
-from deepstack.records.append_log import AppendLog, number_text
-from deepstack.records.checksums import (
-    CHECKSUMS,
-    STATE,
-    damage,
-    mapping,
-    sha256,
-    write_checksums,
-    write_end,
-)
-from deepstack.records.files import sync_folder, trouble
-from deepstack.records.folder import (
-    ENDED,
-    EVALS_COLUMNS,
-    STATES,
-    STEPS_COLUMNS,
-    TIMING_COLUMNS,
-    RunFolder,
-)
-from deepstack.records.inspection import Inspection, folders_to_inspect, inspect, problems
-from deepstack.records.labels import Labels, change_note, change_tags, read_labels
-from deepstack.records.run import Run, existing_run, find_runs, varying
-from deepstack.records.table import LOGGED, Summary, rows_of, run_rows, runs_table, summarize
-from deepstack.records.trash import removal
-
-__all__ = [
-    "CHECKSUMS",
-    "ENDED",
-    "EVALS_COLUMNS",
-    "LOGGED",
-    "STATE",
-    "STATES",
-    "STEPS_COLUMNS",
-    "TIMING_COLUMNS",
-    "Analysis",
-    "AppendLog",
-    "Column",
-    "Inspection",
-    "Labels",
-    "Run",
-    "RunFolder",
-    "Summary",
-    "analysis_names",
-    "change_note",
-    "change_tags",
-    "damage",
-    "existing_run",
-    "find_runs",
-    "folders_to_inspect",
-    "inspect",
-    "mapping",
-    "number_text",
-    "problems",
-    "read_analysis",
-    "read_labels",
-    "removal",
-    "rows_of",
-    "run_rows",
-    "runs_table",
-    "sha256",
-    "summarize",
-    "sync_folder",
-    "trouble",
-    "varying",
-    "write_analysis",
-    "write_checksums",
-    "write_end",
-]
+from deepstack.records.analyses import Analysis as Analysis
+from deepstack.records.analyses import Column as Column
+from deepstack.records.analyses import write_analysis as write_analysis
+from deepstack.records.append_log import AppendLog as AppendLog
+from deepstack.records.append_log import number_text as number_text
+from deepstack.records.checksums import CHECKSUMS as CHECKSUMS
+from deepstack.records.checksums import STATE as STATE
+from deepstack.records.checksums import damage as damage
+from deepstack.records.checksums import mapping as mapping
+from deepstack.records.checksums import sha256 as sha256
+from deepstack.records.checksums import write_checksums as write_checksums
+from deepstack.records.checksums import write_end as write_end
+from deepstack.records.files import sync_folder as sync_folder
+from deepstack.records.files import trouble as trouble
+from deepstack.records.folder import ENDED as ENDED
+from deepstack.records.folder import EVALS_COLUMNS as EVALS_COLUMNS
+from deepstack.records.folder import STATES as STATES
+from deepstack.records.folder import STEPS_COLUMNS as STEPS_COLUMNS
+from deepstack.records.folder import TIMING_COLUMNS as TIMING_COLUMNS
+from deepstack.records.folder import RunFolder as RunFolder
+from deepstack.records.inspection import Inspection as Inspection
+from deepstack.records.inspection import folders_to_inspect as folders_to_inspect
+from deepstack.records.inspection import inspect as inspect
+from deepstack.records.inspection import problems as problems
+from deepstack.records.labels import change_note as change_note
+from deepstack.records.labels import change_tags as change_tags
+from deepstack.records.labels import read_labels as read_labels
+from deepstack.records.run import Run as Run
+from deepstack.records.run import existing_run as existing_run
+from deepstack.records.run import find_runs as find_runs
+from deepstack.records.run import varying as varying
+from deepstack.records.table import LOGGED as LOGGED
+from deepstack.records.table import Summary as Summary
+from deepstack.records.table import rows_of as rows_of
+from deepstack.records.table import run_rows as run_rows
+from deepstack.records.table import runs_table as runs_table
+from deepstack.records.table import summarize as summarize
+from deepstack.records.trash import removal as removal

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deepstack.records.checksums import CHECKSUMS, mapping, plain_file, sha256
+from deepstack.records.checksums import CHECKSUMS, mapping, sha256
 from deepstack.records.files import replace_all, sync_folder, trouble
 from deepstack.records.folder import RunFolder, damage_error, npy_bytes, read_npy
 
@@ -119,33 +119,3 @@ def analysis_names(folder: RunFolder) -> list[str]:
         paths = folder.analysis_dir.iterdir()
         return sorted(p.name for p in paths if NAME.fullmatch(p.name) and p.is_dir())
     return []
-
-
-def analysis_problems(folder: RunFolder) -> tuple[int, dict[str, str]]:
-    """Compare every file of every analysis with its sha256.
-
-    Returns how many were compared, and {relative path: problem}.
-    """
-    count, problems = 0, {}
-    for name in analysis_names(folder):
-        path = folder.analysis_dir / name
-        label = f"analysis/{name}"
-        try:
-            sums: Mapping[str, Any] = mapping(path / CHECKSUMS)
-        except (OSError, ValueError) as error:
-            problems[f"{label}/{CHECKSUMS}"] = f"unreadable ({error})"
-            continue
-        there = {file.name for file in path.iterdir()} - {CHECKSUMS}
-        for file in sorted(there | set(sums)):
-            if file not in sums:
-                problems[f"{label}/{file}"] = f"not listed in {CHECKSUMS}"
-            elif file not in there:
-                problems[f"{label}/{file}"] = "missing"
-            else:
-                count += 1
-                try:
-                    if sha256(plain_file(path / file)) != sums[file]:
-                        problems[f"{label}/{file}"] = "changed (sha256 differs)"
-                except OSError as error:
-                    problems[f"{label}/{file}"] = f"unreadable ({error})"
-    return count, problems

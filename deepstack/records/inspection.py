@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from deepstack.errors import DeepstackError, NothingMatchedError
-from deepstack.records.analyses import analysis_problems
+from deepstack.records.analyses import analysis_names
 from deepstack.records.append_log import number_text
 from deepstack.records.checksums import (
     CHECKSUMS,
@@ -56,9 +56,7 @@ class Inspection:
         status = self._read_status()
         if self.state == "running" and not held:
             self.state = "interrupted"
-        self.files, problems = analysis_problems(folder)
-        for name, problem in problems.items():
-            self._add(name, problem)
+        self._compare_analyses()
         has_sums = (folder.path / CHECKSUMS).exists()
         # In a run that has not ended, checksums were written just before a kill and are outdated.
         if has_sums and (self.state in ENDED or not status):
@@ -134,6 +132,32 @@ class Inspection:
                 self._add(STATUS, f"{where}, which is not in the last row of steps.csv")
         return status
 
+    def _compare_analyses(self) -> None:
+        """Compare every file of every analysis with its sha256."""
+        for name in analysis_names(self.folder):
+            path, label = self.folder.analysis_dir / name, f"analysis/{name}"
+            with self._reading(f"{label}/{CHECKSUMS}"):
+                listed = mapping(path / CHECKSUMS)
+                sums = {f"{label}/{file}": wanted for file, wanted in listed.items()}
+                there = {f"{label}/{file.name}": file for file in path.iterdir()}
+                del there[f"{label}/{CHECKSUMS}"]
+                self._compare_files(sums, there)
+                for file in sorted(there.keys() - sums.keys()):
+                    self._add(file, f"not listed in {CHECKSUMS}")
+
+    def _compare_files(self, sums: Mapping[str, Any], there: Mapping[str, Path]) -> None:
+        """Compare files with their sha256, each by its relative path."""
+        for name, wanted in sums.items():
+            if name not in there:
+                self._add(name, "missing")
+            elif not there[name].is_file():  # reading a pipe would block
+                self._add(name, "unreadable (no file)")
+            else:
+                self.files += 1
+                with self._reading(name):
+                    if sha256(there[name]) != wanted:
+                        self._add(name, "changed (sha256 differs)")
+
     def _compare_all(self, status: dict[str, Any]) -> None:
         """Compare every data file with checksums.json, and that with its sha256 in status.json."""
         folder = self.folder
@@ -151,20 +175,11 @@ class Inspection:
         if status and wanted not in (None, status_sum(status)):
             self._add(STATUS, "changed (sha256 differs)")
         self.weights = not is_published(folder.path) or folder.checkpoint_dir.exists()
-        for name, wanted in sums.items():
-            if not is_data(name):
-                self._add(CHECKSUMS, f"names {name!r}, which is no file of a run")
-            elif name.startswith("checkpoint/") and not self.weights:
-                continue
-            elif name not in there:
-                self._add(name, "missing")
-            elif not there[name].is_file():  # reading a pipe would block
-                self._add(name, "unreadable (no file)")
-            else:
-                self.files += 1
-                with self._reading(name):
-                    if sha256(there[name]) != wanted:
-                        self._add(name, "changed (sha256 differs)")
+        for name in [name for name in sums if not is_data(name)]:
+            self._add(CHECKSUMS, f"names {name!r}, which is no file of a run")
+            del sums[name]
+        kept = {n: s for n, s in sums.items() if self.weights or not n.startswith("checkpoint/")}
+        self._compare_files(kept, there)
         # A run killed before it removed its checkpoints still has them, whole and unlisted.
         listed = {str(PurePosixPath(name).parent) for name in sums}
         for step in folder.checkpoints():

@@ -15,16 +15,8 @@ from helpers import QUICK
 from helpers.command_line import TINY
 from helpers.command_line import typed as deepstack
 
-from deepstack.cli.app import COMMANDS
 from deepstack.config import Config
 from deepstack.records import Run, find_runs
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str) -> None:
-    result = deepstack(command, "--help")
-    assert result.exit_code == 0
-    assert "Usage" in result.stdout
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["check", "nothing.yaml"]])
@@ -33,7 +25,7 @@ def test_help_and_config_errors_import_no_torch(words: list[str]) -> None:
         "import sys; from deepstack.cli import app\n"
         "try: app(sys.argv[1:])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules)\n"
+        "heavy = {'torch', 'pandas', 'matplotlib', 'numpy', 'scipy'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True)
@@ -54,34 +46,6 @@ def test_divergence_exits_0_or_as_asked_4(tmp_path: Path) -> None:
     words = ["train", QUICK, *TINY, "train.max_loss=0.1", "--out", tmp_path]
     assert deepstack(*words).exit_code == 0
     assert deepstack(*words, "--fail-on-divergence").exit_code == 4
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["train", "nothing.yaml"], 2, "nothing.yaml"),
-        (["train", QUICK, "model.depht=3"], 2, "did you mean 'depth'?"),
-        (["train", QUICK, "model.scheme=deepnrm"], 2, "did you mean 'deepnorm'?"),
-        (["train", QUICK, "task.name=txt"], 2, "did you mean 'text'?"),
-        (["train", QUICK, "task.mask_rat=0.3"], 2, "did you mean 'mask_rate'?"),
-        (["train", QUICK, "task.path=/no/such/text"], 2, "/no/such/text"),
-        (["train", QUICK, "model.scheme_options.p=1"], 2, "model.scheme_options.p"),
-        (["train", QUICK, "--plugin", "nothing.py"], 2, "--plugin nothing.py"),
-        (["sweep", "--depths", "6,x"], 2, "model.depth"),
-        (["sweep", "--schemes", "post_ln,deepnrm"], 2, "did you mean 'deepnorm'?"),
-        (["ls", "no/such/folder"], 7, "no/such/folder"),
-        (["plot", "no/such/folder"], 7, "no/such/folder"),
-        (["plot", "a b", "update_vs_step"], 2, "deepstack plot update_vs_step 'a b'"),
-        (["check", QUICK, "model.depth", "12"], 2, "did you mean model.depth=VALUE?"),
-        (["list", "scheme"], 2, "schemes"),
-        (["trian"], 2, "train"),
-    ],
-)
-def test_a_mistake_is_answered_in_a_few_lines(words: list[str], code: int, said: str) -> None:
-    result = deepstack(*words)
-    assert result.exit_code == code
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_check_counts_parameters_and_flops_exactly(tmp_path: Path) -> None:

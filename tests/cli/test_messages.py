@@ -58,6 +58,29 @@ def test_before_any_run_the_first_one_is_named(
         (["compare", STUDY, "--csv"], "--csv; did you mean --json or --markdown?"),
         (["serve", "--host", "0.0.0.0"], "--host; the page is for this machine alone; from"),
         (["plot", "metric", STUDY, "--x", "dpth", "--y", "loss"], "did you mean 'model.depth'?"),
+        (["train", "nothing.yaml"], "nothing.yaml: no such file"),
+        (["train", "model.depth=12"], "the configuration, as in: FILE.yaml model.depth=12"),
+        (["train", QUICK, "task.name=txt"], "did you mean 'text'?"),
+        (["train", QUICK, "task.mask_rat=0.3"], "did you mean 'mask_rate'?"),
+        (["train", QUICK, "task.path=/no/such/text"], "/no/such/text"),
+        (["train", QUICK, "model.scheme_options.p=1"], "model.scheme_options.p"),
+        (["train", QUICK, "--plugin", "nothing.py"], "--plugin nothing.py"),
+        (["train", QUICK, "--depth", "3"], "did you mean model.depth=VALUE?"),
+        (["train", QUICK, "--seed", "1"], "did you mean seed=VALUE?"),
+        (["train", QUICK, "model.norm=rms"], "did you mean model.norm.kind=rms?"),
+        (["train", QUICK, "task=copy"], "did you mean task.name=copy?"),
+        (["check", QUICK, "--train.lr", "1"], "did you mean train.lr=VALUE?"),
+        (["check", QUICK, "model.norm=rmsnorm"], "did you mean model.norm.kind=rms"),
+        (["check", QUICK, "model.depth", "12"], "did you mean model.depth=VALUE?"),
+        (["theory", "--claim", "C1,C2"], "give it once a claim: --claim C1 --claim C2"),
+        (["plot", "a b", "update_vs_step"], "deepstack plot update_vs_step 'a b'"),
+        (["sweep", "--depths", "6,x"], "model.depth"),
+        (["sweep", "--schemes", "post_ln,deepnrm"], "did you mean 'deepnorm'?"),
+        (["sweep", QUICK, "--depth", "12"], "did you mean --depths?"),
+        (["sweep", QUICK, "--scheme", "deepnorm"], "did you mean --schemes?"),
+        (["sweep", QUICK, "--seeds", "0-2"], "with commas between them (0,1,2)"),
+        (["sweep", QUICK, "--depths", "6..48"], "with commas between them (0,1,2)"),
+        (["sweep", QUICK, "model.norm=rms,layer"], "did you mean 'model.norm.kind'?"),
         # After a suggestion no long list follows.
         (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
         (["train", QUICK, "train.stesp=3"], "unknown key 'stesp'; did you mean 'steps'?\n"),
@@ -74,8 +97,15 @@ def test_a_wrong_word_names_the_right_one(
     make_run(tmp_path / STUDY / "run")
     before = sorted(tmp_path.rglob("*"))
     result = typed(*words)
-    assert result.exit_code == 2 and message in result.stderr, result.stderr
+    shown = " ".join(result.stderr.split()) + "\n"
+    assert result.exit_code == 2 and message in shown and "Traceback" not in shown, shown
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["ls", "plot"])
+def test_a_missing_folder_is_named(command: str) -> None:
+    result = typed(command, "no/such/folder")
+    assert result.exit_code == 7 and "no/such/folder" in result.stderr
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that refuses folders")

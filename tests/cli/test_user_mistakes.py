@@ -169,43 +169,6 @@ def test_a_sweep_says_what_it_left_alone_and_how_to_run_it_again(tmp_path: Path)
     assert left.stderr.rstrip().endswith("to run them again: --retry failed")
 
 
-MEANT: dict[str, tuple[list[str], str]] = {
-    "a setting without its config": (
-        ["train", "model.depth=12"],
-        "a setting comes after the configuration, as in: FILE.yaml model.depth=12",
-    ),
-    "several claims": (
-        ["theory", "--claim", "C1,C2"],
-        "give it once a claim: --claim C1 --claim C2",
-    ),
-    "an option's plural": (["sweep", QUICK, "--depth", "12"], "did you mean --depths?"),
-    "another option": (["sweep", QUICK, "--scheme", "deepnorm"], "did you mean --schemes?"),
-    "a setting as an option": (["train", QUICK, "--depth", "3"], "did you mean model.depth=VALUE?"),
-    "a setting called like it": (["train", QUICK, "--seed", "1"], "did you mean seed=VALUE?"),
-    "a setting in full": (["check", QUICK, "--train.lr", "1"], "did you mean train.lr=VALUE?"),
-    "a range": (["sweep", QUICK, "--seeds", "0-2"], "with commas between them (0,1,2)"),
-    "a long range": (
-        ["sweep", QUICK, "--depths", "6..48"],
-        "with commas between them (0,1,2)",
-    ),
-    "a section": (["train", QUICK, "model.norm=rms"], "did you mean model.norm.kind=rms?"),
-    "a section's word": (
-        ["check", QUICK, "model.norm=rmsnorm"],
-        "did you mean model.norm.kind=rms",
-    ),
-    "a section's name": (["train", QUICK, "task=copy"], "did you mean task.name=copy?"),
-    "an axis": (["sweep", QUICK, "model.norm=rms,layer"], "did you mean 'model.norm.kind'?"),
-    "a key": (["train", QUICK, "model.dept=3"], "did you mean 'depth'?"),
-}
-
-
-@pytest.mark.parametrize("what", MEANT)
-def test_what_was_meant(what: str) -> None:
-    words, said = MEANT[what]
-    found = typed(*words)
-    assert found.exit_code == 2 and said in " ".join(found.stderr.split())
-
-
 def test_the_config_of_a_probe_is_nothing_to_train(tmp_path: Path) -> None:
     import torch
 

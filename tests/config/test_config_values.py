@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -323,10 +321,3 @@ def test_load_config_and_load_study_read_files(tmp_path: Path) -> None:
     file.write_text("seed: 5")
     assert conf.load_config(str(file), ["model.depth=9"]).model.depth == 9
     assert conf.load_config(os.fsencode(file).decode()).seed == 5
-
-
-def test_the_import_is_light() -> None:
-    heavy = "torch", "pandas", "matplotlib", "numpy"
-    code = f"import sys, deepstack.config; print([m for m in {heavy} if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout == "[]\n"

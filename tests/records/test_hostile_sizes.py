@@ -53,10 +53,7 @@ def test_a_terabyte_of_a_checkpoint_is_refused(
     assert f"{name} has 1,000,000,000,000 bytes, of " in found.stderr
 
 
-def test_a_header_that_promises_a_terabyte_is_refused(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_a_header_that_promises_a_terabyte_is_refused(folder: RunFolder) -> None:
     offsets = f"[0,{TERABYTE}]"
     header = f'{{"a":{{"dtype":"U8","shape":[{TERABYTE}],"data_offsets":{offsets}}}}}'.encode()
     newest(folder).write_bytes(struct.pack("<Q", len(header)) + header)
@@ -66,9 +63,8 @@ def test_a_header_that_promises_a_terabyte_is_refused(
     assert "weights.safetensors has 1,000,000,000,0" in problem and "the disk holds" in problem
 
 
-def test_bytes_behind_the_tensors_are_not_hashed(trained: dict[str, Path], tmp_path: Path) -> None:
+def test_bytes_behind_the_tensors_are_not_hashed(folder: RunFolder) -> None:
     """The header tells the size on a file system that does not report holes."""
-    folder = copied(trained["done"], tmp_path)
     size = newest(folder).stat().st_size
     with open(newest(folder), "ab") as file:
         file.write(b"x" * 2**27)

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers.ended_runs import TINY, copied
+from helpers.ended_runs import TINY
 from helpers.sampling import some
 from typer.testing import CliRunner
 
@@ -77,10 +77,7 @@ def test_a_run_comes_out_again(
     assert after == before and not list(tmp_path.iterdir())
 
 
-def test_a_killed_run_is_compared_as_far_as_its_rows_go(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_a_killed_run_is_compared_as_far_as_its_rows_go(folder: RunFolder) -> None:
     folder.write_status("running", 0)
     shutil.rmtree(folder.checkpoint_dir)
     rows = folder.steps_path.read_bytes().splitlines(keepends=True)
@@ -190,10 +187,7 @@ CHANGES: list[tuple[Action, str]] = [
 
 
 @pytest.mark.parametrize(("act", "place"), some(CHANGES, 2))
-def test_a_difference_is_named(
-    act: Action, place: str, trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_a_difference_is_named(act: Action, place: str, folder: RunFolder) -> None:
     act(folder)
     result = rerun(folder.path, "--check", "-q")
     assert result.exit_code == 6 and result.stdout == ""
@@ -202,10 +196,7 @@ def test_a_difference_is_named(
     assert "also at" not in result.stderr
 
 
-def test_a_record_of_layers_that_is_there_twice_is_a_difference(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_a_record_of_layers_that_is_there_twice_is_a_difference(folder: RunFolder) -> None:
     for path in folder.layers_dir.glob("*.npy"):
         values = np.load(path)
         first = values[:1] if path.stem == "steps" else values[:1] + 1
@@ -215,20 +206,14 @@ def test_a_record_of_layers_that_is_there_twice_is_a_difference(
     assert ".npy, the steps" in result.stderr
 
 
-def test_both_values_are_shown_and_training_stops_there(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_both_values_are_shown_and_training_stops_there(folder: RunFolder) -> None:
     true, changed = change(folder.steps_path, 2, "model_update")
     watch = Counting()
     (found,) = check(folder.path, observer=watch).differences
     assert (found.recorded, found.now, watch.last) == (changed, true, 2)
 
 
-def test_the_earliest_difference_is_named_first_whatever_file_it_is_in(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_the_earliest_difference_is_named_first_whatever_file_it_is_in(folder: RunFolder) -> None:
     flip_layer(folder)
     change(folder.steps_path, 5, "loss")
     change(folder.path / "attribution.csv", 6, "q")  # is not reached any more
@@ -239,10 +224,7 @@ def test_the_earliest_difference_is_named_first_whatever_file_it_is_in(
     ]
 
 
-def test_a_diverged_record_that_goes_on_now_is_a_difference(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_a_diverged_record_that_goes_on_now_is_a_difference(folder: RunFolder) -> None:
     rows = folder.steps_path.read_text().splitlines(keepends=True)
     folder.steps_path.write_text("".join(rows[:4]))
     folder.write_status("diverged", 3, quantity="loss", value="1.0")
@@ -265,8 +247,7 @@ def test_another_learning_rate_in_the_code_is_found(
     assert watch.last == 3
 
 
-def test_a_damaged_record_is_said_to_be(trained: dict[str, Path], tmp_path: Path) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_a_damaged_record_is_said_to_be(folder: RunFolder) -> None:
     folder.meta_path.write_text(folder.meta_path.read_text())
     (folder.layers_dir / "grad_norm.npy").write_bytes(b"")
     result = rerun(folder.path, "--check")
@@ -277,8 +258,9 @@ def test_a_damaged_record_is_said_to_be(trained: dict[str, Path], tmp_path: Path
 # --- what is refused ---------------------------------------------------------------------------
 
 
-def test_another_environment_is_refused_by_name(trained: dict[str, Path], tmp_path: Path) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_another_environment_is_refused_by_name(
+    trained: dict[str, Path], tmp_path: Path, folder: RunFolder
+) -> None:
     meta = folder.read_meta()
     meta["environment"] |= {"torch": "1.0", "threads": 7}
     folder.write_meta(meta)
@@ -328,11 +310,10 @@ def test_a_missing_plugin_is_refused_and_a_given_one_is_used(tmp_path: Path) -> 
 
 
 def test_what_is_no_run_or_has_no_row(
-    trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: RunFolder
 ) -> None:
     assert rerun(tmp_path, "--check").exit_code == 2
     assert "is no run" in rerun(trained["done"].parent).stderr
-    folder = copied(trained["done"], tmp_path)
     folder.write_status("running", 0)
     folder.steps_path.unlink()
     folder.evals_path.unlink()

@@ -61,10 +61,7 @@ def test_an_untouched_run_is_whole(state: str, trained: dict[str, Path]) -> None
         assert row["files"] == len(listed)
 
 
-def test_what_people_and_readers_write_is_no_damage(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_what_people_and_readers_write_is_no_damage(folder: RunFolder) -> None:
     folder.log_path.write_text("something else")
     (folder.path / "notes.md").write_text("mine")
     (folder.path / ".DS_Store").write_text("a system's")
@@ -184,9 +181,8 @@ CHANGES: list[tuple[Callable[[RunFolder], object], str]] = [
 
 @pytest.mark.parametrize(("act", "said"), CHANGES)
 def test_a_change_of_a_finished_run_is_named(
-    act: Callable[[RunFolder], object], said: str, trained: dict[str, Path], tmp_path: Path
+    act: Callable[[RunFolder], object], said: str, tmp_path: Path, folder: RunFolder
 ) -> None:
-    folder = copied(trained["done"], tmp_path)
     act(folder)
     result = verify(tmp_path, "--json")
     assert result.exit_code == 6

@@ -11,45 +11,43 @@ from helpers.ended_runs import TINY, copied, flip, verify
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.records import files, find_runs, inspect, problems, write_checksums
+from deepstack.records import RunFolder, files, find_runs, inspect, problems, write_checksums
 
 
-def test_flips_in_an_interrupted_run_are_noticed(trained: dict[str, Path], tmp_path: Path) -> None:
-    folder = copied(trained["interrupted"], tmp_path)
-    assert folder.checkpoints() == [3, 4]
+def test_flips_in_an_interrupted_run_are_noticed(stopped: RunFolder) -> None:
+    assert stopped.checkpoints() == [3, 4]
     random = np.random.default_rng(0)
-    files = [folder.steps_path, folder.evals_path, folder.path / "attribution.csv"]
-    files += [p for p in folder.checkpoint_dir.glob("*/*") if p.is_file()]
+    files = [stopped.steps_path, stopped.evals_path, stopped.path / "attribution.csv"]
+    files += [p for p in stopped.checkpoint_dir.glob("*/*") if p.is_file()]
     assert len(files) == 15
     for path in files:
         whole = path.read_bytes()
         for bit in random.integers(0, 8 * len(whole), 4):
             flip(path, int(bit))
-            found = problems(folder)
-            name = path.relative_to(folder.path)
+            found = problems(stopped)
+            name = path.relative_to(stopped.path)
             said = f"checkpoint/{name.parts[1]}: " if len(name.parts) > 1 else f"{path.name}: "
             assert any(line.startswith(said) for line in found), (name, bit, found)
             path.write_bytes(whole)
-    assert problems(folder) == []
+    assert problems(stopped) == []
 
 
 def test_rows_behind_the_last_checkpoint_are_no_damage_but_lost_ones_are(
-    trained: dict[str, Path], tmp_path: Path
+    stopped: RunFolder,
 ) -> None:
-    folder = copied(trained["interrupted"], tmp_path)
-    folder.write_status("running", 4)  # as a killed process leaves it
-    with open(folder.steps_path, "a") as file:
+    stopped.write_status("running", 4)  # as a killed process leaves it
+    with open(stopped.steps_path, "a") as file:
         file.write("5,1,1,1,1,1,1,1\n6,2.")
-    found = inspect(folder)
+    found = inspect(stopped)
     assert (found.state, found.verdict, found.problems) == ("interrupted", "so far", [])
-    lines = folder.steps_path.read_text().splitlines(keepends=True)
-    folder.steps_path.write_text("".join(lines[:3]))
-    assert problems(folder) == [
+    lines = stopped.steps_path.read_text().splitlines(keepends=True)
+    stopped.steps_path.write_text("".join(lines[:3]))
+    assert problems(stopped) == [
         "status.json: saved at step 4, but the last row of steps.csv is step 2",
         "steps.csv: changed (sha256 up to step 4 differs)",
     ]
-    folder.steps_path.unlink()
-    assert "steps.csv: missing" in problems(folder)
+    stopped.steps_path.unlink()
+    assert "steps.csv: missing" in problems(stopped)
 
 
 class Kill(BaseException):
@@ -73,54 +71,41 @@ def test_a_run_killed_amid_its_first_look_is_no_damage(
     assert list(run.folder.layers_dir.glob("*.npy")) and problems(run.folder) == []
 
 
-def test_the_steps_of_looks_that_are_lost_are_damage(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["interrupted"], tmp_path)
-    (folder.layers_dir / "steps.npy").unlink()
-    assert "layers/grad_norm.npy: unreadable (no steps.npy)" in problems(folder)
+def test_the_steps_of_looks_that_are_lost_are_damage(stopped: RunFolder) -> None:
+    (stopped.layers_dir / "steps.npy").unlink()
+    assert "layers/grad_norm.npy: unreadable (no steps.npy)" in problems(stopped)
 
 
-def test_a_damaged_newest_checkpoint_leaves_the_logs_to_the_one_before(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["interrupted"], tmp_path)
-    flip(folder.checkpoint_path(4) / "state.json", 3)
-    flip(folder.steps_path, 8 * (folder.log("steps", ("step",)).upto(2).size - 3))
-    found = problems(folder)
+def test_a_damaged_newest_checkpoint_leaves_the_logs_to_the_one_before(stopped: RunFolder) -> None:
+    flip(stopped.checkpoint_path(4) / "state.json", 3)
+    flip(stopped.steps_path, 8 * (stopped.log("steps", ("step",)).upto(2).size - 3))
+    found = problems(stopped)
     assert [line.split(":")[0] for line in found] == ["checkpoint/4", "steps.csv"]
     assert "up to step 3" in found[1]
 
 
-def test_a_run_at_work_is_told_as_far_as_it_is(trained: dict[str, Path], tmp_path: Path) -> None:
-    folder = copied(trained["interrupted"], tmp_path)
-    folder.write_status("running", 4)
-    before = {p: p.stat().st_mtime_ns for p in folder.path.rglob("*")}
-    with folder.lock():
-        found = inspect(folder)
+def test_a_run_at_work_is_told_as_far_as_it_is(stopped: RunFolder) -> None:
+    stopped.write_status("running", 4)
+    before = {p: p.stat().st_mtime_ns for p in stopped.path.rglob("*")}
+    with stopped.lock():
+        found = inspect(stopped)
         assert (found.state, found.verdict) == ("running", "so far") and found.files > 10
-        flip(folder.checkpoint_path(3) / "probe.safetensors", 1000)
-        assert problems(folder)[0].startswith("checkpoint/3: probe.safetensors is not")
-    flip(folder.checkpoint_path(3) / "probe.safetensors", 1000)
+        flip(stopped.checkpoint_path(3) / "probe.safetensors", 1000)
+        assert problems(stopped)[0].startswith("checkpoint/3: probe.safetensors is not")
+    flip(stopped.checkpoint_path(3) / "probe.safetensors", 1000)
     changed = {p for p in before if p.stat().st_mtime_ns != before[p]}
-    assert changed <= {folder.lock_path, folder.checkpoint_path(3) / "probe.safetensors"}
+    assert changed <= {stopped.lock_path, stopped.checkpoint_path(3) / "probe.safetensors"}
 
 
-def test_sums_of_a_run_killed_before_its_status_are_of_no_use(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["interrupted"], tmp_path)
-    write_checksums(folder)
-    folder.write_status("running", 4)
-    with open(folder.steps_path, "a") as file:
+def test_sums_of_a_run_killed_before_its_status_are_of_no_use(stopped: RunFolder) -> None:
+    write_checksums(stopped)
+    stopped.write_status("running", 4)
+    with open(stopped.steps_path, "a") as file:
         file.write("5,1,1,1,1,1,1,1\n")
-    assert problems(folder) == []
+    assert problems(stopped) == []
 
 
-def test_a_run_of_an_older_version_is_read_and_counted(
-    trained: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = copied(trained["done"], tmp_path)
+def test_a_run_of_an_older_version_is_read_and_counted(tmp_path: Path, folder: RunFolder) -> None:
     (folder.path / "checksums.json").unlink(missing_ok=True)
     folder.write_status("done", 6)
     result = verify(tmp_path)
@@ -144,10 +129,9 @@ def test_a_run_of_an_older_version_is_read_and_counted(
 
 
 def test_a_run_without_its_config_is_not_overlooked(
-    trained: dict[str, Path], tmp_path: Path
+    trained: dict[str, Path], tmp_path: Path, folder: RunFolder
 ) -> None:
     copied(trained["diverged"], tmp_path)
-    folder = copied(trained["done"], tmp_path)
     folder.config_path.unlink()
     for words in ([tmp_path], [tmp_path / "study"], [folder.path]):
         result = verify(*words, "--json")
