@@ -67,6 +67,7 @@ model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary : 8
 model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary model.qk_norm=true model.norm.kind=rms : 925 1191
 model.depth=200 train.batch_size=8 log.layers_every=0 model.d_model=128 train.optimizer=muon : 1621 1473
 model.depth=12 train.batch_size=4 log.probe_sequences=256 log.skipped_layers=4 : 2128 2157
+model.depth=1000 train.batch_size=8 log.layers_every=0 task.seq_len=32 log.probe_sequences=1 runtime.recompute_every=32 : 1374 1272
 """  # noqa: E501
 """Settings, and the peaks in MB of a run of these: replayed and not."""
 
