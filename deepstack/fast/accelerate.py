@@ -96,7 +96,10 @@ def accelerate(
     optimizer: made with `capturable` where the step is captured or replayed.  notify: receives a
     line before or after something that takes long.  threads: that replay the shards of a batch.
     """
-    enable_fast_paths(built.model, paths, config.runtime.recompute_every, notify)
+    every = conf.recompute_every(config)
+    if every and config.runtime.recompute_every == "auto":
+        notify(f"memory is short: layers are computed twice (runtime.recompute_every={every})")
+    enable_fast_paths(built.model, paths, every, notify)
     on_gpu = built.trained[0].parameters[0].is_cuda
     if paths.fused and on_gpu and makes_kernels():
         notify("Triton makes kernels; seconds, once on a machine")

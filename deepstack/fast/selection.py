@@ -46,7 +46,7 @@ def fast_paths_of(
         processes=ranks.size,
         uniform=SCHEMES[config.model.scheme].uniform,
         static=SCHEMES[config.model.scheme].static,
-        recompute=runtime.recompute_every > 0,
+        recompute=conf.recompute_every(config) > 0,
         inside=gpu and model is not None and has_more_inside(model),
         fusible=gpu and model is not None and (layer <= SMALL_LAYER or is_fully_fused(model)),
         fused=runtime.fused,

@@ -89,6 +89,26 @@ def test_memory_estimate_of_a_known_run() -> None:
     assert 0.7 < above / 1.53e9 / 1.048 < 1.5
 
 
+@pytest.mark.parametrize(
+    ("memory", "settings", "every"),
+    [
+        (15e9, [], 100),
+        (15e9, ["runtime.recompute_every=0"], 0),
+        (15e9, ["runtime.device=cuda"], 0),
+        (25e9, [], 0),
+    ],
+)
+def test_layers_are_recomputed_by_default_only_where_memory_is_short(
+    memory: float, settings: list[str], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "machine_memory", lambda: memory)
+    file = Path(__file__).parents[2] / "configs" / "bench_narrow.yaml"
+    config = conf.load_config(file, ["model.depth=10000", *settings])
+    assert conf.recompute_every(config) == every
+    needed = conf.memory_estimate(config, scheme_memory=scheme_memory(config))
+    assert every == 0 or needed < memory
+
+
 def test_absurd_runs_are_refused_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(too_large, "machine_memory", lambda: 2**30)
     monkeypatch.setattr(too_large, "on_gpu", lambda config: False)
