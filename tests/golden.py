@@ -35,6 +35,7 @@ RUNS = {
     "replayed_by_default": "train.steps=60 + log.layers_every=20",
     "probe_as_large_as_batch": "log.probe_sequences=4 + runtime.replay=true",
     "recomputed": "runtime.recompute_every=2",
+    "recomputed_replayed": "runtime.recompute_every=2 + runtime.replay=true",
     "sgd": "train.optimizer=sgd + train.momentum=0.9 + train.lr=0.05",
     "adam_without_clip": "train.optimizer=adam + train.clip=null + train.schedule=cosine",
     "muon": "train.optimizer=muon + train.weight_decay=0.1 + runtime.replay=true",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from deepstack.config.machine import machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
 from deepstack.config.schema import Config
@@ -226,11 +227,26 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
     return weights + logs + checkpoint, 3 * (weights + optimizer + logs) + logs
 
 
+def recompute_every(config: Config) -> int:
+    """Return after how many layers the stream is kept, the rest being computed again; 0: all.
+
+    'auto' looks at the estimate of Pre-LN and at the memory of this machine.  The choice changes no
+    number that a run logs.
+    """
+    chosen = config.runtime.recompute_every
+    if chosen != "auto":
+        return chosen
+    keeping = config.runtime.model_copy(update={"recompute_every": 0})
+    needed = memory_estimate(config.model_copy(update={"runtime": keeping}))
+    short = not on_gpu(config) and needed > machine_memory()
+    return math.isqrt(sum(depths(config))) if short else 0
+
+
 def activations(config: Config, scheme_memory: SchemeMemory) -> int:
     """Return the bytes kept for the backward pass: of all layers, or of those not recomputed."""
     depth, every, batch = (
         sum(depths(config)),
-        config.runtime.recompute_every,
+        recompute_every(config),
         config.train.batch_size,
     )
     saved = saved_by_layers(config, batch, scheme_memory)

@@ -25,6 +25,7 @@ from deepstack.config.estimate import (
     BYTES_VOCABULARY,
     StackSizes,
     depths,
+    recompute_every,
     stack_sizes,
     sublayers,
     width_inside,
@@ -85,7 +86,7 @@ def step_flops(
     learnt = sum(flops for role, flops in by_role if trained == "all" or role in ("", *trained))
     of_layers = sum(layers.values())
     probe = layer_flops(config, config.log.probe_sequences, scheme_flops)
-    recompute = of_layers if config.runtime.recompute_every else 0
+    recompute = of_layers if recompute_every(config) else 0
     return StepFlops(forward, forward + learnt, recompute, sum(probe.values()))
 
 

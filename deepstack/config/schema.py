@@ -223,8 +223,9 @@ class Runtime(Section):
     """Whether the operations of a step are recorded once and replayed; 'auto': on a CPU."""
     products: Literal["auto", "mkl", "onednn"] = "auto"
     """The library of large products in fp32 on a CPU; 'auto': oneDNN on AMD with AVX-512."""
-    recompute_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Keep the stream every so many layers and compute the rest again backward; 0: keep all."""
+    recompute_every: Annotated[int, Field(ge=0, le=1_000_000)] | Literal["auto"] = "auto"
+    """Keep the stream every so many layers and compute the rest again backward; 0: keep all;
+    'auto': all, or on a CPU every √depth layers if the machine has too little memory for all."""
     parallel: Literal["data", "fully_sharded"] = "data"
     """How processes of torchrun share the work: split the batch, or the parameters too."""
     checkpoint_seconds: Annotated[float, Field(ge=0, le=1e9)] = 120.0

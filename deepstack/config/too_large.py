@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
 from bisect import bisect_right
 from collections.abc import Mapping
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from deepstack.config.estimate import SchemeMemory, memory_estimate, no_more, on_gpu
+from deepstack.config.machine import machine_memory
 from deepstack.config.schema import Config
 from deepstack.errors import ConfigError
 
 # far more than the machine has is refused; a little more is for the run itself to find out
 ABSURD = 4
 GPU_BYTES = 192 * 2**30
-
-
-def machine_memory() -> int:
-    """Return the bytes of memory of this machine, or less under the limit of a cgroup."""
-    limits = []
-    try:
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        pass
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = Path("/sys/fs/cgroup", name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal():
-            limits.append(int(text))
-    return min(filter(None, limits), default=16 * 2**30)
-
-
-def available_memory() -> int:
-    """Return the bytes that can be used now without swapping, within a cgroup's limit."""
-    total = machine_memory()
-    try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
-    except OSError:
-        match = None
-    return min(total, 1024 * int(match[1])) if match else total
 
 
 def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepstack.fast.products import uses_onednn
@@ -62,9 +62,9 @@ class Recording(TorchDispatchMode):
         self.before: dict[int, torch.UntypedStorage] = {}
         self.results: Any = None
         self.refused = ""
-        # Storage numbers by address.  A weak reference keeps the address from being reused.
-        self._numbers: dict[int, int] = {}
-        self._storages: list[StorageWeakRef] = []
+        # Numbers of the living storages.  A weak reference by torch would keep the small objects
+        # of all others, between which freed memory lies in pieces too small for new results.
+        self._numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -94,7 +94,7 @@ class Recording(TorchDispatchMode):
         new = {
             index: value
             for index, value in enumerate(values)
-            if isinstance(value, Tensor) and value.untyped_storage()._cdata not in self._numbers
+            if isinstance(value, Tensor) and value.untyped_storage() not in self._numbers
         }
         for value in new.values():
             self._number(value.untyped_storage())
@@ -107,25 +107,24 @@ class Recording(TorchDispatchMode):
 
     def _number(self, storage: torch.UntypedStorage) -> int:
         """Return the number of a storage; give it the next one if it has none."""
-        number = self._numbers.setdefault(storage._cdata, len(self.sizes))
+        number = self._numbers.setdefault(storage, len(self.sizes))
         if number == len(self.sizes):
-            self._storages.append(StorageWeakRef(storage))
             self.sizes.append(storage.nbytes())
         return number
 
     def refer(self, tensor: Tensor) -> TensorRef:
         """Return the TensorRef of a tensor; a storage without a number existed before the step."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._numbers:
+        if storage not in self._numbers:
             self.before[self._number(storage)] = storage
         size, stride = tuple(tensor.shape), tensor.stride()
-        number = self._numbers[storage._cdata]
+        number = self._numbers[storage]
         return TensorRef(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
 
     def finish(self, results: Any) -> None:
-        """Keep the TensorRefs of the step's results and release the storages' addresses."""
+        """Keep the TensorRefs of the step's results and forget the storages' numbers."""
         self.results = map_nested(results, self.refer)
-        self._numbers, self._storages = {}, []
+        self._numbers.clear()
 
     def equals(self, other: Recording) -> bool:
         """Return whether both recordings contain the same operations on the same tensors."""

@@ -56,7 +56,7 @@ def choose_fast_paths(
     """
     runtime, scheme = config.runtime, SCHEMES[config.model.scheme]
     dropout, sharded = config.model.dropout > 0, parallel == "fully_sharded"
-    redrawn = dropout and runtime.recompute_every > 0
+    redrawn = dropout and conf.recompute_every(config) > 0
     compiled = runtime.compile is True
     # by key: the chosen value, and for each requirement whether it is missing
     need: dict[str, tuple[bool | str, dict[str, bool]]] = {

@@ -165,7 +165,10 @@ class TrainingRun:
             optim=self.built.optim,
             capturable=paths.captured or paths.replayed,
         )
-        enable_fast_paths(self.model, paths, config.runtime.recompute_every, notify)
+        every = conf.recompute_every(config)
+        if every and config.runtime.recompute_every == "auto":
+            notify(f"memory is short: layers are computed twice (runtime.recompute_every={every})")
+        enable_fast_paths(self.model, paths, every, notify)
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
         self.snapshots = SnapshotWriter(

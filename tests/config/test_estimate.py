@@ -67,6 +67,7 @@ model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary : 8
 model.depth=200 train.batch_size=8 log.layers_every=0 model.positions=rotary model.qk_norm=true model.norm.kind=rms : 925 1191
 model.depth=200 train.batch_size=8 log.layers_every=0 model.d_model=128 train.optimizer=muon : 1621 1473
 model.depth=12 train.batch_size=4 log.probe_sequences=256 log.skipped_layers=4 : 2128 2157
+model.depth=1000 train.batch_size=8 log.layers_every=0 task.seq_len=32 log.probe_sequences=1 runtime.recompute_every=32 : 1374 1272
 """  # noqa: E501
 """Settings, and the peaks in MB of a run of these: replayed and not."""
 
@@ -86,6 +87,26 @@ def test_memory_estimate_of_a_known_run() -> None:
     terms = conf.memory_terms(read, 257)
     above = sum(terms.values()) - terms["Python and torch"] - terms["looks at every layer"]
     assert 0.7 < above / 1.53e9 / 1.048 < 1.5
+
+
+@pytest.mark.parametrize(
+    ("memory", "settings", "every"),
+    [
+        (15e9, [], 100),
+        (15e9, ["runtime.recompute_every=0"], 0),
+        (15e9, ["runtime.device=cuda"], 0),
+        (25e9, [], 0),
+    ],
+)
+def test_layers_are_recomputed_by_default_only_where_memory_is_short(
+    memory: float, settings: list[str], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "machine_memory", lambda: memory)
+    file = Path(__file__).parents[2] / "configs" / "bench_narrow.yaml"
+    config = conf.load_config(file, ["model.depth=10000", *settings])
+    assert conf.recompute_every(config) == every
+    needed = conf.memory_estimate(config, scheme_memory=scheme_memory(config))
+    assert every == 0 or needed < memory
 
 
 def test_absurd_runs_are_refused_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,17 @@ def test_recomputation_changes_no_number(every: int, fused: bool, tmp_path: Path
     assert (whole.path / "steps.csv").read_bytes() == (again.path / "steps.csv").read_bytes()
 
 
+def test_layers_are_computed_twice_where_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(config(runtime__replay=True), tmp_path / "a")
+    monkeypatch.setattr("deepstack.config.estimate.machine_memory", lambda: 0)
+    again = trained(config(runtime__replay=True), tmp_path / "b")
+    assert (whole.path / "steps.csv").read_bytes() == (again.path / "steps.csv").read_bytes()
+    assert whole.meta["flops"]["step"] == again.meta["flops"]["step"]
+    assert whole.meta["flops"]["with_probe"] < again.meta["flops"]["with_probe"]
+
+
 def test_a_run_that_compiles_nothing_leaves_the_compiler_alone(tmp_path: Path) -> None:
     """It takes a second to import, a third of what a run of 1000 layers needs to begin."""
     script = (

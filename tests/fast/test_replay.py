@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -313,6 +315,22 @@ def test_a_function_of_the_table_gives_the_bits_of_its_operation(
         assert torch.equal(tensors[reference].view(torch.int32), values[index].view(torch.int32)), (
             index
         )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_recording_reuses_the_memory_that_a_step_frees() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    x, w = torch.randn(256, 64), torch.randn(256, 64)
+    with torch.no_grad(), Recording() as recording:
+        before = resident()
+        for _ in range(500):  # numbers of several sizes, freed in another order
+            hidden = F.linear(x, w).relu_()
+            F.layer_norm(F.linear(hidden, w.mT), [64]) + x
+        grown = resident() - before
+    assert len(recording.calls) == 2500
+    assert grown < 40e6, "small objects lie between the freed results"
 
 
 def test_results_that_share_a_storage_are_both_taken_over() -> None:
