@@ -26,8 +26,8 @@ MORE_COLOURS = (
 )  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "h", "<", ">", "p", "*", "d", "8")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.4, 1.2, 1.4)))
-# A scheme's place gives its colour, line and marker; each row has every colour once.  Studies compare
-# the schemes of the first row most.
+# A scheme's place gives its colour, line and marker.  Each block has every colour once; studies
+# compare the schemes of the first one most.
 ORDER = (
     "deepnorm", "post_ln", "pre_ln", "rezero", "admin", "sub_ln", "sandwich_ln",
     "peri_ln", "fixup", "ds_init", "layer_scale", "hyper_connections", "skip_init", "ngpt",
