@@ -127,8 +127,8 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
     shown = runs_with_outcome(runs)
     table = map_table(shown, by_lr=True)
     rates = sorted(set(table["lr"]), reverse=True)
-    if len(rates) < 2:
-        raise NothingMatchedError("needs finished runs of two learning rates or more")
+    if table.groupby(["name", "depth"])["lr"].nunique().max() < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
     depths = sorted(set(table["depth"]))
     drawing = Drawing(shown, options, but=[LR])
     names = list(dict.fromkeys(table["name"]))
