@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from deepstack.config import too_large
+from deepstack.config.examples import example_paths
 from deepstack.config.explain import raise_problems, validate
 from deepstack.config.schema import LENGTHS, Config
 from deepstack.config.suggestions import suggest_full_key
-from deepstack.config.walk import keys
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest
 from deepstack.yaml_reader import (
@@ -273,7 +273,9 @@ def _why(error: OSError | ValueError, path: str | os.PathLike[str]) -> str:
         near = nearest(wanted.name, names) or nearest(wanted.stem, stems)
         if near:
             return f"no such file; did you mean {printable_path((stems | names)[near])!r}?"
-    if wanted.name.partition("=")[0] in keys():
+    if example := nearest(str(wanted), example_paths()):
+        return f"no such file; did you mean the example {example!r}?"
+    if "=" in wanted.name:
         return "no such file; a setting comes after the configuration, as in: FILE.yaml " + (
             printable_path(path)
         )

@@ -195,8 +195,8 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     """Final validation loss against the learning rate, a curve a depth, the best rate of each."""
     final = [run for run in runs if run.state in ("done", "diverged") and len(run.evals)]
     table = map_table(final, by_lr=True) if final else None
-    if table is None or table["lr"].nunique() < 2:
-        raise NothingMatchedError("needs finished runs of two learning rates or more")
+    if table is None or table.groupby(["name", "depth"])["lr"].nunique().max() < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
     column = loss_column(final)
     table["diverged"] = [has_diverged(run) for run in table["run"]]
     table["value"] = [math.nan if has_diverged(r) else final_value(r, column) for r in table["run"]]

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from deepstack.analysis.outcomes import CLEAR, OUTCOME_WORDS, map_table, runs_with_outcome
+from deepstack.analysis.settings import LR
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing, Panel
@@ -126,10 +127,10 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
     shown = runs_with_outcome(runs)
     table = map_table(shown, by_lr=True)
     rates = sorted(set(table["lr"]), reverse=True)
-    if len(rates) < 2:
-        raise NothingMatchedError("needs finished runs of two learning rates or more")
+    if table.groupby(["name", "depth"])["lr"].nunique().max() < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
     depths = sorted(set(table["depth"]))
-    drawing = Drawing(shown, options)
+    drawing = Drawing(shown, options, but=[LR])
     names = list(dict.fromkeys(table["name"]))
     for panel in drawing.add_panels(names, height=RATE_ROW * len(rates)):
         width = drawing.page.width / drawing.page.columns

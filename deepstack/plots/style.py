@@ -26,12 +26,22 @@ MORE_COLOURS = (
 )  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "h", "<", ">", "p", "*", "d", "8")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.4, 1.2, 1.4)))
-# The schemes that studies compare most have a colour each, in this order.
-COMMON = (
+# A scheme's place gives its colour, line and marker.  Each block has every colour once; studies
+# compare the schemes of the first one most.
+ORDER = (
     "deepnorm", "post_ln", "pre_ln", "rezero", "admin", "sub_ln", "sandwich_ln",
     "peri_ln", "fixup", "ds_init", "layer_scale", "hyper_connections", "skip_init", "ngpt",
+
+    "t_fixup", "norm_former", "real_former", "res_post_norm", "hybrid_norm", "branch_norm",
+    "residual", "deepnorm_rates", "keel", "depth_mup", "b2t", "ln_scaling", "complete_p", "mix_ln",
+
+    "dense_former", "mhc", "x0_lambdas", "attn_res", "deepnorm_adam", "deepnorm_tight",
+    "pre_ln_scaled", "dlcl", "res_former", "pro_res", "deepnorm_runtime_beta", "parallel", "gpas",
+    "post_ln_init",
+
+    "looped", "frac_connections", "laurel", "siamese_norm", "mv_split", "deepnorm_power",
+    "deep_scale_lm",
 )  # fmt: skip
-SALT = 1493
 DIVERGED_MARKER = "X"
 GREY = "#555555"
 
@@ -107,21 +117,21 @@ def deepstack_style(font: str | None = None, svg_text: bool = False) -> Iterator
 def scheme_style(name: str) -> dict[str, Any]:
     """Return colour, line and marker of a scheme, which depend on its name only.
 
-    Each of COMMON has a separate colour.  Another scheme has one of these colours with another
-    marker: no two registered schemes have the same colour and marker.
+    The schemes of ORDER differ from each other in colour and line, and in colour and marker.
+    Another scheme has its place by a checksum, and a marker that ORDER does not use in its colour.
     """
     colours = COLOURS + MORE_COLOURS
-    if name in COMMON:
-        number = COMMON.index(name)
+    turns = len(DASHES)
+    if name in ORDER:
+        number = ORDER.index(name)
     else:
-        # A checksum stays the same if schemes are added; the salt separates those registered.
-        others = len(colours) * (len(MARKERS) - 2)
-        number = 2 * len(colours) + zlib.crc32(f"{name}{SALT}".encode()) % others
+        others = len(colours) * (len(MARKERS) - turns)
+        number = turns * len(colours) + zlib.crc32(name.encode()) % others
     turn, colour = divmod(number, len(colours))
     return {
         "color": colours[colour],
-        "linestyle": DASHES[(number // len(COLOURS)) % len(DASHES)],
-        "marker": MARKERS[number % len(COLOURS) if turn == 0 else turn],
+        "linestyle": DASHES[(colour // len(COLOURS) + turn) % turns],
+        "marker": MARKERS[(colour % len(COLOURS) + 3 * turn) % len(MARKERS)],
     }
 
 

@@ -14,15 +14,15 @@ _PARTS = ("results", PUBLISHED)
 
 def is_published(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is results/published or lies below it."""
-    return _position(path) is not None
+    return _place(path) is not None
 
 
 def writable(path: Path) -> Path:
     """Return the path for output on published runs: results/figures/… for results/published/…"""
-    position = _position(path)
-    if position is None:
+    place = _place(path)
+    if place is None:
         return path
-    parts = path.absolute().parts
+    parts, position = place
     below = [part for part in parts[position + 1 :] if part != "figures"]
     moved = Path(*parts[:position], "figures", *below)
     return moved if path.is_absolute() else Path(os.path.relpath(moved))
@@ -37,7 +37,14 @@ def refuse_published(path: Path) -> None:
         )
 
 
-def _position(path: str | os.PathLike[str]) -> int | None:
-    """Return the index of the part `published` in the absolute path, or None."""
-    parts = Path(os.path.abspath(path)).parts
-    return next((i for i, two in enumerate(pairwise(parts), 1) if two == _PARTS), None)
+def _place(path: str | os.PathLike[str]) -> tuple[tuple[str, ...], int] | None:
+    """Return the parts of the absolute path and the index of `published` among them, or None.
+
+    The path counts as it is written, and with its links resolved.
+    """
+    for absolute in (os.path.abspath(path), os.path.realpath(path)):
+        parts = Path(absolute).parts
+        for index, two in enumerate(pairwise(parts), 1):
+            if two == _PARTS:
+                return parts, index
+    return None

@@ -225,11 +225,12 @@ def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path
     assert len(axes.patches) == 4
 
 
-def test_a_frontier_needs_two_learning_rates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chart", ["frontier", "loss_vs_lr"])
+def test_a_map_of_rates_needs_two_at_one_depth(tmp_path: Path, chart: str) -> None:
     for depth in (6, 18):
-        run_with(tmp_path / "study", depth=depth)
+        run_with(tmp_path / "study", depth=depth, lr=1 / depth)
     with pytest.raises(NothingMatchedError, match="two learning rates"):
-        make_chart("frontier", tmp_path)
+        make_chart(chart, tmp_path)
 
 
 # --- words ---------------------------------------------------------------------------------

@@ -293,6 +293,8 @@ def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:
         ("missing.yaml", "no such file"),
         ("qiuck.yaml", "no such file; did you mean 'quick.yaml'?"),
         ("quick", "no such file; did you mean 'quick.yaml'?"),
+        ("deepnrm_1000", "no such file; did you mean the example 'deepnorm_1000'?"),
+        ("lr=3", "no such file; a setting comes after the configuration, as in: FILE.yaml lr=3"),
         ("a\x00b", "a\\x00b: cannot be read: embedded null byte"),
         ("x" * 5000, "cannot be read: File name too long"),
         ("fifo", "found something that is no file"),

@@ -9,17 +9,22 @@ from matplotlib.collections import LineCollection
 from deepstack.errors import ConfigError
 from deepstack.plots import Options
 from deepstack.plots.drawing import Drawing
-from deepstack.plots.style import COMMON, scheme_style
+from deepstack.plots.style import ORDER, scheme_style
 from deepstack.records import find_runs
 from deepstack.schemes import SCHEMES
 
 
-def test_every_scheme_has_its_own_colour_and_marker() -> None:
-    common = [scheme_style(name) for name in COMMON]
-    assert len({style["color"] for style in common}) == len(COMMON) >= 12
-    assert set(COMMON) <= set(SCHEMES)
-    every = [scheme_style(name) for name in SCHEMES]
-    assert len({(style["color"], style["marker"]) for style in every}) == len(SCHEMES)
+def test_every_scheme_has_its_own_colour_and_marker_and_its_own_colour_and_line() -> None:
+    styles = {name: scheme_style(name) for name in (*SCHEMES, "scheme_of_a_plugin", "another")}
+    assert set(ORDER) <= set(SCHEMES)
+    assert len({(s["color"], s["marker"]) for s in styles.values()}) == len(styles)
+    lines = {(styles[name]["color"], styles[name]["linestyle"]) for name in ORDER}
+    assert len(lines) == len(ORDER)
+    best_known = "post_ln pre_ln deepnorm rezero admin sub_ln sandwich_ln peri_ln fixup ds_init"
+    newer = "keel b2t complete_p depth_mup residual hybrid_norm mix_ln ln_scaling"
+    for names in (best_known.split(), newer.split(), ["keel", "rezero"], ["b2t", "peri_ln"],
+                  ["complete_p", "depth_mup", "post_ln"]):  # fmt: skip
+        assert len({styles[name]["color"] for name in names}) == len(names), names
 
 
 def test_a_scheme_looks_the_same_in_every_study_and_a_second_setting_is_a_shade(

@@ -306,6 +306,7 @@ def test_names_along_a_map_stay_apart(tmp_path: Path, name: str) -> None:
         for i in (1, 2):
             config = {options: i, options + "_and_one_that_is_even_longer": i}
             make_run(tmp_path, depth=depth, lr=i, config=config)
+    make_run(tmp_path, depth=1000, lr=3, config=config)
     chart = make_chart(name, tmp_path)
     chart.figure.set_dpi(200)
     chart.figure.canvas.draw()

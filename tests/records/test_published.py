@@ -48,6 +48,9 @@ def test_charts_and_report_of_published_runs_lie_outside(clone: Path) -> None:
     assert typed("plot", "loss_vs_step", f"results/published/{RUN}").exit_code == 0
     written = typed("report", "results/published", "-q").stdout.strip()
     assert written == "results/figures/report.html" and Path(written).is_file()
+    Path("link").symlink_to("results/published/schemes_and_depth")
+    result = typed("plot", "loss_vs_step", "link", "--format", "csv")
+    assert result.stdout.split() == ["results/figures/schemes_and_depth/loss_vs_step.csv"]
 
 
 @pytest.mark.parametrize(
