@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from deepstack.cli.options import Folders, Json, Last, Markdown, Where, note
 from deepstack.cli.progress import show_work
+from deepstack.cli.streams import log
 
 
 def fit_command(
@@ -16,6 +19,10 @@ def fit_command(
         Literal["depth", "width", "compute"],
         typer.Option(help="x of the law: depth, width d_model, or training FLOPs."),
     ] = "depth",
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FOLDER", help="Draw losses and laws into this folder."),
+    ] = None,
     where: Where = [],
     last: Last = None,
     markdown: Markdown = False,
@@ -47,3 +54,10 @@ def fit_command(
     for line in skipped:
         note(line)
     emit(rows, json, markdown=markdown)
+    if to is not None:
+        from deepstack.plots.files import draw
+        from deepstack.plots.law import draw_law
+
+        functions = {"law_fit": partial(draw_law, law=law)}
+        for path in draw(directories, functions=functions, out=to, where=where, last=last):
+            log(f"figure: {path}")
