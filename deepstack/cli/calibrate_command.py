@@ -17,6 +17,7 @@ from deepstack.cli.options import (
     Quiet,
     load_plugins,
     located,
+    note,
 )
 from deepstack.cli.streams import log
 
@@ -105,6 +106,12 @@ def calibrate_command(
         typer.echo(jsonlib.dumps({"rows": rows}, indent=2))
     else:
         emit(rows, False, first=SHOWN)
+    if unmoved := unmoved_roles(measured):
+        last = max(measured.steps)
+        note(
+            f"no exponent for {', '.join(unmoved)}: they do not move F by step {last}; give a "
+            "later one with --steps, or a greater --lr"
+        )
     if not quiet:
         figures = draw_figures(measured)
         for line in (*figures, f"config: {target}"):
@@ -121,6 +128,14 @@ def rows_of(measured: Calibration) -> list[dict[str, Any]]:
             values["after"] = after[row.step, row.role].exponent
         rows.append(values)
     return rows
+
+
+def unmoved_roles(measured: Calibration) -> list[str]:
+    """Return the roles without an exponent, but for the head, which is no part of F."""
+    from deepstack.analysis.calibration import TOGETHER
+
+    known = {*measured.exponents, TOGETHER, "head"}
+    return [role for role in dict.fromkeys(row.role for row in measured.rows) if role not in known]
 
 
 def draw_figures(measured: Calibration) -> list[str]:

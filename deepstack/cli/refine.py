@@ -63,6 +63,7 @@ def row_of(optimum: Optimum, key: str) -> dict[str, Any]:
     return optimum.setting | {
         key: optimum.value,
         "val_loss": optimum.loss,
+        **({} if optimum.reported is None else {"reported_loss": optimum.reported}),
         "inside": optimum.inside,
         "tried": len(optimum.losses),
     }
