@@ -81,6 +81,12 @@ class DepthExponents:
         """The exponent of each role: at the first step at which it moves F."""
         return first_exponents(self.rows)
 
+    @property
+    def unmoved(self) -> list[str]:
+        """The roles without an exponent, but for the head, which is no part of F."""
+        known = {*self.exponents, TOGETHER, "head"}
+        return [role for role in dict.fromkeys(row.role for row in self.rows) if role not in known]
+
 
 def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
     """Return a table with one row per run, step and role: depth, seed, lr, step, role, value.

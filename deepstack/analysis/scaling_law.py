@@ -36,7 +36,7 @@ class Law(NamedTuple):
     """L = E + c x^(-a), each with its 95 % bootstrap interval.
 
     residual: root of the mean square of loss minus law, in nats.  n: values of x.  seeds: those
-    that every x shares.
+    that every x shares.  samples: E, c and a of each bootstrap sample.
     """
 
     E: Interval
@@ -45,6 +45,17 @@ class Law(NamedTuple):
     residual: float
     n: int
     seeds: int
+    samples: np.ndarray
+
+    def curve(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the law at x, and the limits of the central 95 % of its bootstrap samples."""
+        E, c, a = self.samples.T[:, :, None]
+        low, high = np.quantile(E + c * x**-a, (0.025, 0.975), axis=0)
+        return self.E.value + self.c.value * x**-self.a.value, low, high
+
+
+Points = dict[float, list[Run]]
+"""x -> the runs there."""
 
 
 def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) -> Law:
@@ -84,7 +95,8 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
             f"limits {SMALLEST:g} and {LARGEST:g}); needs more seeds or a wider range"
         )
     error = means - (best[0] + best[1] * at ** -best[2])
-    return Law(E, c, a, float(np.sqrt(np.mean(error**2))), len(at), max(len(shared), 1))
+    residual = float(np.sqrt(np.mean(error**2)))
+    return Law(E, c, a, residual, len(at), max(len(shared), 1), np.array(samples[1:]))
 
 
 def mean_of_seeds(losses: Sequence[BySeed], seeds: Sequence[int]) -> np.ndarray:
@@ -136,20 +148,11 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
     law: depth, width or compute.  Where several depths or widths have one budget of FLOPs, each
     budget has a separate law; `compute` has one for each depth.  Diverged runs are left out.
     """
-    rows, notes = [], []
-    for label, members in points_by_setting(runs, law):
-        column = loss_column([run for there in members.values() for run in there])
-        losses = [
-            {int(run.get(SEED, 0)): final_value(run, column) for run in there}
-            for there in members.values()
-        ]
-        try:
-            fitted = fit_law(list(members), losses)
-        except NothingMatchedError as error:
-            notes.append(f"{label}: {error}")
+    laws, notes = laws_by_setting(runs, law)
+    rows = []
+    for label, _, fitted in laws:
+        if fitted is None:
             continue
-        if fitted.E.value == 0:
-            notes.append(f"{label}: E is at its limit 0: these losses show no floor")
         row: dict[str, Any] = {"setting": label}
         for name in ("a", "E", "c"):
             value, low, high = getattr(fitted, name)
@@ -158,7 +161,30 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
     return rows, notes
 
 
-def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, dict[float, list[Run]]]]:
+def laws_by_setting(
+    runs: Sequence[Run], law: str
+) -> tuple[list[tuple[str, Points, Law | None]], list[str]]:
+    """Return label, runs at each x and law of each setting (None without one), and sentences."""
+    laws: list[tuple[str, Points, Law | None]] = []
+    notes = []
+    for label, members in points_by_setting(runs, law):
+        column = loss_column([run for there in members.values() for run in there])
+        losses = [
+            {int(run.get(SEED, 0)): final_value(run, column) for run in there}
+            for there in members.values()
+        ]
+        fitted = None
+        try:
+            fitted = fit_law(list(members), losses)
+        except NothingMatchedError as error:
+            notes.append(f"{label}: {error}")
+        if fitted is not None and fitted.E.value == 0:
+            notes.append(f"{label}: E is at its limit 0: these losses show no floor")
+        laws.append((label, members, fitted))
+    return laws, notes
+
+
+def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]:
     """Return label and runs at each x of every setting, without diverged and unfinished runs."""
     ended = [run for run in runs if run.state in ENDED and len(run.evals) and not has_diverged(run)]
     if not ended:
@@ -174,7 +200,7 @@ def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, dict[flo
     cells = budgets if by_flops else dict.fromkeys(ended, 0.0)
     but = chosen_settings(cells, [WIDTH] * (law == "width"))
     but = [key for key in but if by_flops or key != STEPS]
-    groups: list[tuple[str, dict[float, list[Run]]]] = []
+    groups: list[tuple[str, Points]] = []
     for series in split_series(list(budgets), but)[0]:
         parts: dict[str, list[Run]] = {}
         for run in series.runs:

@@ -70,6 +70,11 @@ def calibrate_command(
     after = {(row.step, row.role): {"after": row.exponent} for row in measured.rows_after}
     rows = [row._asdict() | after.get((row.step, row.role), {}) for row in measured.rows]
     emit_json({"rows": rows}) if json else emit(rows, False, first=SHOWN)
+    if measured.unmoved:
+        opt.note(
+            f"no exponent for {', '.join(measured.unmoved)}: they do not move F by step "
+            f"{max(measured.steps)}; give a later one with --steps, or a greater --lr"
+        )
     if not quiet:
         from deepstack.plots import draw
 

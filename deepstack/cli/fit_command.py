@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from deepstack.cli.options import Folders, Json, Last, Markdown, Where, option
-from deepstack.cli.progress import show_work
+from deepstack.cli.progress import log_figures, show_work
 from deepstack.cli.tables import emit, study_rows
 
 
@@ -14,6 +16,7 @@ def fit_command(
     law: Literal["depth", "width", "compute"] = option(
         "x of the law: depth, width d_model, or training FLOPs.", default="depth"
     ),
+    to: Path | None = option("Draw losses and laws into this folder.", "--to", metavar="FOLDER"),
     where: Where = [],
     last: Last = None,
     markdown: Markdown = False,
@@ -31,3 +34,9 @@ def fit_command(
             directories, where, last, lambda runs: law_table(runs, law), f"no law of {law}"
         )
     emit(rows, json, markdown=markdown)
+    if to is not None:
+        from deepstack.plots.files import draw
+        from deepstack.plots.law import draw_law
+
+        functions = {"law_fit": partial(draw_law, law=law)}
+        log_figures(draw(directories, functions=functions, out=to, where=where, last=last))

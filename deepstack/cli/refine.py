@@ -47,7 +47,9 @@ def refine_study(
         )
     rows = [
         one.setting
-        | {key: one.value, "val_loss": one.loss, "inside": one.inside, "tried": len(one.losses)}
+        | {key: one.value, "val_loss": one.loss}
+        | ({} if one.reported is None else {"reported_loss": one.reported})
+        | {"inside": one.inside, "tried": len(one.losses)}
         for one in optima
     ]
     emit(rows, json)

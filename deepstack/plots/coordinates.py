@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from deepstack.analysis.coordinates import (
     LAYERS,
     OF_WIDTH,
+    TOLERANCE,
     WIDTH,
     coordinate_slopes,
     coordinates,
@@ -86,9 +87,9 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
         which = "of F" if name == "F" else "of the last layer"
         notes += [f"{label}, {quantities[0]} {which}: {'; '.join(texts)}"] if texts else []
     steps = sorted({int(step) for table in tables.values() for step in table["step"]})
-    notes.insert(
-        0, f"step {' and '.join(map(str, steps))}; verdict by the 95 % interval over seeds"
-    )
+    limits = f"within ±{TOLERANCE:g}, or without 0"
+    words = f"step {' and '.join(map(str, steps))}; verdict by the 95 % interval over seeds"
+    notes.insert(0, f"{words}: {limits}")
     handles: list[Any] = [
         Line2D([], [], color=colour, label=f"{other} {value}") for value, colour in colours.items()
     ]

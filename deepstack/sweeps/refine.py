@@ -30,6 +30,7 @@ class Optimum(NamedTuple):
 
     inside: whether greater and smaller neighbours at the final ratio are worse.  losses: value ->
     mean final validation loss over the choosing seeds, infinite if one of them diverged.
+    reported: the same at the best value over the reported seeds; None without `select_seeds`.
     """
 
     setting: dict[str, Any]
@@ -37,6 +38,7 @@ class Optimum(NamedTuple):
     loss: float
     inside: bool
     losses: dict[float, float]
+    reported: float | None = None
 
 
 @dataclass
@@ -130,7 +132,11 @@ def refine(
     optima = [search.optimum(setting) for setting, search in zip(settings, searches, strict=True)]
     if select_seeds is not None:
         chosen = [one.setting | {key: one.value} for one in optima if one.value is not None]
-        run_cells(described, chosen, own_seeds, study=f"{name}_reported", **options)
+        runs = run_cells(described, chosen, own_seeds, study=f"{name}_reported", **options)
+        optima = [
+            one._replace(reported=mean_loss([run for run in runs if matches(run, one.setting)]))
+            for one in optima
+        ]
     return optima
 
 

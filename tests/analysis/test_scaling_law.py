@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.plot_runs import make_run
 from typer.testing import CliRunner
@@ -76,14 +77,23 @@ def test_the_command_fits_depth_at_each_budget_and_compute_at_each_depth(tmp_pat
                     tmp_path / "s", depth=depth, seed=seed, lr=1e-3 * (1 + i * depth), steps=steps,
                     masked=loss, flops=int(budget / steps),
                 )  # fmt: skip
-    rows = {}
+    rows, tables = {}, {}
     for law in ("depth", "compute"):
-        result = CliRunner().invoke(app, ["fit", str(tmp_path / "s"), "--law", law, "--json"])
-        rows[law] = json.loads(result.stdout)
+        words = ["fit", str(tmp_path / "s"), "--law", law, "--json", "--to", str(tmp_path / law)]
+        rows[law] = json.loads(CliRunner().invoke(app, words).stdout)
+        tables[law] = pd.read_csv(tmp_path / law / "law_fit.csv")
     assert rows["depth"][0]["setting"] == "DeepNorm, 1e+10 FLOPs"
     assert len(rows["depth"]) == len(rows["compute"]) == 4
     assert all(row["a"] == pytest.approx(1, abs=0.2) for row in rows["depth"])
     assert rows["compute"][1]["setting"] == "DeepNorm, N = 4"
     assert all(row["a"] == pytest.approx(0.3, abs=0.05) for row in rows["compute"])
+    for law, table in tables.items():
+        assert list(table["panel"].unique()) == [row["setting"] for row in rows[law]]
+        fits = table[table["kind"] == "fit"]
+        assert fits["exponent"].tolist() == pytest.approx([-row["a"] for row in rows[law]])
+        curve = table[(table["kind"] == "law") & (table["panel"] == rows[law][0]["setting"])]
+        E, c, a = (rows[law][0][name] for name in "Eca")
+        assert curve["y"].to_numpy() == pytest.approx((E + c * curve["x"] ** -a).to_numpy())
+        assert (curve["low"] <= curve["y"]).all() and (curve["y"] <= curve["high"]).all()
     refused = CliRunner().invoke(app, ["fit", str(tmp_path / "s"), "--law", "width"])
     assert refused.exit_code == 7 and "found 1" in refused.stderr

@@ -59,6 +59,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return find_runs(root)
 
 
+@pytest.fixture(scope="module")
+def falling(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Losses that fall with depth, for a law."""
+    root = tmp_path_factory.mktemp("falling")
+    for depth in (2, 4, 8, 16, 32):
+        for seed in (0, 1, 2):
+            make_run(root, depth=depth, seed=seed, masked=1.5 + 1 / depth + 0.01 * seed / depth)
+    return find_runs(root)
+
+
 def csv_of(chart: Chart) -> pd.DataFrame:
     """The CSV of a chart, read back; columns that it leaves out are empty."""
     table = pd.read_csv(io.BytesIO(csv_bytes(chart)))
@@ -270,7 +280,10 @@ OTHERS: dict[str, Callable[[Chart, str], None]] = {
 
 
 @pytest.mark.parametrize("name", CHARTS.names())
-def test_a_chart_draws_the_numbers_of_its_csv(name: str, runs: list[Run]) -> None:
+def test_a_chart_draws_the_numbers_of_its_csv(
+    name: str, runs: list[Run], falling: list[Run]
+) -> None:
     published = pd.DataFrame([{"chart": name, "x": 4, "y": 1.25, "label": "published"}])
-    chart = CHARTS[name](runs, options=Options(reference=published))
+    drawn = falling if name == "law_fit" else runs
+    chart = CHARTS[name](drawn, options=Options(reference=published))
     OTHERS.get(name, check_curves)(chart, name)

@@ -14,7 +14,7 @@ from helpers.small_runs import small
 from deepstack.config import Study
 from deepstack.errors import ConfigError
 from deepstack.records import find_runs
-from deepstack.sweeps.refine import FEWEST, MOST, Search, count_runs, refine
+from deepstack.sweeps.refine import FEWEST, MOST, Search, count_runs, mean_loss, refine
 
 
 def search_for(best: float, *, start: float = 1.0, limit: int = MOST) -> Search:
@@ -73,6 +73,9 @@ def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(tmp_path: Pa
         for depth, one in zip((2, 3), optima, strict=True)
         for seed in (7, 8)
     }
+    for one in optima:
+        here = [run for run in reported if run.get("model.depth") == one.setting["model.depth"]]
+        assert one.reported == pytest.approx(mean_loss(here)) and one.reported != one.loss
     again = refine(study, "train.lr", max_runs=60, select_seeds=[0], name="r", out=tmp_path)
     assert again == optima
 
