@@ -172,20 +172,25 @@ def diagnostic_rows() -> Rows:
     """
     from deepstack.diagnostics import COLUMNS, DIAGNOSTICS
     from deepstack.diagnostics.layers import SYMBOLS, file_names
+    from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
     from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 
-    rows = column_rows(COLUMNS, SHARPNESS)
+    rows = column_rows(COLUMNS, NOISE, SHARPNESS)
     for name, function in DIAGNOSTICS.items():
         for file in file_names(name):
             rows.append(diagnostic_row(file, SYMBOLS[name], EVERY_LAYER, first_sentence(function)))
     return [row | {"beat": row["interval"]} for row in rows]
 
 
-def column_rows(columns: Columns, sharpness: Columns) -> Rows:
-    """Return a row for each column of the model update and of the sharpness."""
+def column_rows(columns: Columns, noise: Columns, sharpness: Columns) -> Rows:
+    """Return a row for each column of the model update, the noise scale and the sharpness."""
     return [
         diagnostic_row(name, symbol, interval, sentence)
-        for table, interval in ((columns, "every step"), (sharpness, "sharpness_every"))
+        for table, interval in (
+            (columns, "every step"),
+            (noise, EVERY_LAYER),
+            (sharpness, "sharpness_every"),
+        )
         for name, (symbol, _, sentence) in table.items()
     ]
 
@@ -236,7 +241,9 @@ def declared_schemes() -> Rows:
 
 def declared_diagnostics() -> Rows:
     """Return the rows of `diagnostic_rows` that the source declares."""
-    columns = [constants("diagnostics", file)["COLUMNS"] for file in ("update", "sharpness")]
+    columns = [
+        constants("diagnostics", file)["COLUMNS"] for file in ("update", "noise_scale", "sharpness")
+    ]
     rows = column_rows(*columns)
     for name, one in declarations("diagnostics", "diagnostic").items():
         parts = one.keywords.get("parts", constants("diagnostics", "layers")["SUBLAYERS"])

@@ -109,6 +109,7 @@ class Parent:
             "layers": records.layers_every,
             "attribution": records.attribution_every,
             "first_order": records.attribution_every,
+            "noise_scale": records.layers_every,
             "sharpness": records.sharpness_every,
         }
         return step < self.step or log not in every or is_due(every[log], step, train.steps)
