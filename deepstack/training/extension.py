@@ -136,8 +136,8 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Par
     overridden = {override.partition("=")[0].strip() for override in overrides}
     if lengths := sorted(overridden & {f"train.{length}" for length in LENGTHS}):
         raise ConfigError(
-            f"--extend: found {lengths[0]}, a second length beside the {steps} further steps; leave "
-            f"it out, or give another number: --extend N",
+            f"--extend: found {lengths[0]}, a second length beside the {steps} further steps; "
+            "leave it out, or give another number: --extend N",
             key=lengths[0],
         )
     old = conf.load_config(folder.config_path)
