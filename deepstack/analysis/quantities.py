@@ -40,7 +40,7 @@ def growth(values: np.ndarray, axis: int = 1) -> np.ndarray:
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     "mean": np.mean, "max": np.max, "min": np.min, "growth": growth,
 }  # fmt: skip
-TABLES = ("steps", "evals", "timing", "attribution", "sharpness")
+TABLES = ("steps", "evals", "timing", "attribution", "sharpness", "noise_scale")
 # Names of load_runs for columns of evals.csv.
 VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,9 @@ def analyze_command(
     side: str | None = option("encoder or decoder, of a model with both (default: the decoder)."),
     probes: int = option("Random probes of a Jacobian.", default=8, min=2),
     top: int = option("Tokens that the lens' overlap compares.", default=5, min=1),
+    text: Path | None = option(
+        "Text, or a file of tokens, for a Hugging Face folder in place of RUN."
+    ),
     plugin: Plugins = [],
     json: Json = False,
 ) -> None:
@@ -44,36 +48,53 @@ def analyze_command(
     Arrays go to analysis/<name>/ in the run's folder, with their meaning and checksums; a repeated
     call replaces them. The table has the numbers. An analysis changes one layer at a time and runs
     the model on held-out batches: it costs as many forward passes as it changes layers.
+
+    RUN may be a folder of Hugging Face transformers with config.json and *.safetensors, which
+    --text gives text for its tokenizer.json. It needs transformers, and runs no code of the folder.
     """
     load_plugins(plugin)
-    from deepstack.depth_use import MEASURES, analyze_run
+    from deepstack.depth_use import MEASURES, analyze_folder, analyze_run, is_huggingface
 
     names = [name.strip() for name in what.split(",") if name.strip()]
     for name in names:
         MEASURES[name]
-    chosen = {run.path.resolve(): run for path in runs for run in find_runs(path)}
+    foreign = {Path(path).resolve(): Path(path) for path in runs if is_huggingface(path)}
+    own = {
+        run.path.resolve(): run.path
+        for path in runs
+        if Path(path).resolve() not in foreign
+        for run in find_runs(path)
+    }
+    chosen = own | foreign
     if other is not None and len(chosen) > 1:
         raise ConfigError(f"--with: found {len(chosen)} runs; allowed one")
+    if (text is None) is bool(foreign):
+        found = "no text" if foreign else "text and no Hugging Face folder"
+        raise ConfigError(f"--text: found {found}; allowed a text file with such a folder")
+    if foreign and (other or side):
+        raise ConfigError("--with, --side: found a Hugging Face folder; allowed with runs")
     results: dict[Path, dict[str, Analysis]] = {}
     with show_work("analyzing") as work:
 
         def begin(run: str, name: str) -> None:
             work.step(f"{run}: {name}", len(chosen) * len(names))
 
-        for run in chosen.values():
+        for resolved, path in chosen.items():
+            analyze: Callable[..., dict[str, Analysis]] = (
+                partial(analyze_folder, text=text or "")
+                if resolved in foreign
+                else partial(analyze_run, side=side, other=other, say=work.note)
+            )
             try:
-                results[run.path] = analyze_run(
-                    run.path,
+                results[path] = analyze(
+                    path,
                     names,
                     batches=batches,
                     training_batches=training_batches,
-                    side=side,
-                    other=other,
                     every=every,
                     probes=probes,
                     top=top,
-                    say=work.note,
-                    begin=partial(begin, run.name),
+                    begin=partial(begin, path.name),
                 )
             except (NothingMatchedError, ConfigError) as error:
                 if len(chosen) == 1:

@@ -159,6 +159,7 @@ def diagnostic_rows() -> Rows:
     """
     from deepstack.diagnostics import COLUMNS, DIAGNOSTICS
     from deepstack.diagnostics.layers import SYMBOLS, file_names
+    from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
     from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 
     layers = {
@@ -166,16 +167,21 @@ def diagnostic_rows() -> Rows:
         for name, function in DIAGNOSTICS.items()
         for file in file_names(name)
     }
-    return [row | {"beat": row["interval"]} for row in measured_rows(COLUMNS, SHARPNESS, layers)]
+    rows = measured_rows(COLUMNS, NOISE, SHARPNESS, layers)
+    return [row | {"beat": row["interval"]} for row in rows]
 
 
 def measured_rows(
-    columns: Columns, sharpness: Columns, layers: Mapping[str, tuple[str, str]]
+    columns: Columns, noise: Columns, sharpness: Columns, layers: Mapping[str, tuple[str, str]]
 ) -> Rows:
-    """Return the rows of the columns of the model update and of the sharpness, and of layers."""
+    """Return the rows of the columns of model update, noise scale and sharpness, and of layers."""
     values = [
         (name, symbol, interval, sentence)
-        for table, interval in ((columns, "every step"), (sharpness, "sharpness_every"))
+        for table, interval in (
+            (columns, "every step"),
+            (noise, "every layer"),
+            (sharpness, "sharpness_every"),
+        )
         for name, (symbol, _, sentence) in table.items()
     ]
     values += [(name, symbol, "every layer", text) for name, (symbol, text) in layers.items()]
@@ -233,10 +239,10 @@ def declared_diagnostics() -> Rows:
         for name, one in declarations("diagnostics", "diagnostic").items()
         for file in [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or [name]
     }
-    columns, sharpness = (
-        constants("diagnostics", file)["COLUMNS"] for file in ("update", "sharpness")
+    columns, noise, sharpness = (
+        constants("diagnostics", file)["COLUMNS"] for file in ("update", "noise_scale", "sharpness")
     )
-    return measured_rows(columns, sharpness, layers)
+    return measured_rows(columns, noise, sharpness, layers)
 
 
 def declared_claims() -> Rows:

@@ -170,6 +170,8 @@ def memory_terms(
                 copies, states = copies + start, states + start
             saved = saved_by_layers(config, probe, scheme_memory)
             after = 2 * weights + saved + states
+            if config.log.noise_scale:  # a gradient; in double precision its rows and their sum
+                after = max(after, 5 * trained + saved)
         if attributed:  # θ_t, and to first order the difference, zeros, and tangents of a part
             after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * bank_bytes)
         during = terms["activations"] + terms["temporaries of the optimizer"]

@@ -184,6 +184,8 @@ class Log(Section):
     """Whether a record has ‖x_l,t − x_l,0‖ of every layer; it keeps the stream of the start."""
     jacobian: bool = False
     """Whether a record has the norm of the Jacobian of F by each layer's output: one more pass."""
+    noise_scale: bool = False
+    """Whether a record has the gradient noise scale: a pass for each of the probe_sequences."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of which roles and layers moved F: a forward of the probe for each."""
     sharpness_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
@@ -193,14 +195,26 @@ class Log(Section):
     first_order: bool = False
     """Whether the same is recorded of the linearised model too: a forward-mode pass for each."""
 
-    @field_validator("first_order", "stream_update")
+    @field_validator("first_order", "stream_update", "noise_scale")
     @classmethod
     def _is_of_a_record(cls, chosen: bool, info: Any) -> bool:
-        every = {"first_order": "attribution_every", "stream_update": "layers_every"}
+        every = {"first_order": "attribution_every"} | dict.fromkeys(
+            ("stream_update", "noise_scale"), "layers_every"
+        )
         key = every[info.field_name]
         if chosen and info.data.get(key) == 0:
             text = f"found true, unused under log.{key}=0; allowed false, or another log.{key}"
             raise PydanticCustomError("relation", text)
+        return chosen
+
+    @field_validator("noise_scale")
+    @classmethod
+    def _noise_needs_two_sequences(cls, chosen: bool, info: Any) -> bool:
+        if chosen and info.data.get("probe_sequences") == 1:
+            raise PydanticCustomError(
+                "relation",
+                "found true under log.probe_sequences=1; allowed false, or 2 sequences or more",
+            )
         return chosen
 
 

@@ -2,19 +2,80 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from deepstack import config as conf
 from deepstack.depth_use.foreign import analyze_model
+from deepstack.depth_use.runs import HELD_OUT, TRAINING
 from deepstack.errors import ConfigError, ResourceError
-from deepstack.records import Analysis
+from deepstack.records import Analysis, RunFolder, sha256, write_analysis
+from deepstack.tasks import task_of
 
 NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 LAYERS = ("layers", "h", "blocks")
+SEQUENCE, SEQUENCES = 128, 8
+"""Tokens of a sequence (fewer if the model has fewer positions), and sequences in a batch."""
+
+
+def is_huggingface(folder: str | Path) -> bool:
+    """Return whether a folder has config.json and *.safetensors."""
+    path = Path(folder)
+    return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+
+
+def analyze_folder(
+    folder: str | Path,
+    what: Sequence[str] = ("lens",),
+    *,
+    text: str | Path,
+    batches: int = HELD_OUT,
+    training_batches: int = TRAINING,
+    **settings: Any,
+) -> dict[str, Analysis]:
+    """Analyze the model of `analyze_huggingface` on a text; write to analysis/ in its folder.
+
+    text: a file that the task `tokens` reads: text, for the tokenizer.json of the folder, or
+    tokens.  Held-out sequences come from its last tenth.  settings: as in `analyze_model`.
+    Raises ConfigError for a file or a folder that does not fit.
+    """
+    path = Path(folder)
+    try:
+        about = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        positions = about.get("max_position_embeddings") or about.get("n_positions") or SEQUENCE
+        seq_len = min(SEQUENCE, int(positions))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path / 'config.json'}: {error}") from error
+    tokenizer = path / "tokenizer.json"
+    options = {"task.name": "tokens", "task.path": str(text), "task.seq_len": seq_len}
+    options |= {"task.tokenizer": str(tokenizer)} if tokenizer.is_file() else {}
+    task = task_of(conf.with_overrides(conf.Config(), options | {"model.family": "decoder"}))
+
+    def joined(drawn: Sequence[Any]) -> Tensor:
+        return torch.from_numpy(np.concatenate([batch.inputs for batch in drawn])).long()
+
+    held_out = joined([task.validation_batch(i, SEQUENCES) for i in range(batches)])
+    training = joined([task.train_batch(i, SEQUENCES) for i in range(1, training_batches + 1)])
+    run = RunFolder(path)
+    with run.lock():
+        results = analyze_huggingface(path, held_out, what, training=training, **settings)
+        weights = {file.name: sha256(file) for file in sorted(path.glob("*.safetensors"))}
+        for name, result in results.items():
+            result.about |= {
+                "weights_sha256": weights,
+                "text_sha256": task.data["sha256"],
+                "held_out_sequences": len(held_out),
+                "training_sequences": len(training),
+                "seq_len": seq_len,
+            }
+            write_analysis(run, name, result)
+    return results
 
 
 def analyze_huggingface(
@@ -34,7 +95,7 @@ def analyze_huggingface(
     other names (then use `analyze_model`), ResourceError without transformers.
     """
     path = Path(folder)
-    if not (path / "config.json").is_file() or not list(path.glob("*.safetensors")):
+    if not is_huggingface(path):
         raise ConfigError(f"{path}: found no config.json with *.safetensors; allowed such a folder")
     try:
         from transformers import AutoModelForCausalLM

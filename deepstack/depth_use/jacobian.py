@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -65,9 +66,9 @@ def jacobian(request: Request, result: Analysis) -> None:
         rows["last_change"].append(change)
         return f(x)
 
-    # torch's fused attentions have no forward-mode derivative, and its own forward mode uses a
-    # function that it calls deprecated
-    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+    # torch's fused attentions and layers have no forward-mode derivative, and its own forward mode
+    # uses a function that it calls deprecated
+    with sdpa_kernel(SDPBackend.MATH), unfused_layers(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         request.model.run(request.probe, {index: partial(observe, index) for index in chosen})
     result.add("changed", rows.pop("changed"))
@@ -76,6 +77,17 @@ def jacobian(request: Request, result: Analysis) -> None:
     result.add("probes", request.probes)
     result.add("iterations", request.iterations)
     result.add("mean_from_identity", numbers(rows["from_identity"]).mean())
+
+
+@contextmanager
+def unfused_layers() -> Iterator[None]:
+    """Run nn.TransformerEncoderLayer without its fused kernel inside the block."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 def distance_from_identity(

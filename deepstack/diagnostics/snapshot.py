@@ -45,8 +45,9 @@ class Snapshot:
     norm of the weight matrices alone; stream_grad: (depth + 1,), that of x_l, see `Boundaries`;
     jacobian: (depth + 1,), ‖∂F/∂x_l‖_F² over the numbers in F, None if not requested;
     loss: the probe loss; skip_loss: (depth,), the loss without a layer, NaN for layers not tried,
-    None if not requested; initial_states: `states` at θ_0, None if not requested; shared: values
-    that diagnostics share.
+    None if not requested; initial_states: `states` at θ_0, None if not requested; gradient_noise:
+    (2, depth), S and |G|² of each layer, None if not requested; shared: values that diagnostics
+    share.
     """
 
     sublayers: tuple[str, ...]
@@ -78,6 +79,7 @@ class Snapshot:
     skip_loss: Tensor | None = None
     initial_states: Tensor | None = None
     jacobian: Tensor | None = None
+    gradient_noise: Tensor | None = None
     shared: dict[str, Any] = field(default_factory=dict)
 
 
@@ -136,6 +138,7 @@ def take(
     jacobian: bool = False,
     passed: Callable[[], Pass] | None = None,
     initial_states: Mapping[str, Tensor] | None = None,
+    gradient_noise: Mapping[str, Tensor] | None = None,
 ) -> list[Snapshot]:
     """Take a snapshot of each stack of the model at its current parameters.
 
@@ -144,7 +147,7 @@ def take(
     skipped: how many layers are left out in turn, one forward pass each.  jacobian: whether to
     measure the norm of ∂F/∂x_l, one forward and one backward pass.  passed: a faster equivalent of
     `pass_through` with these arguments; its result is not cleared.  initial_states: those of
-    `stream_states` at θ_0.
+    `stream_states` at θ_0.  gradient_noise: side -> (2, depth), of `gradient_noise`.
     """
     seen, value, lengths = passed() if passed else pass_through(model, tokens, loss)
     grad_norm = length_by_layer(model, lengths, lambda p: True)
@@ -190,6 +193,7 @@ def take(
                 skip_loss=without[side] if without else None,
                 initial_states=initial_states[side] if initial_states else None,
                 jacobian=jacobians[side] if jacobians else None,
+                gradient_noise=gradient_noise[side] if gradient_noise else None,
             )
         )
     return snapshots

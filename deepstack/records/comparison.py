@@ -18,7 +18,14 @@ from deepstack.records.run import flatten
 if TYPE_CHECKING:
     import numpy as np
 
-LOGS = ("steps.csv", "attribution.csv", "first_order.csv", "sharpness.csv", "evals.csv")
+LOGS = (
+    "steps.csv",
+    "attribution.csv",
+    "first_order.csv",
+    "noise_scale.csv",
+    "sharpness.csv",
+    "evals.csv",
+)
 ABSENT, PRESENT = "not there", "there"
 # Keys of JSON files that charts and tables use: numbers, symbols, units, names.
 COMPARED_KEYS = {

@@ -163,6 +163,11 @@ class Run:
         """A row a step at which the Hessian's largest eigenvalue was measured, or no rows."""
         return _read_csv(self.folder.log("sharpness", ("step",)).path, ("step",))
 
+    @cached_property
+    def noise_scale(self) -> pd.DataFrame:
+        """A row a snapshot with the model's gradient noise scale; none without log.noise_scale."""
+        return _read_csv(self.folder.log("noise_scale", ("step",)).path, ("step",))
+
     def damage(self, *, layers: bool = False) -> str | None:
         """Return why this run cannot be read, or None; layers=True reads the files of layers too.
 
@@ -175,6 +180,7 @@ class Run:
                 _ = (
                     self.attribution,
                     self.sharpness,
+                    self.noise_scale,
                     [self.layers(name) for name in self.layer_names()],
                 )
         except ResourceError as error:

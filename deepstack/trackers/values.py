@@ -24,7 +24,7 @@ def scalars(run: Run) -> list[tuple[int, Scalars]]:
     `layers/grad_norm/mean`, the columns of the run's files.  Values that do not exist are left out.
     """
     merged: dict[int, Scalars] = {}
-    for table in ("steps", "evals", "timing", "attribution", "sharpness"):
+    for table in ("steps", "evals", "timing", "attribution", "sharpness", "noise_scale"):
         rows = getattr(run, table).to_dict("records")
         for row in rows:
             step = int(row.pop("step"))

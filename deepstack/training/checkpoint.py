@@ -29,7 +29,7 @@ from deepstack.records import (
 
 CHECKPOINTS = 2  # the number that a run keeps
 # The logs whose sha256 a checkpoint stores.
-RESUMED_LOGS = "steps", "evals", "attribution", "first_order", "sharpness"
+RESUMED_LOGS = "steps", "evals", "attribution", "first_order", "noise_scale", "sharpness"
 
 
 @dataclass

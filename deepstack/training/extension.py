@@ -19,6 +19,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.config.identity import values
+from deepstack.config.schema import LENGTHS
 from deepstack.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
 from deepstack.plugins import require_plugins
@@ -122,6 +123,13 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Par
             state, "the same command without --extend completes it first"
         )
         raise ConfigError(f"--extend: {folder.path} is {state}, not done; {why}")
+    overridden = {override.partition("=")[0].strip() for override in overrides}
+    if lengths := sorted(overridden & {f"train.{length}" for length in LENGTHS}):
+        raise ConfigError(
+            f"--extend: found {lengths[0]}, a second length beside the {steps} further steps; "
+            "leave it out, or give another number: --extend N",
+            key=lengths[0],
+        )
     old = conf.load_config(folder.config_path)
     step = old.train.steps
     longer = [*overrides, f"train.steps={step + steps}"]
@@ -136,7 +144,6 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Par
             f"--extend: found {wrong[0]}={after[wrong[0]]}; an extension allows "
             f"{', '.join(CHANGEABLE[1:])} and runtime settings"
         )
-    overridden = {override.partition("=")[0].strip() for override in overrides}
     if depends_on_steps(old.train) and "train.schedule" not in overridden:
         raise ConfigError(schedule_choice(old, new))
     if not (folder.checkpoint_path(step) / "optimizer.safetensors").exists():

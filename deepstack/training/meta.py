@@ -12,6 +12,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, describe
+from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
 from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 from deepstack.model import option_defaults
 from deepstack.model.build import Built
@@ -107,11 +108,10 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
     config, evals = run.config, run.evaluation.answers.columns()
     scheme = SCHEMES[config.model.scheme]
     coarse = steps_below_resolution(config, run.built)
-    sharpness = SHARPNESS if config.log.sharpness_every else {}
+    more = NOISE if config.log.noise_scale else {}
+    more |= SHARPNESS if config.log.sharpness_every else {}
     return {
-        "columns": entries(
-            STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | sharpness
-        ),
+        "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | more),
         "layers": entries(describe()),
         "attribution": entries(run.snapshots.columns()),
         "scheme": {

@@ -72,6 +72,7 @@ def row_is_due(config: conf.Config, log: str, step: int) -> bool:
         "layers": records.layers_every,
         "attribution": records.attribution_every,
         "first_order": records.attribution_every,
+        "noise_scale": records.layers_every,
         "sharpness": records.sharpness_every,
     }
     if log in ("attribution", "first_order") and step == 0:

@@ -13,6 +13,8 @@ from deepstack import config as conf
 from deepstack.diagnostics import ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
 from deepstack.diagnostics.bound import not_said_of
+from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
+from deepstack.diagnostics.noise_scale import gradient_noise
 from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 from deepstack.diagnostics.sharpness import sharpness
 from deepstack.diagnostics.snapshot import Pass, pass_through, stream_states
@@ -20,6 +22,7 @@ from deepstack.errors import ResourceError
 from deepstack.model.build import Built
 from deepstack.parameters import Bank
 from deepstack.records import AppendLog, RunFolder
+from deepstack.tasks import IGNORE
 from deepstack.training.evaluation import mean_loss
 from deepstack.training.muon import Muon
 from deepstack.training.preflight import Prepared
@@ -124,6 +127,7 @@ class SnapshotWriter:
         """Open the CSV logs; rows after `replay_from` that exist already are compared."""
         names = ["attribution", "first_order"][: 1 + self.config.log.first_order]
         logs = {name: self.columns() for name in names if self.parts}
+        logs |= {"noise_scale": NOISE} if self.config.log.noise_scale else {}
         logs |= {"sharpness": SHARPNESS} if self.config.log.sharpness_every else {}
         for name, columns in logs.items():
             log = self.records.folder.log(name, ("step", *columns), tolerance=tolerance)
@@ -166,6 +170,7 @@ class SnapshotWriter:
 
     def _take_layers(self, whole: Built, step: int, before: list[Tensor] | None) -> None:
         banks = [bank for bank in whole.banks if bank.in_layers]
+        noise = self._take_noise(whole, step) if self.config.log.noise_scale else None
         values = evaluate(
             take(
                 whole.model,
@@ -178,12 +183,28 @@ class SnapshotWriter:
                 jacobian=self.config.log.jacobian,
                 passed=self._passed,
                 initial_states=self._initial_states,
+                gradient_noise=noise,
             )
         )
         unknown = not_said_of(self.config.model)
         without = {n: v for n, v in values.items() if n.startswith(unknown)}
         values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
         self.records.add(step, values)
+
+    def _take_noise(self, whole: Built, step: int) -> dict[str, Tensor]:
+        """Write the model's row of noise_scale.csv; return S and |G|² of the layers."""
+        sequences, predicted = len(self.targets), int((self.targets != IGNORE).sum())
+
+        def loss(logits: Tensor, i: int) -> Tensor:
+            smoothing = self.config.train.label_smoothing
+            count = predicted / sequences
+            return mean_loss(logits, self.targets[i : i + 1], count, smoothing=smoothing)
+
+        unique = whole.banks.unique
+        noise = gradient_noise(whole.model, whole.trained, self.inputs, loss, unique)
+        log = next(log for log in self.logs if log.path.stem == "noise_scale")
+        log.write({"step": step, **noise.row()})
+        return noise.by_layer
 
     def _attribute(self, whole: Built, step: int) -> None:
         arguments = whole.model, whole.banks.all, self._initial, self.inputs, self.parts

@@ -19,9 +19,10 @@ HERE = Path(__file__).parent
 
 
 def row_of(run: Run) -> dict[str, Any]:
-    """Return the settings and numbers of a run; effects are those of layers 1, 5, 9, … at 96."""
+    """Return the settings and numbers of a run; above 24 layers only some are removed."""
     lens, effects, linear = (run.analysis(name) for name in ("lens", "effects", "linear"))
-    step = 4 if run.get("model.depth") > 24 and len(effects.arrays["removed"]) > 24 else 1
+    removed = effects.arrays["removed"]
+    step = 4 if run.get("model.depth") > 24 and removed[1] == removed[0] + 1 else 1
     loss = effects.scalars["loss"]
     rise = effects.arrays["loss_without"][::step] - loss
     replaced = linear.arrays["loss_linear"][::step]

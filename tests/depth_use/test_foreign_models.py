@@ -93,6 +93,18 @@ def test_layers_with_tuples_and_keywords_are_changed_and_restored() -> None:
     assert 0.0 < result["jacobian"].scalars["mean_from_identity"] < 1.0
 
 
+def test_the_jacobian_of_torch_s_own_layers_is_measured() -> None:
+    torch.manual_seed(0)
+    sizes = {"nhead": 2, "dim_feedforward": 8, "dropout": 0.0, "batch_first": True}
+    layer = nn.TransformerEncoderLayer(8, **sizes)
+    model = nn.Sequential(nn.Embedding(VOCAB, 8), layer, nn.Linear(8, VOCAB))
+    tokens = torch.randint(0, VOCAB, (1, 4))
+    result = deepstack.analyze_model(model, tokens, ["jacobian"], head="2", layers=[layer])
+    J = torch.autograd.functional.jacobian(layer, model[0](tokens).detach()).view(32, 32)
+    norm = torch.linalg.matrix_norm(J, 2).item()
+    assert result["jacobian"].arrays["spectral_norm"][0] == pytest.approx(norm, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

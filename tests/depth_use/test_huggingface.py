@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.command_line import typed
 
 import deepstack
 from deepstack.errors import ConfigError, ResourceError
+from deepstack.records import RunFolder
+from deepstack.records.analyses import analysis_problems, read_analysis
 
 
 @pytest.mark.others
@@ -41,6 +45,35 @@ def test_a_gpt2_is_measured_as_transformers_computes_it(tmp_path: Path) -> None:
     assert removed is not None
     assert result["effects"].arrays["loss_without"][2] == pytest.approx(loss, rel=1e-5)
     assert result["jacobian"].scalars["mean_from_identity"] > 0.1
+
+
+@pytest.mark.others
+def test_the_command_reads_text_by_the_folder_s_tokenizer(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    tokenizers: Any = pytest.importorskip("tokenizers")
+    sizes = {"vocab_size": 40, "n_positions": 16, "n_embd": 16, "n_layer": 3, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    model.save_pretrained(tmp_path / "gpt2")
+    words = {word: i for i, word in enumerate(["?", *"abcdefghijklmnopqrstuvwxyz "])}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    library.save(str(tmp_path / "gpt2" / "tokenizer.json"))
+    text = tmp_path / "text.txt"
+    text.write_text("the layers of a deep stack read and write one stream " * 40)
+    command = ["analyze", tmp_path / "gpt2", "--what", "lens,linear", "--text", text, "--json"]
+    result = typed(*command, "--batches", 2)
+    assert result.exit_code == 0, result.stderr
+    (row,) = json.loads(result.stdout)
+    folder = RunFolder(tmp_path / "gpt2")
+    lens = read_analysis(folder, "lens")
+    assert lens.about["held_out_sequences"] == 16 and lens.about["seq_len"] == 16
+    assert lens.scalars == row["analyses"]["lens"]["scalars"]
+    assert 3 < (lens.scalars["final_loss"] or 0) < 4.5  # of a random model: about ln 40
+    assert read_analysis(folder, "linear").arrays["loss_linear"].shape == (3,)
+    assert analysis_problems(folder)[1] == {}
+    missing = typed("analyze", tmp_path / "gpt2")
+    assert missing.exit_code == 2 and "--text: found no text" in missing.stderr
 
 
 def test_other_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,7 +277,7 @@ def expected_values(look: Look, post: bool) -> list[dict[str, float]]:
     rows: list[dict[str, float]] = []
     for entry, loss, share in zip(layers, losses_without_layers(look), jacobians, strict=True):
         row = of_layer(entry) | {"skip_loss": loss, "skip_loss_increase": loss - loss_of_all}
-        row["jacobian"] = share
+        row |= {"jacobian": share, "gradient_variance": 3.0, "noise_scale": 1.5}
         merged = len(entry["sublayers"]) == 2 and entry["layer"].readers[0]
         sums = [record["sum"] for record in entry["sublayers"]]
         for record, following in zip(entry["sublayers"], [*sums[1:], entry["y"]], strict=True):
@@ -323,6 +323,10 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
             before=[v - LAST_STEP for v in values], initial=[v - SINCE_START for v in values],
             skipped=len(look.model.layers), jacobian=True,
             initial_states={side: 0.75 * states for side, states in stream.items()},
+            gradient_noise={
+                side: torch.tensor([[3.0], [2.0]]).expand(2, len(states) - 1)
+                for side, states in stream.items()
+            },
         )
     )  # fmt: skip
     assert all(set(file_names(name)) & set(logged) for name in DIAGNOSTICS)

@@ -100,6 +100,7 @@ def test_a_schedule_that_depends_on_the_steps_is_chosen(tmp_path: Path) -> None:
         ([], 0, "found 0; allowed a number of further steps from 1 on"),
         (["model.dropout=0.1"], 8, r"found model.dropout=0.1; an extension allows train.schedule"),
         (["train.eval_every=2"], 8, "found train.eval_every=2; an extension allows"),
+        (["train.flops=1e9"], 8, "found train.flops, a second length beside the 8 further steps"),
     ],
 )
 def test_what_an_extension_cannot_change(

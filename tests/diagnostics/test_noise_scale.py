@@ -1,0 +1,147 @@
+"""The gradient noise scale, against gradients of single sequences taken one by one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.sampling import some
+from helpers.small_runs import data_of, small, stop_at
+from helpers.snapshots import Look
+from torch import Tensor, nn
+
+import deepstack
+from deepstack.diagnostics.noise_scale import gradient_noise
+from deepstack.errors import ConfigError, Interrupted
+from deepstack.schemes import SCHEMES
+from deepstack.tasks import IGNORE
+from deepstack.training import mean_loss
+
+
+def measure(look: Look) -> tuple[Any, Tensor]:
+    """Return the noise of a look, and its targets, of which sequences predict unequal numbers."""
+    targets = look.targets.clone()
+    targets[0, :3] = IGNORE
+    count = float((targets != IGNORE).sum()) / len(targets)
+    banks, unique = look.built.trained, look.built.banks.unique
+
+    def loss(logits: Tensor, i: int) -> Tensor:
+        return mean_loss(logits, targets[i : i + 1], count)
+
+    return gradient_noise(look.model, banks, look.tokens, loss, unique), targets
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *some([{"model__scheme": name} for name in SCHEMES.names()], 6, 1),
+        {"model__family": "encoder_decoder", "runtime__banks": False, "model__head": "separate"},
+        {"model__depth": 4, "model__unique_layers": 2},
+        {"model__norm__kind": "batch", "model__dropout": 0.5, "train__trainable": ["v", "w1"]},
+    ],
+    ids=str,
+)
+def test_it_is_that_of_the_gradients_of_single_sequences(changes: dict[str, Any]) -> None:
+    changes = {
+        "model__family": SCHEMES[changes.get("model__scheme", "pre_ln")].families[0]
+    } | changes
+    look = Look(**changes)
+    noise, targets = measure(look)
+    model = look.model.eval()
+    trained = {id(p): [] for p in model.parameters() if p.requires_grad}
+    owners: dict[int, list[int]] = {}  # parameter -> its layers, counted over all stacks
+    for layer, module in enumerate(model.layers):
+        for p in module.parameters():
+            owners.setdefault(id(p), []).append(layer)
+    gradients = []
+    for i, sequence in enumerate(look.tokens):
+        look.built.banks.zero_gradients()
+        logits = model(sequence[None])
+        total = nn.functional.cross_entropy(
+            logits[0], targets[i], ignore_index=IGNORE, reduction="sum"
+        )
+        (total * len(targets) / (targets != IGNORE).sum()).backward()
+        look.built.banks.sum_repeats()
+        gradients.append({id(p): p.grad.double().clone() for p in model.parameters()
+                          if p.requires_grad})  # fmt: skip
+    B = len(gradients)
+
+    def expected(chosen: list[int]) -> tuple[float, float]:
+        rows = torch.stack([torch.cat([g[key].flatten() for key in chosen]) for g in gradients])
+        variance = rows.var(dim=0, correction=1).sum().item()
+        return variance, rows.mean(dim=0).square().sum().item() - variance / B
+
+    measured = torch.cat(list(noise.by_layer.values()), dim=1).T
+    for layer in range(len(model.layers)):
+        keys = [key for key in trained if layer in owners.get(key, [])]
+        assert measured[layer].tolist() == pytest.approx(expected(keys), rel=1e-3), layer
+    unique = look.built.banks.unique
+    once = [key for key in trained if not unique or min(owners.get(key, [0])) < unique]
+    variance, square = expected(once)
+    row = noise.row()
+    assert row["model_gradient_variance"] == pytest.approx(variance, rel=1e-3)
+    assert row["model_gradient_square"] == pytest.approx(square, rel=1e-3, abs=1e-3 * variance)
+    if square > 1e-2 * variance:
+        assert row["model_noise_scale"] == pytest.approx(variance / square, rel=1e-2)
+
+
+def test_chosen_gradients_have_the_known_scale_on_average() -> None:
+    """A linear model whose gradients are G + noise: S = d σ², |G|² = ‖G‖², both unbiased."""
+
+    class Linear(nn.Module):
+        """y = w · x, so that the gradient of y is x; it has what the function asks of a model."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(6))
+            self.stacks: dict[str, Any] = {}
+
+        unfused = torch.no_grad
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.w
+
+    class OneBank:
+        key, stack, in_layers, parameters, starts = "w", None, False, (), ("one",)
+
+    G, sigma, B = torch.tensor([1.0, 2, 0, -1, 0.5, 0]), 1.5, 5
+    random = torch.Generator().manual_seed(0)
+    values = []
+    for _ in range(600):
+        x = G + sigma * torch.randn(B, 6, generator=random)
+        noise = gradient_noise(Linear(), [OneBank()], x, lambda y, i: y.sum())  # type: ignore
+        values.append(noise.whole.tolist())
+    mean, error = np.mean(values, axis=0), np.std(values, axis=0) / math.sqrt(600)
+    assert abs(mean - [6 * sigma**2, G.square().sum().item()]).tolist() <= (4 * error).tolist()
+    equal = gradient_noise(Linear(), [OneBank()], G.repeat(4, 1), lambda y, i: y.sum())  # type: ignore
+    assert equal.row()["model_noise_scale"] == pytest.approx(0.0, abs=1e-12)
+    opposite = torch.stack([G, -G])
+    away = gradient_noise(Linear(), [OneBank()], opposite, lambda y, i: y.sum())  # type: ignore
+    assert math.isnan(away.row()["model_noise_scale"]) and away.row()["model_gradient_square"] < 0
+
+
+def test_a_run_records_it_and_trains_as_without(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"model__depth": 2, "model__dropout": 0.1, "log__layers_every": 5}
+    config = small(log__noise_scale=True, log__probe_sequences=3, **keys)
+    run = deepstack.train(config, out=tmp_path / "a")
+    without = deepstack.train(small(log__probe_sequences=3, **keys), out=tmp_path / "b")
+    assert data_of(without).items() <= data_of(run).items()
+    steps, scale = run.layers("noise_scale")
+    assert list(steps) == list(run.noise_scale["step"]) == [0, 5, 10, 12]
+    assert scale.shape == (4, 2) and "noise_scale" not in without.layer_names()
+    variance = run.layers("gradient_variance")[1]
+    rows = run.noise_scale
+    assert (variance.sum(axis=1) < rows["model_gradient_variance"]).all()  # and the embedding's
+    assert run.columns["columns"]["model_noise_scale"]["unit"] == "sequences"
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path / "c", stop=stop_at(7))
+    resumed = deepstack.train(config, out=tmp_path / "c")
+    assert (resumed.path / "noise_scale.csv").read_bytes() == (
+        run.path / "noise_scale.csv"
+    ).read_bytes()
+    with pytest.raises(ConfigError, match=r"found true under log\.probe_sequences=1"):
+        small(log__noise_scale=True, log__probe_sequences=1)
