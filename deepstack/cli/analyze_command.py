@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -17,7 +17,7 @@ from deepstack.records import Analysis, find_runs
 
 
 def analyze_command(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs, or folders of runs.")],
+    runs: list[str] = typer.Argument(metavar="RUN", help="Runs, or folders of runs."),
     what: str = option(
         "Analyses, as in lens,effects: deepstack list analyses.",
         default="lens",

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -36,15 +36,13 @@ grid, resources, clusters, best = (
 
 
 def sweep_command(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CONFIG|KEY=A,B",
-            help="YAML file or example of a run or sweep (default: the built-in depth study), then "
-            "settings; several values make a grid.",
-            autocompletion=complete_config_or_setting,
-        ),
-    ] = [],
+    words: list[str] = typer.Argument(
+        [],
+        metavar="CONFIG|KEY=A,B",
+        help="YAML file or example of a run or sweep (default: the built-in depth study), then "
+        "settings; several values make a grid.",
+        autocompletion=complete_config_or_setting,
+    ),
     depths: str | None = grid("Values of model.depth, as in 6,48,200,1000."),
     schemes: str | None = grid(
         "Values of model.scheme, as in post_ln,deepnorm.",
