@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -18,7 +18,7 @@ from deepstack.records import Analysis, find_runs
 
 
 def analyze_command(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs, or folders of runs.")],
+    runs: list[str] = typer.Argument(metavar="RUN", help="Runs, or folders of runs."),
     what: str = option(
         "Analyses, as in lens,effects: deepstack list analyses.",
         default="lens",

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from deepstack.cli.options import (
-    Overrides,
-    Plugins,
-    command_line,
-    flag,
-    load_plugins,
-    located,
-    note,
-    option,
-)
+from deepstack.cli import options as opt
 from deepstack.cli.tables import emit, emit_json
 from deepstack.config import Config, load_config
 from deepstack.errors import ConfigError
@@ -36,19 +27,18 @@ COLUMNS = {
 
 
 def bench_command(
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="CONFIG", help="A YAML file, or narrow, small, medium or wide."),
-    ] = None,
-    overrides: Overrides = [],
-    steps: int = option("Number of timed steps per row.", default=10, min=1),
-    json: bool = flag("Print one JSON object.", "--json"),
-    peers: str | None = option("Peers, as in torch,bert (default: all installed ones)."),
-    no_peers: bool = flag("Time deepstack alone.", "--no-peers"),
-    depths: str | None = option("Depths to fit exponents over, as in 6,48,200,1000."),
-    suite: str | None = option("Time the shapes of a suite instead of a config: cpu."),
-    chart: Path | None = option("Draw the rows into this PNG, SVG or PDF file."),
-    plugin: Plugins = [],
+    config: Path | None = typer.Argument(
+        None, metavar="CONFIG", help="A YAML file, or narrow, small, medium or wide."
+    ),
+    overrides: opt.Overrides = [],
+    steps: int = opt.option("Number of timed steps per row.", default=10, min=1),
+    json: bool = opt.flag("Print one JSON object.", "--json"),
+    peers: str | None = opt.option("Peers, as in torch,bert (default: all installed ones)."),
+    no_peers: bool = opt.flag("Time deepstack alone.", "--no-peers"),
+    depths: str | None = opt.option("Depths to fit exponents over, as in 6,48,200,1000."),
+    suite: str | None = opt.option("Time the shapes of a suite instead of a config: cpu."),
+    chart: Path | None = opt.option("Draw the rows into this PNG, SVG or PDF file."),
+    plugin: opt.Plugins = [],
 ) -> None:
     """Time training steps of a config's stack beside other libraries' encoders of its shape.
 
@@ -64,8 +54,8 @@ def bench_command(
         from deepstack.bench import run_suite
 
         overrides = [*([str(config)] if config else []), *overrides]
-        command = command_line()
-        timed = run_suite(suite, overrides, steps=steps, peers=names, command=command, say=note)
+        command = opt.command_line()
+        timed = run_suite(suite, overrides, steps=steps, peers=names, command=command, say=opt.note)
         emit_json(timed) if json else emit(timed["rows"], False)
         return
     if config is None:
@@ -76,18 +66,18 @@ def bench_command(
         from deepstack.bench.chart import refuse_chart
 
         refuse_chart(chart)
-    load_plugins(plugin)
+    opt.load_plugins(plugin)
     from deepstack.bench import bench as time_rows
     from deepstack.bench import draw_rows
     from deepstack.bench import report as make_report
 
-    with located(config, overrides):
-        measured = time_rows(settings, steps=steps, peers=names, depths=wanted, say=note)
-    result = make_report(settings, measured, command_line(), str(config))
+    with opt.located(config, overrides):
+        measured = time_rows(settings, steps=steps, peers=names, depths=wanted, say=opt.note)
+    result = make_report(settings, measured, opt.command_line(), str(config))
     show(result, json)
     if chart is not None:
         draw_rows(result, chart)
-        note(f"chart: {chart}")
+        opt.note(f"chart: {chart}")
 
 
 def named_shape(config: Path, overrides: list[str]) -> Config | None:
@@ -107,7 +97,7 @@ def show(result: dict[str, Any], as_json: bool) -> None:
         emit_json(result)
         return
     machine = result["machine"]
-    note(f"{where(machine)}, torch {machine['torch']}, {machine['date']}")
+    opt.note(f"{where(machine)}, torch {machine['torch']}, {machine['date']}")
     emit([{title: row[name] for name, title in COLUMNS.items()} for row in result["rows"]], False)
     emit([{"time of a step": name, **ratio} for name, ratio in result["ratios"].items()], False)
     if fits := result.get("exponents"):

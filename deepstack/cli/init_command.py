@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -17,13 +16,11 @@ from deepstack.errors import ConfigError
 
 
 def init_command(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="FILE",
-            help="The YAML file to write (default: experiment.yaml, or NAME.yaml with --from).",
-        ),
-    ] = None,
+    file: Path | None = typer.Argument(
+        None,
+        metavar="FILE",
+        help="The YAML file to write (default: experiment.yaml, or NAME.yaml with --from).",
+    ),
     source: str | None = option(
         "Copy an example instead: deepstack list configs.",
         "--from",

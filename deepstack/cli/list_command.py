@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import typer
 
@@ -38,7 +38,7 @@ CELLS: dict[str, Callable[[Any], str]] = {
 
 
 def list_command(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="Kind of entries.")],
+    kind: Kind = typer.Argument(metavar="KIND", help="Kind of entries."),
     depth: int | None = option("Print the coefficients of schemes at this depth.", min=1),
     plugin: Plugins = [],
     json: Json = False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -17,9 +16,9 @@ LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_ma
 
 
 def ls_command(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A results folder, a study or a run.")
-    ] = Path("results"),
+    directory: Path = typer.Argument(
+        Path("results"), metavar="DIR", help="A results folder, a study or a run."
+    ),
     where: Where = [],
     sort: Sort = None,
     last: Last = None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from deepstack.cli.options import RunPath, flag
@@ -14,9 +12,7 @@ from deepstack.records.cells import printable
 
 def note_command(
     run: RunPath,
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The note (default: print it).")
-    ] = None,
+    text: str | None = typer.Argument(None, metavar="TEXT", help="The note (default: print it)."),
     remove: bool = flag("Remove the note.", "--remove"),
 ) -> None:
     """Write a note on a run, which `ls` and `report` show; a new note replaces the old one.

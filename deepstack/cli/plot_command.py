@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -25,15 +25,13 @@ axis, look, files = (
 
 
 def plot_command(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CHART|DIR",
-            help="Charts to draw (default: all), then one folder, or several with --to. "
-            "`metric` and `map` draw any quantity.",
-            autocompletion=complete_chart_or_folder,
-        ),
-    ] = ["results"],
+    words: list[str] = typer.Argument(
+        ["results"],
+        metavar="CHART|DIR",
+        help="Charts to draw (default: all), then one folder, or several with --to. "
+        "`metric` and `map` draw any quantity.",
+        autocompletion=complete_chart_or_folder,
+    ),
     at_step: opt.AtStep = None,
     diagnostic: opt.Diagnostic = None,
     where: opt.Where = [],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from deepstack.cli.options import note, whole_numbers
 from deepstack.cli.progress import show_runs
@@ -13,38 +13,27 @@ from deepstack.config import Study
 def refine_study(
     study: Study,
     key: str,
+    seeds: str | None,
+    search: dict[str, Any],
     *,
-    tolerance: float,
-    max_runs: int | None,
-    select_seeds: str | None,
-    name: str,
-    out: Path,
-    workers: int | None,
     dry_run: bool,
     quiet: bool,
     json: bool,
 ) -> None:
-    """Run the search and print a row for each setting, or with `dry_run` the number of runs."""
+    """Run the search and print a row for each setting, or with `dry_run` the number of runs.
+
+    seeds: those that select the value.  search: further arguments of `deepstack.sweeps.refine`.
+    """
     from deepstack.sweeps.refine import SEED, count_runs, refine
 
-    chosen = None if select_seeds is None else whole_numbers("--select-seeds", select_seeds)
-    seeds = chosen or study.grid.get(SEED, [study.base.seed])
+    chosen = None if seeds is None else whole_numbers("--select-seeds", seeds)
     if dry_run:
-        fewest, most = count_runs(study, key, seeds, max_runs)
+        usual = study.grid.get(SEED, [study.base.seed])
+        fewest, most = count_runs(study, key, chosen or usual, search["max_runs"])
         emit_facts({"least number of runs": fewest, "largest number of runs": most}, json)
         return
     with show_runs(f"refining {key}", quiet) as show:
-        optima = refine(
-            study,
-            key,
-            tolerance=tolerance,
-            max_runs=max_runs,
-            select_seeds=chosen,
-            name=name,
-            out=out,
-            workers=workers,
-            show=show,
-        )
+        optima = refine(study, key, select_seeds=chosen, show=show, **search)
     rows = [
         one.setting
         | {key: one.value, "val_loss": one.loss}
@@ -54,4 +43,4 @@ def refine_study(
     ]
     emit(rows, json)
     if not quiet:
-        note(f"next: deepstack compare {out / name} --transfer")
+        note(f"next: deepstack compare {search['out'] / search['name']} --transfer")

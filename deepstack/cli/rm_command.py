@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -15,9 +14,9 @@ from deepstack.records.trash import empty_trash, list_trash, to_trash
 
 
 def rm_command(
-    directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="Runs or studies below --out.")
-    ] = [],
+    directories: list[Path] = typer.Argument(
+        [], metavar="DIR", help="Runs or studies below --out."
+    ),
     out: Out = Path("results"),
     empty: bool = flag("Delete the contents of .trash for good.", "--empty"),
     yes: bool = flag("With --empty: do not ask on a terminal.", "--yes", "-y"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -21,12 +20,9 @@ SHOWN = (
 
 def signal_command(
     config: opt.ConfigFile,
-    overrides: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KEY=A,B", help="Settings to change; several values make a grid, as in sweep."
-        ),
-    ] = [],
+    overrides: list[str] = typer.Argument(
+        [], metavar="KEY=A,B", help="Settings to change; several values make a grid, as in sweep."
+    ),
     depths: str | None = opt.option("Depths to measure, as in 6,96,1000."),
     seeds: int = opt.option("Number of seeds of each stack.", default=3, min=1),
     workers: int | None = opt.option("Runs at a time.", min=1),

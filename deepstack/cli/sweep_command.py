@@ -9,13 +9,14 @@ import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from deepstack import config as conf
 from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_config_or_setting, complete_names
+from deepstack.cli.refine import refine_study
 from deepstack.cli.signals import stop_on_signal
 from deepstack.cli.streams import log
 from deepstack.cli.tables import emit
@@ -35,15 +36,13 @@ grid, resources, clusters, best = (
 
 
 def sweep_command(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CONFIG|KEY=A,B",
-            help="YAML file or example of a run or sweep (default: the built-in depth study), then "
-            "settings; several values make a grid.",
-            autocompletion=complete_config_or_setting,
-        ),
-    ] = [],
+    words: list[str] = typer.Argument(
+        [],
+        metavar="CONFIG|KEY=A,B",
+        help="YAML file or example of a run or sweep (default: the built-in depth study), then "
+        "settings; several values make a grid.",
+        autocompletion=complete_config_or_setting,
+    ),
     depths: str | None = grid("Values of model.depth, as in 6,48,200,1000."),
     schemes: str | None = grid(
         "Values of model.scheme, as in post_ln,deepnorm.",
@@ -114,22 +113,11 @@ def sweep_command(
     name = conf.study_name(described.base, path) if study is None else conf.checked_study(study)
     opt.load_plugins(plugin)
     if refine is not None:
-        from deepstack.cli.refine import refine_study
-
+        search = {"name": name, "out": out, "workers": workers}
+        search |= {"tolerance": tolerance, "max_runs": max_runs}
+        shown = {"dry_run": dry_run, "quiet": quiet, "json": json}
         with opt.located(path, settings):
-            refine_study(
-                described,
-                refine,
-                tolerance=tolerance,
-                max_runs=max_runs,
-                select_seeds=select_seeds,
-                name=name,
-                out=out,
-                workers=workers,
-                dry_run=dry_run,
-                quiet=quiet,
-                json=json,
-            )
+            refine_study(described, refine, select_seeds, search, **shown)
         return
 
     from deepstack import sweeps

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from deepstack.cli.options import RunPath, flag
@@ -13,7 +11,7 @@ from deepstack.records import change_tags, existing_run, read_labels
 
 def tag_command(
     run: RunPath,
-    words: Annotated[list[str], typer.Argument(metavar="WORD", help="Tags, as in good.")] = [],
+    words: list[str] = typer.Argument([], metavar="WORD", help="Tags, as in good."),
     remove: bool = flag("Remove these tags.", "--remove"),
 ) -> None:
     """Give a run tags, which `ls` and `report` show and --where tag=WORD selects.

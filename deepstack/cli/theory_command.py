@@ -7,35 +7,26 @@ from pathlib import Path
 
 import typer
 
+from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_names
-from deepstack.cli.options import (
-    Json,
-    Markdown,
-    Plugins,
-    command_line,
-    flag,
-    load_plugins,
-    note,
-    option,
-)
 from deepstack.cli.tables import emit, emit_json
 from deepstack.errors import ConfigError
 
 
 def theory_command(
-    claim: list[str] = option(
+    claim: list[str] = opt.option(
         "A claim to measure, as in C9; repeatable (default: all).",
         default=[],
         autocompletion=complete_names("theory", "claim"),
     ),
-    json: Json = False,
-    markdown: Markdown = False,
-    charts: Path | None = option(
+    json: opt.Json = False,
+    markdown: opt.Markdown = False,
+    charts: Path | None = opt.option(
         "Draw the charts as DIR/<claim>.png; keep DIR beside the page.", metavar="DIR"
     ),
-    seed: int = option("Random seed.", default=0, min=0),
-    thorough: bool = flag("Draw 8 times as many samples, in 8 times the time.", "--thorough"),
-    plugin: Plugins = [],
+    seed: int = opt.option("Random seed.", default=0, min=0),
+    thorough: bool = opt.flag("Draw 8 times as many samples, in 8 times the time.", "--thorough"),
+    plugin: opt.Plugins = [],
 ) -> None:
     """Measure the claims of the source documents: predicted, measured, verdict.
 
@@ -53,7 +44,7 @@ def theory_command(
         )
     import torch
 
-    load_plugins(plugin)
+    opt.load_plugins(plugin)
     from deepstack.theory import CLAIMS, all_claims
     from deepstack.theory import report as reporting
 
@@ -69,13 +60,13 @@ def theory_command(
             if charts is not None:
                 reporting.draw(one, finding, charts)
             took = time.perf_counter() - began
-            note(f"{one.id:>4} {took:5.1f} s  {finding.verdict}")
+            opt.note(f"{one.id:>4} {took:5.1f} s  {finding.verdict}")
     finally:
         torch.set_num_threads(threads)
 
     if json:
         emit_json(reporting.as_json(findings))
     elif markdown:
-        typer.echo(reporting.page(findings, command_line(), charts.name if charts else None))
+        typer.echo(reporting.page(findings, opt.command_line(), charts.name if charts else None))
     else:
         emit(reporting.rows(findings), False)

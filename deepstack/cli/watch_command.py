@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Annotated, cast
+from typing import IO, cast
 
 import typer
 from rich.console import Console
@@ -28,9 +28,9 @@ SUMMARY_SECONDS = 30.0
 
 
 def watch_command(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A results folder, a study or a run.")
-    ] = Path("results"),
+    directory: Path = typer.Argument(
+        Path("results"), metavar="DIR", help="A results folder, a study or a run."
+    ),
     interval: float = option("Seconds between two readings of the folders.", default=2.0, min=0.1),
     once: bool = flag("Print the table once and end.", "--once"),
 ) -> None:

@@ -18,6 +18,7 @@ from deepstack.config.section import (
     Scalar,
     Section,
     as_dict,
+    divisor_of,
     unused_without,
 )
 
@@ -144,15 +145,7 @@ class Model(Section):
             raise PydanticCustomError("relation", text)
         return grow
 
-    @field_validator("unique_layers")
-    @classmethod
-    def _unique_layers_divide_depth(cls, unique: int | None, info: Any) -> int | None:
-        for key in ("depth", "decoder_depth"):
-            depth = info.data.get(key)
-            if unique and depth and depth % unique:
-                text = f"found {unique}; allowed a divisor of model.{key} = {depth}"
-                raise PydanticCustomError("relation", text)
-        return unique
+    _check_unique = divisor_of("unique_layers", "model.depth", "model.decoder_depth")
 
     @field_validator("n_heads")
     @classmethod

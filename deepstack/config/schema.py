@@ -28,6 +28,7 @@ from deepstack.config.section import (
     Section,
     as_dict,
     as_tuple,
+    divisor_of,
     unused_without,
 )
 from deepstack.notebook import html_table
@@ -157,14 +158,7 @@ class Train(Section):
         """Whether tokens or flops are given, from which the steps are yet to be computed."""
         return self.tokens is not None or self.flops is not None
 
-    @field_validator("shards")
-    @classmethod
-    def _shards_divide_batch(cls, shards: int, info: Any) -> int:
-        batch_size = info.data.get("batch_size")
-        if batch_size is not None and batch_size % shards:
-            text = f"found {shards}; allowed a divisor of train.batch_size = {batch_size}"
-            raise PydanticCustomError("relation", text)
-        return shards
+    _check_shards = divisor_of("shards", "train.batch_size")
 
     def lr_factor(self, role: str) -> float:
         """Return the factor on lr for the parameters of a role."""

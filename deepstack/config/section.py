@@ -84,3 +84,17 @@ def unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
         return value
 
     return field_validator(*rules)(classmethod(check))
+
+
+def divisor_of(field: str, *keys: str) -> Any:
+    """Return a validator that allows a field only divisors of the settings at some keys."""
+
+    def check(section: type[BaseModel], value: Any, info: Any) -> Any:
+        for key in keys:
+            whole = info.data.get(key.rpartition(".")[2])
+            if value and whole and whole % value:
+                text = f"found {value}; allowed a divisor of {key} = {whole}"
+                raise PydanticCustomError("relation", text)
+        return value
+
+    return field_validator(field)(classmethod(check))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 from helpers import QUICK
 from helpers.command_line import TINY
 from helpers.command_line import typed as deepstack
+from helpers.terminals import run_on_terminal
 
 from deepstack.config import Config
 from deepstack.records import Run, find_runs
@@ -156,30 +155,10 @@ def test_a_sweep_with_a_failing_run_exits_3_and_keeps_the_others(tmp_path: Path)
 
 
 def test_the_live_display_on_a_terminal(tmp_path: Path) -> None:
-    """In a pseudo-terminal: progress, loss, ‖ΔF‖, the unigram line."""
-    main, side = pty.openpty()
-    words = [sys.executable, "-m", "deepstack", "train", QUICK, *TINY, "train.steps=60"]
-    process = subprocess.Popen(
-        [*words, "--out", str(tmp_path)],
-        stdout=subprocess.DEVNULL,
-        stderr=side,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
-    )
-    os.close(side)
-    seen = b""
-    while select.select([main], [], [], 60)[0]:
-        try:
-            chunk = os.read(main, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not chunk:
-            break
-        seen += chunk
-    os.close(main)
-    assert process.wait() == 0
-    text = seen.decode()
+    words = ["train", QUICK, *TINY, "train.steps=60", "--out", str(tmp_path)]
+    _, shown = run_on_terminal(*words)
     for part in ("DeepNorm", "‖ΔF‖", "unigram 3.247", "60/60", "done"):
-        assert part in text, part
+        assert part in shown, part
 
 
 @pytest.mark.parametrize("width", [20, 40, 100, 300])

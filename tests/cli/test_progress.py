@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import pty
 import re
-import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from helpers import ROOT
 from helpers.plot_runs import make_run
+from helpers.terminals import run_on_terminal
 from typer.testing import CliRunner
 
 from deepstack.cli import app, progress
@@ -21,33 +20,6 @@ from deepstack.cli.progress import show_work
 
 TRAIN = ("train", str(ROOT / "configs" / "quick.yaml"), "model.depth=1", "train.steps=1",
          "train.batch_size=1", "train.eval_batches=1", "--out")  # fmt: skip
-
-
-def run_on_terminal(*words: str) -> tuple[str, str]:
-    """Return stdout, a pipe, and the text that a terminal gets on stderr."""
-    ours, theirs = pty.openpty()
-    code = (
-        "import deepstack.cli.progress as p; p.DELAY_SECONDS = 0.0\n"
-        "from deepstack.cli import main; main()"
-    )
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
-    command = [sys.executable, "-c", code, *words]
-    shown: list[bytes] = []
-
-    def read() -> None:
-        try:
-            while part := os.read(ours, 1 << 16):
-                shown.append(part)
-        except OSError:  # the other end is closed
-            return
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=environment)
-    os.close(theirs)
-    reader.join()
-    os.close(ours)
-    return done.stdout.decode(), b"".join(shown).decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize(

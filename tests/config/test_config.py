@@ -90,28 +90,20 @@ def assert_says(message: str, parts: str) -> None:
     assert message.isprintable() and len(message) < 500
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_config_and_its_message(name: str) -> None:
-    text, parts = BAD[name]
-    assert_says(message_of(conf.parse_config, text, []), parts)
+CASES = [
+    *((conf.parse_config, text, [], parts) for text, parts in BAD.values()),
+    *((conf.parse_config, *case) for case in BAD_OVERRIDES.values()),
+    *((conf.parse_study, text, [], parts) for text, parts in BAD_STUDIES.values()),
+    *((conf.parse_study, *case) for case in BAD_STUDY_OVERRIDES.values()),
+]
+NAMES = [*BAD, *BAD_OVERRIDES, *BAD_STUDIES, *BAD_STUDY_OVERRIDES]
 
 
-@pytest.mark.parametrize("name", BAD_OVERRIDES)
-def test_a_bad_override_and_its_message(name: str) -> None:
-    text, overrides, parts = BAD_OVERRIDES[name]
-    assert_says(message_of(conf.parse_config, text, overrides), parts)
-
-
-@pytest.mark.parametrize("name", BAD_STUDIES)
-def test_a_bad_study_and_its_message(name: str) -> None:
-    text, parts = BAD_STUDIES[name]
-    assert_says(message_of(conf.parse_study, text, []), parts)
-
-
-@pytest.mark.parametrize("name", BAD_STUDY_OVERRIDES)
-def test_a_bad_override_of_a_study_and_its_message(name: str) -> None:
-    text, overrides, parts = BAD_STUDY_OVERRIDES[name]
-    assert_says(message_of(conf.parse_study, text, overrides), parts)
+@pytest.mark.parametrize(("read", "text", "overrides", "parts"), CASES, ids=NAMES)
+def test_a_mistake_and_its_message(
+    read: Callable[..., Any], text: str, overrides: list[str], parts: str
+) -> None:
+    assert_says(message_of(read, text, overrides), parts)
 
 
 def test_grids_beyond_numbers_are_refused() -> None:
