@@ -6,10 +6,10 @@ its training step.
 
 from deepstack.fast.accelerate import captured_function, step_recorder
 from deepstack.fast.capture import CapturedFunction, capture
+from deepstack.fast.gpu.available import triton_version
 from deepstack.fast.layers import compiled, enable_fast_paths, run_fused
 from deepstack.fast.replay import replaying
-from deepstack.fast.rule import FastPaths, choose_fast_paths
-from deepstack.fast.selection import fast_paths_of, triton_version
+from deepstack.fast.rule import FastPaths, choose_fast_paths, fast_paths_of
 from deepstack.fast.step import Measured, Step, Update, make_step
 
 __all__ = [

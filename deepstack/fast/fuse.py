@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack.fast.fused_attention import SelfAttention
-from deepstack.fast.fused_norms import RootMeanSquare
-from deepstack.fast.fused_queries import HeadNorm, HeadRotation
+from deepstack.fast.fused_norms import HeadNorm, HeadRotation, RootMeanSquare
 from deepstack.fast.fused_sublayers import (
     ACTIVATIONS,
     FusedSublayer,

@@ -20,7 +20,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.fast.fused_sublayers import FusedSublayer
-from deepstack.fast.selection import has_more_inside, is_fully_fused, two_layers
+from deepstack.fast.rule import has_more_inside, is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.model.query_key import Rotation
 from deepstack.schemes import SCHEMES

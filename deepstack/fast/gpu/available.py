@@ -5,14 +5,16 @@ Modules of kernels are imported on first use, since Triton takes a second to imp
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
+import sysconfig
 from functools import cache
-from importlib import import_module
+from importlib import import_module, metadata
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-from deepstack.fast.rule import has_triton
 
 
 @cache
@@ -64,3 +66,15 @@ def relu_keeps_nan(
     weight[0, 0] = float("nan")
     y = torch.ops.aten._addmm_activation(bias, x, weight.t())
     return bool(y[:, 0].isnan().all())
+
+
+def has_triton() -> bool:
+    """Return whether torch.compile can build GPU kernels; Triton needs a C compiler."""
+    has_c = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
+    has_header = os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
+    return importlib.util.find_spec("triton") is not None and has_c and has_header
+
+
+def triton_version() -> str | None:
+    """Return the version of Triton, which compiles GPU kernels; None if it is unusable."""
+    return metadata.version("triton") if has_triton() else None
