@@ -203,10 +203,8 @@ def decoding_speeds(seed: int, length: int) -> list[float]:
     sizes = {"model__decoder_depth": 4, "task__seq_len": length}
     stacks = [translator(seed, kind, **sizes) for kind in ("separate", "merged")]
     begin, source = torch.zeros(4, 1, dtype=torch.long), stacks[0].batch(1)[0][:4, :8]
-    separate, merged = (partial(generate, s.model, begin, length, source=source) for s in stacks)
-    return time_ratios(separate, merged, blocks=repeats(12) + 1, rounds=1)[
-        1:
-    ]  # the first one warms up
+    apart, merged = (partial(generate, s.model, begin, length, source=source) for s in stacks)
+    return time_ratios(apart, merged, repeats(12) + 1, rounds=1)[1:]  # the first one warms up
 
 
 def merged_formula(G: MergedAttention, S: Tensor, H: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ NodeName=n2 Name=gpu File=/dev/tty2
 
 
 def missing() -> list[str]:
-    """What a test on Slurm needs and this host has not."""
+    """Names of the programs and rights that this host lacks for Slurm."""
     path = os.pathsep.join((os.environ.get("PATH", ""), SBIN))
     lacking = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
     return lacking + ([] if os.geteuid() == 0 else ["root"])
@@ -89,8 +89,7 @@ def missing() -> list[str]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A cluster of two nodes with a core each; the environment in which sbatch speaks to it.
 
-    munged, slurmctld and two slurmd of Debian's packages run in one folder; only what was started
-    is ended.
+    munged, slurmctld and two slurmd of Debian's packages run in one folder.  Only these are ended.
     """
     if lacking := missing():
         pytest.skip(f"needs {', '.join(lacking)}")

@@ -76,7 +76,7 @@ def words_of(plugin: Path, out: Path, seeds: list[int], *more: str, steps: int =
 
 
 def sweep_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, in a process of its own."""
+    """Run the command in another process, to its end."""
     command = [sys.executable, "-m", "deepstack", *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
@@ -101,18 +101,18 @@ def results_of(run: Run) -> dict[str, bytes]:
 
 
 def processes_with(text: str) -> list[int]:
-    """Ids of the processes whose command line or open files speak of a folder."""
-    found = []
+    """Ids of the processes whose command line or open files name a folder."""
+    ids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                said = (entry / "cmdline").read_bytes().decode(errors="replace")
-                said += "".join(os.readlink(link) for link in (entry / "fd").iterdir())
+                names = (entry / "cmdline").read_bytes().decode(errors="replace")
+                names += "".join(os.readlink(link) for link in (entry / "fd").iterdir())
             except OSError:
                 continue
-            if text in said:
-                found.append(int(entry.name))
-    return found
+            if text in names:
+                ids.append(int(entry.name))
+    return ids
 
 
 def check_states(out: Path, good: list[int], bad: list[int]) -> None:

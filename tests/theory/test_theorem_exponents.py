@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from deepstack.diagnostics import ModelUpdate
-from deepstack.schemes.post_norm import ADAM_GROWTH
 from deepstack.theory.claim_stack import Trial
 
 DEPTHS = (6, 18, 50, 100, 200)
@@ -67,16 +66,6 @@ def test_post_lns_update_grows_faster_than_depth() -> None:
 
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-5, "depths": (6, 24, 96), "seeds": 2}
-
-
-@pytest.mark.parametrize(
-    ("roles", "growth"), [(MATRICES, 1 / 2), (("bias",), 3 / 4), (("norm_gain", "norm_bias"), 1.0)]
-)
-def test_under_adam_each_role_moves_f_by_its_power_of_depth(
-    roles: tuple[str, ...], growth: float
-) -> None:
-    assert exponent("deepnorm", trained=roles, **ADAM) == pytest.approx(growth, abs=0.1)
-    assert ADAM_GROWTH[roles[0]] == growth
 
 
 def test_rates_by_depth_make_one_step_of_adam_the_same_at_every_depth() -> None:
