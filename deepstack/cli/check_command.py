@@ -28,6 +28,7 @@ def check_command(
 
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
+    from deepstack.distributed import ALONE
     from deepstack.model import build_model, check_scheme, with_steps
     from deepstack.schemes import scheme_flops, scheme_memory, stack_schemes
     from deepstack.tasks import task_of
@@ -36,6 +37,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         choose_device,
         device_is_here,
         memory_limit,
+        refuse_cut_settings,
         run_name,
     )
 
@@ -44,11 +46,13 @@ def facts_of(settings: Config) -> dict[str, Any]:
     task = task_of(settings)
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     check_scheme(settings)
+    refuse_cut_settings(settings, ALONE)
     memory = conf.memory_estimate(settings, task.vocab_size, scheme_memory(settings), task.memory)
     flops = conf.step_flops(settings, task.vocab_size, scheme_flops(settings))
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"
     limit = conf.machine_memory() if device is None else memory_limit(device)
+    every = conf.recompute_every(settings)
     schemes = stack_schemes(settings)
     coefficients: dict[str, Any] = {}
     for side, scheme in schemes.items():
@@ -74,6 +78,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **{f"parameters {role}": number for role, number in counts.items()},
         "parameters": sum(counts.values()),
         **({"bf16": bf16_support(device)} if half and device is not None else {}),
+        **({"layers computed twice, at once": every} if every else {}),
         "memory estimate (MB)": round(memory / 1e6),
         f"memory of this {where} (MB)": round(limit / 1e6),
     }

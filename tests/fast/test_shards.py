@@ -11,6 +11,7 @@ import torch
 from helpers.small_runs import data_of, small
 
 import deepstack
+from deepstack.cli.check_command import facts_of
 from deepstack.config import Config, config_hash, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast import make_step
@@ -113,8 +114,10 @@ def test_an_error_in_a_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_shards_are_refused_where_they_are_no_equal_parts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.shards.*found 3; allowed a divisor of"):
         small(train__shards=3)
-    with pytest.raises(ConfigError, match=r"found batch, which needs train\.shards=1; or use rms"):
-        deepstack.train(small(train__shards=2, model__norm__kind="batch"), out=tmp_path)
+    crossing = small(train__shards=2, model__norm__kind="batch")
+    for begin in (facts_of, lambda config: deepstack.train(config, out=tmp_path)):
+        with pytest.raises(ConfigError, match=r"found batch, which needs train\.shards=1; or use"):
+            begin(crossing)
 
 
 def test_shards_count_in_the_hash_and_threads_do_not() -> None:
