@@ -53,7 +53,7 @@ def test_zipped_keys_go_together_excluded_cells_are_left_out_and_overrides_hold(
     assert study.size == 8 and study.total == 12
     assert study.keys == ["model.scheme", "seed", "model.depth", "train.lr"]
     every = {c.model.depth: c.runtime.recompute_every for c in expand(study)}
-    assert every == {6: 0, 48: 0, 200: 10}
+    assert every == {6: "auto", 48: "auto", 200: 10}
 
 
 def test_a_study_can_be_made_in_python_too() -> None:
