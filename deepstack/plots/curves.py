@@ -82,7 +82,10 @@ class Arrangement:
             self.groups = drawing.groups()
 
     def panels(self, most: int) -> tuple[list[CurvePanel], list[str]]:
-        """Return at most `most` panels, and notes on series without a panel."""
+        """Return at most `most` panels, and notes on series without a panel.
+
+        Panels by scheme and depth may be MOST_PANELS.
+        """
         most = self.drawing.limit(most)
         if len(self.groups) > 1 and not self.by_depth:
             panels: list[CurvePanel] = []
@@ -92,7 +95,7 @@ class Arrangement:
                     label = f"{name}, N = {n}" if len(self.depths) > 1 else name
                     panels.append((label, f"line in {members} and depth == {n}", here))
             panels = [panel for panel in panels if panel[2]]
-            if len(panels) <= most or self.drawing.options.panels is not None:
+            if len(panels) <= MOST_PANELS or self.drawing.options.panels is not None:
                 return panels, []
         if self.by_depth and len(self.series) > 1:
             chosen, notes = choose_series(self.series, most)

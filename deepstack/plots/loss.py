@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from deepstack.analysis.outcomes import map_table
-from deepstack.analysis.settings import TASK, depth_of, depths_of
+from deepstack.analysis.settings import LR, TASK, depth_of, depths_of
 from deepstack.analysis.statistics import (
     SOME_DIVERGED,
     final_value,
@@ -69,6 +69,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     arrangement = Arrangement(drawing, multiples=True)
     multiples = arrangement.multiples and arrangement.by_depth
     shown, notes = arrangement.panels(MOST_PANELS if multiples else MOST_ROWS)
+    multiples = multiples or len(shown) > MOST_ROWS
     rows = {TRAINING: curve_rows(drawing.series, "loss")}
     validation = VALIDATION + mask_note(runs)
     if any(len(run.evals) for run in runs):
@@ -208,7 +209,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError("every run diverged, or has no finite validation loss")
     depths = sorted(set(table["depth"]))
     colours = {n: shade(len(depths) - 1 - i, len(depths)) for i, n in enumerate(depths)}
-    drawing = Drawing(final, options)
+    drawing = Drawing(final, options, but=[LR])
     for panel in drawing.add_panels(list(dict.fromkeys(table["name"])), height=1.9):
         here = table[table["name"] == panel.name]
         draw_levels(panel, validation_levels(here["run"].tolist()))
