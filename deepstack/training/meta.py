@@ -108,10 +108,12 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
     config, evals = run.config, run.evaluation.answers.columns()
     scheme = SCHEMES[config.model.scheme]
     coarse = steps_below_resolution(config, run.built)
-    more = NOISE if config.log.noise_scale else {}
-    more |= SHARPNESS if config.log.sharpness_every else {}
+    noise = NOISE if config.log.noise_scale else {}
+    sharpness = SHARPNESS if config.log.sharpness_every else {}
     return {
-        "columns": entries(STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | more),
+        "columns": entries(
+            STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | noise | sharpness
+        ),
         "layers": entries(describe()),
         "attribution": entries(run.snapshots.columns()),
         "scheme": {

@@ -126,7 +126,8 @@ def test_chosen_gradients_have_the_known_scale_on_average() -> None:
 
 def test_a_run_records_it_and_trains_as_without(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"model__depth": 2, "model__dropout": 0.1, "log__layers_every": 5}
-    config = small(log__noise_scale=True, log__probe_sequences=3, **keys)
+    both = {"log__noise_scale": True, "log__sharpness_every": 12}
+    config = small(**both, log__probe_sequences=3, **keys)
     run = deepstack.train(config, out=tmp_path / "a")
     without = deepstack.train(small(log__probe_sequences=3, **keys), out=tmp_path / "b")
     assert data_of(without).items() <= data_of(run).items()
@@ -136,6 +137,7 @@ def test_a_run_records_it_and_trains_as_without(tmp_path: Path) -> None:
     variance = run.layers("gradient_variance")[1]
     rows = run.noise_scale
     assert (variance.sum(axis=1) < rows["model_gradient_variance"]).all()  # and the embedding's
+    assert len(run.sharpness) == 2 and len(run.sharpness.columns) == 7
     assert run.columns["columns"]["model_noise_scale"]["unit"] == "sequences"
     with pytest.raises(Interrupted):
         deepstack.train(config, out=tmp_path / "c", stop=stop_at(7))
