@@ -75,6 +75,11 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
+    @property
+    def section(self) -> dict[str, Node]:
+        """The nodes of a section by key; empty for any other value."""
+        return self.value if isinstance(self.value, dict) else {}
+
     def items(self) -> list[Node]:
         """Return the values of a list, or a single value as a list."""
         return self.value if isinstance(self.value, list) else [self]
@@ -84,8 +89,8 @@ class Node:
         node = self
         for part in path:
             inside = node.value
-            if isinstance(inside, dict) and isinstance(part, str) and part in inside:
-                node = inside[part]
+            if isinstance(part, str) and part in node.section:
+                node = node.section[part]
             elif isinstance(inside, list) and isinstance(part, int) and 0 <= part < len(inside):
                 node = inside[part]
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import IO, Any, cast
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from deepstack.cli.streams import Terminal, log
+from deepstack.cli.streams import log, terminal_console
 from deepstack.records.cells import printable
 from deepstack.training import Observer, PlainLines, Row, Started
 from deepstack.training.observer import Pace, number, validation
@@ -129,7 +129,7 @@ def bars(values: list[float], width: int) -> str:
 @contextmanager
 def observe(quiet: bool) -> Iterator[Observer]:
     """Yield an observer: a panel on a terminal, plain lines elsewhere, silent if quiet."""
-    console = Console(file=cast(IO[str], Terminal()), markup=False, emoji=False)
+    console = terminal_console()
     if quiet:
         yield Observer()
     elif console.is_terminal:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deepstack import plugins
 from deepstack.cli.completion import (
     complete_config,
     complete_key,
@@ -24,8 +25,6 @@ from deepstack.config import locate
 from deepstack.config.examples import example_or_file
 from deepstack.errors import ConfigError, PluginError
 
-SELECTION = "Selection of runs"  # heading in help texts
-
 
 def option(
     help: str, *names: str, default: Any = None, panel: str | None = None, **more: Any
@@ -35,7 +34,7 @@ def option(
 
 
 flag = partial(option, default=False)
-selection = partial(typer.Option, rich_help_panel=SELECTION)
+selection = partial(typer.Option, rich_help_panel="Selection of runs")
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for all results.")]
 StudyName = Annotated[str | None, typer.Option(help="Folder of the runs under --out.")]
@@ -144,11 +143,8 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 def load_plugins(paths: list[Path]) -> None:
     """Load the files given with --plugin, with their output on stderr; import torch only then."""
-    if paths:
-        from deepstack import plugins
-
-        with redirect_stdout(sys.stderr):
-            plugins.load_plugins(paths)
+    with redirect_stdout(sys.stderr):
+        plugins.load_plugins(paths)
 
 
 def command_line() -> str:

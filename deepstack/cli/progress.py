@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from deepstack.cli.streams import Terminal, log, raw
+from deepstack.cli.streams import log, raw, terminal_console
 from deepstack.records import ENDED
 from deepstack.records.cells import one_line, printable
 
@@ -56,10 +56,8 @@ class Work:
             )  # fmt: skip
 
     def _show(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        console = Console(file=cast(IO[str], Terminal()), markup=False, emoji=False)
         columns = (
             BarColumn(bar_width=24), TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
@@ -68,7 +66,7 @@ class Work:
             if self._is_over:
                 return
             self._progress = Progress(
-                *columns, console=console, transient=True,
+                *columns, console=terminal_console(), transient=True,
                 redirect_stdout=False, redirect_stderr=False,
             )  # fmt: skip
             self._progress.add_task(one_line(self.text), total=None)

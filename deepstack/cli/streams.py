@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO, cast
+from typing import IO, Any, TextIO, cast
+
+from rich.console import Console
 
 from deepstack.records.cells import printable
 
@@ -71,3 +73,8 @@ class Terminal:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+def terminal_console(stream: TextIO | None = None) -> Console:
+    """Return rich's console on stderr, or on another stream, that ignores a closed one."""
+    return Console(file=cast(IO[str], Terminal(stream)), markup=False, emoji=False)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, cast
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from deepstack.cli.run_table import RunRow, clock, counts, run_table
-from deepstack.cli.streams import Terminal, log
+from deepstack.cli.streams import log, terminal_console
 from deepstack.records.cells import counted
 from deepstack.sweeps import Cell, Progress
 
@@ -27,7 +26,7 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
 
     quiet: nothing is shown.
     """
-    console = Console(file=cast(IO[str], Terminal()), markup=False, emoji=False)
+    console = terminal_console()
     began = time.monotonic()
     if quiet:
         yield lambda progress: None

@@ -9,7 +9,7 @@ from typing import Any
 from deepstack.cli.tables import emit
 from deepstack.config import Study, values
 from deepstack.records import Run, run_rows
-from deepstack.records.cells import text
+from deepstack.records.cells import scalar, text
 from deepstack.sweeps import Cell, Progress, Resources, is_wanted, seconds_per_run
 from deepstack.training import device_is_here
 
@@ -29,10 +29,10 @@ def plan_rows(
     rows: list[dict[str, Any]] = []
     for cell in cells:
         row: dict[str, Any] = {"run": cell.folder.name}
-        row |= {key: as_cell(cell.values[key]) for key in study.keys}
+        row |= {key: scalar(cell.values[key]) for key in study.keys}
         for key in overridden:
             is_set = key in cell.overridden
-            row[key] = f"{cell.overridden[key]}*" if is_set else as_cell(usual.get(key))
+            row[key] = f"{cell.overridden[key]}*" if is_set else scalar(usual.get(key))
         row |= {
             "state": cell.state,
             "steps": cell.config.train.steps,
@@ -101,11 +101,6 @@ def minutes(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds / 60, 1)
 
 
-def as_cell(value: Any) -> Any:
-    """Return a value as a table cell, lists and sections as text."""
-    return value if value is None or isinstance(value, int | float | str) else str(value)
-
-
 def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, Any]]:
     """Return last validation loss and ‖ΔF‖ as a table of scheme by depth; for JSON one row per run.
 
@@ -119,7 +114,7 @@ def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, An
     others = other_keys(progress)
     for entry in sorted(progress, key=lambda e: e.cell.config.seed):
         model = entry.cell.config.model
-        row = (model.scheme, *(text(as_cell(entry.cell.values.get(key))) for key in others))
+        row = (model.scheme, *(text(scalar(entry.cell.values.get(key))) for key in others))
         table.setdefault(row, {}).setdefault(str(model.depth), []).append(outcome(entry))
     names, schemes = ("validation loss (‖ΔF‖)", *others), list({row[0]: None for row in table})
     return [

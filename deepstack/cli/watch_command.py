@@ -7,16 +7,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, cast
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from deepstack.cli.options import flag, option
 from deepstack.cli.run_table import RunRow, clock, counts, run_table
 from deepstack.cli.signals import ended_by_ctrl_c
-from deepstack.cli.streams import Terminal
+from deepstack.cli.streams import terminal_console
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.records import Run, RunFolder, find_runs
 from deepstack.records.cells import one_line
@@ -39,7 +37,7 @@ def watch_command(
     Without a terminal, print a line for each change of state, and the counts twice a minute.
     """
     watcher = Watcher(directory)
-    console = Console(file=cast(IO[str], Terminal(sys.stdout)), markup=False, emoji=False)
+    console = terminal_console(sys.stdout)
     if once:
         find_runs(directory)  # raises NothingMatchedError without any
         rows = watcher.read()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -22,14 +22,18 @@ _SEVERAL = re.compile(r".*,.*|\d+(-|\.\.\.?|:)\d+")
 _GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid"}
 
 
-def raise_problems(problems: list[Problem]) -> None:
-    """Raise ConfigError if there are problems, with one line for each, in the order of the file."""
+def raise_problems(problems: list[Problem], config: Config | None = None) -> Config:
+    """Return the configuration without problems.
+
+    Raises ConfigError with one line for each problem, in the order of the file.
+    """
     if problems:
         problems = sorted(problems, key=lambda problem: place_order(problem.where))
         lines = list(dict.fromkeys(map(str, problems)))
         if len(lines) > MAX_PROBLEMS:
             lines = [*lines[:MAX_PROBLEMS], f"... and {len(lines) - MAX_PROBLEMS} more"]
         raise ConfigError("\n".join(lines), key=problems[0].key or None)
+    return cast(Config, config)
 
 
 def validate(tree: Node) -> tuple[Config | None, list[Problem]]:

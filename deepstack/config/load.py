@@ -48,13 +48,11 @@ def parse_config(
 ) -> Config:
     """Return the configuration in a YAML text.  source: its name in messages."""
     tree, problems = read_tree(text, source, overrides)
-    if isinstance(tree.value, dict) and "sweep" in tree.value:
-        sweep = tree.value.pop("sweep")
+    if sweep := tree.section.pop("sweep", None):
         message = f"this file describes a sweep; use: deepstack sweep {source}"
         problems.append(Problem(sweep.key_where or sweep.where, "sweep", message))
     config, more = validate(tree)
-    raise_problems(merge_problems(problems, more))
-    assert config is not None
+    config = raise_problems(merge_problems(problems, more), config)
     refuse_absurd_tree(config, tree)
     return config
 
@@ -82,9 +80,7 @@ def with_overrides(config: Config, values: Mapping[str, Any]) -> Config:
     for dotted, value in values.items():
         tree = put(tree, tuple(dotted.split(".")), to_node(value, ""))
     changed, problems = validate(tree)
-    raise_problems(problems)
-    assert changed is not None
-    return changed
+    return raise_problems(problems, changed)
 
 
 def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> str:
@@ -97,8 +93,8 @@ def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> 
     if all(override.partition("=")[0].strip() != key for override in overrides):
         zips = tree.at(("sweep", "zip"))
         for axes in (tree.at(("sweep", "grid")), zips, *zips.items()):
-            if isinstance(axes.value, dict) and key in axes.value:
-                return str(axes.value[key].where)
+            if key in axes.section:
+                return axes.section[key].where
     node = tree.at(tuple(key.split(".")))
     return node.where if node is not tree else printable_path(path)
 
@@ -175,15 +171,13 @@ def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
         return node
     if replaced := rival_lengths(".".join(path)):
         train = tree.at(("train",))
-        if isinstance(train.value, dict) and not replaced.isdisjoint(train.value):
-            remaining = {key: value for key, value in train.value.items() if key not in replaced}
+        if not replaced.isdisjoint(train.section):
+            remaining = {key: value for key, value in train.section.items() if key not in replaced}
             tree = put(tree, ("train",), replace(train, value=remaining))
     section = Node({}, node.where, "a section", node.where)
     tree = tree if isinstance(tree.value, dict) else section
-    values = dict(tree.value) if isinstance(tree.value, dict) else {}
-    return replace(
-        tree, value=values | {path[0]: put(values.get(path[0], section), path[1:], node)}
-    )
+    inner = put(tree.section.get(path[0], section), path[1:], node)
+    return replace(tree, value=tree.section | {path[0]: inner})
 
 
 def rival_lengths(key: str) -> set[str]:

@@ -142,8 +142,7 @@ def parse_study(
     axes = [_several(override) for override in overrides]
     single = [each for each, axis in zip(overrides, axes, strict=True) if axis is None]
     tree, problems = read_tree(text, source, single)
-    sweep = tree.value.pop("sweep", None) if isinstance(tree.value, dict) else None
-    sweep = sweep or Node(None, source, "nothing")
+    sweep = tree.section.pop("sweep", None) or Node(None, source, "nothing")
     overridden = [override.partition("=")[0].strip() for override in overrides]
     problems += form_problems(sweep, overridden)
     groups = read_groups(sweep)
@@ -171,8 +170,7 @@ def parse_study(
     problems += more
     if not problems:
         problems += setting_problems(rules, tree)
-    raise_problems(problems)
-    assert base is not None
+    base = raise_problems(problems, base)
     # keys on the command line win over the settings of an override
     settings = [
         {

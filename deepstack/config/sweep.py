@@ -127,17 +127,13 @@ def _problem(where: str, key: str, text: str) -> Problem:
 
 def _inner(section: Node, key: str) -> Node:
     """Return the node below a key of a section, or an empty one."""
-    return _section(section).get(key) or Node(None, section.where, "nothing")
-
-
-def _section(node: Node) -> dict[str, Node]:
-    return node.value if isinstance(node.value, dict) else {}
+    return section.section.get(key) or Node(None, section.where, "nothing")
 
 
 def read_groups(sweep: Node) -> list[Group]:
     """Return every factor of the product of a `sweep:` section, without malformed axes."""
-    grid = [{key: node} for key, node in _section(_inner(sweep, "grid")).items()]
-    zips = [_section(group) for group in _inner(sweep, "zip").items()]
+    grid = [{key: node} for key, node in _inner(sweep, "grid").section.items()]
+    zips = [group.section for group in _inner(sweep, "zip").items()]
     groups = (
         {key: node for key, node in group.items() if isinstance(node.value, list) and node.value}
         for group in (*grid, *zips)
@@ -296,14 +292,14 @@ def read_rules(
                 cell, settings, at = _inner(entry, "where"), _inner(entry, "set"), f"{name}.where"
             where, wrong = _match_values(at, cell, declared)
             problems += wrong
-            for key, setting in _section(settings).items():
+            for key, setting in settings.section.items():
                 text = wrong_key(key, setting, runtime=True)
                 if not text and any(are_nested(key, other) for other in swept):
                     text = f"found {quote(key)}, which the sweep varies; allowed a key that it "
                     text += "does not"
                 if text:
                     problems.append(_problem(setting.key_where, f"{name}.set.{key}", text))
-            rules.append(Rule(name, entry, where, _section(settings)))
+            rules.append(Rule(name, entry, where, settings.section))
     return rules, problems
 
 
@@ -313,7 +309,7 @@ def _match_values(
     """Return the keys and values of a partial cell, and those that the sweep does not have."""
     where: Where = {}
     problems: list[Problem] = []
-    for key, node in _section(entry).items():
+    for key, node in entry.section.items():
         if key not in declared:
             text = f"found {quote(key)}, which is not swept; allowed "
             text = shorten(text + (", ".join(declared) or "none"), 300)

@@ -43,6 +43,11 @@ def plain(value: Any) -> Any:
     return value
 
 
+def scalar(value: Any) -> Any:
+    """Return the value of a setting as a table cell, lists and sections as text."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
 def counted(form: str, value: object) -> str:
     """Return a form with its value: `{} steps` gives `3 steps`, and `1 step`."""
     words = form.format(value)

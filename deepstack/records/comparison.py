@@ -103,15 +103,14 @@ def differences(old: RunFolder, new: RunFolder, end: float) -> list[Difference]:
     for name in LOGS:
         one, two = read_table(old.path / name), read_table(new.path / name)
         rows = _first_difference(name, one.rows, two.rows, end, row_difference)
-        columns = None
-        if one.columns and two.columns:
-            names = dict.fromkeys((*one.columns, *two.columns))
-            both = {*one.columns} & {*two.columns}
-            if column := next((column for column in names if column not in both), None):
-                presence = _presence(column in one.columns)
-                columns = Difference(None, name, f"column {column}", *presence)
-        result += [rows, columns]
-        if not rows and not columns:
+        result.append(rows)
+        alone = [
+            c for c in (*one.columns, *two.columns) if c not in one.columns or c not in two.columns
+        ]
+        if alone and one.columns and two.columns:
+            presence = _presence(alone[0] in one.columns)
+            result.append(Difference(None, name, f"column {alone[0]}", *presence))
+        elif not rows:
             result.append(_lines_difference(name, old, new, end))
     for name in sorted({*old.layer_names(), *new.layer_names()}):
         result.append(_layers_difference(name, old, new, end))

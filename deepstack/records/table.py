@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepstack.errors import ResourceError
+from deepstack.records.cells import scalar
 from deepstack.records.files import open_file, trouble
 from deepstack.records.folder import (
     EVALS_COLUMNS,
@@ -88,7 +89,7 @@ def rows_of(
     return [
         {"study": one.path.parent.name, "run": one.path.name, "state": one.state}
         | {name: _label(getattr(one.labels, name)) for name in labels}
-        | (settings(one) if settings else {key: _plain(one.config.get(key)) for key in keys})
+        | (settings(one) if settings else {key: scalar(one.config.get(key)) for key in keys})
         | one.logged
         for one in summaries
     ]
@@ -180,7 +181,3 @@ def _number(path: Path, cell: str | None) -> float:
         return float(cell or "nan")
     except ValueError as error:
         raise damage_error(path, f"is no table of numbers ({error})") from error
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -73,23 +73,20 @@ def empty_trash(out: str | os.PathLike[str]) -> tuple[int, int]:
     A symbolic link in it is removed, its target is not.  Raises LockedError if another process
     works on a run in it, ConfigError if the trash itself is a link.
     """
-    trash = _trash_of(Path(out))
+    trash, runs, size = _trash_of(Path(out)), list_trash(out), 0
     if not trash.is_dir():
         return 0, 0
-    runs = size = 0
+    for run in runs:
+        if RunFolder(run).holder() is not None:
+            raise LockedError(f"{run} is in use; nothing was deleted")
     for folder, _, names in os.walk(trash):
-        here = RunFolder(folder)
-        if here.exists():
-            runs += 1
-            if here.holder() is not None:
-                raise LockedError(f"{folder} is in use; nothing was deleted")
         for name in names:
             with suppress(FileNotFoundError):
                 size += (Path(folder) / name).lstat().st_size
     with trouble(trash):
         shutil.rmtree(trash)
         trash.mkdir()
-    return runs, size
+    return len(runs), size
 
 
 def _check_path(path: Path, out: Path) -> tuple[Path, Path]:

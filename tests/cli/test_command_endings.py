@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY as SMALL
-from typer.testing import CliRunner
+from helpers.command_line import typed
 
 from deepstack.analysis.settings import value_text
-from deepstack.cli import app, main
+from deepstack.cli import main
 from deepstack.plots.page import LONGEST, wrap
 
 TINY = [QUICK, *SMALL]
@@ -43,7 +43,7 @@ def ended(words: list[object], monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trained")
-    done = CliRunner().invoke(app, ["train", *TINY, "-q", "--out", str(out)])
+    done = typed("train", *TINY, "-q", "--out", out)
     assert done.exit_code == 0, done.stderr
     return Path(done.stdout.strip())
 
@@ -125,9 +125,9 @@ def test_a_hostile_array_is_named(copied: Path) -> None:
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
     (copied / "layers" / "stream_norm.npy").write_bytes(data)
     for words in (["plot", "layer_step_heat_map", "--diagnostic", "stream_norm"], ["report"]):
-        found = CliRunner().invoke(app, [*words, str(copied)])
+        found = typed(*words, copied)
         assert found.exit_code == 5 and "stream_norm.npy: is no array" in found.stderr, words
-    assert CliRunner().invoke(app, ["compare", str(copied)]).exit_code == 0  # reads no layers
+    assert typed("compare", copied).exit_code == 0  # reads no layers
 
 
 @pytest.mark.parametrize(
@@ -140,22 +140,22 @@ def test_a_run_whose_scheme_or_depth_has_no_sense_is_damaged(
     lines = path.read_text().splitlines()
     path.write_text("\n".join(f"  {key}: {value}" if x.startswith(f"  {key}:") else x
                               for x in lines) + "\n")  # fmt: skip
-    listed = CliRunner().invoke(app, ["ls", str(copied)])
+    listed = typed("ls", copied)
     assert listed.exit_code == 0 and f"as model.{key}" in listed.stderr
-    assert CliRunner().invoke(app, ["compare", str(copied)]).exit_code == 5
+    assert typed("compare", copied).exit_code == 5
 
 
 def test_nested_lists_in_configs_are_compared(copied: Path) -> None:
     other = Path(shutil.copytree(copied, copied.with_name("other")))
     path = other / "config.yaml"
     path.write_text(path.read_text().replace("  name: text", "  name: text\n  mine: [[1], {a: 2}]"))
-    assert CliRunner().invoke(app, ["compare", str(copied.parent)]).exit_code == 0
+    assert typed("compare", copied.parent).exit_code == 0
 
 
 def test_a_report_names_a_study_that_is_not_utf8(trained: Path, tmp_path: Path) -> None:
     study = tmp_path / os.fsdecode(b"st\xffudy")
     shutil.copytree(trained, study / trained.name)
-    found = CliRunner().invoke(app, ["report", "-q", str(tmp_path)])
+    found = typed("report", "-q", tmp_path)
     assert found.exit_code == 0, found.exception
     assert "st%FFudy/" in (tmp_path / "report.html").read_text()
 
@@ -173,7 +173,7 @@ def test_a_sweep_without_space_for_its_temporary_files_says_so(
     full = tmp_path / "full"
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: str(full))  # has no such folder
     out = tmp_path / "results"
-    found = CliRunner().invoke(app, ["sweep", *TINY, "seed=0,1", "-q", "--out", str(out)])
+    found = typed("sweep", *TINY, "seed=0,1", "-q", "--out", out)
     assert found.exit_code == 3, found.exception
     assert found.stderr.count(f"{full}/") == 2 and "No such file" in found.stderr
 
@@ -226,7 +226,7 @@ def test_a_killed_export_leaves_no_weights_or_a_whole_export(
     pid = os.fork()
     if pid == 0:
         sys.addaudithook(kill)
-        CliRunner().invoke(app, words)
+        typed(*words)
         os._exit(0)
     os.waitpid(pid, 0)
     if (target / "weights.safetensors").exists():

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
+from helpers.command_line import typed
 from helpers.plot_runs import make_run
 from helpers.terminals import run_on_terminal
-from typer.testing import CliRunner
 
-from deepstack.cli import app, progress
+from deepstack.cli import progress
 from deepstack.cli.progress import show_work
 
 TRAIN = ("train", str(ROOT / "configs" / "quick.yaml"), "model.depth=1", "train.steps=1",
@@ -46,7 +46,7 @@ def test_verify_names_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         progress.Work, "step", lambda work, text, total: steps.append((text, total))
     )
-    assert CliRunner().invoke(app, ["verify", str(tmp_path)]).exit_code == 0
+    assert typed("verify", tmp_path).exit_code == 0
     words = "comparing checksums: deepnorm-d6-s{}-0.001"
     assert steps == [(words.format(0), 2), (words.format(1), 2)]
 

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import ROOT
-from typer.testing import CliRunner
+from helpers.command_line import typed
 
 import deepstack as package
-from deepstack.cli import app
 from deepstack.config import parse_config, to_yaml
 from deepstack.errors import Interrupted
 from deepstack.records import find_runs
@@ -283,7 +282,7 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
     words = ["plot", "layer_step_heat_map", "--diagnostic", "grad_norm", str(tmp_path)]
     for content, code in ((buffer.getvalue(), 5), (pickle.dumps(3), 5), (kept, 0)):
         (run.path / "layers" / "grad_norm.npy").write_bytes(content)
-        result = CliRunner().invoke(app, words)
+        result = typed(*words)
         assert result.exit_code == code, result.stderr
         assert "Traceback" not in result.stderr
         assert code == 0 or "grad_norm.npy" in result.stderr

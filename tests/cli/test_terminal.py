@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from helpers import plot_runs
+from helpers.command_line import typed
 from helpers.record_runs import make_run
 from rich.console import Console
-from typer.testing import CliRunner
 
-from deepstack.cli import app
 from deepstack.cli.display import Display
 from deepstack.cli.streams import PrintableStream
 from deepstack.records import RunFolder
@@ -47,7 +46,7 @@ def study(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("terminal", [{}, {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "400"}])
 def test_ls_shows_names_and_errors_as_letters(terminal: dict[str, str], study: Path) -> None:
-    found = CliRunner().invoke(app, ["ls", str(study.parent)], env=terminal)
+    found = typed("ls", study.parent, env=terminal)
     assert found.exit_code == 0
     assert ("\x1b[1m" in found.stdout) == bool(terminal)  # the head of the table
     for text in (re.sub(r"\x1b\[[0-9;]*m", "", found.stdout), found.stderr):
@@ -60,7 +59,7 @@ def test_ls_shows_names_and_errors_as_letters(terminal: dict[str, str], study: P
 
 
 def test_json_keeps_the_true_names(study: Path) -> None:
-    found = CliRunner().invoke(app, ["ls", str(study.parent), "--json"])
+    found = typed("ls", study.parent, "--json")
     assert not CONTROLS.search(found.stdout)
     assert {row["study"] for row in json.loads(found.stdout)} == {HOSTILE}
     stream = io.StringIO()
@@ -78,7 +77,7 @@ def test_verify_and_rm_and_errors_show_letters(study: Path, tmp_path: Path) -> N
         ["rm", str(study / f"{HOSTILE}done"), "--out", str(study.parent)],
         ["plot", "--" + HOSTILE],
     ):
-        found = CliRunner().invoke(app, words)
+        found = typed(*words)
         assert found.output and not CONTROLS.search(found.output), words
         assert re.search(r"\\(u00|x)1b\[31m", found.output), found.output
 
@@ -92,7 +91,7 @@ def test_a_report_and_its_progress_show_letters(tmp_path: Path) -> None:
     failed = plot_runs.make_run(study, seed=2)
     RunFolder(failed).write_status("failed", 1, error=HOSTILE)
     RunFolder(failed).write_meta({"environment": {"torch": HOSTILE}})
-    found = CliRunner().invoke(app, ["report", str(study), "--to", str(tmp_path / "page.html")])
+    found = typed("report", study, "--to", tmp_path / "page.html")
     assert found.exit_code == 0, found.output
     assert not CONTROLS.search(found.output) and f"{shown}: loss_vs_step" in found.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -13,10 +13,8 @@ import pandas as pd
 import pytest
 from helpers import QUICK
 from helpers.command_line import TINY, typed
-from typer.testing import CliRunner
 
 import deepstack
-from deepstack.cli import app
 from deepstack.config import parse_config
 from deepstack.errors import ConfigError
 from deepstack.plugins import load_plugins
@@ -235,5 +233,5 @@ def test_charts_over_the_runs_of_several_folders(tmp_path: Path) -> None:
 def test_a_sweep_into_a_file_runs_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     words = ["sweep", QUICK, "--depths", "2", "--out", str(tmp_path / "file")]
-    found = CliRunner().invoke(app, words)
+    found = typed(*words)
     assert found.exit_code == 5 and "is not a folder; give another one with --out" in found.stderr

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.command_line import typed
 from helpers.plot_runs import make_run, update
-from typer.testing import CliRunner
 
-from deepstack.cli import app, sweep_display
+from deepstack.cli import sweep_display
 from deepstack.cli.run_table import RunRow
 from deepstack.cli.streams import PrintableStream
 from deepstack.cli.watch_command import Watcher, caption_of
@@ -81,10 +81,10 @@ def test_unchanged_runs_are_not_read_again(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_table_is_printed_once(tmp_path: Path) -> None:
     make_run(tmp_path / "one"), make_run(tmp_path / "two\x1b[2J")
-    found = CliRunner().invoke(app, ["watch", str(tmp_path), "--once"], env={"COLUMNS": "120"})
+    found = typed("watch", tmp_path, "--once", env={"COLUMNS": "120"})
     assert found.exit_code == 0 and "2 of 2 done" in found.stdout
     assert "one/" in found.stdout and "two\\u001b[2J/" in found.stdout
-    nothing = CliRunner().invoke(app, ["watch", str(tmp_path / "none"), "--once"])
+    nothing = typed("watch", tmp_path / "none", "--once")
     assert nothing.exit_code == 7
 
 

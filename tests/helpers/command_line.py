@@ -14,5 +14,5 @@ TINY = [
 ]  # fmt: skip
 
 
-def typed(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
+def typed(*words: object, **options: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words], **options)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import deepstack
-from deepstack.cli import app
 from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted
 from deepstack.records import RunFolder, find_runs
+from helpers.command_line import typed
 
 TINY = {
     "model.depth": 2, "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2,
@@ -54,6 +53,4 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-def verify(*words: object) -> Any:
-    """`deepstack verify` with these words."""
-    return CliRunner().invoke(app, ["verify", *map(str, words)])
+verify = partial(typed, "verify")

@@ -289,20 +289,28 @@ def test_a_diagnostic_that_goes_wrong_later_fails_the_run(tmp_path: Path, good: 
     assert (status["state"], status["step"]) == (("failed", good) if good else ("running", 0))
 
 
-def test_a_stream_that_is_not_finite_at_the_start_is_a_result(tmp_path: Path) -> None:
-    body = RESIDUAL + "return norm(x + G(x) / 0 * 0)\n"
-    (tmp_path / "own.py").write_text(FIRST + indent(body, "    "))
-    load_plugins([tmp_path / "own.py"])
-    config = deepstack.load_config(QUICK, [*TINY, "model.scheme=own"])
-    assert deepstack.train(config, out=tmp_path).state == "diverged"
+LOG_OF_DEPTH = RESIDUAL + "return norm(x + G(x) / math.log(self.depth))\n"
+LOG_OF_DEPTH += "@classmethod\ndef gain(cls, role, layer, depth):\n    return 1 / math.log(depth)\n"
 
 
-def test_a_layer_that_asks_more_of_a_sublayer_than_its_output_is_measured(tmp_path: Path) -> None:
-    body = "def layer(self, x, a, f):\n    return f(x + a(x)) + x * bool(a.SLOTS)\n"
-    (tmp_path / "own.py").write_text(FIRST + indent(body, "    "))
+@pytest.mark.parametrize(
+    ("body", "fused", "state"),
+    [
+        (RESIDUAL + "return norm(x + G(x) / 0 * 0)\n", "auto", "diverged"),
+        (
+            "def layer(self, x, a, f):\n    return f(x + a(x)) + x * bool(a.SLOTS)\n",
+            "false",
+            "done",
+        ),
+        (LOG_OF_DEPTH, "auto", "done"),
+    ],
+    ids=["not finite at the start", "more of a sublayer than its output", "no sense at depth 1"],
+)
+def test_an_unusual_scheme_is_trained(body: str, fused: str, state: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import math\n" + FIRST + indent(body, "    "))
     load_plugins([tmp_path / "own.py"])
-    config = deepstack.load_config(QUICK, [*TINY, "model.scheme=own", "runtime.fused=false"])
-    assert deepstack.train(config, out=tmp_path).state == "done"
+    config = deepstack.load_config(QUICK, [*TINY, "model.scheme=own", f"runtime.fused={fused}"])
+    assert deepstack.train(config, out=tmp_path).state == state
 
 
 def test_a_plugin_that_is_mended_is_loaded_again(tmp_path: Path) -> None:
@@ -319,15 +327,6 @@ def test_what_a_plugin_prints_is_not_the_answer(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('hello')\n")
     result = typed("check", QUICK, "--json", "--plugin", tmp_path / "loud.py")
     assert result.exit_code == 0 and "hello" not in result.stdout and "hello" in result.stderr
-
-
-def test_a_scheme_that_has_no_sense_at_depth_1_is_trained_at_2(tmp_path: Path) -> None:
-    body = RESIDUAL + "return norm(x + G(x) / math.log(self.depth))\n"
-    body += "@classmethod\ndef gain(cls, role, layer, depth):\n    return 1 / math.log(depth)\n"
-    (tmp_path / "own.py").write_text("import math\n" + FIRST + indent(body, "    "))
-    load_plugins([tmp_path / "own.py"])
-    config = deepstack.load_config(QUICK, [*TINY, "model.scheme=own"])
-    assert deepstack.train(config, out=tmp_path).state == "done"
 
 
 def test_a_scheme_made_of_another_may_say_again_what_that_has() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from helpers import ROOT
+from helpers.command_line import typed
 from typer.testing import CliRunner
 
 import deepstack
@@ -104,7 +105,7 @@ def test_every_command_shown_is_one_that_is_understood(line: str) -> None:
         )
         assert result.exit_code == 0, result.stderr
     else:
-        shown = CliRunner().invoke(app, [words[0], "--help"]).stdout
+        shown = typed(words[0], "--help").stdout
         assert all(flag in shown for flag in words if flag.startswith("--"))
 
 
@@ -150,7 +151,7 @@ def test_a_plugin_begins_as_the_recipes_say() -> None:
 
 
 def test_the_table_of_schemes_is_the_codes() -> None:
-    table = CliRunner().invoke(app, ["list", "schemes", "--markdown"]).stdout.strip()
+    table = typed("list", "schemes", "--markdown").stdout.strip()
     assert table in (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
 
 

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers.command_line import typed
 from helpers.ended_runs import copied, verify
 from helpers.record_runs import end
-from typer.testing import CliRunner
 
-from deepstack.cli import app
 from deepstack.records import Run, RunFolder, problems
 
 TERABYTE = 10**12
@@ -48,7 +47,7 @@ def test_a_terabyte_of_a_checkpoint_is_refused(
     assert result.exit_code == 6
     assert f"{name} has 1,000,000,000,000 bytes, of " in result.stderr
     with soon():
-        found = CliRunner().invoke(app, ["export", str(folder.path), "--to", str(tmp_path / "x")])
+        found = typed("export", folder.path, "--to", tmp_path / "x")
     assert found.exit_code == 7 and not (tmp_path / "x").exists()
     assert f"{name} has 1,000,000,000,000 bytes, of " in found.stderr
 
@@ -82,7 +81,7 @@ def test_a_terabyte_of_another_file_is_refused(
         with soon():
             result = verify(folder.path)
             Run(folder.path).damage(layers=True)
-            listed = CliRunner().invoke(app, ["ls", str(folder.path)])
+            listed = typed("ls", folder.path)
         assert result.exit_code == 6 and f"{Path(name).name} has 1,000,000" in result.stderr
         assert listed.exit_code == 0
         assert "is damaged" in listed.stderr or name.startswith("layers")

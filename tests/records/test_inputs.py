@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.command_line import typed
 from typer.testing import CliRunner
 
 import deepstack as package
@@ -34,7 +35,7 @@ def test_a_study_cannot_leave_the_results(command: str, name: str, tmp_path: Pat
     config = tmp_path / "c.yaml"
     config.write_text("model: {depth: 2}\n")
     words = [command, str(config), "--out", str(tmp_path / "in" / "out"), "-q"]
-    result = CliRunner().invoke(app, [*words, f"--study={BAD_NAMES[name]}"])
+    result = typed(*words, f"--study={BAD_NAMES[name]}")
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("deepstack: --study: found ")
     assert result.stderr.removesuffix("\n").isprintable()
@@ -45,7 +46,7 @@ def test_a_study_cannot_leave_the_results(command: str, name: str, tmp_path: Pat
 def test_a_name_in_a_config_cannot_leave_the_results(name: str, tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(f"name: {json.dumps(name)}\n")
-    result = CliRunner().invoke(app, ["train", str(config), "--out", str(tmp_path / "out")])
+    result = typed("train", config, "--out", tmp_path / "out")
     assert result.exit_code == 2 and "c.yaml:1:7: name: found" in result.stderr
     assert [path.name for path in tmp_path.rglob("*")] == ["c.yaml"]
 
@@ -102,7 +103,7 @@ def test_data_that_changed_since_the_checkpoint_are_refused(name: str, tmp_path:
         package.train(config, study="c", out=out, stop=lambda: 15)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != ".lock"}
     text.write_text("another text " * 200)
-    result = CliRunner().invoke(app, ["train", str(tmp_path / "c.yaml"), "--out", str(out)])
+    result = typed("train", tmp_path / "c.yaml", "--out", out)
     assert result.exit_code == 2
     assert text.name in result.stderr and "has changed" in result.stderr
     assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != ".lock"}

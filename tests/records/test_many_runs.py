@@ -8,10 +8,9 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from helpers.command_line import typed
 from helpers.record_runs import make_run, python
-from typer.testing import CliRunner
 
-from deepstack.cli import app
 from deepstack.records import TIMING_COLUMNS, Run, RunFolder, find_runs, run_rows
 
 ROW = "{},1.5,1e-04,5.3733234,0.0056823366,0.0056823366,0.01620405,0.0020255118\n"
@@ -34,9 +33,9 @@ def bytes_read() -> int:
 def test_fifty_megabytes_of_steps_are_not_read(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "s" / "long", 700_000)
     assert folder.steps_path.stat().st_size > 50_000_000
-    CliRunner().invoke(app, ["ls", str(tmp_path), "--json"])  # the imports
+    typed("ls", tmp_path, "--json")  # the imports
     before = bytes_read()
-    found = CliRunner().invoke(app, ["ls", str(tmp_path), "--json"])
+    found = typed("ls", tmp_path, "--json")
     assert bytes_read() - before < 200_000
     (row,) = json.loads(found.stdout)
     assert (row["step"], row["loss"], row["state"]) == (700_000, 1.5, "done")
@@ -91,7 +90,7 @@ def test_a_bad_last_row_is_damage(end: str, tmp_path: Path) -> None:
     folder.steps_path.write_text(folder.steps_path.read_text() + end)
     (row,) = run_rows([Run(folder.path)])
     assert row["state"] == "damaged" and row["loss"] is None
-    found = CliRunner().invoke(app, ["ls", str(tmp_path)])
+    found = typed("ls", tmp_path)
     assert "run run is damaged: " in found.stderr and "is no table of numbers" in found.stderr
 
 

@@ -7,19 +7,19 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+from helpers.command_line import typed
 from helpers.ended_runs import TINY
 from helpers.sampling import some
-from typer.testing import CliRunner
 
 import deepstack
 from deepstack import plugins
-from deepstack.cli import app
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, Interrupted
 from deepstack.records import Run, RunFolder
@@ -28,9 +28,7 @@ from deepstack.training import Observer
 from deepstack.training import run as training_run
 from deepstack.training.rerun import check
 
-
-def rerun(*words: object) -> Any:
-    return CliRunner().invoke(app, ["rerun", *map(str, words)])
+rerun = partial(typed, "rerun")
 
 
 def change(path: Path, step: int, column: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.command_line import typed
 from helpers.record_runs import make_run, python
 
 from deepstack.errors import (
@@ -248,9 +249,6 @@ def test_a_table_has_what_varies_inside_a_study(tmp_path: Path) -> None:
 
 
 def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from deepstack.cli import app
 
     name = "hyper_connections-d1000-s0-4c53e0"
     for number, seed in enumerate((1234, 5678)):
@@ -258,14 +256,14 @@ def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:
         make_run(tmp_path / f"{name}{number}", text)
     for width in (20, 60, 70, 100, 200):
         terminal = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width)}
-        found = CliRunner().invoke(app, ["ls", str(tmp_path)], env=terminal)
+        found = typed("ls", tmp_path, env=terminal)
         lines = re.sub(r"\x1b\[[0-9;]*m", "", found.stdout).splitlines()
         first, second = (next(x for x in lines if f"{name}{number}" in x) for number in (0, 1))
         assert ("0.3" in first and "0.3" in second) == (width >= 60)
         assert ("1,234" in first and "5,678" in second) == (width >= 100)
         assert ("step_ms" in found.stderr and "--json" in found.stderr) == (width < 200)
         assert max(map(len, lines)) <= max(width, len(name) + 3)
-    piped = CliRunner().invoke(app, ["ls", str(tmp_path)])
+    piped = typed("ls", tmp_path)
     assert "1,234" in piped.stdout and "step_ms" in piped.stdout and piped.stderr == ""
 
 
@@ -287,9 +285,6 @@ def spoil(folder: RunFolder, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["cell", "header", "cut", "steps", "status.json", "config.yaml"])
 def test_a_damaged_run_is_named_and_the_others_are_read(what: str, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from deepstack.cli import app
 
     for name in ("a", "b", "c"):
         make_run(tmp_path / "study" / name, f"model: {{depth: {ord(name)}}}\n")
@@ -297,7 +292,7 @@ def test_a_damaged_run_is_named_and_the_others_are_read(what: str, tmp_path: Pat
     table = runs_table(find_runs(tmp_path))
     assert table["state"].tolist() == ["done", "damaged", "done"]
     assert table["model.depth"].tolist()[::2] == [97, 99] and table["loss"].isna()[1]
-    found = CliRunner().invoke(app, ["ls", str(tmp_path)])
+    found = typed("ls", tmp_path)
     assert found.exit_code == 0 and found.stdout.count("done") == 2
     (said,) = found.stderr.splitlines()
     assert said.startswith("run b is damaged: ")
