@@ -43,7 +43,7 @@ CASES: list[dict[str, Any]] = [
 def trained_a_little(look: Look) -> torch.optim.Optimizer:
     """Take three steps of Adam; return the optimizer."""
     look.built.banks.tie()
-    optimizer = make_optimizer(ADAM, look.built.trained, optim=look.built.optim)
+    optimizer = make_optimizer(ADAM, look.built)
     for _ in range(3):
         look.built.banks.zero_gradients()
         look.loss(look.model(look.tokens)).backward()

@@ -104,12 +104,8 @@ def test_dropout_is_off_in_evaluation_mode_only() -> None:
 
 def run_steps(config: Config, steps: int = 5, **options: object):
     b = build_model(config, vocab_size=17)
-    step = make_step(
-        lambda x, y: mean_loss(b.model(x), y),
-        b,
-        make_optimizer(config.train, b.trained),
-        config.train,
-    )
+    optimizer = make_optimizer(config.train, b)
+    step = make_step(lambda x, y: mean_loss(b.model(x), y), b, optimizer, config.train)
     measured = [step((TOKENS + t) % 17, TOKENS, 1e-2) for t in range(steps)]
     return b, [(m.loss.item(), m.grad_norm.item()) for m in measured]
 
@@ -194,14 +190,9 @@ def test_only_trainable_roles_move() -> None:
 
 def test_a_diverged_step_changes_nothing_from_then_on() -> None:
     b = build_model(Config(), vocab_size=17)
-    optimizer = make_optimizer(Config().train, b.trained)
+    optimizer, train = make_optimizer(Config().train, b), Config().train
     losses = iter([1.0, float("nan"), 1.0])
-    step = make_step(
-        lambda x, y: mean_loss(b.model(x), y) * next(losses),
-        b,
-        optimizer,
-        Config().train,
-    )
+    step = make_step(lambda x, y: mean_loss(b.model(x), y) * next(losses), b, optimizer, train)
     step(TOKENS, TOKENS, 1e-3)
     held = {k: v.clone() for k, v in b.banks.state().items()}
     assert step(TOKENS, TOKENS, 1e-3).loss.isnan()

@@ -119,7 +119,7 @@ def test_learning_rates_and_epsilons_follow_depth(name: str, power: float) -> No
         {"model.scheme": name, "model.depth": 100, "model.d_model": 8, "train.weight_decay": 0.1},
     )
     built = build_model(config, vocab_size=11)
-    groups = make_optimizer(config.train, built.trained, optim=built.optim).param_groups
+    groups = make_optimizer(config.train, built).param_groups
     assert {(g["factor"], g["eps"]) for g in groups} == {
         (1.0, 1e-8),
         (50 ** (power - 1), 1e-8 * 50**-power),
