@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deepstack import config as conf
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
+from deepstack.model.build import Built
 from deepstack.parameters import Bank
 
 RANGES = 4
@@ -51,18 +52,18 @@ class Part(NamedTuple):
         return mixed
 
 
-def parts_of(model: Transformer, banks: Sequence[Bank]) -> list[Part]:
+def parts_of(built: Built) -> list[Part]:
     """Return the parts of a model: every role it has, the ranges of its layers, and `outside`.
 
     The layers of each stack are split into four ranges (fewer if it has fewer layers), named by
     their layers; the numbers continue from an encoder to its decoder.  `outside`: the parameters
     outside of the layers.
     """
-    there = {role for bank in banks for role in bank.roles}
+    there = {role for bank in built.banks for role in bank.roles}
     roles = [*(role for role in conf.ROLES if role in there), *sorted(there - {*conf.ROLES})]
     parts = [Part(r, f"The parameters of role {r}, in whatever layer.", role=r) for r in roles]
     before = 0
-    for side, stack in model.stacks.items():
+    for side, stack in built.model.stacks.items():
         depth = len(stack.layers)
         count = min(RANGES, depth)
         ends = [depth * i // count for i in range(count + 1)]
@@ -75,10 +76,10 @@ def parts_of(model: Transformer, banks: Sequence[Bank]) -> list[Part]:
     return [*parts, Part("outside", "All parameters outside of the layers.")]
 
 
-def columns_of(model: Transformer, parts: Sequence[Part]) -> dict[str, tuple[str, str, str]]:
+def columns_of(built: Built, parts: Sequence[Part]) -> dict[str, tuple[str, str, str]]:
     """Return column -> symbol, unit, one sentence, without the step, in the order of the files."""
     columns = {p.name: (f"‖ΔF_{{{p.name.replace('_', ' ')}}}‖", "", p.sentence) for p in parts}
-    if model.schemes[0].changes_by_step:
+    if built.model.schemes[0].changes_by_step:
         columns[SCHEDULE] = (
             "‖ΔF_{schedule}‖",
             "",
@@ -88,8 +89,7 @@ def columns_of(model: Transformer, parts: Sequence[Part]) -> dict[str, tuple[str
 
 
 def attribute(
-    model: Transformer,
-    banks: Sequence[Bank],
+    built: Built,
     initial: Mapping[str, Tensor],
     tokens: Tensor,
     parts: Sequence[Part],
@@ -102,6 +102,7 @@ def attribute(
     θ_0 costs one more.  The parameters are restored bit for bit.
     """
     values: dict[str, Tensor] = {}
+    model, banks = built.model, built.banks.all
     with restored(banks) as present, torch.no_grad(), evaluating(model):
         put(banks, initial)
         first = model.hidden(tokens)
@@ -119,11 +120,7 @@ def attribute(
 
 
 def first_order(
-    model: Transformer,
-    banks: Sequence[Bank],
-    initial: Mapping[str, Tensor],
-    tokens: Tensor,
-    parts: Sequence[Part],
+    built: Built, initial: Mapping[str, Tensor], tokens: Tensor, parts: Sequence[Part]
 ) -> dict[str, Tensor]:
     """Return ‖J Δθ_part‖ of every part, J = ∂F/∂θ at θ_0, and of all of Δθ as `whole`.
 
@@ -131,6 +128,7 @@ def first_order(
     vectors J Δθ_part of the roles add up to J Δθ, and so do those of the ranges of layers.
     """
     values: dict[str, Tensor] = {}
+    model, banks = built.model, built.banks.all
     with restored(banks) as present, torch.no_grad(), evaluating(model), model.unfused():
         put(banks, initial)
         moved = {bank.key: present[bank.key] - bank.values() for bank in banks}

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
-from deepstack.parameters import Bank
+from deepstack.model.build import Built
 
 # Relative residual at which the iteration ends, and the most Hessian-vector products until then.
 TOLERANCE, MOST_PRODUCTS = 1e-3, 100
@@ -123,16 +123,11 @@ def largest_eigenvalue(
     return Eigenvalue(value, residual, len(diagonal))
 
 
-def tied_parameters(
-    model: Transformer, banks: Sequence[Bank], unique: int | None
-) -> list[list[Tensor]]:
-    """Return each parameter of these banks as the tensors of the model that hold it.
-
-    unique: the number of layers with parameters of their own, None for all.
-    """
-    named = dict(model.named_parameters())
+def tied_parameters(built: Built) -> list[list[Tensor]]:
+    """Return each trained parameter as the tensors of the model that hold it."""
+    named, unique = dict(built.model.named_parameters()), built.banks.unique
     tied: list[list[Tensor]] = []
-    for bank in banks:
+    for bank in built.trained:
         tensors = [named[name] for name in bank.names]
         count = unique if unique and bank.in_layers else len(tensors)
         tied += [list(tensors[first::count]) for first in range(count)]
@@ -148,31 +143,29 @@ def twice_differentiable(model: Transformer) -> Iterator[None]:
 
 
 def sharpness(
-    model: Transformer,
-    banks: Sequence[Bank],
+    built: Built,
     tokens: Tensor,
     loss: Callable[[Tensor], Tensor],
     scales: Sequence[Tensor] | None,
-    unique: int | None = None,
 ) -> tuple[Eigenvalue, Eigenvalue]:
     """Return the largest eigenvalues of H and of S H S, S = P^{−1/2} diagonal.
 
-    banks: the trained parameters; loss: logits -> the loss of the tokens.  scales: the diagonal of
-    S, of each bank (depth, …); None: the second one is NaN.  If all are 1, it is the first one.
+    loss: logits -> the loss of the tokens.  scales: the diagonal of S, of each trained bank
+    (depth, …); None: the second one is NaN.  If all are 1, it is the first one.
 
     A product costs about as much as four forward passes of the plain layers; fused ones have no
     second derivative.  The iteration starts from one fixed random vector.
     """
-    tied = tied_parameters(model, banks, unique)
-    with twice_differentiable(model):
-        H = Hessian(loss(model(tokens)), tied)
+    with twice_differentiable(built.model):
+        H = Hessian(loss(built.model(tokens)), tied_parameters(built))
         random = torch.Generator().manual_seed(0)
         start = torch.randn(H.entries, generator=random).to(H.device).double()
         plain = largest_eigenvalue(H, start)
         if scales is None:
             return plain, Eigenvalue(math.nan, math.nan, 0)
+        unique = built.banks.unique
         rows = (scale[: unique if bank.in_layers else None]
-                for bank, scale in zip(banks, scales, strict=True))  # fmt: skip
+                for bank, scale in zip(built.trained, scales, strict=True))  # fmt: skip
         S = torch.cat([row.flatten().double() for row in rows])
         if bool((S == 1).all()):
             return plain, plain._replace(products=0)

@@ -5,7 +5,7 @@ its training step.
 """
 
 from deepstack.fast.accelerate import captured_function, step_recorder
-from deepstack.fast.capture import CapturedFunction, capture
+from deepstack.fast.capture import CapturedFunction, CapturedStep
 from deepstack.fast.gpu.available import triton_version
 from deepstack.fast.layers import compiled, enable_fast_paths, run_fused
 from deepstack.fast.replay import replaying
@@ -14,11 +14,11 @@ from deepstack.fast.step import Measured, Step, Update, make_step
 
 __all__ = [
     "CapturedFunction",
+    "CapturedStep",
     "FastPaths",
     "Measured",
     "Step",
     "Update",
-    "capture",
     "captured_function",
     "choose_fast_paths",
     "compiled",

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from deepstack import config as conf
-from deepstack.fast.capture import CapturedFunction, capture
+from deepstack.fast.capture import CapturedFunction, CapturedStep
 from deepstack.fast.layers import in_parts
 from deepstack.fast.replay import replaying
 from deepstack.fast.rule import FastPaths
@@ -35,7 +35,7 @@ def step_recorder(
         concurrent = not model.schemes[0].changes_by_step
         insist = config.runtime.cuda_graph is True
         parts = partial(in_parts, model)
-        return partial(capture, said=notify, insist=insist, joint=concurrent, parts=parts)
+        return partial(CapturedStep, said=notify, insist=insist, joint=concurrent, parts=parts)
     return probed
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deepstack.errors import ResourceError
 from deepstack.fast.gpu.deferred_gradients import join, other_stream
-from deepstack.fast.step import Measured, Probe, StepFunction, Update
+from deepstack.fast.step import Measured, Probe, Update
 
 T = TypeVar("T")
 
@@ -36,36 +36,12 @@ LAYERS = 250
 Parts = Callable[[int, Callable[[], None]], AbstractContextManager[None]]
 
 
-def capture(
-    update: Update,
-    probe: Probe | None,
-    said: Callable[[str], None],
-    insist: bool = False,
-    *,
-    joint: bool = True,
-    parts: Parts | None = None,
-) -> StepFunction:
-    """Return a step, update then probe, whose fourth and later calls replay CUDA graphs.
-
-    Inputs and targets are copied into tensors of the graphs.  The returned tensors belong to the
-    graphs too; the next call overwrites them.  Learning rates must be tensors, changed in place;
-    nothing in the update may wait for the device.
-    said: receives the time of the capture, or why it failed.  Kernels are then launched one by
-    one, with the same bits.  insist: raise ResourceError instead.
-
-    joint: whether the probe may run concurrently with the next call (`Measured.settle`).  It must
-    be False if anything that the model reads changes between two calls.
-    parts: splits the layers over several graphs if memory is too small for one.
-    """
-    return _Captured(update, probe, said, insist, joint, parts)
-
-
 class CapturedFunction(Generic[T]):
     """A function whose second and later calls replay a CUDA graph of it.
 
     The function takes no arguments, reads tensors at fixed addresses and draws no random numbers.
-    The next call overwrites the returned tensors.  said: as in `capture`; if the capture fails,
-    the function runs eagerly.
+    The next call overwrites the returned tensors.  said: as in `CapturedStep`; if the capture
+    fails, the function runs eagerly.
     """
 
     def __init__(self, function: Callable[[], T], said: Callable[[str], None]) -> None:
@@ -129,15 +105,29 @@ class _Recorded(NamedTuple):
     measured: Measured
 
 
-class _Captured:
+class CapturedStep:
+    """A step, update then probe, whose fourth and later calls replay CUDA graphs.
+
+    Inputs and targets are copied into tensors of the graphs.  The returned tensors belong to the
+    graphs too; the next call overwrites them.  Learning rates must be tensors, changed in place;
+    nothing in the update may wait for the device.
+    said: receives the time of the capture, or why it failed.  Kernels are then launched one by
+    one, with the same bits.  insist: raise ResourceError instead.
+
+    joint: whether the probe may run concurrently with the next call (`Measured.settle`).  It must
+    be False if anything that the model reads changes between two calls.
+    parts: splits the layers over several graphs if memory is too small for one.
+    """
+
     def __init__(
         self,
         update: Update,
         probe: Probe | None,
         said: Callable[[str], None],
-        insist: bool,
-        joint: bool,
-        parts: Parts | None,
+        insist: bool = False,
+        *,
+        joint: bool = True,
+        parts: Parts | None = None,
     ) -> None:
         self.update, self.probe, self.said, self.parts = update, probe, said, parts
         self.insist, self.joint = insist, joint and probe is not None

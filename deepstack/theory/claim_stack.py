@@ -69,7 +69,7 @@ class Trial:
         step = make_step(
             lambda inputs, targets: penalty(self.loss(inputs, targets)),
             self.built,
-            make_optimizer(train, self.built.trained, optim=self.built.optim),
+            make_optimizer(train, self.built),
             train,
         )
         losses = []

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from deepstack import config as conf
+from deepstack.model.build import Built
 from deepstack.parameters import Bank
-from deepstack.schemes import Optim
 from deepstack.training.muon import Muon
 
 
 def make_optimizer(
-    train: conf.Train,
-    banks: Sequence[Bank],
-    *,
-    optim: Callable[[str], Optim] = lambda role: Optim(),
-    capturable: bool = False,
+    train: conf.Train, built: Built, *, capturable: bool = False
 ) -> torch.optim.Optimizer:
     """Return AdamW, Adam or SGD, fused, or Muon; a group's learning rate is lr(t) * its 'factor'.
 
     Muon updates the layers' matrices, AdamW the other parameters.  A role's rate is lr times
-    `train.lr_factors`, the scheme's factor and that of `train.lr_exponents`.  optim: the last two,
-    as `Built.optim` gives them for rate, decay and epsilon.  capturable: learning rates are
-    tensors, which a captured or replayed step reads at every step; on a GPU they always are, so
-    that an eager step rounds like a captured one.  Weight decay applies to matrices and tables
-    (embedding, position, head), never to a bias or a norm.
+    `train.lr_factors`, the scheme's factor and that of `train.lr_exponents`.  capturable: learning
+    rates are tensors, which a captured or replayed step reads at every step; on a GPU they always
+    are, so that an eager step rounds like a captured one.  Weight decay applies to matrices and
+    tables (embedding, position, head), never to a bias or a norm.
     """
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
     of_matrices: list[dict[str, Any]] = []
-    for bank in banks:
-        factors = optim(bank.roles[0])
+    for bank in built.trained:
+        factors = built.optim(bank.roles[0])
         factor = train.lr_factor(bank.roles[0]) * factors.lr
         decay = train.weight_decay if bank.start in ("matrix", "table") else 0.0
         decay *= factors.weight_decay
@@ -47,7 +42,7 @@ def make_optimizer(
         groups.setdefault((factor, decay, factors.eps), fresh)["params"] += bank.parameters
     settings = list(groups.values())
     avoid_compiler_import()
-    device = banks[0].parameters[0].device
+    device = built.trained[0].parameters[0].device
     on_gpu = device.type == "cuda"
     if capturable or on_gpu:
         # Kernels of a GPU read a rate of 32 bits; those of a CPU read one as exact as a float.

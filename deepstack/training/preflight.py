@@ -109,32 +109,33 @@ def preflight(
         torch_settings(config, device, ranks) as threads,
         closing(TensorBoardLog()) as tracker,
     ):
-        outer = observer if ranks.is_rank0 else Observer()
+        if not ranks.is_rank0:
+            observer = Observer()
         if state in ENDED:
-            command_line = removal(path)
-            outer.notify(f"{state} already, left as it is; to train it anew, first: {command_line}")
+            how = f"to train it anew, first: {removal(path)}"
+            observer.notify(f"{state} already, left as it is; {how}")
             yield Run(path)
             return
-        observer = outer
         if ranks.is_rank0:
-            more = [make() for _, make in OBSERVERS.items()] if saves else []
-            more += [tracker] if tracks else []
-            observer = Observers(outer, LogFile(folder), *more)
-        if ranks.is_rank0 and saves:
-            refuse_full_disk(config, folder, task.vocab_size)
+            registered = [make() for _, make in OBSERVERS.items()] if saves else []
+            trackers = [tracker] if tracks else []
+            observer = Observers(observer, LogFile(folder), *trackers, *registered)
+            if saves:
+                refuse_full_disk(config, folder, task.vocab_size)
         if ranks.size == 1:
             refuse_short_memory(config, device, task, observer.notify)
         paths = fast_paths_of(config, device, ranks, model)
         environment = environment_of(config, device, threads, paths, ranks)
-        record = parent.folder if parent and not folder.exists() else folder
+        is_new = not folder.exists()
+        record = parent.folder if parent and is_new else folder
         if not allow_env_change:
             ranks.from_rank0(lambda: refuse_other_environment(record, environment))
-        if parent and record is not folder and ranks.is_rank0:
-            parent.begin(folder, task.data)
-        if ranks.is_rank0 and not folder.exists() and (news := changed_data(folder, config)):
-            observer.notify(news)
-        for line in start.fresh if start and not folder.exists() else ():
-            observer.notify(line)
+        if is_new and ranks.is_rank0:
+            if parent:
+                parent.begin(folder, task.data)
+            else:
+                for line in (*changed_data(folder, config), *(start.fresh if start else ())):
+                    observer.notify(line)
         yield Prepared(
             config, path, folder, task, start, device, ranks, paths, environment, observer, command
         )
@@ -343,9 +344,8 @@ def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolde
     return next(folder for folder in folders if not folder.exists())
 
 
-def changed_data(folder: RunFolder, config: conf.Config) -> str | None:
+def changed_data(folder: RunFolder, config: conf.Config) -> list[str]:
     """Return a notice if a new run starts beside one of the same config on other data."""
     same = list(same_runs(folder.path.parent, config))
-    if not same:
-        return None
-    return f"the data have changed since {same[-1].path}: a new run {folder.path.name}"
+    text = "the data have changed since {}: a new run {}"
+    return [text.format(same[-1].path, folder.path.name)] if same else []

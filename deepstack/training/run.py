@@ -160,10 +160,7 @@ class TrainingRun:
         self.count: float | None = None  # divisor of the loss of this rank's share of a batch
         paths, notify = prepared.paths, self.observer.notify
         self.optimizer = make_optimizer(
-            train,
-            self.built.trained,
-            optim=self.built.optim,
-            capturable=paths.captured or paths.replayed,
+            train, self.built, capturable=paths.captured or paths.replayed
         )
         every = conf.recompute_every(config)
         if every and config.runtime.recompute_every == "auto":

@@ -105,7 +105,7 @@ class SnapshotWriter:
         self.optimizer = optimizer
         self.parts = []
         if config.log.attribution_every:
-            self.parts = parts.parts_of(built.model, built.banks.all)
+            self.parts = parts.parts_of(built)
         self._banks = [bank for bank in built.banks if bank.in_layers]
         banks = built.banks.all if self.parts else self._banks
         takes_any = config.log.layers_every or self.parts
@@ -138,7 +138,7 @@ class SnapshotWriter:
 
         Empty if the run writes no attribution.
         """
-        return parts.columns_of(self.built.model, self.parts) if self.parts else {}
+        return parts.columns_of(self.built, self.parts) if self.parts else {}
 
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot, an attribution or the sharpness is due after this step."""
@@ -207,7 +207,7 @@ class SnapshotWriter:
         return noise.by_layer
 
     def _attribute(self, whole: Built, step: int) -> None:
-        arguments = whole.model, whole.banks.all, self._initial, self.inputs, self.parts
+        arguments = whole, self._initial, self.inputs, self.parts
         rows = [parts.attribute(*arguments, start=self.update.initial)]
         # Use the probe's values after the step, so that the number equals that of steps.csv.
         rows[0][parts.WHOLE] = parts.distance(self.update.previous - self.update.initial)
@@ -244,8 +244,7 @@ def sharpness_row(
 ) -> dict[str, float | None]:
     """Return the columns of sharpness.csv at the parameters after this step, without the step."""
     scales = preconditioner_scales(optimizer, built.trained)
-    unique = built.banks.unique
-    plain, preconditioned = sharpness(built.model, built.trained, tokens, loss, scales, unique)
+    plain, preconditioned = sharpness(built, tokens, loss, scales)
     is_known = scales is not None
     return {
         "sharpness": plain.value,

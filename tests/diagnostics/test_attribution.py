@@ -56,9 +56,9 @@ class Moved:
             noise = torch.randn(bank.values().shape, generator=random)
             bank.copy_(bank.values() + size * noise)
         self.last = copy.deepcopy(self.model)
-        self.parts = parts_of(self.model, self.banks)
+        self.parts = parts_of(self.built)
         fuse(self.model.layers)
-        self.about = self.model, self.banks, self.initial, self.tokens, self.parts
+        self.about = self.built, self.initial, self.tokens, self.parts
 
     def hidden(self, model: Any) -> Tensor:
         with torch.no_grad():

@@ -43,7 +43,7 @@ CASES: list[dict[str, Any]] = [
 def trained_a_little(look: Look) -> torch.optim.Optimizer:
     """Take three steps of Adam; return the optimizer."""
     look.built.banks.tie()
-    optimizer = make_optimizer(ADAM, look.built.trained, optim=look.built.optim)
+    optimizer = make_optimizer(ADAM, look.built)
     for _ in range(3):
         look.built.banks.zero_gradients()
         look.loss(look.model(look.tokens)).backward()
@@ -89,11 +89,10 @@ def test_both_eigenvalues_are_those_of_the_dense_hessian(changes: dict[str, Any]
     look = Look(**TINY | changes)
     optimizer, unique = trained_a_little(look), look.built.banks.unique
     scales = preconditioner_scales(optimizer, look.built.trained)
-    about = look.model, look.built.trained, look.tokens, look.loss, scales, unique
-    plain, own = sharpness(*about)
+    plain, own = sharpness(look.built, look.tokens, look.loss, scales)
 
     names_by_id = {id(p): name for name, p in look.model.named_parameters()}
-    tied = tied_parameters(look.model, look.built.trained, unique)
+    tied = tied_parameters(look.built)
     names = [names_by_id[id(copies[0])] for copies in tied]
     H = dense(look, names, unique)
     assert plain.value == pytest.approx(top(H), rel=1e-3)
@@ -138,7 +137,7 @@ def test_a_quadratic_function_has_its_own_eigenvalues(lowest: float) -> None:
 def test_products_are_differences_of_gradients_in_every_scheme(scheme: str) -> None:
     look = Look(**TINY | {"model__scheme": scheme})
     look.model.double()
-    tied = tied_parameters(look.model, look.built.trained, None)
+    tied = tied_parameters(look.built)
     tensors = [copies[0] for copies in tied]
 
     def gradient_at(shift: float) -> Tensor:

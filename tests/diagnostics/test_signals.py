@@ -110,7 +110,7 @@ def test_every_scheme_can_be_looked_at_and_is_left_as_it_was(scheme: str) -> Non
         step = make_step(
             lambda x, y, m=look.model: mean_loss(m(x), y),
             look.built,
-            make_optimizer(look.config.train, look.built.trained, optim=look.built.optim),
+            make_optimizer(look.config.train, look.built),
             look.config.train,
         )
         torch.manual_seed(3)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepstack.fast import CapturedFunction, Measured, Update, capture
+from deepstack.fast import CapturedFunction, CapturedStep, Measured, Update
 from deepstack.fast.step import Shard
 
 
@@ -97,7 +97,7 @@ def test_a_capture_that_failed_holds_nothing_while_the_next_is_made(
         lambda: (found, found),
         lambda value, norm: Measured(value, norm, {}),
     )
-    made = capture(update, probe, lines.append, parts=lambda every, between: nullcontext())
+    made = CapturedStep(update, probe, lines.append, parts=lambda every, between: nullcontext())
     for _ in range(4):
         made(found, found)
     assert failed and len(graphs) == (4 if where == "gradients" else 6)

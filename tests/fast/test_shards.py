@@ -30,7 +30,7 @@ def gradients(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
     step = make_step(
         lambda inputs, targets, *count: mean_loss(built.model(inputs), targets, *count),
         built,
-        make_optimizer(config.train, built.trained),
+        make_optimizer(config.train, built),
         config.train.model_copy(update={"clip": None}),  # clipping changes gradients in place
     )
     batch = to_device(task.train_batch(1, config.train.batch_size), torch.device("cpu"))

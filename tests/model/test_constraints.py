@@ -168,7 +168,7 @@ def test_a_step_is_the_update_and_then_the_projection(own: Any) -> None:
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         return built.model(inputs).square().mean()
 
-    step = make_step(loss, built, make_optimizer(given.train, built.trained), given.train)
+    step = make_step(loss, built, make_optimizer(given.train, built), given.train)
     before = {key: value.clone() for key, value in built.banks.state().items()}
     step(tokens, tokens, 0.1)
     for bank in built.banks:

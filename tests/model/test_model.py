@@ -105,7 +105,7 @@ def step_of(b: Built, config: Config, losses: Iterator[float]):
     return make_step(
         lambda x, y: mean_loss(b.model(x), y) * next(losses),
         b,
-        make_optimizer(config.train, b.trained),
+        make_optimizer(config.train, b),
         config.train,
     )
 

@@ -103,7 +103,7 @@ def test_learning_rates_and_epsilons_follow_depth(name: str, power: float) -> No
     assert SCHEMES[name].optim("embedding", 100) == (1.0, 1.0, 1.0)
     given = config(name, 100, train__weight_decay=0.1)
     model = build_model(given, vocab_size=11)
-    groups = make_optimizer(given.train, model.trained, optim=model.optim).param_groups
+    groups = make_optimizer(given.train, model).param_groups
     assert {(g["factor"], g["eps"]) for g in groups} == {
         (1.0, 1e-8),
         (50 ** (power - 1), 1e-8 * 50**-power),

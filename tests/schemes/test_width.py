@@ -196,7 +196,7 @@ def test_training_is_that_of_the_package_mup(head: str, optimizer: str) -> None:
         train__weight_decay=0.0 if sgd else decay, train__lr=rate,
     )  # fmt: skip
     built = build_model(config, vocab_size=VOCAB)
-    ours = make_optimizer(config.train, built.trained, optim=built.optim)
+    ours = make_optimizer(config.train, built)
     for group in ours.param_groups:
         group["lr"] = rate * group["factor"]
     models = [MupModel(mup, m * BASE, head, layers=4) for m in (1, 2, M)]

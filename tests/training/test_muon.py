@@ -34,7 +34,7 @@ def updates(**changes: Any) -> tuple[Any, Muon, list[dict[str, Tensor]]]:
     sizes = {"model.depth": 3, "model.d_model": 12, "model.d_ff": 40, "train.optimizer": "muon"}
     config = with_overrides(Config(), sizes | dotted)
     built = build_model(config, vocab_size=17)
-    optimizer = make_optimizer(config.train, built.trained, optim=built.optim)
+    optimizer = make_optimizer(config.train, built)
     assert isinstance(optimizer, Muon)
     seen: list[dict[str, Tensor]] = []
 
@@ -171,7 +171,7 @@ def test_only_norms_trained_is_adamw() -> None:
         Config(), {"train.optimizer": "muon", "train.trainable": ["norm_gain", "embedding"]}
     )
     built = build_model(config, vocab_size=17)
-    assert type(make_optimizer(config.train, built.trained)) is torch.optim.AdamW
+    assert type(make_optimizer(config.train, built)) is torch.optim.AdamW
 
 
 def test_settings_without_muon_are_refused() -> None:

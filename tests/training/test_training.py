@@ -146,7 +146,7 @@ def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> Non
     step = make_step(
         lambda x, y: mean_loss(built.model(x), y),
         built,
-        make_optimizer(config.train, built.trained),
+        make_optimizer(config.train, built),
         config.train,
     )
     task, cpu = task_of(config), torch.device("cpu")
