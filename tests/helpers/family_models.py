@@ -11,6 +11,7 @@ from torch import Tensor
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model, decoder_of
+from helpers.scheme_pieces import move
 
 SEQ, VOCAB = 8, 17
 
@@ -27,10 +28,7 @@ def config(**changes: Any) -> Config:
 def perturbed(**changes: Any) -> Any:
     """A model whose every parameter is away from where it starts."""
     built = build_model(config(**changes), vocab_size=VOCAB)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for p in built.model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
+    move(built.model)
     built.at_step(7)
     return built
 

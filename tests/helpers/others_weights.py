@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from deepstack.config import Config, with_overrides
 from deepstack.model import Layer, build_model
+from helpers.scheme_pieces import move
 
 D, HEADS, D_FF, SEQ, VOCAB = 16, 4, 40, 6, 11
 TOKENS = torch.arange(2 * SEQ).view(2, SEQ) * 5 % VOCAB
@@ -38,11 +39,8 @@ def model_of(config: Config, *, moved: bool = True, attention_bias: bool = True)
     built = build_model(config, vocab_size=VOCAB)
     built.at_step(7)
     model = built.model.double()
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if moved and (attention_bias or not name.endswith(ATTENTION_BIASES)):
-                p.add_(0.2 * torch.randn_like(p))
+    if moved:
+        move(model, () if attention_bias else ATTENTION_BIASES)
     return model
 
 

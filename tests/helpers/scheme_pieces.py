@@ -93,13 +93,19 @@ def built(name: str, depth: int, **changes: Any) -> Any:
     return build_model(config(name, depth, **changes), vocab_size=11)
 
 
+@torch.no_grad()
+def move(model: torch.nn.Module, unless: tuple[str, ...] = ()) -> None:
+    """Move every parameter away from where it starts, unless its name ends with one of these."""
+    torch.manual_seed(1)
+    for name, p in model.named_parameters():
+        if not name.endswith(unless):
+            p.add_(0.2 * torch.randn_like(p))
+
+
 def perturbed(name: str, depth: int, **changes: Any) -> Any:
     """A model whose every parameter is away from where it starts, 0 and 1 above all."""
     model = built(name, depth, **changes)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for p in model.model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
+    move(model.model)
     model.at_step(7)
     return model.model
 

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from helpers.storage_calls import Call
 
@@ -33,6 +35,9 @@ class File:
 
     now: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
+
+    def sync(self) -> None:
+        self.synced = bytes(self.now)
 
     def after_cut(self, way: str, random: Random) -> bytes:
         now = bytes(self.now)
@@ -73,6 +78,9 @@ class Folder:
         return kept
 
 
+NEW = {"create": File, "mkdir": Folder}
+
+
 class Disk:
     """One folder and what is below it."""
 
@@ -91,22 +99,11 @@ class Disk:
         found.sync()
         return found
 
-    def _find(self, path: Path) -> File | Folder:
-        node: File | Folder = self.top
-        for name in path.relative_to(self.path).parts:
-            assert isinstance(node, Folder)
-            node = node.now[name]
-        return node
-
-    def _folder(self, path: Path) -> Folder:
-        node = self._find(path.parent)
-        assert isinstance(node, Folder)
-        return node
-
-    def _file(self, path: Path) -> File:
-        node = self._find(path)
-        assert isinstance(node, File)
-        return node
+    def _find(self, path: Path) -> Any:
+        """The file or folder at a path."""
+        return reduce(
+            lambda node, name: node.now[name], path.relative_to(self.path).parts, self.top
+        )
 
     def follow(self, call: Call) -> None:
         """Do to this disk what a call did to the real one; one that failed did nothing."""
@@ -114,24 +111,18 @@ class Disk:
         if call.failed or call.kind == "mark" or path.name.endswith(" (deleted)"):
             return
         assert call.kind != "unknown", f"a way to change files that is not followed: {call}"
-        if call.kind == "create":
-            self._folder(path).change(path.name, File())
-        elif call.kind == "mkdir":
-            self._folder(path).change(path.name, Folder())
+        if call.kind in NEW:
+            self._find(path.parent).change(path.name, NEW[call.kind]())
         elif call.kind in ("unlink", "rmdir"):
-            self._folder(path).change(path.name, None)
+            self._find(path.parent).change(path.name, None)
         elif call.kind == "rename":
             node = self._find(path)
-            self._folder(path).change(path.name, None)
-            self._folder(call.target).change(call.target.name, node)
+            self._find(path.parent).change(path.name, None)
+            self._find(call.target.parent).change(call.target.name, node)
         elif call.kind == "sync":
-            node = self._find(path)
-            if isinstance(node, Folder):
-                node.sync()
-            else:
-                node.synced = bytes(node.now)
+            self._find(path).sync()
         else:
-            now = self._file(path).now
+            now = self._find(path).now
             if call.kind == "write":
                 now.extend(bytes(max(0, call.place - len(now))))
                 now[call.place : call.place + len(call.data)] = call.data

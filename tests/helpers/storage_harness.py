@@ -154,12 +154,10 @@ class Harness:
                 path.unlink(missing_ok=True)
         return found
 
-    def run(
-        self, out: Path, mode: int | None = WATCH, number: int = 0, error: int = 0, **also: Any
-    ) -> Ended:
-        """One process, from its start to its end."""
+    def run(self, out: Path, *watch: Any, **also: Any) -> Ended:
+        """One process, from its start to its end; arguments as of `job`."""
         self.trials += 1
-        return self.run_all([self.job(out, mode, number, error, **also)])[0]
+        return self.run_all([self.job(out, *watch, **also)])[0]
 
     @cached_property
     def whole(self) -> tuple[Path, Ended]:

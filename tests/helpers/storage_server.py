@@ -7,7 +7,6 @@ seconds].  A job:
     planted                 names of storage_faults, applied first
     out, errors, report     folder; stderr goes to one file, what the trainer tells to the other
     mode, number, error, trace      as of storage_calls.watch; with None as mode nobody watches
-    kill_after              seconds until SIGKILL
     signals                 [[seconds, number], ...]
     hold                    SIGTERM when no other job is left
     environment             variables
@@ -65,7 +64,7 @@ def run_at_once(jobs: list[dict[str, Any]]) -> list[tuple[int, float]]:
     due = [
         (began + seconds, pid, what)
         for pid, number in running.items()
-        for seconds, what in signals_of(jobs[number])
+        for seconds, what in jobs[number].get("signals", [])
     ]
     due.sort()
     while running:
@@ -82,14 +81,6 @@ def run_at_once(jobs: list[dict[str, Any]]) -> list[tuple[int, float]]:
         if len(running) == 1 and jobs[next(iter(running.values()))].get("hold"):
             os.kill(next(iter(running)), signal.SIGTERM)
     return [ended[number] for number in range(len(jobs))]
-
-
-def signals_of(job: dict[str, Any]) -> list[tuple[float, int]]:
-    """What is sent to a job, and when."""
-    found = [(float(seconds), int(number)) for seconds, number in job.get("signals", [])]
-    if job.get("kill_after") is not None:
-        found.append((job["kill_after"], signal.SIGKILL))
-    return found
 
 
 def fork(job: dict[str, Any]) -> int:

@@ -106,7 +106,7 @@ def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
         out, least, times = harness.new(), 0, list[float]()
         while True:
             times.append(random.uniform(0, length))
-            ended = harness.run(out, kill_after=times[-1])
+            ended = harness.run(out, signals=[[times[-1], -KILLED]])
             least = max(least, ended.promised)
             where = f"killed after {times}"
             if ended.code == KILLED:

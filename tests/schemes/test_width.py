@@ -34,6 +34,10 @@ def config_of(m: int = M, **changes: Any) -> Config:
     return with_overrides(Config(), keys)
 
 
+def built_of(m: int = M, **changes: Any) -> Built:
+    return build_model(config_of(m, **changes), vocab_size=VOCAB)
+
+
 # role -> factors of learning rate, decay and epsilon at four times the base width, by hand from
 # arXiv:2203.03466, Table 8, and arXiv:2505.01618, Table 1; tables here are those over sqrt(d_model)
 ADAM = {
@@ -51,9 +55,9 @@ MUON = ADAM | {"q": (0.5, 2, 1), "w2": (0.5, 2, 1)}
     ("optimizer", "table"), [("adamw", ADAM), ("adam", ADAM), ("sgd", SGD), ("muon", MUON)]
 )
 def test_factors_of_training_follow_the_papers_tables(optimizer: str, table: Any) -> None:
-    built = build_model(config_of(train__optimizer=optimizer), vocab_size=VOCAB)
+    built = built_of(train__optimizer=optimizer)
     assert {role: built.optim(role) for role in table} == table
-    deeper = build_model(config_of(train__optimizer=optimizer, model__depth=6), vocab_size=VOCAB)
+    deeper = built_of(train__optimizer=optimizer, model__depth=6)
     by_depth = 3.0 if optimizer == "sgd" else 1.0  # CompleteP's factor multiplies
     assert deeper.optim("w2").lr == pytest.approx(by_depth * table["w2"][0])
 
@@ -66,9 +70,7 @@ def test_initial_values_and_multipliers(
     head: str, optimizer: str, factor: float, deviation: float
 ) -> None:
     changes = {"model__head": head, "train__optimizer": optimizer}
-    built = build_model(config_of(**changes), vocab_size=VOCAB)
-    off = {"model.scheme_options": {}}
-    plain = build_model(with_overrides(config_of(**changes), off), vocab_size=VOCAB)
+    built, plain = built_of(**changes), built_of(**changes, model__scheme_options={})
     ours, theirs = (dict(b.model.named_parameters()) for b in (built, plain))
     for name, p in ours.items():
         times = deviation if name == "head.weight" else 1
@@ -85,10 +87,8 @@ def test_initial_values_and_multipliers(
 
 def test_matrices_of_a_fixed_deviation_shrink_and_heads_of_a_fixed_width_keep_their_scale() -> None:
     options = {"base_width": BASE, "base_d_head": 4}
-    config = config_of(
-        model__init__distribution="normal", model__n_heads=8, model__scheme_options=options
-    )
-    built = build_model(config, vocab_size=VOCAB)
+    init = {"model__init__distribution": "normal", "model__n_heads": 8}
+    built = built_of(**init, model__scheme_options=options)
     assert built.schemes["encoder"].gain("w1", 1) == 0.5
     assert built.schemes["encoder"].gain("embedding", 0) == 1
     assert not built.model.schemes[0].slots
@@ -96,9 +96,8 @@ def test_matrices_of_a_fixed_deviation_shrink_and_heads_of_a_fixed_width_keep_th
 
 @pytest.mark.parametrize("head", ["tied", "separate"])
 def test_nothing_changes_at_the_base_width(head: str) -> None:
-    config = config_of(1, model__head=head)
-    built = build_model(config, vocab_size=VOCAB)
-    plain = build_model(with_overrides(config, {"model.scheme_options": {}}), vocab_size=VOCAB)
+    built = built_of(1, model__head=head)
+    plain = built_of(1, model__head=head, model__scheme_options={})
     assert torch.equal(built.model(TOKENS), plain.model(TOKENS))
     assert all(built.optim(role) == plain.optim(role) for role in ADAM)
 
@@ -121,7 +120,7 @@ def test_folding_the_norms_keeps_the_function_when_it_unties_the_head() -> None:
 )
 def test_settings_without_a_published_rule_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="µP has no rule"):
-        build_model(config_of(**changes), vocab_size=VOCAB)
+        built_of(**changes)
 
 
 class MupModel(nn.Module):

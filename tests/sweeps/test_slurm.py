@@ -38,11 +38,8 @@ def test_the_array_has_what_its_largest_run_needs(tmp_path: Path) -> None:
     small = cell_of(tmp_path, "small")
     large = cell_of(tmp_path, "large", 800 * MEBI, runtime__threads=3)
     more = ["--partition=long", "--mem=9G"]
-    script = write_array(
-        [small, large], "s", tmp_path, workers=4, hours=1.01, directives=more
-    )  # fmt: skip
-    said = directives(script)
-    assert said == [
+    script = write_array([small, large], "s", tmp_path, workers=4, hours=1.01, directives=more)
+    assert directives(script) == [
         "--job-name=s",
         "--array=0-1%4",
         f'--output="{tmp_path}/s/slurm/%A_%a.log"',
@@ -203,7 +200,6 @@ def test_a_run_that_never_gets_anywhere_does_not_start_for_ever(
 
 @pytest.mark.slow
 def test_a_sweep_writes_an_array_of_what_is_left_to_do(tmp_path: Path) -> None:
-    done = RunFolder(tmp_path / "s" / "any")
     words = ["sweep", "--slurm", "--depths", "1,2", "--schemes", "post_ln", "--study", "s"]
     command = [sys.executable, "-m", "deepstack", *words, "--out", str(tmp_path)]
     first = subprocess.run(command, capture_output=True, text=True)
