@@ -91,7 +91,7 @@ class Page:
         heads = [(line, TITLE, "bold", "black") for line in wrap(title, TITLE, inner, True)]
         heads += [(line, SUBTITLE, "normal", "black") for line in wrap(subtitle, SUBTITLE, inner)]
         feet = [
-            (line, CAPTION, "normal", GREY) for line in wrap(" · ".join(caption), CAPTION, inner)
+            (line, CAPTION, "normal", GREY) for line in wrap("\u00a0· ".join(caption), CAPTION, inner)
         ]
         self._label_once()
         head, foot = PAD + _text_height(heads), PAD * (1 + bool(feet)) + _text_height(feet)
