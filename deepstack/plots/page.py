@@ -90,9 +90,8 @@ class Page:
             title, subtitle, caption = "", "", ()
         heads = [(line, TITLE, "bold", "black") for line in wrap(title, TITLE, inner, True)]
         heads += [(line, SUBTITLE, "normal", "black") for line in wrap(subtitle, SUBTITLE, inner)]
-        feet = [
-            (line, CAPTION, "normal", GREY) for line in wrap(" · ".join(caption), CAPTION, inner)
-        ]
+        text = "\u00a0· ".join(caption)  # no line begins with the dot
+        feet = [(line, CAPTION, "normal", GREY) for line in wrap(text, CAPTION, inner)]
         self._label_once()
         head, foot = PAD + _text_height(heads), PAD * (1 + bool(feet)) + _text_height(feet)
         below = foot

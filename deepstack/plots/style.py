@@ -33,7 +33,7 @@ ORDER = (
     "peri_ln", "fixup", "ds_init", "layer_scale", "hyper_connections", "skip_init", "ngpt",
 
     "t_fixup", "norm_former", "real_former", "res_post_norm", "hybrid_norm", "branch_norm",
-    "residual", "deepnorm_rates", "keel", "depth_mup", "b2t", "ln_scaling", "complete_p", "mix_ln",
+    "residual", "deepnorm_rates", "keel", "depth_mup", "mix_ln", "b2t", "complete_p", "ln_scaling",
 
     "dense_former", "mhc", "x0_lambdas", "attn_res", "deepnorm_adam", "deepnorm_tight",
     "pre_ln_scaled", "dlcl", "res_former", "pro_res", "deepnorm_runtime_beta", "parallel", "gpas",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,19 @@ def test_commands_do_not_write_there(words: list[str], clone: Path) -> None:
     result = typed(*words)
     assert result.exit_code in (2, 3)
     assert "no command writes to results/published" in result.stderr
+
+
+def test_commands_of_the_gallery_draw_published_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(PUBLISHED, tmp_path / "results/published")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "gallery.md").read_text("utf-8")
+    commands = re.findall("^    deepstack (plot .*results/published.*)$", text, re.MULTILINE)
+    assert len(commands) >= 3
+    for command in commands:
+        result = typed(*command.split(), "--format", "csv")
+        assert result.exit_code == 0 and Path(result.stdout.strip()).is_file(), result.stderr
 
 
 def test_a_published_run_is_trained_again(clone: Path) -> None:
