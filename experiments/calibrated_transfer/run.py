@@ -99,6 +99,7 @@ def main() -> None:
                         "cost": None if cost is None else cost.value,
                         "cost_low": None if cost is None else cost.low,
                         "cost_high": None if cost is None else cost.high,
+                        "seeds": min(best.seeds for best in result.best),
                         "inside": all(best.inside for best in result.best),
                     }
                     | {f"rate_{best.depth}": best.rate.value for best in result.best}
