@@ -108,6 +108,9 @@ def analyze_command(
     for parts in results.values():
         for line in dict.fromkeys(text for result in parts.values() for text in result.notes):
             note(line)
+    for path, parts in results.items():
+        if arrays := [name for name, result in parts.items() if not result.scalars]:
+            note(f"{', '.join(arrays)}: no numbers; arrays are in {path / 'analysis'}")
     emit([row for path, parts in results.items() for row in rows_of(path, parts)], False)
 
 

@@ -82,7 +82,8 @@ def test_verify_notices_a_flipped_bit(trained: Run, file: str) -> None:
 def test_two_runs_of_different_depth_are_compared(trained: Run, tmp_path: Path) -> None:
     other = deepstack.train(small(model__depth=2), study="runs", out=tmp_path)
     words = ("analyze", trained.path, "--what", "similarity", "--with", other.path)
-    assert typed(*words).exit_code == 0
+    printed = typed(*words)
+    assert printed.exit_code == 0 and "similarity: no numbers; arrays are in" in printed.stderr
     result = Run(trained.path).analysis("similarity")
     assert result.arrays["cka_with"].shape == (5, 3)
     assert np.isfinite(result.arrays["cka_with"]).all()
