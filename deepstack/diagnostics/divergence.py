@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from deepstack.model import Transformer
-from deepstack.parameters import Bank
+from deepstack.model.build import Built
 from deepstack.schemes.scheme import visible
 
 
@@ -26,14 +25,13 @@ class Culprit(NamedTuple):
     layer: int | None = None
 
 
-def culprit(
-    model: Transformer, banks: Sequence[Bank], tokens: Tensor, backward: Callable[[], Tensor] | None
-) -> Culprit:
+def culprit(built: Built, tokens: Tensor, backward: Callable[[], Tensor] | None) -> Culprit:
     """Return the first value that is not finite, in the order in which a step computes them.
 
-    banks: the trained banks.  backward: computes the gradients again and returns the loss; None
-    checks the forward pass only.  Waits for the device.
+    backward: computes the gradients again and returns the loss; None checks the forward pass only.
+    Waits for the device.
     """
+    model = built.model
     with torch.no_grad():
         layer, memory = 0, None
         for stack, x0 in zip(model.stacks.values(), model.inputs(tokens), strict=True):
@@ -48,7 +46,7 @@ def culprit(
         return Culprit("head")
     before, bad = 0, 0
     for side, stack in model.stacks.items():
-        for bank in banks:
+        for bank in built.trained:
             if bank.stack == side:
                 wrong = ~torch.isfinite(bank.gradient_rows()).all(dim=1)
                 bad = max([bad, *(before + row + 1 for row in wrong.nonzero().flatten().tolist())])

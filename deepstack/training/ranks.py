@@ -115,21 +115,19 @@ def reductions(
     return share_and_sum, partial(global_norm, unique=banks.unique)
 
 
-def whole_copy(
-    config: conf.Config, built: Built, device: torch.device, ranks: RankGroup
-) -> Built | None:
+def whole_copy(prepared: Prepared, built: Built) -> Built | None:
     """Return the whole model on rank 0 and None on the others; all ranks must call this.
 
     For a sharded model it is a copy, which needs the memory of all parameters and gradients;
     log.layers_every=0 avoids it.
     """
     if not isinstance(built.banks, ShardedBanks):
-        return built if ranks.is_rank0 else None
+        return built if prepared.ranks.is_rank0 else None
     values = built.banks.state()
-    if not ranks.is_rank0:
+    if not prepared.ranks.is_rank0:
         return None
-    vocab_size = len(built.model.embedding)
-    model = build_model(config, vocab_size=vocab_size, device=device, draw=False)
+    config, vocab_size = prepared.config, prepared.task.vocab_size
+    model = build_model(config, vocab_size=vocab_size, device=prepared.device, draw=False)
     model.banks.load(values)
     buffers = dict(built.model.named_buffers())  # state of schemes besides parameters
     for name, buffer in model.model.named_buffers():

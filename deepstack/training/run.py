@@ -351,7 +351,7 @@ class TrainingRun:
         """Return the first non-finite layer of the diverged step, repeated without its update."""
         if divergence.quantity == "model_update":  # measured at the parameters after that step
             with evaluating(self.model):
-                return culprit(self.model, self.built.trained, self.snapshots.inputs, None)
+                return culprit(self.built, self.snapshots.inputs, None)
         inputs, _ = self.batch(divergence.step)
 
         def backward() -> Tensor:
@@ -361,4 +361,4 @@ class TrainingRun:
             return loss.detach()
 
         with self.autocast():
-            return culprit(self.model, self.built.trained, inputs, backward)
+            return culprit(self.built, inputs, backward)

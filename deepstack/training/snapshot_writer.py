@@ -99,7 +99,8 @@ class SnapshotWriter:
         optimizer: torch.optim.Optimizer,
         capture: Callable[[Callable[[], Pass]], Callable[[], Pass] | None] | None = None,
     ) -> None:
-        self.config, self.ranks = config, ranks = prepared.config, prepared.ranks
+        config = prepared.config
+        self.prepared, self.config = prepared, config
         self.built, self.update = built, update
         self.inputs, self.targets = probe
         self.optimizer = optimizer
@@ -112,7 +113,7 @@ class SnapshotWriter:
         self._initial = {b.key: on_host(b.values()) for b in banks} if takes_any else {}
         self._initial_states: dict[str, Tensor] | None = None
         if config.log.stream_update:
-            copy = whole_copy(config, built, self.inputs.device, ranks)
+            copy = whole_copy(prepared, built)
             self._initial_states = stream_states(copy.model, self.inputs) if copy else None
         self._before: list[Tensor] | None = None
         self.records = LayerRecords(prepared.folder)
@@ -154,7 +155,7 @@ class SnapshotWriter:
     def take(self, step: int) -> None:
         """Take the snapshots due at this step and write them."""
         device = self.inputs.device
-        copy = whole_copy(self.config, self.built, device, self.ranks)
+        copy = whole_copy(self.prepared, self.built)
         before, self._before = self._before if step else None, None
         if copy is None:
             return

@@ -40,9 +40,9 @@ def test_the_first_layer_whose_output_is_not_finite(layer: int, bad: float) -> N
     model = built()
     weight = model.model.layers[layer - 1].get_parameter("feed_forward.w2_bias")
     weight.data[0] = bad
-    assert culprit(model.model, model.trained, TOKENS, sound(model)) == ("forward", layer)
+    assert culprit(model, TOKENS, sound(model)) == ("forward", layer)
     # Only one pass is needed, whatever comes after it.
-    assert culprit(model.model, model.trained, TOKENS, None) == ("forward", layer)
+    assert culprit(model, TOKENS, None) == ("forward", layer)
 
 
 def test_the_layers_of_a_decoder_are_numbered_on() -> None:
@@ -51,16 +51,16 @@ def test_the_layers_of_a_decoder_are_numbered_on() -> None:
     tokens = torch.ones(2, 32, dtype=torch.long)
     stack = model.model.stacks["decoder"]
     next(iter(stack.layers[1].parameters())).data.fill_(math.nan)
-    assert culprit(model.model, model.trained, tokens, sound(model)) == ("forward", 4 + 2)
+    assert culprit(model, tokens, sound(model)) == ("forward", 4 + 2)
 
 
 def test_tables_and_head_are_no_layers() -> None:
     model = built()
-    assert culprit(model.model, model.trained, TOKENS, sound(model)) == ("none", None)
-    no_loss = culprit(model.model, model.trained, TOKENS, lambda: torch.tensor(math.nan))
+    assert culprit(model, TOKENS, sound(model)) == ("none", None)
+    no_loss = culprit(model, TOKENS, lambda: torch.tensor(math.nan))
     assert no_loss == Culprit("head")
     model.model.embedding.data[5] = math.inf
-    assert culprit(model.model, model.trained, TOKENS, sound(model)) == Culprit("embedding")
+    assert culprit(model, TOKENS, sound(model)) == Culprit("embedding")
 
 
 @pytest.mark.parametrize("banks", [True, False])
@@ -74,7 +74,7 @@ def test_gradients_are_looked_at_from_the_top(banks: bool) -> None:
             next(iter(layer.parameters())).grad.view(-1)[3] = math.nan
         return torch.ones(())
 
-    assert culprit(model.model, model.trained, TOKENS, backward) == ("backward", 3)
+    assert culprit(model, TOKENS, backward) == ("backward", 3)
 
 
 HUGE = {"train__lr": 1e6, "train__clip": None}
