@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from helpers.sampling import some
-from helpers.small_runs import data_of, small, stop_at
+from helpers.small_runs import data_of, interrupted, small
 from safetensors.torch import load_file
 from torch import Tensor
 
 import deepstack
-from deepstack.errors import Interrupted, PluginError
+from deepstack.errors import PluginError
 from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.records import Run
@@ -139,8 +139,7 @@ def test_every_way_of_training_keeps_them_there(
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(own: Any, tmp_path: Path) -> None:
     whole = deepstack.train(config(), out=tmp_path / "a")
-    with pytest.raises(Interrupted):
-        deepstack.train(config(), out=tmp_path / "b", stop=stop_at(3))
+    interrupted(config(), tmp_path / "b", 3)
     again = deepstack.train(config(), out=tmp_path / "b")
     assert data_of(again) == data_of(whole)
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.sampling import some
+from helpers.small_runs import interrupted
 
 import deepstack
 from deepstack import config as conf
 from deepstack.config import Config, config_hash, parse_config, with_overrides
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.errors import ConfigError
 from deepstack.fast import compiled
 from deepstack.fast.fuse import norm_function
 from deepstack.model import build_model
@@ -223,9 +224,7 @@ def test_batch_norm_is_continued_as_if_never_interrupted(
         runtime__fused=fused, runtime__recompute_every=every,
     )  # fmt: skip
     whole = deepstack.train(given, out=tmp_path / "whole")
-    asked = iter(range(1, 100))
-    with pytest.raises(Interrupted):
-        deepstack.train(given, out=tmp_path / "parts", stop=lambda: 2 if next(asked) == 5 else None)
+    interrupted(given, tmp_path / "parts", 5)
     parts = deepstack.train(given, out=tmp_path / "parts")
     for name in ("steps.csv", "evals.csv"):
         assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()

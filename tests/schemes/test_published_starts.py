@@ -10,11 +10,11 @@ import pytest
 import torch
 from helpers.sampling import some
 from helpers.scheme_pieces import built
-from helpers.small_runs import rewrite_tensors, small, stop_at
+from helpers.small_runs import interrupted, rewrite_tensors, small
 
 import deepstack
 from deepstack.config import Config, config_hash, with_overrides
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.schemes import SCHEMES
 from deepstack.training.observer import Observer, Started
@@ -120,8 +120,7 @@ class FirstStep(Observer):
 def test_a_checkpoint_with_siamese_norm_s_last_norms_in_every_layer_goes_on(tmp_path: Path) -> None:
     config = small(model__scheme="siamese_norm", task__name="copy", train__eval_every=0)
     uninterrupted = deepstack.train(config, out=tmp_path / "a")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path / "b", stop=stop_at(5))
+    folder = interrupted(config, tmp_path / "b", 5)
 
     def earlier(key: str, value: torch.Tensor) -> tuple[str, torch.Tensor]:
         for index, stream in enumerate("xy"):
@@ -132,8 +131,7 @@ def test_a_checkpoint_with_siamese_norm_s_last_norms_in_every_layer_goes_on(tmp_
                     value = torch.cat([torch.ones_like(value)] * 3 + [value])
         return key, value
 
-    (folder,) = (tmp_path / "b" / "runs").glob("*/checkpoint/*/")
-    rewrite_tensors(folder, earlier)
+    rewrite_tensors(folder.checkpoint_path(5), earlier)
     observer = FirstStep()
     resumed = deepstack.train(config, out=tmp_path / "b", observer=observer)
     assert observer.first_step == 6

@@ -11,14 +11,12 @@ import torch
 from helpers.claim_verdicts import PUBLISHED
 from helpers.sampling import some
 
-from deepstack.diagnostics.signals import beta_ln, beta_rc
 from deepstack.theory import CLAIMS, Finding
 from deepstack.theory.claim import sure
 from deepstack.theory.claim_stack import Trial, started
 from deepstack.theory.norms import fold, stream_powers, unit_branches
 from deepstack.theory.report import escaped
 from deepstack.theory.statistics import agreement, exponents, slopes
-from deepstack.training import mean_loss
 
 LONG = (
     "C8", "C9", "C11", "C13", "C15", "C16", "C24", "C27", "C29", "C31", "C34", "C35", "C39", "C40",
@@ -150,22 +148,6 @@ def test_a_trials_step_is_undone() -> None:
     assert moved > 0
     assert all(map(torch.equal, before, trial.values()))
     assert trial.update_of(0.1, trial.banks_of("w1")) == moved
-
-
-def test_error_signals_are_the_gradients_of_the_loss() -> None:
-    stack = started(0, {"model.depth": 2})
-    (snapshot,) = stack.snapshots()
-    inputs, targets = stack.batch(1)
-    model = stack.model
-    x = model.start(inputs).detach().requires_grad_()
-    scheme, layer = model.layers[0].scheme, model.layers[0]
-    r = x + layer.attention(x)
-    o = scheme.attention_norms[0](r)
-    end = layer.scheme.residual(o, layer.feed_forward, scheme.feed_forward_norms[0])
-    value = mean_loss(model.head(model.layers[1](end), model.embedding), targets)
-    z, middle, out = (g.norm() for g in torch.autograd.grad(value, (x, r, o)))
-    assert beta_ln(snapshot)[0, 0].item() == pytest.approx((middle / out).item(), rel=1e-4)
-    assert beta_rc(snapshot)[0, 0].item() == pytest.approx((z / middle).item(), rel=1e-4)
 
 
 def test_unit_branches_have_unit_mean_square() -> None:

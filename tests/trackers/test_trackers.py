@@ -19,13 +19,13 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
-from helpers.small_runs import stop_at
+from helpers.small_runs import interrupted
 from typer.testing import CliRunner
 
 import deepstack
 from deepstack.cli import app
 from deepstack.config import config_hash, parse_config, to_yaml
-from deepstack.errors import ConfigError, Interrupted, ResourceError
+from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Run
 from deepstack.trackers import export_logs, heat_maps, require_tensorboard, scalars
 from deepstack.trackers.values import heat_map
@@ -179,9 +179,7 @@ def compare_events(run: Run, read: Any, *, timing: bool = True) -> None:
 @needs_tensorboard
 def test_tensorboard_follows_a_run_that_is_interrupted(tmp_path: Path) -> None:
     config = settings("log.to=[tensorboard]")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, study="a", out=tmp_path, stop=stop_at(6))
-    (folder,) = tmp_path.glob("a/*/tensorboard")
+    folder = interrupted(config, tmp_path, study="a").path / "tensorboard"
     assert [event.step for event in events(folder).Scalars("steps/loss")] == list(range(1, 7))
     assert not events(folder).Tags()["images"]
     run = deepstack.train(config, study="a", out=tmp_path)
@@ -199,9 +197,7 @@ def test_tensorboard_follows_a_run_that_is_interrupted(tmp_path: Path) -> None:
 @needs_tensorboard
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     config = settings("log.to=[tensorboard]")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, study="a", out=tmp_path, stop=stop_at(6))
-    (folder,) = tmp_path.glob("a/*/tensorboard")
+    folder = interrupted(config, tmp_path, study="a").path / "tensorboard"
     shutil.move(folder, tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
     before = sorted((tmp_path / "elsewhere").iterdir())
