@@ -60,8 +60,9 @@ def main() -> None:
         for panel, lr in zip(panels, rates, strict=True):
             started = table[(table["lr"] == lr) & table["start"]]
             for scheme, rows in started.groupby("scheme"):
-                style = scheme_style(str(scheme)) | {"ls": "none"}
-                panel.plot(rows["start_gap"], rows["gap"], label=LABELS[str(scheme)], **style)
+                style = scheme_style(str(scheme))
+                dots = {"ls": "none", "marker": style["marker"], "color": style["color"]}
+                panel.plot(rows["start_gap"], rows["gap"], label=LABELS[str(scheme)], **dots)
             for scheme, rows in table[(table["lr"] == lr) & ~table["start"]].groupby("scheme"):
                 color = scheme_style(str(scheme))["color"]
                 label = f"{LABELS[str(scheme)]} from scratch, mean"
