@@ -1,0 +1,78 @@
+"""Draws losses after equal starting points: python experiments/fine_tuning/equal.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
+
+from deepstack.plots.style import deepstack_style, scheme_style
+from deepstack.records import Run, find_runs
+
+HERE = Path(__file__).parent
+LABELS = {"post_ln": "Post-LN", "pre_ln": "Pre-LN"}
+
+
+def row_of(run: Run) -> dict[str, object]:
+    """Return the settings, the loss of the starting point and the last loss, above the optimum."""
+    last, start = run.evals.iloc[-1], run.get("model.start")
+    row = {key.split(".")[-1]: run.get(key) for key in ("model.scheme", "train.lr", "seed")}
+    row |= {"start": bool(start), "gap": last["loss"] - last["optimal_loss"]}
+    if start:
+        there = Run(start)
+        end = there.evals.iloc[-1]
+        row |= {"start_steps": there.get("train.steps")}
+        row |= {"start_gap": end["loss"] - end["optimal_loss"]}
+    return row
+
+
+def interval(values: pd.Series) -> str:
+    """Return mean and 95 % interval (Student's t) of paired values."""
+    half = student.ppf(0.975, len(values) - 1) * values.std() / np.sqrt(len(values))
+    mean = values.mean()
+    return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
+
+
+def main() -> None:
+    """Write equal.csv and equal.png from results/, and print differences paired by seed."""
+    table = pd.DataFrame([row_of(run) for run in find_runs(Path("results/fine_tuning_equal"))])
+    table = table.sort_values(["lr", "scheme", "start", "seed"])
+    table.round(5).to_csv(HERE / "figures" / "equal.csv", index=False)
+    gaps = table.pivot(index="seed", columns=["lr", "scheme", "start"], values="gap")
+    for lr in sorted(set(table["lr"])):
+        post, pre = gaps[lr]["post_ln"], gaps[lr]["pre_ln"]
+        print(
+            f"lr {lr}: {gaps[lr].mean().round(3).to_dict()} ± {gaps[lr].std().round(3).to_dict()}"
+        )
+        print("  Post-LN minus Pre-LN, trained start:", interval(post[True] - pre[True]))
+        print("  from scratch:", interval(post[False] - pre[False]))
+        gains = {"Post-LN": post[False] - post[True], "Pre-LN": pre[False] - pre[True]}
+        print("  gain of the start:", {name: interval(gain) for name, gain in gains.items()})
+        print("  gain of Post-LN minus of Pre-LN:", interval(gains["Post-LN"] - gains["Pre-LN"]))
+    with deepstack_style():
+        rates = sorted(set(table["lr"]))
+        figure, panels = plt.subplots(
+            1, len(rates), figsize=(6.8, 2.8), sharey=True, layout="constrained"
+        )
+        for panel, lr in zip(panels, rates, strict=True):
+            started = table[(table["lr"] == lr) & table["start"]]
+            for scheme, rows in started.groupby("scheme"):
+                style = scheme_style(str(scheme))
+                dots = {"ls": "none", "marker": style["marker"], "color": style["color"]}
+                panel.plot(rows["start_gap"], rows["gap"], label=LABELS[str(scheme)], **dots)
+            for scheme, rows in table[(table["lr"] == lr) & ~table["start"]].groupby("scheme"):
+                color = scheme_style(str(scheme))["color"]
+                label = f"{LABELS[str(scheme)]} from scratch, mean"
+                panel.axhline(rows["gap"].mean(), color=color, ls="--", lw=0.9, label=label)
+            panel.set(title=f"lr {lr:g}", xlabel="starting point: loss − optimum (nats)")
+            panel.set(xlim=(0, None), ylim=(0, None))
+        panels[0].set_ylabel("second chain: loss − optimum (nats)")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        figure.savefig(HERE / "figures" / "equal.png", dpi=200)
+
+
+if __name__ == "__main__":
+    main()
