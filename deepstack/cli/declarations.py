@@ -21,11 +21,11 @@ PACKAGES = Path(deepstack.__file__).parent
 class Declaration(NamedTuple):
     """A class or function that registers itself under a name.
 
-    class_name: of a class.  document: the docstring.  arguments, keywords: of the decorator, or
-    keywords of the class statement.  Values that are no constants are None.
+    class_name: of a class, else the function's name.  document: the docstring.  arguments,
+    keywords: of the decorator, or keywords of the class statement.  Values that are no constants
+    are None.
     """
 
-    name: str
     class_name: str
     document: str
     arguments: list[Any]
@@ -47,7 +47,7 @@ def declarations(package: str, kind: str) -> dict[str, Declaration]:
                 keywords = {str(k.arg): value_of(k.value, known) for k in call.keywords}
                 name = str(arguments.pop(0) if kind else keywords.get("name") or "")
                 text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "")
-                entries[name] = Declaration(name, node.name, text, arguments, keywords)
+                entries[name] = Declaration(node.name, text, arguments, keywords)
     return {name: entries[name] for name in sorted(entries) if name}
 
 
