@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from deepstack.errors import NothingMatchedError
-from deepstack.records import Run
+from deepstack.records import ENDED, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +36,14 @@ def with_steps(runs: Sequence[Run]) -> list[Run]:
     if not started:
         raise NothingMatchedError("no run has a step in steps.csv yet")
     return started
+
+
+def evaluated_runs(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that have ended with an evaluation; raise NothingMatchedError for none."""
+    final = [run for run in runs if run.state in ENDED and len(run.evals)]
+    if not final:
+        raise NothingMatchedError("no finished run has a validation loss")
+    return final
 
 
 def shared_steps(runs: Sequence[Run]) -> list[int]:

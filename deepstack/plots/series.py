@@ -66,8 +66,8 @@ def series_styles(
 
 def groups_of(
     series: Sequence[Series], runs: Sequence[Run], options: Options
-) -> list[tuple[str, list[int]]]:
-    """Return name and series (by index) of each group of series that has separate panels.
+) -> list[tuple[str, list[Series]]]:
+    """Return name and members of each group of series that has separate panels.
 
     The user names the setting; else many series of several settings have panels by scheme.
     """
@@ -78,8 +78,8 @@ def groups_of(
     elif len(series) > MOST_LINES and 1 < len(schemes) < len(series):
         key = SCHEME
     if key is None:
-        return [("", list(range(len(series))))]
-    groups: dict[str, list[int]] = {}
-    for i, s in enumerate(series):
-        groups.setdefault(label_of(s.runs[0], [key], runs), []).append(i)
+        return [("", list(series))]
+    groups: dict[str, list[Series]] = {}
+    for s in series:
+        groups.setdefault(label_of(s.runs[0], [key], runs), []).append(s)
     return list(groups.items())

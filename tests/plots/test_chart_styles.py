@@ -29,13 +29,13 @@ def test_a_scheme_looks_the_same_in_every_study_and_a_second_setting_is_a_shade(
     make_runs(tmp_path / "b", scheme=("post_ln", "keel"))
     for study in ("a", "b"):
         drawing = Drawing(find_runs(tmp_path / study), Options())
-        styles = {s.label: style for s, style in zip(drawing.series, drawing.styles, strict=True)}
+        styles = {s.label: style for s, style in drawing.styles.items()}
         assert styles["Post-LN"] == scheme_style("post_ln")
     make_runs(tmp_path / "c", scheme=("post_ln", "pre_ln"), lr=(1e-3, 2e-3, 3e-3))
     drawing = Drawing(find_runs(tmp_path / "c"), Options())
-    colours = [style["color"] for style in drawing.styles]
+    colours = [style["color"] for style in drawing.styles.values()]
     assert len(set(colours)) == 6
-    assert [style["marker"] for style in drawing.styles] == ["s"] * 3 + ["^"] * 3
+    assert [style["marker"] for style in drawing.styles.values()] == ["s"] * 3 + ["^"] * 3
     middle = {scheme_style(name)["color"].lower() for name in ("post_ln", "pre_ln")}
     assert {colours[1], colours[4]} == middle
 
