@@ -125,11 +125,11 @@ def rows_of(measured: Calibration) -> list[dict[str, Any]]:
 
 def draw_figures(measured: Calibration) -> list[str]:
     """Draw ‖ΔF‖ by role against depth, before and after; return a line for each PNG."""
-    from deepstack.plots import draw
+    from deepstack.plots import Options, draw
 
-    lines = []
+    lines, options = [], Options(at_step=min(measured.steps))
     for runs in (measured.before, measured.after):
         if runs:
-            paths = draw(runs[0].path.parent, ["update_by_role"], at_step=min(measured.steps))
+            paths = draw(runs[0].path.parent, ["update_by_role"], options=options)
             lines += [f"figure: {path}" for path in paths if path.suffix == ".png"]
     return lines

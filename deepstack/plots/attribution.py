@@ -135,7 +135,7 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError(f"no run has a row for step {step} in attribution.csv")
     depths = depths_of(used)
     drawing = Drawing(used, options)
-    drawing.notes.append(f"step {step}")
+    drawing.note(f"step {step}")
     shown, left = choose_series(drawing.series, min(drawing.limit(MOST_PANELS), 6))
     tables = {s: shares_of([run for depth in s.depths for run in s.at(depth)], step) for s in shown}
     still = [s.label for s in shown if tables[s]["x"].nunique() < 2]
@@ -159,16 +159,13 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             look: Any = {"color": colours[role], "lw": 0} if role in colours else {"alpha": 0}
             panel.add_fit(role, fit, s.label, role.replace("_", " "), **look)
     drawing.notes += left
-    if still:
-        drawing.notes.append(f"moved at fewer than two depths: {'; '.join(still)}")
-    if left_out:
-        words = "depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits"
-        drawing.notes.append(words)
+    drawing.note(f"moved at fewer than two depths: {'; '.join(still)}", when=still)
+    lost = "depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits"
+    drawing.note(lost, when=left_out)
     every = ((f"{s.label}, N = {n}", s.at(n)) for s in tables for n in s.depths)
     drawing.notes += diverged_note(every)
-    if len(used) < len(runs):
-        lacking = f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step"
-        drawing.notes.append(lacking)
+    lacking = f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step"
+    drawing.note(lacking, when=len(used) < len(runs))
     return finish(drawing, "depth")
 
 
@@ -198,8 +195,7 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
             "needs two steps or more in attribution.csv at which something has moved"
         )
     drawing.notes += left
-    if still:
-        drawing.notes.append(f"moved at fewer than two steps: {'; '.join(still)}")
+    drawing.note(f"moved at fewer than two steps: {'; '.join(still)}", when=still)
     drawing.notes += diverged_note((name, members) for name, members in shown if name in tables)
     for role, colour in draw_shares(drawing, tables).items():
         drawing.entry(role.replace("_", " "), patch=True, color=colour, lw=0)
@@ -249,9 +245,8 @@ def update_by_role(runs: list[Run], *, options: Options) -> Chart:
     drawing.depth_axes(depths)
     drawing.value_axis(typeset("‖ΔF_{role}‖"), drawing.panels)
     drawing.notes += [f"step {step}", *left]
-    if len(used) < len(runs):
-        half = "left out: runs at half the rate, which show how linear the updates are"
-        drawing.notes.append(half)
+    half = "left out: runs at half the rate, which show how linear the updates are"
+    drawing.note(half, when=len(used) < len(runs))
     meaning = "a role: the distance that F moves if its change alone is applied to θ$_0$"
     return drawing.finish("Model update by parameter role against depth", meaning)
 

@@ -11,19 +11,17 @@ from deepstack.analysis.compute import (
     WIDTH,
     Budgets,
     budgets_of,
-    by_size,
+    by_value,
     chosen_settings,
     least_loss,
     made_flops,
     size_of_axis,
 )
-from deepstack.analysis.quantities import FLOPS, find_quantity
-from deepstack.analysis.settings import DEPTH, Series, depth_of, one_run_per_seed
+from deepstack.analysis.settings import DEPTH, Series, depth_of, setting_value
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column, points_of
-from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.curves import MOST_PANELS, Arrangement
+from deepstack.plots.curves import MOST_PANELS, Arrangement, curve_rows
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.loss import loss_label
 from deepstack.plots.panel import MOST_BANDS
@@ -44,8 +42,9 @@ def loss_vs_compute(runs: list[Run], *, options: Options) -> Chart:
     column = loss_column(final)
     rows = final_rows(drawing.series, budgets, column)
     if rows.groupby(["line", "depth"])["x"].nunique().max() < 2:
-        rows = running_rows(drawing.series, column)
-        drawing.notes.append("one budget: losses of the runs on their way to it")
+        rows = curve_rows(drawing.series, column, losses_by_flops)
+        rows = rows.query("x > 0 and mark != 'diverged'").assign(mark="")
+        drawing.note("one budget: losses of the runs on their way to it")
     if rows.empty:
         raise NothingMatchedError("no run that did not diverge has a finite validation loss")
     around = [rows["x"].min() / 1.5, rows["x"].max() * 1.5]  # one budget needs an axis too
@@ -65,31 +64,15 @@ def final_rows(series: list[Series], budgets: Budgets, column: str) -> pd.DataFr
     for i, s in enumerate(series):
         for depth in s.depths:
             here = [run for run in s.runs if depth_of(run) == depth and not has_diverged(run)]
-            members: dict[float, list[Run]] = {}
-            for run in here:
-                members.setdefault(budgets[run], []).append(run)
-            at = {
-                made_flops(group): one_run_per_seed(group) for _, group in sorted(members.items())
-            }
+            at = {made_flops(seeds): seeds for seeds in by_value(here, budgets.get).values()}
             rows = points_of(at, partial(final_value, column=column)).drop(columns="by_seed")
             tables.append(rows.assign(line=i, depth=depth, curve=len(tables)))
     return pd.concat(tables, ignore_index=True)
 
 
-def running_rows(series: list[Series], column: str) -> pd.DataFrame:
-    """Return the rows of `Arrangement.draw`: the seeds' mean at each evaluation after a step."""
-    tables: list[pd.DataFrame] = []
-    for i, s in enumerate(series):
-        for depth in s.depths:
-            members = [run for run in s.at(depth) if not has_diverged(run)]
-            if not members:
-                continue
-            rows = seed_statistics(tidy(members, column, "evals", settings=()))
-            flops = find_quantity(FLOPS, members).table(members[0]).set_index("step")["value"]
-            rows["x"] = rows["x"].map(flops)
-            rows = rows[rows["x"] > 0]
-            tables.append(rows.assign(line=i, depth=depth, curve=len(tables), mark=""))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+def losses_by_flops(run: Run) -> pd.DataFrame:
+    """Return the evaluations of a run, with its training FLOPs until then for the step."""
+    return run.evals.assign(step=run.evals["step"] * float(run.meta["flops"]["step"]))
 
 
 @chart("iso_flop")
@@ -107,7 +90,8 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
     compares = False
     for panel, s in drawing.fill(names, drawing.series):
         for budget in levels:
-            members = by_size([run for run in s.runs if budgets[run] == budget], size)
+            here = [run for run in s.runs if budgets[run] == budget]
+            members = by_value(here, partial(setting_value, key=size))
             rows = points_of(members, value).drop(columns="by_seed")
             if rows.empty:
                 continue

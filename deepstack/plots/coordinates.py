@@ -83,8 +83,7 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
         name = "last" if any(r["layer"] == "last" for r in last) else "F"
         texts = [f"{other} {r[other]} {slope_text(r)}" for r in last if r["layer"] == name]
         which = "of F" if name == "F" else "of the last layer"
-        if texts:
-            drawing.notes.append(f"{label}, {quantities[0]} {which}: {'; '.join(texts)}")
+        drawing.note(f"{label}, {quantities[0]} {which}: {'; '.join(texts)}", when=texts)
     for value, colour in colours.items():
         drawing.entry(f"{other} {value}", color=colour)
     for layer, style in LINE_STYLES.items():

@@ -138,7 +138,7 @@ class Arrangement:
             style = self.style(line, depth) | {"marker": self.marker(line)}
             self.drawing.entry(names[key], **style)
         if len(names) > MOST_ENTRIES:
-            self.drawing.notes.append(f"the legend names {MOST_ENTRIES} of {len(names)} lines")
+            self.drawing.note(f"the legend names {MOST_ENTRIES} of {len(names)} lines")
 
     def draw(self, panel: Panel, rows: pd.DataFrame, *, log: bool = True, **style: Any) -> None:
         """Draw each curve of these rows, of long ones some rows: see `stride`.
@@ -223,13 +223,10 @@ def draw_curves(
     if beside:
         drawing.entry(beside.replace("_", " "), color=GREY, **dashed)
     if lost := [str(panel.name) for panel in panels if panel not in shown]:
-        drawing.notes.append(f"no finite value{' above 0' if log else ''} of {', '.join(lost)}")
-    if len(drawable) < len(rows):
-        drawing.notes.append("zeros are not drawn")
-    if options.smooth > 1:
-        drawing.notes.append(f"mean over {options.smooth} rows")
-    if arrangement.stride > 1:
-        drawing.notes.append(f"one step in {arrangement.stride} is drawn")
+        drawing.note(f"no finite value{' above 0' if log else ''} of {', '.join(lost)}")
+    drawing.note("zeros are not drawn", when=len(drawable) < len(rows))
+    drawing.note(f"mean over {options.smooth} rows", when=options.smooth > 1)
+    drawing.note(f"one step in {arrangement.stride} is drawn", when=arrangement.stride > 1)
     return drawing.finish(title, *notes)
 
 

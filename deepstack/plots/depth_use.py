@@ -80,7 +80,7 @@ def effects(runs: list[Run], *, options: Options) -> Chart:
         mesh = pair_map(panel, arrays["removed"], layers, arrays["effect_mean"])
         panel.axes.set(xlabel="removed layer s", ylabel="later layer l")
     drawing.page.colour_bar(mesh, "relative change of its contribution")
-    drawing.notes.append("grey: not a later layer; above 1 drawn as 1")
+    drawing.note("grey: not a later layer; above 1 drawn as 1")
     return drawing.finish("Effect of removing a layer on later layers")
 
 
@@ -103,7 +103,7 @@ def analysed_panels(drawing: Drawing, name: str) -> Iterator[tuple[Panel, dict[s
         yield panel, run.analysis(name).arrays
     seeds = sorted({int(members[0].get(SEED, 0)) for _, members in shown})
     drawing.notes[:0] = left
-    drawing.notes.append(f"seed {', '.join(map(str, seeds))}")
+    drawing.note(f"seed {', '.join(map(str, seeds))}")
 
 
 def pair_map(panel: Panel, columns: np.ndarray, rows: np.ndarray, values: np.ndarray) -> QuadMesh:
@@ -111,7 +111,7 @@ def pair_map(panel: Panel, columns: np.ndarray, rows: np.ndarray, values: np.nda
     x, y = (evenly_spaced(range(len(each)), MOST_CELLS) for each in (columns, rows))
     thinned = f"at most {MOST_CELLS} layers are drawn, evenly spaced"
     if max(len(columns), len(rows)) > MOST_CELLS and thinned not in panel.drawing.notes:
-        panel.drawing.notes.append(thinned)
+        panel.drawing.note(thinned)
     return panel.heat_map(columns[x], values[np.ix_(x, y)], Normalize(0, 1), rows=rows[y])
 
 

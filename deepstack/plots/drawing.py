@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -15,12 +16,20 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from deepstack.analysis.captions import caption_of, seeds_note, title_of
-from deepstack.analysis.settings import Series
+from deepstack.analysis.settings import (
+    SCHEME,
+    Series,
+    find_key,
+    label_of,
+    order_of,
+    split_series,
+    values_of,
+    varying_settings,
+)
 from deepstack.plots.chart import Chart, Options, Table
 from deepstack.plots.exponents import Exponents
 from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.panel import MARKS, Panel
-from deepstack.plots.series import groups_of, series_of, series_styles
 from deepstack.plots.style import (
     COLUMN,
     GREY,
@@ -29,11 +38,14 @@ from deepstack.plots.style import (
     log_axis,
     number,
     plain_axis,
+    scheme_style,
+    setting_style,
     step_axis,
 )
 from deepstack.records import Run
 
 T = TypeVar("T")
+MOST_LINES = 6  # series in a panel up to which several settings share it
 
 
 class Drawing:
@@ -43,7 +55,12 @@ class Drawing:
         """Split runs into series; `but`: settings that make no series."""
         self.runs, self.options, self.table = runs, options, Table()
         self.but = but
-        self.series, self.depth_settings = series_of(runs, options, but)
+        self.series, self.depth_settings = split_series(runs, but)
+        if options.ordered:
+            order = {run: i for i, run in enumerate(runs)}
+            self.series.sort(key=lambda s: min(order[run] for run in s.runs))
+        if options.schemes:
+            self.series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
         self.panels: list[Panel] = []
         self.notes: list[str] = []
         self.handles: dict[str, Handle] = {}
@@ -57,13 +74,46 @@ class Drawing:
 
     @cached_property
     def styles(self) -> dict[Series, dict[str, Any]]:
-        """Colour, line and marker of each series (see `series_styles`)."""
-        styles = series_styles(self.series, self.options.runs or self.runs, self.but)
-        return dict(zip(self.series, styles, strict=True))
+        """Colour, line and marker of each series: those of its scheme, everywhere the same.
+
+        If a scheme has several series, the values of its other settings are shades: of all runs
+        that were given, however few of them this chart can show.
+        """
+        runs = self.options.runs or self.runs
+        every, depth_settings = split_series(runs, self.but)
+        ignored = (SCHEME, *depth_settings, *self.but)
+        keys = [key for key in varying_settings(runs) if key not in ignored]
+        count = Counter(map(scheme_of, every))
+        several = {values_of(s.runs[0], keys) for s in every if count[scheme_of(s)] > 1}
+        shades = sorted(several, key=lambda values: [order_of(value) for value in values])
+        styles = {}
+        for s in self.series:
+            values = values_of(s.runs[0], keys)
+            shade = (shades.index(values), len(shades)) if values in shades else (0, 1)
+            styles[s] = setting_style(scheme_style(scheme_of(s)), *shade)
+        return styles
 
     def groups(self) -> list[tuple[str, list[Series]]]:
-        """Return the groups of series that have panels of their own (see `groups_of`)."""
-        return groups_of(self.series, self.runs, self.options)
+        """Return name and members of each group of series that has separate panels.
+
+        The user names the setting; else many series of several settings have panels by scheme.
+        """
+        schemes = set(map(scheme_of, self.series))
+        key: str | None = None
+        if self.options.panels is not None:
+            key = find_key(self.options.panels, self.runs)
+        elif len(self.series) > MOST_LINES and 1 < len(schemes) < len(self.series):
+            key = SCHEME
+        groups: dict[str, list[Series]] = {}
+        for s in self.series:
+            name = "" if key is None else label_of(s.runs[0], [key], self.runs)
+            groups.setdefault(name, []).append(s)
+        return list(groups.items())
+
+    def note(self, text: str, when: object = True) -> None:
+        """Add a note to the caption, if the condition holds."""
+        if when:
+            self.notes.append(text)
 
     def entry(self, label: str, *, patch: bool = False, **style: Any) -> None:
         """Add a line, or a patch of colour, to the legend; the same one is there once."""
@@ -72,8 +122,7 @@ class Drawing:
 
     def note_hollow(self) -> None:
         """State in the caption that marked points are left out of the fits, if there are any."""
-        if self.marks:
-            self.notes.append("hollow points are left out of the fits")
+        self.note("hollow points are left out of the fits", when=self.marks)
 
     def ring_entry(self, label: str) -> None:
         """Add the ring around best points to the legend."""
@@ -229,6 +278,11 @@ class Drawing:
                 style = {"marker": "|", "ms": 7, "ls": "none", "color": GREY}
                 entries.append(Line2D([], [], label=label, **style))
         return entries + list(self.published.values())
+
+
+def scheme_of(series: Series) -> str:
+    """Return the name of the scheme of a series."""
+    return str(series.runs[0].get(SCHEME, "?"))
 
 
 def axis_label(

@@ -58,8 +58,7 @@ def pick(drawing: Drawing, diagnostic: str) -> dict[str, tuple[np.ndarray, np.nd
     shown, left = choose_panels(drawing.series, drawing.limit(MOST_RUNS))
     drawing.notes += left
     seeds = {int(members[0].get(SEED, 0)) for _, members in shown}
-    if len(usable) > len(shown) and len(seeds) == 1:
-        drawing.notes.append(f"seed {min(seeds)}")
+    drawing.note(f"seed {min(seeds)}", when=len(usable) > len(shown) and len(seeds) == 1)
     drawing.notes += sides_note(usable)
     picked = {}
     for label, (run, *_) in shown:
@@ -96,8 +95,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     drawing.value_axis(axis_label(drawing.runs, "grad_norm", "gradient norm"), drawing.panels)
     for step in steps:
         drawing.entry(f"step {step}", color=colours[step])
-    if zeros:
-        drawing.notes.append("zeros and values that are not finite are not drawn")
+    drawing.note("zeros and values that are not finite are not drawn", when=zeros)
     return drawing.finish("Gradient norm by layer")
 
 
@@ -118,8 +116,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
         mesh = panel.heat_map(*records, scale)
     words = words_of(name)
     drawing.page.colour_bar(mesh, axis_label(drawing.runs, name, words))
-    if not is_drawable(everything, scale).all():
-        drawing.notes.append("grey: zero or not finite")
+    drawing.note("grey: zero or not finite", when=not is_drawable(everything, scale).all())
     return drawing.finish(f"{words[0].upper()}{words[1:]} by layer and step")
 
 

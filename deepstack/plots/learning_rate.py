@@ -94,11 +94,10 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
             drawing.entry(f"N = {depth}", marker="o", color=colour)
     if (rows["kind"] == "best").any():
         drawing.ring_entry("best")
-    if diverged := sum(map(has_diverged, final)):
-        left = counted("{} diverged runs", diverged)
-        drawing.notes.append(f"left out: {left}; best is among rates without one")
-    if unfinished:
-        drawing.notes.append(f"nothing finished of {', '.join(unfinished)}")
+    diverged = sum(map(has_diverged, final))
+    left = f"left out: {counted('{} diverged runs', diverged)}; best is among rates without one"
+    drawing.note(left, when=diverged)
+    drawing.note(f"nothing finished of {', '.join(unfinished)}", when=unfinished)
     return drawing.finish("Final validation loss against learning rate")
 
 
@@ -115,7 +114,7 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     (panel,) = drawing.add_panels([None], height=2.2)
     for s, style in drawing.styles.items():
         if len(losses[s]) < 2:
-            drawing.notes.append(f"{s.label}: no seed has a loss at every rate of two depths")
+            drawing.note(f"{s.label}: no seed has a loss at every rate of two depths")
             continue
         result = transfer(losses[s])
         rows = pd.DataFrame(
@@ -142,7 +141,7 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     panel.published()
     drawing.depth_axes(depths)
     drawing.value_axis("best learning rate", [panel])
-    drawing.notes.append("laws pass through the mean rate at the smallest depth")
+    drawing.note("laws pass through the mean rate at the smallest depth")
     title = "exponent of N, with its 95 % interval"
     return drawing.finish("Best learning rate against depth", legend_title=title)
 

@@ -112,17 +112,16 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
         mark: Any = {"ls": "none", "marker": "o", "mfc": "white", "color": second}
         for quantity in list(rows)[1:]:
             drawing.entry(quantity, **mark)
-    if width > 1:
-        drawing.notes.append(f"training loss: mean over {width} steps")
+    drawing.note(f"training loss: mean over {width} steps", when=width > 1)
     if arrangement.stride > 1:
-        drawing.notes.append(f"one step in {arrangement.stride} of the training loss is drawn")
+        drawing.note(f"one step in {arrangement.stride} of the training loss is drawn")
     if at_once := [
         arrangement.label(i, depth_of(run))
         for i, s in enumerate(drawing.series)
         for run in s.runs
         if has_diverged(run) and last_row(run.steps, "loss") is None
     ]:
-        drawing.notes.append(f"diverged before any finite training loss: {', '.join(at_once)}")
+        drawing.note(f"diverged before any finite training loss: {', '.join(at_once)}")
     return drawing.finish("Loss against step")
 
 
@@ -157,9 +156,8 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         drawing.value_axis(loss_label(here), same, log=drawing.is_wide(same))
     if drawing.rows("point").empty:
         raise NothingMatchedError("no finished run has a finite validation loss")
-    if len(final) < len(runs):
-        left = counted("{} unfinished runs", len(runs) - len(final))
-        drawing.notes.append(f"left out: {left}")
+    left = len(runs) - len(final)
+    drawing.note(f"left out: {counted('{} unfinished runs', left)}", when=left)
     return drawing.finish("Final validation loss against depth")
 
 
@@ -181,8 +179,7 @@ def solved_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing.depth_axes(depths)
     label = axis_label(final, "solved", "largest k solved").removesuffix(" k")
     drawing.value_axis(label, drawing.panels, log=False, include=0.0)
-    drawing.notes.append("solved: every accuracy up to k is above 0.95")
-    if left := len(runs) - len(final):
-        left_out = f"left out: {counted('{} runs', left)} unfinished or of other tasks"
-        drawing.notes.append(left_out)
+    drawing.note("solved: every accuracy up to k is above 0.95")
+    left = len(runs) - len(final)
+    drawing.note(f"left out: {counted('{} runs', left)} unfinished or of other tasks", when=left)
     return drawing.finish("Largest k solved against depth")

@@ -75,8 +75,10 @@ def metric(
     quantity = find_quantity(y, runs, "mean" if across == LAYER else layers)
     if across == LAYER:
         quantity = replace(quantity, words=quantity.words.removesuffix(", mean of layers"))
-    by_key, panel_keys = lines_and_panels(runs, [across], by)
-    table = labelled(runs, quantity, across, by_key, panel_keys, options.at_step)
+    others = settings_beside(runs, [across])
+    by_key = SCHEME if SCHEME in others else next(iter(others), None)
+    by_key = by_key if by is None else find_key(by, runs)
+    table = labelled(runs, quantity, across, by_key, options.at_step)
     drawing = Drawing(runs, options)
     groups = sorted_values(table["line"])
     if options.ordered and by_key is not None:
@@ -125,8 +127,7 @@ def value_map(
     """
     quantity = find_quantity(value, runs, layers)
     keys = [find_key(word, runs) for word in (x, y)]
-    _, panel_keys = lines_and_panels(runs, keys, None, only_panels=True)
-    table = labelled(runs, quantity, keys[0], keys[1], panel_keys, options.at_step)
+    table = labelled(runs, quantity, keys[0], keys[1], options.at_step)
     if keys[1] == SCHEME:
         table["line"] = [scheme_label(run) for run in table["run"]]
     columns, levels = (sorted_values(table[name]) for name in ("x", "line"))
@@ -171,42 +172,28 @@ def value_map(
         label_axis(panel.axes, "y", keys[1], pd.Series(levels), levels)
     drawing.page.colour_bar(mesh, quantity_label(runs, quantity))
     drawing.notes += notes_on(runs, quantity, keys[0], options)
-    drawing.notes.append("a cell is the mean over its seeds")
+    drawing.note("a cell is the mean over its seeds")
     return drawing.finish(f"{quantity.title} over {name_of(keys[0])} and {name_of(keys[1])}")
 
 
-def lines_and_panels(
-    runs: Sequence[Run], axes: Sequence[str], by: str | None, only_panels: bool = False
-) -> tuple[str | None, list[str]]:
-    """Return the setting of the lines, None if there is one line, and the settings of the panels.
-
-    Settings that the axes and lines determine, such as a learning rate chosen for each scheme, make
-    no panels.
-    """
-    depths = {run.get(DEPTH) for run in runs}
-    varying = [DEPTH] * (len(depths) > 1) + varying_settings(runs)
-    others = [key for key in varying if key not in axes]
-    lines = None if by is None else find_key(by, runs)
-    if lines is None and not only_panels:
-        lines = SCHEME if SCHEME in others else next(iter(others), None)
-    known = [*axes, *([lines] if lines else [])]
-    rest = [key for key in others if key not in known]
-    return lines, undetermined(rest, known, runs)
+def settings_beside(runs: Sequence[Run], known: Sequence[str]) -> list[str]:
+    """Return the settings that vary, depth among them, without the known ones."""
+    varying = [DEPTH] * (len({run.get(DEPTH) for run in runs}) > 1) + varying_settings(runs)
+    return [key for key in varying if key not in known]
 
 
 def labelled(
-    runs: Sequence[Run],
-    quantity: Quantity,
-    across: str,
-    line: str | None,
-    panel_keys: Sequence[str],
-    at_step: int | None,
+    runs: Sequence[Run], quantity: Quantity, across: str, line: str | None, at_step: int | None
 ) -> pd.DataFrame:
     """Return observations with their line and panel; values of diverged runs are NaN in maps.
 
-    Raises NothingMatchedError without a finite value.
+    Settings that the axis and the lines determine, such as a learning rate chosen for each scheme,
+    make no panels.  Raises NothingMatchedError without a finite value.
     """
-    table = observations(runs, quantity, across, at_step)
+    known = [across, *([line] if line else [])]
+    panel_keys = undetermined(settings_beside(runs, known), known, runs)
+    in_order = sorted(runs, key=lambda run: [order_of(setting_of(run, key)) for key in panel_keys])
+    table = observations(in_order, quantity, across, at_step)
     if not np.isfinite(table["value"].astype(float)).any():
         raise NothingMatchedError(f"no run has a finite value of {quantity.name}")
     diverged = np.array([has_diverged(run) for run in table["run"]])
@@ -214,19 +201,15 @@ def labelled(
         table.loc[diverged, "value"] = math.nan
     else:
         table = table[~diverged] if not diverged.all() else table
-    table["line"] = ["" if line is None else setting_of(run, line) for run in table["run"]]
     labels = {
         run: ", ".join(
             f"N = {run.get(DEPTH)}" if key == DEPTH else label_of(run, [key], runs)
             for key in panel_keys
         )
-        for run in table["run"].unique()
+        for run in runs
     }
-    order = sorted(labels, key=lambda run: [order_of(setting_of(run, key)) for key in panel_keys])
-    positions = {run: i for i, run in enumerate(order)}
-    table["panel"] = [labels[run] for run in table["run"]]
-    table["order"] = [positions[run] for run in table["run"]]
-    return table.sort_values("order", kind="stable").drop(columns="order")
+    lines = ["" if line is None else setting_of(run, line) for run in table["run"]]
+    return table.assign(line=lines, panel=[labels[run] for run in table["run"]])
 
 
 def setting_of(run: Run, key: str) -> Any:
@@ -236,8 +219,6 @@ def setting_of(run: Run, key: str) -> Any:
 
 def statistics(table: pd.DataFrame, across: str) -> pd.DataFrame:
     """Return mean and deviation over seeds at each x; of a column at each step of both columns."""
-    if table.empty:
-        return pd.DataFrame(columns=["x", "y", "low", "high", "n"])
     if "step" not in table or across in (STEP, LAYER):
         return seed_statistics(table, "x")
     rows = seed_statistics(table, "step")

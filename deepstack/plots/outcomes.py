@@ -75,12 +75,9 @@ def map_axes(axes: Axes, depths: Sequence[int], rows: Sequence[str], width: floa
 def finish(drawing: Drawing, title: str, sizes: pd.Series[int], left_out: int) -> Chart:
     """Finish a map; its caption has the criterion, the meaning of a box, and the runs left out."""
     seeds = " to ".join(str(n) for n in sorted({int(sizes.min()), int(sizes.max())}))
-    drawing.notes.append(MEANING)
-    if sizes.max() > 1:
-        drawing.notes.append(f"a box is divided among its {seeds} seeds")
-    if left_out:
-        left = counted("{} runs", left_out)
-        drawing.notes.append(f"left out: {left} without an outcome")
+    drawing.note(MEANING)
+    drawing.note(f"a box is divided among its {seeds} seeds", when=sizes.max() > 1)
+    drawing.note(f"left out: {counted('{} runs', left_out)} without an outcome", when=left_out)
     kinds = {row["kind"] for row in drawing.table.rows}
     for name, colour in OUTCOME_COLOURS.items():
         if name in kinds:

@@ -98,12 +98,11 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     for column, symbol in enumerate(WORDS):
         label = f"{in_braces(symbol)}, {WORDS[symbol]}"
         drawing.value_axis(label, drawing.panels[column :: len(WORDS)])
-    if any(len(s.depths) > 1 for s in shown):
-        drawing.notes.append("each at its greatest depth")
+    drawing.note("each at its greatest depth", when=any(len(s.depths) > 1 for s in shown))
     drawing.notes += left_out_note([s.label for s in drawing.series if s not in shown])
     drawing.notes += sides_note(usable)
     if gaps := [note for s in shown for note in gaps_of(labels[s], ratios[s])]:
-        drawing.notes.append(f"no ratio where the gradient is 0: {'; '.join(gaps)}")
+        drawing.note(f"no ratio where the gradient is 0: {'; '.join(gaps)}")
     drawing.notes += diverged_note((labels[s], deepest[s]) for s in shown)
     drawn = [each for s in shown for each in ratios[s].values()]
     first, last = (sorted({int(each.steps[end]) for each in drawn}) for end in (0, -1))

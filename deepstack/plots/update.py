@@ -74,11 +74,10 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError(f"no run has a finite update above 0 at step {last}")
     drawing.value_axis(update_label(runs, column), drawing.panels)
     drawing.note_hollow()
-    if has_zeros:
-        drawing.notes.append("zeros are not drawn")
+    drawing.note("zeros are not drawn", when=has_zeros)
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
         but = ", but for those that diverged" if any(map(has_diverged, runs)) else ""
-        drawing.notes.append(f"step {last} is the last one that all runs share{but}")
+        drawing.note(f"step {last} is the last one that all runs share{but}")
     return drawing.finish("Model update against depth")
 
 
@@ -250,11 +249,11 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing.depth_axes(depths)
     drawing.entry("right-hand side of the theorem", color=GREY, ls=":", lw=1.0)
     drawing.notes += note
-    if left := len(runs) - len(tables):
-        drawing.notes.append(f"{left} of {len(runs)} runs are not of the theorem's form")
+    left = len(runs) - len(tables)
+    drawing.note(f"{left} of {len(runs)} runs are not of the theorem's form", when=left)
     if without := [run for run in tables if run not in used]:
         named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
-        drawing.notes.append(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
+        drawing.note(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
     drawing.note_hollow()
     drawing.runs = used
     return drawing.finish("Theorem 4.2 and the measured model update against depth")
