@@ -10,11 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from deepstack.analysis.fit import signed
 from deepstack.analysis.settings import SEED, depth_of, split_series
-from deepstack.analysis.statistics import has_diverged_by, mean_of
+from deepstack.analysis.statistics import has_diverged_by, seed_coefficient
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
@@ -80,9 +78,7 @@ def coordinate_slopes(table: pd.DataFrame, over: str) -> list[dict[str, Any]]:
         wide = part.pivot_table(index="seed", columns=over, values="value").dropna()
         if wide.shape[1] < 2 or not len(wide) or not (wide > 0).all(axis=None):
             continue
-        log = np.log(wide.columns.to_numpy(float))
-        slopes = [float(np.polyfit(log, np.log(row), 1)[0]) for row in wide.to_numpy(float)]
-        slope, means = mean_of(slopes), wide.mean()
+        slope, means = seed_coefficient(wide), wide.mean()
         rows.append(
             {
                 "quantity": quantity,

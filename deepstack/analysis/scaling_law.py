@@ -153,8 +153,7 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
             notes.append(f"{label}: E is at its limit 0: these losses show no floor")
         row: dict[str, Any] = {"setting": label}
         for name in ("a", "E", "c"):
-            value, low, high = getattr(fitted, name)
-            row |= {name: value, f"{name}_low": low, f"{name}_high": high}
+            row |= getattr(fitted, name).columns(name)
         rows.append(row | {"residual": fitted.residual, "n": fitted.n, "seeds": fitted.seeds})
     return rows, notes
 

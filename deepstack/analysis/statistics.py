@@ -110,6 +110,21 @@ def mean_of(values: Sequence[float | None]) -> Mean:
     return Mean(mean, deviation, error, mean - half, mean + half, len(finite))
 
 
+def finite_or_none(value: float) -> float | None:
+    """Return a finite number, or None."""
+    return float(value) if math.isfinite(value) else None
+
+
+def seed_coefficient(wide: pd.DataFrame, degree: int = 1) -> Mean:
+    """Fit a polynomial of log y in log x for each seed; return the mean of its first coefficients.
+
+    wide: y, a row for each seed and a column for each x.
+    """
+    log_x = np.log(wide.columns.to_numpy(float))
+    logs = np.log(wide.to_numpy(float))
+    return mean_of([float(np.polyfit(log_x, log, degree)[0]) for log in logs])
+
+
 def last_row(table: pd.DataFrame, name: str) -> float | None:
     """Return the last finite value of a column, or None."""
     values = table[name].to_numpy(dtype=float) if name in table else np.empty(0)

@@ -27,6 +27,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def columns(self, name: str, low: str = "", high: str = "") -> dict[str, float]:
+        """Return the estimate as columns of a table: name, name_low, name_high."""
+        return dict(zip((name, low or f"{name}_low", high or f"{name}_high"), self, strict=True))
+
 
 class BestRate(NamedTuple):
     """The best learning rate at one depth.
@@ -186,30 +190,17 @@ def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:
 
 def transfer_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return a row for each setting and depth: best rate, exponent in N, cost of the first rate."""
-    rows = []
-    for label, result in transfers(runs).items():
-        exponent = result.exponent or Interval(math.nan, math.nan, math.nan)
-        for best in result.best:
-            cost = result.costs[best.depth] or Interval(math.nan, math.nan, math.nan)
-            rows.append(
-                {
-                    "setting": label,
-                    "depth": best.depth,
-                    "best_lr": best.rate.value,
-                    "lr_low": best.rate.low,
-                    "lr_high": best.rate.high,
-                    "inside": best.inside,
-                    "val_loss": best.loss,
-                    "cost": cost.value,
-                    "cost_low": cost.low,
-                    "cost_high": cost.high,
-                    "exponent": exponent.value,
-                    "exponent_low": exponent.low,
-                    "exponent_high": exponent.high,
-                    "seeds": best.seeds,
-                }
-            )
-    return rows
+    unknown = Interval(math.nan, math.nan, math.nan)
+    return [
+        {"setting": label, "depth": best.depth}
+        | best.rate.columns("best_lr", "lr_low", "lr_high")
+        | {"inside": best.inside, "val_loss": best.loss}
+        | (result.costs[best.depth] or unknown).columns("cost")
+        | (result.exponent or unknown).columns("exponent")
+        | {"seeds": best.seeds}
+        for label, result in transfers(runs).items()
+        for best in result.best
+    ]
 
 
 PUBLISHED_LAWS: dict[str, tuple[float, str]] = {

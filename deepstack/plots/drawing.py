@@ -26,7 +26,7 @@ from deepstack.analysis.settings import (
     values_of,
     varying_settings,
 )
-from deepstack.plots.chart import Chart, Options, Table
+from deepstack.plots.chart import Chart, Options, PanelRows, Table
 from deepstack.plots.exponents import Exponents
 from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.panel import MARKS, Panel
@@ -62,6 +62,7 @@ class Drawing:
         if options.schemes:
             self.series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
         self.panels: list[Panel] = []
+        self.shown: dict[Panel, tuple[dict[str, None], dict[str, tuple[str, bool]]]] = {}
         self.notes: list[str] = []
         self.handles: dict[str, Handle] = {}
         self.exponents = Exponents()
@@ -242,7 +243,13 @@ class Drawing:
         legend_title = legend_title or self.exponents.title()
         figure = self.page.finish(title, subtitle, caption, handles, legend_title)
         text = "\n".join([f"{title}. {subtitle}.", *caption, ""]).replace("\u00a0", " ")
-        return Chart(figure, self.table.frame(), title, re.sub(r"\$_\{(.*?)\}\$", r"_\1", text))
+        caption_text = re.sub(r"\$_\{(.*?)\}\$", r"_\1", text)
+        panels = [
+            PanelRows(panel.name or "", self.page.axes.index(panel.axes), shown, styles)
+            for panel, (kinds, styles) in self.shown.items()
+            if (shown := [kind for kind in kinds if kind not in ("level", "reference")])
+        ]
+        return Chart(figure, self.table.frame(), title, caption_text, panels)
 
     def _scale_x(self, scale: str) -> None:
         """Give the panels of lines and points a linear or logarithmic x axis."""

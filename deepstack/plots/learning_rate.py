@@ -83,7 +83,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
             panel.ring(ring["x"], ring["y"], color=colours[depth])
             rows["kind"] = np.where(rows.index.isin(best), "best", "point")
             rows["mark"] = [f"{count} diverged" if count else "" for count in diverged_at]
-            panel.add(rows, series=series)
+            panel.add(rows, style, series=series)
     rows = drawing.rows("point", "best")
     drawing.value_axis(loss_label(final), drawing.panels, log=False)
     for panel in drawing.panels:
@@ -125,10 +125,9 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         panel.points(s.label, rows, style, bars=True)
         drawing.entry(f"{s.label}: {exponent_text(result.exponent)}", **style)
         if result.exponent is not None:
-            value, low, high = result.exponent
-            fit = {"exponent": value, "exponent_low": low, "exponent_high": high}
-            fit |= {"n": len(result.best), "seeds": result.best[0].seeds}
-            drawing.table.add(panel=panel.name, series=s.label, kind="fit", **fit)
+            fit = result.exponent.columns("exponent")
+            size = {"n": len(result.best), "seeds": result.best[0].seeds}
+            drawing.table.add(panel=panel.name, series=s.label, kind="fit", **fit, **size)
     points = drawing.rows("point")
     depths = sorted({int(depth) for depth in points["x"]})
     first = points[points["x"] == depths[0]]["y"]

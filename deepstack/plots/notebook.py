@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.selection import select
 from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
-from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
+from deepstack.plots.chart import CHARTS, ChartFunction, Options
 from deepstack.plots.files import FORMATS, draw
 from deepstack.plots.metric import metric, value_map
 from deepstack.records import Run, find_runs
@@ -33,15 +33,10 @@ def figure(runs: Runs, name: str, /, **options: Any) -> Figure:
     Raises ConfigError for an unknown chart or option, NothingMatchedError for runs that do not have
     its values.
     """
-    return chart_of(runs, name, **options).figure
-
-
-def chart_of(runs: Runs, name: str, /, **options: Any) -> Chart:
-    """Return a chart with its figure and table; arguments as of `figure`."""
     if are_names(runs) and not are_names(name):
         runs, name = name, runs
     chosen, words = split_options(options)
-    return function_of(name, words)(runs_of(runs), options=chosen)
+    return function_of(name, words)(runs_of(runs), options=chosen).figure
 
 
 def function_of(name: str, words: dict[str, Any]) -> ChartFunction:

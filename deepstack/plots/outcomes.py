@@ -51,8 +51,8 @@ def draw_cell(panel: Panel, x: float, y: float, cell: pd.DataFrame, row: dict[st
             box = Rectangle((left, bottom), share, 1 - 2 * GAP, color=colour, lw=0, zorder=2)
             panel.axes.add_patch(box)
             left += share
-            counted_seeds = {"kind": name, "n": len(seeds), "value": seeds["margin"].mean()}
-            panel.drawing.table.add(panel=panel.name, **row, **counted_seeds)
+            counted_seeds = pd.DataFrame({"n": [len(seeds)], "value": seeds["margin"].mean()})
+            panel.add(counted_seeds, kind=name, **row)
 
 
 def map_axes(axes: Axes, depths: Sequence[int], rows: Sequence[str], width: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_hex
 
 from deepstack.analysis.fit import Fit
 from deepstack.analysis.settings import evenly_spaced
@@ -45,8 +45,17 @@ class Panel:
     axes: Axes
     name: str | None
 
-    def add(self, rows: pd.DataFrame, **values: Any) -> None:
-        """Add rows to the table of the chart; values: columns that are equal in all of them."""
+    def add(self, rows: pd.DataFrame, line: Mapping[str, Any] | None = None, **values: Any) -> None:
+        """Add rows to the table of the chart; values: columns that are equal in all of them.
+
+        line: colour and style of the line of these rows, if they have one.
+        """
+        kinds, styles = self.drawing.shown.setdefault(self, ({}, {}))
+        kinds |= dict.fromkeys(rows["kind"] if "kind" in rows else [values["kind"]])
+        if line is not None:
+            dash = line.get("ls", line.get("linestyle", "-"))
+            style = to_hex(line["color"]), dash not in ("-", "none")
+            styles.setdefault(str(values["series"]), style)
         columns = {"panel": self.name} | values
         for row in rows.to_dict("records"):
             self.drawing.table.add(**{str(k): v for k, v in row.items() if v != ""} | columns)
@@ -97,7 +106,7 @@ class Panel:
             end: Any = {"marker": DIVERGED_MARKER, "mfc": "white", "ms": 5, "color": style["color"]}
             self.axes.plot(x, y, ls="none", zorder=4, **end)
             self.drawing.marks.add("diverged")
-        self.add(rows, series=series, kind=kind)
+        self.add(rows, style, series=series, kind=kind)
 
     def points(
         self,
@@ -112,7 +121,7 @@ class Panel:
         bars: whether they have error bars instead of a band.  entry: whether the legend names them.
         """
         self.mark_points(rows, style, bars)
-        self.add(rows, series=series, kind="point")
+        self.add(rows, style, series=series, kind="point")
         if entry and len(rows):
             self.drawing.entry(series, **style)
 

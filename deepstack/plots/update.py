@@ -237,8 +237,9 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             part["mark"] = rows["mark"]
             if panel is right:
                 dots = {"ls": ":", "lw": 1.0, "marker": style["marker"], "ms": 1.8}
-                panel.axes.plot(part["x"], part["y"], color=style["color"], **dots)
-                panel.add(part, series=s.label, kind="point")
+                dots |= {"color": style["color"]}
+                panel.axes.plot(part["x"], part["y"], **dots)
+                panel.add(part, dots, series=s.label, kind="point")
             else:
                 panel.points(s.label, part, style, bars)
             place = {measured: "‖ΔF‖", right: "right-hand side"}.get(panel)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.plot_runs import make_chart, make_run, make_runs, words
+from helpers.plot_runs import make_chart, make_runs, words
 from matplotlib.collections import LineCollection
 
 from deepstack.errors import ConfigError
@@ -60,11 +60,11 @@ def test_the_user_chooses_schemes_their_order_and_the_panels(tmp_path: Path) -> 
 
 def test_many_series_have_error_bars_instead_of_bands(tmp_path: Path) -> None:
     names = ("admin", "deepnorm", "fixup", "post_ln", "pre_ln", "rezero")
-    for i, scheme in enumerate(names):
-        for seed in (0, 1):
-            for depth in (6, 18):
-                values = [(1 + i + 0.1 * seed) * 0.01 * t for t in range(1, 31)]
-                make_run(tmp_path, scheme=scheme, seed=seed, depth=depth, updates=values)
+
+    def updates(scheme: str, seed: int, depth: int) -> list[float]:
+        return [(1 + names.index(scheme) + 0.1 * seed) * 0.01 * t for t in range(1, 31)]
+
+    make_runs(tmp_path, scheme=names, seed=(0, 1), depth=(6, 18), updates=updates)
     for name in ("update_vs_depth", "update_vs_step"):
         axes = make_chart(name, tmp_path).figure.axes[0]
         bars = [area for area in axes.collections if isinstance(area, LineCollection)]

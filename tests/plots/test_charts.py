@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -111,10 +112,9 @@ def test_losses_of_two_tasks_share_no_axis_and_no_line(tmp_path: Path) -> None:
 
 
 def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Path) -> None:
-    for lr, loss in ((1e-3, 2.5), (1e-2, 2.0), (1e-1, 1.5)):
-        for seed in (0, 1):
-            state = "diverged" if lr == 1e-1 and seed else "done"
-            make_run(tmp_path / "study", lr=lr, seed=seed, state=state, masked=loss)
+    losses = {1e-3: 2.5, 1e-2: 2.0, 1e-1: 1.5}
+    make_runs(tmp_path / "study", lr=(*losses,), seed=(0, 1), masked=lambda lr, seed: losses[lr])
+    make_run(tmp_path / "study", lr=1e-1, seed=1, state="diverged", masked=1.5)
     chart = make_chart("loss_vs_lr", tmp_path)
     assert rows(chart, kind="best")["x"].tolist() == [1e-2]
     assert rows(chart, x=1e-1)["mark"].tolist() == ["1 diverged"]
@@ -142,10 +142,10 @@ def test_where_everything_diverged_nothing_is_drawn(tmp_path: Path) -> None:
 
 
 def test_training_and_validation_have_axes_alike(tmp_path: Path) -> None:
-    for scheme in ("deepnorm", "post_ln"):
-        for depth in (6, 18):
-            make_run(tmp_path, scheme=scheme, depth=depth, masked=40.0, references={})
-            make_run(tmp_path, scheme=scheme, depth=depth, seed=1, masked=2.0, references={})
+    make_runs(
+        tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18), seed=(0, 1), references={},
+        masked=lambda scheme, depth, seed: 2.0 if seed else 40.0,
+    )  # fmt: skip
     scales = {axes.get_yscale() for axes in make_chart("loss_vs_step", tmp_path).figure.axes}
     assert scales == {"linear"}
     make_run(tmp_path, depth=18, masked=0.1, references={})
@@ -192,11 +192,10 @@ def test_a_diagnostic_of_either_sign_has_a_plain_axis(
 
 
 def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:
-    for scheme in ("deepnorm", "post_ln"):
-        for depth in (2, 5):
-            for seed in (1, 0):
-                layers = np.full((2, depth), 1.0 + seed)
-                make_run(tmp_path / "s", scheme=scheme, depth=depth, seed=seed, layers=layers)
+    make_runs(
+        tmp_path / "s", scheme=("deepnorm", "post_ln"), depth=(2, 5), seed=(1, 0),
+        layers=lambda scheme, depth, seed: np.full((2, depth), 1.0 + seed),
+    )  # fmt: skip
     chart = make_chart("grad_norm_by_layer", tmp_path)
     assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm, N = 5", "Post-LN, N = 5"]
     assert set(chart.data["y"]) == {1.0}
@@ -212,12 +211,13 @@ def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("results") / "study"
-    for scheme in ("deepnorm", "post_ln"):
-        for depth in DEPTHS:
-            for seed, lr in ((0, 1e-3), (1, 1e-3), (0, 3e-3)):
-                layers = np.exp(-np.arange(depth) / 9.0) * np.ones((4, 1))
-                numbers = {"depth": depth, "seed": seed, "lr": lr, "solved": depth / 2}
-                make_run(root, scheme=scheme, layers=layers, **numbers)
+    both: Any = {
+        "scheme": ("deepnorm", "post_ln"), "depth": DEPTHS,
+        "layers": lambda depth, **_: np.exp(-np.arange(depth) / 9.0) * np.ones((4, 1)),
+        "solved": lambda depth, **_: depth / 2,
+    }  # fmt: skip
+    make_runs(root, seed=(0, 1), **both)
+    make_runs(root, lr=3e-3, **both)
     return root
 
 
