@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,17 @@ def parts_of(table: pd.DataFrame) -> list[str]:
     return known or [str(name) for name in table if name not in others]
 
 
+def moving_tables(
+    drawing: Drawing, tables: dict[str, pd.DataFrame], axis: str
+) -> dict[str, pd.DataFrame]:
+    """Return the tables of `shares_of` that have two depths or steps; a note names the others."""
+    still = [name for name, table in tables.items() if table["x"].nunique() < 2]
+    drawing.note(f"moved at fewer than two {axis}s: {'; '.join(still)}", when=still)
+    if len(still) == len(tables):
+        raise NothingMatchedError(f"in attribution.csv nothing has moved at two {axis}s or more")
+    return {name: table for name, table in tables.items() if name not in still}
+
+
 def draw_shares(drawing: Drawing, tables: dict[str, pd.DataFrame]) -> dict[str, Any]:
     """Draw shares in the upper row of panels, and the sum of the parts over the whole below.
 
@@ -137,17 +149,16 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing = Drawing(used, options)
     drawing.note(f"step {step}")
     shown, left = choose_series(drawing.series, min(drawing.limit(MOST_PANELS), 6))
-    tables = {s: shares_of([run for depth in s.depths for run in s.at(depth)], step) for s in shown}
-    still = [s.label for s in shown if tables[s]["x"].nunique() < 2]
-    tables = {s: table for s, table in tables.items() if s.label not in still}
-    if not tables:
-        raise NothingMatchedError(f"no setting has moved at two depths or more at step {step}")
-    colours = draw_shares(drawing, {s.label: table for s, table in tables.items()})
+    drawing.notes += left
+    seeds_of = {s.label: s.by_depth for s in shown}
+    every = {label: shares_of([*chain(*at.values())], step) for label, at in seeds_of.items()}
+    tables = moving_tables(drawing, every, "depth")
+    colours = draw_shares(drawing, tables)
     drawing.depth_axes(depths)
     left_out = False
-    for panel, (s, table) in zip(drawing.panels[len(tables) :], tables.items(), strict=True):
+    for panel, (label, table) in zip(drawing.panels[len(tables) :], tables.items(), strict=True):
         means: dict[Any, float] = table.groupby("x")["whole"].mean().to_dict()
-        good = [depth for depth, mean in means.items() if is_in_order(s.at(depth), mean)]
+        good = [n for n, mean in means.items() if is_in_order(seeds_of[label][n], mean)]
         left_out |= len(good) < len(means)
         fitted = table[table["x"].isin(good)]
         moved = [role for role in colours if role in table and (table[role] > 0).any()]
@@ -157,13 +168,12 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             by_seed: list[Any] = [moving[x].dropna().to_dict() for x in moving]
             fit = power_law_of_seeds(moving.columns.to_numpy(float).tolist(), by_seed)
             look: Any = {"color": colours[role], "lw": 0} if role in colours else {"alpha": 0}
-            panel.add_fit(role, fit, s.label, role.replace("_", " "), **look)
-    drawing.notes += left
-    drawing.note(f"moved at fewer than two depths: {'; '.join(still)}", when=still)
+            panel.add_fit(role, fit, label, role.replace("_", " "), **look)
     lost = "depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits"
     drawing.note(lost, when=left_out)
-    every = ((f"{s.label}, N = {n}", s.at(n)) for s in tables for n in s.depths)
-    drawing.notes += diverged_note(every)
+    drawing.notes += diverged_note(
+        (f"{label}, N = {n}", seeds) for label in tables for n, seeds in seeds_of[label].items()
+    )
     lacking = f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step"
     drawing.note(lacking, when=len(used) < len(runs))
     return finish(drawing, "depth")
@@ -187,15 +197,9 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
     used = runs_with_rows(runs)
     drawing = Drawing(used, options)
     shown, left = choose_panels(drawing.series, min(drawing.limit(MOST_PANELS), 6))
-    tables = {name: shares_of(members) for name, members in shown}
-    still = [name for name, table in tables.items() if table["x"].nunique() < 2]
-    tables = {name: table for name, table in tables.items() if name not in still}
-    if not tables:
-        raise NothingMatchedError(
-            "needs two steps or more in attribution.csv at which something has moved"
-        )
     drawing.notes += left
-    drawing.note(f"moved at fewer than two steps: {'; '.join(still)}", when=still)
+    every = {name: shares_of(members) for name, members in shown}
+    tables = moving_tables(drawing, every, "step")
     drawing.notes += diverged_note((name, members) for name, members in shown if name in tables)
     for role, colour in draw_shares(drawing, tables).items():
         drawing.entry(role.replace("_", " "), patch=True, color=colour, lw=0)

@@ -52,7 +52,7 @@ class Panel:
         """
         kinds, styles = self.drawing.shown.setdefault(self, ({}, {}))
         kinds |= dict.fromkeys(rows["kind"] if "kind" in rows else [values["kind"]])
-        if line is not None:
+        if line is not None and values.get("kind") != "level":
             dash = line.get("ls", line.get("linestyle", "-"))
             style = to_hex(line["color"]), dash not in ("-", "none")
             styles.setdefault(str(values["series"]), style)
