@@ -112,7 +112,7 @@ class PanelRows(NamedTuple):
 class Chart:
     """A figure, the table of exactly the values in it, its title, and its caption as text.
 
-    panels: what the panels show, for pages that draw the table again.
+    panels: the rows that each panel shows, for pages that draw the table again.
     """
 
     figure: Figure

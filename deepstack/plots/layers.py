@@ -174,20 +174,22 @@ def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
     names = [f"N = {depth}: {column}" for depth, column in cells]
     titles = [f"N = {depth}" for depth, _ in cells]
     layout: Any = {"titles": titles, "columns": len(COLUMNS), "height": 1.3}
-    looks = {s: {key: drawing.styles[s][key] for key in ("color", "linestyle")} for s in shown}
+    line_styles = {
+        s: {key: drawing.styles[s][key] for key in ("color", "linestyle")} for s in shown
+    }
     for panel, (depth, column) in drawing.fill(names, cells, **layout):
-        for s, look in looks.items():
+        for s, style in line_styles.items():
             here = table[(table["setting"] == s.label) & (table["depth"] == depth)]
             rows = signal_rows(here, column)
-            panel.lines(s.label, rows, band=len(shown) <= MOST_BANDS, **look)
+            panel.lines(s.label, rows, band=len(shown) <= MOST_BANDS, **style)
         panel.axes.set(xlim=(0, 1), xlabel="layer l / N")
     if drawing.rows("line").empty:
         raise NothingMatchedError("no initial signal is finite and above 0")
     for i, (column, words) in enumerate(COLUMNS.items()):
         label = axis_label(drawing.runs, SIGNALS[column], words, ("layers",))
         drawing.value_axis(label, drawing.panels[i :: len(COLUMNS)])
-    for s, look in looks.items():
-        drawing.entry(s.label, **look)
+    for s, style in line_styles.items():
+        drawing.entry(s.label, **style)
     drawing.notes += ["before the first step", *left, *sides_note(drawing.runs)]
     return drawing.finish("Signals before training, by layer")
 

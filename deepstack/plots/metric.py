@@ -159,8 +159,8 @@ def value_map(
                 colour = "white" if scale(mean) < 0.6 else "black"
                 style: Any = {"color": colour, "fontsize": 5.5, "ha": "center", "va": "center"}
                 panel.axes.text(j, i, f"{mean:.3g}", **style)
-            spread = {"low": mean - deviation, "high": mean + deviation, "n": len(finite)}
-            row = {"x": column, "y": level, "value": mean} | spread
+            limits = {"low": mean - deviation, "high": mean + deviation, "n": len(finite)}
+            row = {"x": column, "y": level, "value": mean} | limits
             row["mark"] = "diverged" if finite.empty else ""
             panel.add(pd.DataFrame([row]), series=value_text(level), kind="cell")
         edges = [np.arange(count + 1) - 0.5 for count in (len(columns), len(levels))]

@@ -60,11 +60,9 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     for panel, ((_, members), step) in drawing.fill(names, cells, **layout):
         draw_unrelated(panel, column)
         for s in members:
-            value, gone = (
-                partial(value_at, column=column, step=step),
-                partial(has_diverged_by, step=step),
-            )
-            rows = points_of(s.by_depth, value, partial(ceiling_of, column=column), gone)
+            value = partial(value_at, column=column, step=step)
+            diverged_by = partial(has_diverged_by, step=step)
+            rows = points_of(s.by_depth, value, partial(ceiling_of, column=column), diverged_by)
             has_zeros |= bool((rows["y"] == 0).any())
             style = drawing.styles[s]
             panel.points(s.label, rows[rows["y"] > 0], style, bars=len(members) > MOST_BANDS)
@@ -215,7 +213,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if not used:
         raise NothingMatchedError(f"no run has a snapshot at step {step}")
     depths = depths_of(used)
-    gone = partial(has_diverged_by, step=step)
+    diverged_by = partial(has_diverged_by, step=step)
     ceiling = partial(ceiling_of, column="model_update")
 
     def value(run: Run, column: str) -> float | None:
@@ -229,11 +227,11 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     bars = len(drawing.series) > MOST_BANDS
     for s, line in drawing.styles.items():
         style = line | {"linestyle": "-"}  # dotted is the other side
-        rows = points_of(s.by_depth, partial(value, column="measured"), ceiling, gone)
+        rows = points_of(s.by_depth, partial(value, column="measured"), ceiling, diverged_by)
         if rows.empty:
             continue
         for panel, column in ((measured, "measured"), (right, "bound"), (ratio, "ratio")):
-            part = points_of(s.by_depth, partial(value, column=column), gone=gone)
+            part = points_of(s.by_depth, partial(value, column=column), gone=diverged_by)
             part["mark"] = rows["mark"]
             if panel is right:
                 dots = {"ls": ":", "lw": 1.0, "marker": style["marker"], "ms": 1.8}
