@@ -174,11 +174,9 @@ def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
     names = [f"N = {depth}: {column}" for depth, column in cells]
     titles = [f"N = {depth}" for depth, _ in cells]
     layout: Any = {"titles": titles, "columns": len(COLUMNS), "height": 1.3}
-    line_styles = {
-        s: {key: drawing.styles[s][key] for key in ("color", "linestyle")} for s in shown
-    }
+    styles = {s: {key: drawing.styles[s][key] for key in ("color", "linestyle")} for s in shown}
     for panel, (depth, column) in drawing.fill(names, cells, **layout):
-        for s, style in line_styles.items():
+        for s, style in styles.items():
             here = table[(table["setting"] == s.label) & (table["depth"] == depth)]
             rows = signal_rows(here, column)
             panel.lines(s.label, rows, band=len(shown) <= MOST_BANDS, **style)
@@ -188,7 +186,7 @@ def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
     for i, (column, words) in enumerate(COLUMNS.items()):
         label = axis_label(drawing.runs, SIGNALS[column], words, ("layers",))
         drawing.value_axis(label, drawing.panels[i :: len(COLUMNS)])
-    for s, style in line_styles.items():
+    for s, style in styles.items():
         drawing.entry(s.label, **style)
     drawing.notes += ["before the first step", *left, *sides_note(drawing.runs)]
     return drawing.finish("Signals before training, by layer")
