@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.fit import signed
 from deepstack.analysis.settings import SEED, depth_of, split_series
-from deepstack.analysis.statistics import has_diverged_by, seed_coefficient
+from deepstack.analysis.statistics import has_diverged_by, layers_at, seed_coefficient
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
@@ -42,13 +42,10 @@ def coordinates(runs: Sequence[Run], at_step: int | None = None) -> pd.DataFrame
         width = int(run.get(WIDTH, 0))
         labels = {"width": width, "depth": depth_of(run), "seed": int(run.get(SEED, 0))}
         for name, quantity in QUANTITIES.items():
-            if name not in run.layer_names():
+            snapshot = layers_at(run, name, at_step)
+            if snapshot is None or has_diverged_by(run, snapshot[0]):
                 continue
-            steps, values = run.layers(name)
-            chosen = [i for i, step in enumerate(steps) if at_step in (None, step)]
-            if not chosen or has_diverged_by(run, int(steps[chosen[-1]])):
-                continue
-            step, by_layer = int(steps[chosen[-1]]), values[chosen[-1]].astype(float)
+            step, by_layer = snapshot
             at = labels | {"step": step, "quantity": quantity}
             places = (0, (len(by_layer) - 1) // 2, len(by_layer) - 1)
             sizes = dict(zip(LAYERS, by_layer[list(places)], strict=True))

@@ -161,6 +161,15 @@ def value_at(run: Run, column: str, step: int) -> float | None:
     return float(rows[column].iloc[-1])
 
 
+def layers_at(run: Run, diagnostic: str, step: int | None = None) -> tuple[int, np.ndarray] | None:
+    """Return step and values (layers) of a snapshot, by default the last; None if there is none."""
+    if diagnostic not in run.layer_names():
+        return None
+    steps, values = run.layers(diagnostic)
+    chosen = [i for i, recorded in enumerate(steps) if step in (None, recorded)]
+    return (int(steps[chosen[-1]]), values[chosen[-1]].astype(float)) if chosen else None
+
+
 def has_mask_loss(runs: Sequence[Run]) -> bool:
     """Return whether all runs measured the validation loss where [MASK] is shown."""
     measured = [run for run in runs if len(run.evals)]

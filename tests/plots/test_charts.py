@@ -1,6 +1,7 @@
 """The other charts, and what is written: right for one run and for many."""
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,14 +122,48 @@ def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Pa
     assert "some seeds diverged: mean of the others" in words(chart)
 
 
-def test_where_everything_diverged_nothing_is_drawn(tmp_path: Path) -> None:
-    make_runs(
-        tmp_path / "s", lr=(0.001, 0.01), state="diverged", updates=[math.nan], losses=[math.nan]
-    )
-    with pytest.raises(NothingMatchedError, match="every run diverged"):
-        make_chart("loss_vs_lr", tmp_path)
-    with pytest.raises(NothingMatchedError, match="no run has a finite"):
-        make_chart("update_vs_step", tmp_path)
+LOST: Any = {"state": "diverged", "updates": [math.nan], "losses": [math.nan]}
+ZEROS = np.zeros((2, 6))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("best_lr_vs_depth", {"depth": (6, 18)}, "two learning rates"),
+        ("best_lr_vs_depth", {"lr": (1e-3, 2e-3)}, "needs two depths"),
+        ("coordinate_check", {"layers": ZEROS}, "needs runs of two widths"),
+        ("final_loss_vs_depth", {"state": "running"}, "no finished run has a validation loss"),
+        ("frontier", {"depth": (6, 18)}, "two learning rates"),
+        ("grad_norm_by_layer", {"layers": ZEROS}, "grad_norm: no value is finite and above 0"),
+        ("gradient_ratios", {}, "beta_ln and beta_rc"),
+        ("gradient_ratios", {"layers": ZEROS}, "no value is finite"),
+        ("iso_flop", {"depth": (2, 8), "flops": lambda depth: depth * 10**9}, "nearly equal"),
+        ("iso_flop", {"depth": (2, 8), "flops": None}, "FLOPs in its meta"),
+        ("loss_vs_compute", {"flops": None}, "FLOPs in its meta"),
+        ("loss_vs_lr", {"lr": (1e-3, 1e-2)} | LOST, "every run diverged"),
+        ("outcomes", {}, "needs finished runs of two schemes, depths"),
+        ("outcomes", {"state": "failed"}, "no finished run"),
+        ("sharpness_vs_step", {}, "log.sharpness_every is 0"),
+        ("solved_vs_depth", {"solved": 2.0, "state": "running"}, "no finished run"),
+        ("update_by_role", {}, "log.attribution_every is 0"),
+        ("update_vs_depth", {"depth": (6, 18), "updates": [0.0, 0.0]}, "above 0 at step 2"),
+        ("update_vs_step", LOST, "no run has a finite"),
+        ("effective_depth_vs_depth", {}, "deepstack analyze RUN --what lens"),
+        ("effects", {}, "deepstack analyze RUN --what effects"),
+        ("layer_similarity", {}, "deepstack analyze RUN --what similarity"),
+        ("lens_by_layer", {}, "deepstack analyze RUN --what lens"),
+    ],
+)
+def test_a_chart_that_runs_do_not_allow_names_the_reason(
+    tmp_path: Path, name: str, settings: dict[str, Any], reason: str
+) -> None:
+    make_runs(tmp_path, **settings)
+    with pytest.raises(NothingMatchedError, match=re.escape(reason)):
+        make_chart(name, tmp_path)
+
+
+def test_runs_that_all_diverged_have_no_mark_at_their_start(tmp_path: Path) -> None:
+    make_runs(tmp_path / "s", lr=(0.001, 0.01), **LOST)
     # The evaluation at the start was before: it is no place where a run diverged.
     chart = make_chart("loss_vs_step", tmp_path)
     markers = {line.get_marker() for axes in chart.figure.axes for line in axes.lines}

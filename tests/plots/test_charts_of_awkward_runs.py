@@ -16,7 +16,6 @@ from matplotlib.textpath import text_to_path
 from deepstack.analysis.captions import caption_of
 from deepstack.analysis.fit import Fit
 from deepstack.analysis.settings import value_text
-from deepstack.errors import NothingMatchedError
 from deepstack.plots import Chart
 from deepstack.plots.page import CAPTION, wrap
 from deepstack.plots.style import PAGE
@@ -216,9 +215,6 @@ def test_updates_of_zero_are_named(tmp_path: Path) -> None:
     make_runs(tmp_path, depth=(6, 18), updates=[0.0, 0.1])
     chart = make_chart("update_vs_depth", tmp_path)
     assert words(chart).count("no value") == 1 and "zeros are not drawn" in caption(chart)
-    make_runs(tmp_path, depth=(6, 18), updates=[0.0, 0.0])
-    with pytest.raises(NothingMatchedError, match="above 0 at step 2"):
-        make_chart("update_vs_depth", tmp_path)
 
 
 def test_a_series_of_zeros_is_not_called_infinite(tmp_path: Path) -> None:
@@ -229,9 +225,6 @@ def test_a_series_of_zeros_is_not_called_infinite(tmp_path: Path) -> None:
 
 def test_gradients_of_zero_leave_no_empty_chart(tmp_path: Path) -> None:
     make_run(tmp_path, layers=np.zeros((2, 6)))
-    for name in ("grad_norm_by_layer", "gradient_ratios"):
-        with pytest.raises(NothingMatchedError):
-            make_chart(name, tmp_path)
     make_run(tmp_path, scheme="post_ln", layers=np.ones((2, 6)))
     assert words(make_chart("grad_norm_by_layer", tmp_path)).count("no value") == 1
 

@@ -145,6 +145,3 @@ def test_sharpness_stands_beside_the_threshold_of_its_run(tmp_path: Path) -> Non
     for _, curve in rows(chart, kind="line").groupby("series"):
         assert list(curve["y"]) == [7, 8, 9, 10, 11]
     assert rows(chart, kind="line")["series"].nunique() == 2
-    make_run(tmp_path / "b")
-    with pytest.raises(NothingMatchedError, match=r"log\.sharpness_every is 0"):
-        make_chart("sharpness_vs_step", tmp_path / "b")

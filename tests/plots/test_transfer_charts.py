@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, words
 
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.style import scheme_style
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -47,15 +46,6 @@ def test_a_best_rate_at_the_edge_is_hollow_and_a_lone_depth_is_named(tmp_path: P
     assert rows(chart, kind="point")["mark"].dropna().tolist() == ["edge", "edge"]
     assert "best rate tried lies at the edge" in caption(chart)
     assert "ReZero: no seed has a loss at every rate of two depths" in caption(chart)
-
-
-def test_best_rates_need_rates_and_depths(tmp_path: Path) -> None:
-    make_runs(tmp_path, depth=(6, 18))
-    with pytest.raises(NothingMatchedError, match="two learning rates"):
-        make_chart("best_lr_vs_depth", tmp_path)
-    make_runs(tmp_path / "one", depth=6, lr=(1e-3, 2e-3))
-    with pytest.raises(NothingMatchedError, match="needs two depths"):
-        make_chart("best_lr_vs_depth", tmp_path / "one")
 
 
 def test_a_rate_at_which_a_seed_diverged_is_never_the_best(tmp_path: Path) -> None:
