@@ -60,9 +60,8 @@ FAULTS = (
     ),
     Fault(
         "legend_colours_reversed", "plots",
-        "Line2D([], [], color=c, label=f\"step {step}\") for step, c in colours.items()",
-        "Line2D([], [], color=c, label=f\"step {step}\") for step, c in "
-        "zip(colours, reversed(colours.values()))",
+        'drawing.entry(f"step {step}", color=colours[step])',
+        'drawing.entry(f"step {step}", color=colours[steps[-1 - steps.index(step)]])',
         f"{DRAWN}[grad_norm_by_layer]",
     ),
     Fault(

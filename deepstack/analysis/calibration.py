@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deepstack.analysis.settings import SEED, depth_of
-from deepstack.analysis.statistics import Mean, has_diverged_by, mean_of
+from deepstack.analysis.settings import LR, SEED, depth_of
+from deepstack.analysis.statistics import finite_or_none, has_diverged_by, seed_coefficient
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LR = "train.lr"
 TOGETHER = "together"
 NOT_A_ROLE = ("outside", "schedule", "unexplained")
 
@@ -124,17 +123,10 @@ def role_exponents(updates: pd.DataFrame, steps: Sequence[int] = ()) -> list[Rol
     updates: from `role_updates`, over two depths or more; smaller rates give the linearity.
     steps: the steps to take, by default all.  A role that does not move F has no exponent.
     """
-    top = updates["lr"].max()
     chosen = updates[updates["step"].isin(steps)] if steps else updates
-    rows = []
-    for step, role in chosen[["step", "role"]].drop_duplicates().itertuples(index=False):
-        table = chosen[(chosen["step"] == step) & (chosen["role"] == role)]
-        full = table[table["lr"] == top]
-        by_depth: dict[int, dict[int, float]] = {}
-        for depth, seed, value in zip(full["depth"], full["seed"], full["value"], strict=True):
-            by_depth.setdefault(int(depth), {})[int(seed)] = float(value)
-        rows.append(fit_role(int(step), str(role), by_depth, linearity(table)))
-    return rows
+    parts: Any = chosen.groupby(["step", "role"], sort=False)
+    top = updates["lr"].max()
+    return [fit_role(int(step), str(role), table, top) for (step, role), table in parts]
 
 
 def first_exponents(rows: Sequence[RoleExponent]) -> dict[str, float]:
@@ -146,35 +138,20 @@ def first_exponents(rows: Sequence[RoleExponent]) -> dict[str, float]:
     return chosen
 
 
-def fit_role(
-    step: int, role: str, by_depth: Mapping[int, Mapping[int, float]], linear: float | None
-) -> RoleExponent:
-    """Return the exponent of one role.  by_depth: depth -> seed -> ‖ΔF_role‖."""
-    means = [mean_of(list(values.values())).value for values in by_depth.values()]
-    seeds = sorted(set.intersection(*(set(values) for values in by_depth.values())))
-    log_depth = np.log(np.array(list(by_depth), float))
-    moved = len(by_depth) > 1 and all(v > 0 for at in by_depth.values() for v in at.values())
-
-    def coefficient(degree: int) -> Mean:
-        """Fit a polynomial in log N for each seed; return the mean of its first coefficients."""
-        enough = moved and len(by_depth) > degree
-        logs = [np.log([at[seed] for at in by_depth.values()]) for seed in seeds if enough]
-        return mean_of([float(np.polyfit(log_depth, log, degree)[0]) for log in logs])
-
-    slope, bend = coefficient(1), coefficient(2)
-    return RoleExponent(
-        step=step,
-        role=role,
-        exponent=number(slope.value),
-        error=number(slope.se),
-        low=number(slope.low),
-        high=number(slope.high),
-        curvature=number(bend.value),
-        curvature_error=number(bend.se),
-        smallest=min(means),
-        largest=max(means),
-        linearity=linear,
-        seeds=len(seeds),
+def fit_role(step: int, role: str, table: pd.DataFrame, lr: float) -> RoleExponent:
+    """Return the exponent of one role at the rate `lr`; the table may have smaller rates too."""
+    full = table[table["lr"] == lr]
+    wide = full.pivot_table(index="seed", columns="depth", values="value", sort=False)
+    complete = wide.dropna()
+    moved = wide.shape[1] > 1 and not (wide <= 0).any(axis=None)
+    slope, bend = (
+        seed_coefficient(complete if moved and wide.shape[1] > degree else complete[:0], degree)
+        for degree in (1, 2)
+    )
+    values = (slope.value, slope.se, slope.low, slope.high, bend.value, bend.se)
+    ends = float(wide.mean().min()), float(wide.mean().max())
+    return RoleExponent._make(
+        (step, role, *map(finite_or_none, values), *ends, linearity(table), len(complete))
     )
 
 
@@ -185,7 +162,7 @@ def linearity(table: pd.DataFrame) -> float | None:
         return None
     half, full = wide.iloc[:, -2], wide.iloc[:, -1]
     ratios = (half / full)[full > 0].dropna()
-    return number(float(ratios.mean())) if len(ratios) else None
+    return finite_or_none(float(ratios.mean())) if len(ratios) else None
 
 
 def interpolated_factors(
@@ -213,8 +190,3 @@ def line_through(x: np.ndarray, y: np.ndarray, at: float) -> float:
     i = int(np.clip(np.searchsorted(x, at), 1, len(x) - 1))
     slope = (y[i] - y[i - 1]) / (x[i] - x[i - 1])
     return float(y[i] + slope * (at - x[i]))
-
-
-def number(value: float) -> float | None:
-    """Return a finite number, or None."""
-    return value if math.isfinite(value) else None

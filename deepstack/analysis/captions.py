@@ -145,6 +145,12 @@ def seeds_note(counts: Iterable[int]) -> str:
     return "n = " + " to ".join(str(n) for n in sorted({min(numbers), max(numbers)}))
 
 
+def means_note(runs: Sequence[Run]) -> list[str]:
+    """Return a note on the runs that diverged, if any did."""
+    count = sum(map(has_diverged, runs))
+    return [f"left out of the means: {counted('{} diverged runs', count)}"] if count else []
+
+
 def diverged_note(shown: Iterable[tuple[str, Sequence[Run]]]) -> list[str]:
     """Return a note that names the means with diverged seeds."""
     notes = []

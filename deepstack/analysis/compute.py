@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -72,11 +73,11 @@ def chosen_settings(budgets: Budgets, but: Sequence[str] = ()) -> list[str]:
     return ignored
 
 
-def by_size(runs: Sequence[Run], size: str) -> dict[float, list[Run]]:
-    """Return the runs at each depth or width, one for each seed."""
+def by_value(runs: Sequence[Run], value: Callable[[Run], Any]) -> dict[float, list[Run]]:
+    """Return the runs at each value, such as a depth or a budget, one for each seed."""
     members: dict[float, list[Run]] = {}
     for run in runs:
-        members.setdefault(float(setting_value(run, size)), []).append(run)
+        members.setdefault(float(value(run)), []).append(run)
     return {value: one_run_per_seed(members[value]) for value in sorted(members)}
 
 

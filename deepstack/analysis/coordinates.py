@@ -10,11 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from deepstack.analysis.fit import signed
 from deepstack.analysis.settings import SEED, depth_of, split_series
-from deepstack.analysis.statistics import has_diverged_by, mean_of
+from deepstack.analysis.statistics import has_diverged_by, layers_at, seed_coefficient
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
@@ -44,13 +42,10 @@ def coordinates(runs: Sequence[Run], at_step: int | None = None) -> pd.DataFrame
         width = int(run.get(WIDTH, 0))
         labels = {"width": width, "depth": depth_of(run), "seed": int(run.get(SEED, 0))}
         for name, quantity in QUANTITIES.items():
-            if name not in run.layer_names():
+            snapshot = layers_at(run, name, at_step)
+            if snapshot is None or has_diverged_by(run, snapshot[0]):
                 continue
-            steps, values = run.layers(name)
-            chosen = [i for i, step in enumerate(steps) if at_step in (None, step)]
-            if not chosen or has_diverged_by(run, int(steps[chosen[-1]])):
-                continue
-            step, by_layer = int(steps[chosen[-1]]), values[chosen[-1]].astype(float)
+            step, by_layer = snapshot
             at = labels | {"step": step, "quantity": quantity}
             places = (0, (len(by_layer) - 1) // 2, len(by_layer) - 1)
             sizes = dict(zip(LAYERS, by_layer[list(places)], strict=True))
@@ -80,9 +75,7 @@ def coordinate_slopes(table: pd.DataFrame, over: str) -> list[dict[str, Any]]:
         wide = part.pivot_table(index="seed", columns=over, values="value").dropna()
         if wide.shape[1] < 2 or not len(wide) or not (wide > 0).all(axis=None):
             continue
-        log = np.log(wide.columns.to_numpy(float))
-        slopes = [float(np.polyfit(log, np.log(row), 1)[0]) for row in wide.to_numpy(float)]
-        slope, means = mean_of(slopes), wide.mean()
+        slope, means = seed_coefficient(wide), wide.mean()
         rows.append(
             {
                 "quantity": quantity,

@@ -9,7 +9,7 @@ import numpy as np
 
 from deepstack.analysis.quantities import growth
 from deepstack.analysis.settings import SCHEME, SEED, depth_of, split_series
-from deepstack.analysis.statistics import mean_of
+from deepstack.analysis.statistics import finite_or_none, mean_of
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
@@ -119,13 +119,9 @@ def signal_table(layers: pd.DataFrame) -> list[dict[str, Any]]:
         row: dict[str, Any] = dict(zip(keys, labels, strict=True)) | {"seeds": len(table)}
         for name in table.columns.difference(["setting", "scheme", "depth", "side", "seed"], False):
             mean = mean_of(table[name].tolist())
-            row[name] = number(mean.value)
+            row[name] = finite_or_none(mean.value)
             if name in ("angle_exponent", "gradient_exponent"):
-                row |= {f"{name}_low": number(mean.low), f"{name}_high": number(mean.high)}
+                row[f"{name}_low"] = finite_or_none(mean.low)
+                row[f"{name}_high"] = finite_or_none(mean.high)
         rows.append(row)
     return rows
-
-
-def number(value: float) -> float | None:
-    """Return a finite number, or None."""
-    return float(value) if np.isfinite(value) else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepstack.analysis.settings import SCHEME, find_key, scheme_label, value_text
+from deepstack.analysis.statistics import layers_at
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import Run
 from deepstack.registry import unknown
@@ -169,15 +170,10 @@ def _observe(
     import pandas as pd
 
     if across == LAYER:
-        if quantity.column not in run.layer_names():
+        if (snapshot := layers_at(run, quantity.column, at_step)) is None:
             return pd.DataFrame()
-        steps, values = run.layers(quantity.column)
-        chosen = [i for i, step in enumerate(steps) if at_step is None or step == at_step]
-        if not chosen:
-            return pd.DataFrame()
-        layers = np.arange(1, values.shape[1] + 1)
-        value = values[chosen[-1]].astype(float)
-        return pd.DataFrame({"x": layers, "value": value, "run": [run] * len(layers)})
+        depth = len(values := snapshot[1])
+        return pd.DataFrame({"x": range(1, depth + 1), "value": values, "run": [run] * depth})
     table = quantity.table(run)
     table = table.assign(run=pd.Series([run] * len(table), index=table.index, dtype=object))
     if across == STEP:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +13,11 @@ from deepstack.analysis.compute import (
     STEPS,
     WIDTH,
     budgets_of,
-    by_size,
+    by_value,
     chosen_settings,
     made_flops,
 )
-from deepstack.analysis.settings import DEPTH, SEED, depth_of, split_series
+from deepstack.analysis.settings import DEPTH, SEED, depth_of, setting_value, split_series
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column
 from deepstack.analysis.transfer import Interval, interval, resample
 from deepstack.errors import NothingMatchedError
@@ -155,8 +156,7 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
             continue
         row: dict[str, Any] = {"setting": label}
         for name in ("a", "E", "c"):
-            value, low, high = getattr(fitted, name)
-            row |= {name: value, f"{name}_low": low, f"{name}_high": high}
+            row |= getattr(fitted, name).columns(name)
         rows.append(row | {"residual": fitted.residual, "n": fitted.n, "seeds": fitted.seeds})
     return rows, notes
 
@@ -209,10 +209,9 @@ def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]
             words += [f"{budgets[run]:.2g} FLOPs"] * apart
             parts.setdefault(", ".join(words), []).append(run)
         for label, members in parts.items():
+            key = STEPS if law == "compute" else size
+            points = by_value(members, partial(setting_value, key=key))
             if law == "compute":
-                by_budget = by_size(members, STEPS)
-                points = {made_flops(there): there for there in by_budget.values()}
-            else:
-                points = by_size(members, size)
+                points = {made_flops(there): there for there in points.values()}
             groups.append((label.replace("\u00a0", " "), dict(sorted(points.items()))))
     return groups

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from deepstack.errors import NothingMatchedError
-from deepstack.records import Run
+from deepstack.records import ENDED, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +36,14 @@ def with_steps(runs: Sequence[Run]) -> list[Run]:
     if not started:
         raise NothingMatchedError("no run has a step in steps.csv yet")
     return started
+
+
+def evaluated_runs(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that have ended with an evaluation; raise NothingMatchedError for none."""
+    final = [run for run in runs if run.state in ENDED and len(run.evals)]
+    if not final:
+        raise NothingMatchedError("no finished run has a validation loss")
+    return final
 
 
 def shared_steps(runs: Sequence[Run]) -> list[int]:
@@ -102,6 +110,21 @@ def mean_of(values: Sequence[float | None]) -> Mean:
     return Mean(mean, deviation, error, mean - half, mean + half, len(finite))
 
 
+def finite_or_none(value: float) -> float | None:
+    """Return a finite number, or None."""
+    return float(value) if math.isfinite(value) else None
+
+
+def seed_coefficient(wide: pd.DataFrame, degree: int = 1) -> Mean:
+    """Fit a polynomial of log y in log x for each seed; return the mean of its first coefficients.
+
+    wide: y, a row for each seed and a column for each x.
+    """
+    log_x = np.log(wide.columns.to_numpy(float))
+    logs = np.log(wide.to_numpy(float))
+    return mean_of([float(np.polyfit(log_x, log, degree)[0]) for log in logs])
+
+
 def last_row(table: pd.DataFrame, name: str) -> float | None:
     """Return the last finite value of a column, or None."""
     values = table[name].to_numpy(dtype=float) if name in table else np.empty(0)
@@ -136,6 +159,15 @@ def value_at(run: Run, column: str, step: int) -> float | None:
     if not len(rows) or rows["step"].iloc[-1] != step:
         return None
     return float(rows[column].iloc[-1])
+
+
+def layers_at(run: Run, diagnostic: str, step: int | None = None) -> tuple[int, np.ndarray] | None:
+    """Return step and values (layers) of a snapshot, by default the last; None if there is none."""
+    if diagnostic not in run.layer_names():
+        return None
+    steps, values = run.layers(diagnostic)
+    chosen = [i for i, recorded in enumerate(steps) if step in (None, recorded)]
+    return (int(steps[chosen[-1]]), values[chosen[-1]].astype(float)) if chosen else None
 
 
 def has_mask_loss(runs: Sequence[Run]) -> bool:

@@ -9,6 +9,7 @@ from deepstack.analysis.settings import SCHEME, SEED, depth_of, setting_value, v
 from deepstack.records import Run
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 
@@ -39,6 +40,20 @@ def tidy(
             table[name] = [value] * len(table)  # a list stays one value
         tables.append(table)
     return pd.concat(tables[1:] or tables, ignore_index=True)
+
+
+def array_statistics(x: np.ndarray, values: np.ndarray) -> pd.DataFrame:
+    """Return x, mean, mean ± deviation and number of seeds (x, y, low, high, n).
+
+    values: (seeds, x); where one seed's is NaN the mean is.
+    """
+    import numpy as np
+    import pandas as pd
+
+    mean, n = values.mean(axis=0), len(values)
+    deviation = values.std(axis=0, ddof=1) if n > 1 else np.full_like(mean, np.nan)
+    columns = {"x": x, "y": mean, "low": mean - deviation, "high": mean + deviation, "n": n}
+    return pd.DataFrame(columns)
 
 
 def seed_statistics(table: pd.DataFrame, by: str = "step") -> pd.DataFrame:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deepstack.analysis.fit import power_law
-from deepstack.analysis.settings import SEED, depth_of, split_series
+from deepstack.analysis.settings import LR, SEED, depth_of, split_series
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column
 from deepstack.errors import NothingMatchedError
 from deepstack.records import ENDED, Run
@@ -17,7 +17,6 @@ from deepstack.records import ENDED, Run
 Losses = Mapping[int, Mapping[float, Mapping[int, float]]]
 """depth -> learning rate -> seed -> final validation loss, infinite for a diverged run."""
 
-LR = "train.lr"
 DRAWS = 1000  # bootstrap samples of the seeds
 
 
@@ -27,6 +26,10 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
+
+    def columns(self, name: str, low: str = "", high: str = "") -> dict[str, float]:
+        """Return the estimate as columns of a table: name, name_low, name_high."""
+        return dict(zip((name, low or f"{name}_low", high or f"{name}_high"), self, strict=True))
 
 
 class BestRate(NamedTuple):
@@ -81,6 +84,16 @@ def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
         ]
         costs[n] = interval(extra) if np.isfinite(extra[0]) else None
     return Transfer(best, interval(exponents) if exponents else None, costs)
+
+
+def final_losses(runs: Sequence[Run], column: str) -> Losses:
+    """Return the final validation losses of runs; those that are not finite are infinite."""
+    losses: dict[int, dict[float, dict[int, float]]] = {}
+    for run in runs:
+        loss = math.inf if has_diverged(run) else final_value(run, column)
+        by_seed = losses.setdefault(depth_of(run), {}).setdefault(float(run.get(LR)), {})
+        by_seed[int(run.get(SEED, 0))] = loss if math.isfinite(loss) else math.inf
+    return losses
 
 
 def shared_seeds(losses: Losses) -> list[int]:
@@ -167,11 +180,7 @@ def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:
     column = loss_column(ended)
     results = {}
     for series in split_series(ended, but=[LR])[0]:
-        losses: dict[int, dict[float, dict[int, float]]] = {}
-        for run in series.runs:
-            loss = math.inf if has_diverged(run) else final_value(run, column)
-            by_seed = losses.setdefault(depth_of(run), {}).setdefault(float(run.get(LR)), {})
-            by_seed[int(run.get(SEED))] = loss if math.isfinite(loss) else math.inf
+        losses = final_losses(series.runs, column)
         if any(len(by_rate) > 1 for by_rate in losses.values()) and shared_seeds(losses):
             results[series.label] = transfer(losses)
     if not results:
@@ -181,30 +190,17 @@ def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:
 
 def transfer_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return a row for each setting and depth: best rate, exponent in N, cost of the first rate."""
-    rows = []
-    for label, result in transfers(runs).items():
-        exponent = result.exponent or Interval(math.nan, math.nan, math.nan)
-        for best in result.best:
-            cost = result.costs[best.depth] or Interval(math.nan, math.nan, math.nan)
-            rows.append(
-                {
-                    "setting": label,
-                    "depth": best.depth,
-                    "best_lr": best.rate.value,
-                    "lr_low": best.rate.low,
-                    "lr_high": best.rate.high,
-                    "inside": best.inside,
-                    "val_loss": best.loss,
-                    "cost": cost.value,
-                    "cost_low": cost.low,
-                    "cost_high": cost.high,
-                    "exponent": exponent.value,
-                    "exponent_low": exponent.low,
-                    "exponent_high": exponent.high,
-                    "seeds": best.seeds,
-                }
-            )
-    return rows
+    unknown = Interval(math.nan, math.nan, math.nan)
+    return [
+        {"setting": label, "depth": best.depth}
+        | best.rate.columns("best_lr", "lr_low", "lr_high")
+        | {"inside": best.inside, "val_loss": best.loss}
+        | (result.costs[best.depth] or unknown).columns("cost")
+        | (result.exponent or unknown).columns("exponent")
+        | {"seeds": best.seeds}
+        for label, result in transfers(runs).items()
+        for best in result.best
+    ]
 
 
 PUBLISHED_LAWS: dict[str, tuple[float, str]] = {

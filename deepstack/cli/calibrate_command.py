@@ -76,9 +76,9 @@ def calibrate_command(
             f"{max(measured.steps)}; give a later one with --steps, or a greater --lr"
         )
     if not quiet:
-        from deepstack.plots import draw
+        from deepstack.plots import Options, draw
 
         for runs in filter(None, (measured.before, measured.after)):
-            folder, step = runs[0].path.parent, min(measured.steps)
-            log_figures(draw(folder, ["update_by_role"], at_step=step))
+            folder, options = runs[0].path.parent, Options(at_step=min(measured.steps))
+            log_figures(draw(folder, ["update_by_role"], options=options))
         log(f"config: {target}")

@@ -38,5 +38,5 @@ def fit_command(
         from deepstack.plots.files import draw
         from deepstack.plots.law import draw_law
 
-        functions = {"law_fit": partial(draw_law, law=law)}
-        log_figures(draw(directories, functions=functions, out=to, where=where, last=last))
+        charts = {"law_fit": partial(draw_law, law=law)}
+        log_figures(draw(directories, charts, to, where=where, last=last))

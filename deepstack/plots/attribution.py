@@ -1,39 +1,46 @@
-"""Shares of the roles in the model update, against depth with exponents and against the step."""
+"""The parts of the roles in the model update: shares, and each part against depth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
+from deepstack.analysis.calibration import TOGETHER, role_updates
 from deepstack.analysis.captions import diverged_note
 from deepstack.analysis.fit import power_law_of_seeds
-from deepstack.analysis.settings import choose_panels, choose_series, depth_of, depths_of
+from deepstack.analysis.settings import (
+    LR,
+    choose_panels,
+    choose_series,
+    depth_of,
+    depths_of,
+    values_of,
+    varying_settings,
+)
 from deepstack.analysis.statistics import SATURATED, has_diverged, unrelated_distance
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing, Panel, level, lines, markers
-from deepstack.plots.exponents import Exponents
+from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import typeset
-from deepstack.plots.style import depth_axis, shade, step_axis
+from deepstack.plots.panel import MOST_BANDS, Panel, markers
+from deepstack.plots.style import COLOURS, DASHES, MARKERS, MORE_COLOURS, shade, step_axis
 from deepstack.records import Run
 
-MOST_PANELS = 4
-SCHEDULE = "schedule"
-SUM = Line2D([], [], color="black", marker="o", ms=2.4, label="sum of the parts / whole")
+MOST_PANELS, MOST_ROLE_PANELS = 4, 6
+SCHEDULE, SUM = "schedule", "sum of parts / whole"
 NOTES = (
     typeset("a part: ‖F(θ_0 + Δθ_{role}) − F(θ_0)‖, one role's change put in alone"),
     typeset("lengths do not add up as vectors do: whole is ‖ΔF‖ of all roles at once"),
 )
 
 # Blue: matrices of the theorem; red: vectors beside the matrices; green: outside of layers.
-COLOURS = {
+ROLE_COLOURS = {
     "q": "#DCE9F5", "k": "#BCD4EA", "v": "#94BEDD", "o": "#61A0CD", "w1": "#327FBA",
     "w2": "#0E559B", "w3": "#0A2F66", "cross_q": "#E4E1F0", "cross_k": "#C6C3E0",
     "cross_v": "#A19BC9", "cross_o": "#6F5BA6", "bias": "#FBD9B5", "norm_gain": "#F29A4A",
@@ -76,8 +83,15 @@ def parts_of(table: pd.DataFrame) -> list[str]:
     return known or [str(name) for name in table if name not in others]
 
 
-def words_of(role: str) -> str:
-    return role.replace("_", " ")
+def moving_tables(
+    drawing: Drawing, tables: dict[str, pd.DataFrame], axis: str
+) -> dict[str, pd.DataFrame]:
+    """Return the tables of `shares_of` that have two depths or steps; a note names the others."""
+    still = [name for name, table in tables.items() if table["x"].nunique() < 2]
+    drawing.note(f"moved at fewer than two {axis}s: {'; '.join(still)}", when=still)
+    if len(still) == len(tables):
+        raise NothingMatchedError(f"in attribution.csv nothing has moved at two {axis}s or more")
+    return {name: table for name, table in tables.items() if name not in still}
 
 
 def draw_shares(drawing: Drawing, tables: dict[str, pd.DataFrame]) -> dict[str, Any]:
@@ -88,12 +102,12 @@ def draw_shares(drawing: Drawing, tables: dict[str, pd.DataFrame]) -> dict[str, 
     count = len(tables)
     everything = pd.concat(tables.values(), ignore_index=True)
     roles = [role for role in parts_of(everything) if (everything[role] > 0).any()]
-    colours = {role: COLOURS.get(role, shade(i, len(roles))) for i, role in enumerate(roles)}
+    colours = {role: ROLE_COLOURS.get(role, shade(i, len(roles))) for i, role in enumerate(roles)}
     titles = [*tables, *[""] * count]
     panels = drawing.add_panels([*tables] * 2, titles=titles, columns=count, height=1.35)
     for above, below, table in zip(panels, panels[count:], tables.values(), strict=False):
         draw_stack(above, below, table.reindex(columns=table.columns.union(roles)), colours)
-    drawing.value_axis("sum of parts / whole", panels[count:], "ratio", include=1.0)
+    drawing.value_axis(SUM, panels[count:], "ratio", include=1.0)
     panels[0].axes.set_ylabel("share: part / sum of parts")
     for panel in panels[:count]:
         panel.axes.set_ylim(0, 1)
@@ -114,9 +128,9 @@ def draw_stack(above: Panel, below: Panel, table: pd.DataFrame, colours: dict[st
     above.axes.stackplot(shares.index, shares.fillna(0.0).T, **style)
     ratio = seed_statistics(table.assign(value=table["sum"] / table["whole"]), "x")
     ratio["value"] = groups["whole"].mean().to_numpy()
-    level(below, 1.0, None, "parts add up to the whole")
+    below.level(1.0, None, "parts add up to the whole")
     dots: Any = {"marker": markers(len(ratio)), "ms": 2.4}
-    lines(below, "sum of parts / whole", ratio, kind="ratio", color="black", **dots)
+    below.lines(SUM, ratio, kind="ratio", color="black", **dots)
 
 
 @chart("attribution_vs_depth")
@@ -133,20 +147,18 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError(f"no run has a row for step {step} in attribution.csv")
     depths = depths_of(used)
     drawing = Drawing(used, options)
+    drawing.note(f"step {step}")
     shown, left = choose_series(drawing.series, min(drawing.limit(MOST_PANELS), 6))
-    tables = {s: shares_of([run for depth in s.depths for run in s.at(depth)], step) for s in shown}
-    still = [s.label for s in shown if tables[s]["x"].nunique() < 2]
-    tables = {s: table for s, table in tables.items() if s.label not in still}
-    if not tables:
-        raise NothingMatchedError(f"no setting has moved at two depths or more at step {step}")
-    colours = draw_shares(drawing, {s.label: table for s, table in tables.items()})
+    drawing.notes += left
+    seeds_of = {s.label: s.by_depth for s in shown}
+    every = {label: shares_of([*chain(*at.values())], step) for label, at in seeds_of.items()}
+    tables = moving_tables(drawing, every, "depth")
+    colours = draw_shares(drawing, tables)
+    drawing.depth_axes(depths)
     left_out = False
-    exponents = Exponents([s.label for s in tables])
-    for i, (s, table) in enumerate(tables.items(), start=len(tables)):
-        depth_axis(drawing.panels[i].axes, depths)
-        depth_axis(drawing.panels[i - len(tables)].axes, depths)
+    for panel, (label, table) in zip(drawing.panels[len(tables) :], tables.items(), strict=True):
         means: dict[Any, float] = table.groupby("x")["whole"].mean().to_dict()
-        good = [depth for depth, mean in means.items() if is_in_order(s.at(depth), mean)]
+        good = [n for n, mean in means.items() if is_in_order(seeds_of[label][n], mean)]
         left_out |= len(good) < len(means)
         fitted = table[table["x"].isin(good)]
         moved = [role for role in colours if role in table and (table[role] > 0).any()]
@@ -155,19 +167,22 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             moving = seeds.loc[:, seeds.mean() > 0]
             by_seed: list[Any] = [moving[x].dropna().to_dict() for x in moving]
             fit = power_law_of_seeds(moving.columns.to_numpy(float).tolist(), by_seed)
-            drawing.panels[i].add_fit(role, fit)
             look: Any = {"color": colours[role], "lw": 0} if role in colours else {"alpha": 0}
-            exponents.add(words_of(role), s.label, fit, look)
-    notes = [f"step {step}", *left]
-    notes += [f"moved at fewer than two depths: {'; '.join(still)}"] if still else []
-    if left_out:
-        notes.append("depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits")
-    notes += diverged_note((f"{s.label}, N = {n}", s.at(n)) for s in tables for n in s.depths)
-    if len(used) < len(runs):
-        notes.append(f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step")
-    title = "Where the model update comes from, against depth"
-    notes += [*exponents.notes(), *NOTES]
-    return drawing.finish(title, notes, [*exponents.handles(), SUM], exponents.title())
+            panel.add_fit(role, fit, label, role.replace("_", " "), **look)
+    lost = "depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits"
+    drawing.note(lost, when=left_out)
+    drawing.notes += diverged_note(
+        (f"{label}, N = {n}", seeds) for label in tables for n, seeds in seeds_of[label].items()
+    )
+    lacking = f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step"
+    drawing.note(lacking, when=len(used) < len(runs))
+    return finish(drawing, "depth")
+
+
+def finish(drawing: Drawing, axis: str) -> Chart:
+    """Finish a chart of shares with the meaning of its lower panels."""
+    drawing.entry("sum of the parts / whole", color="black", marker="o", ms=2.4)
+    return drawing.finish(f"Where the model update comes from, against {axis}", *NOTES)
 
 
 def is_in_order(seeds: Sequence[Run], mean: float) -> bool:
@@ -181,19 +196,90 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against the step, a panel a depth or a setting."""
     used = runs_with_rows(runs)
     drawing = Drawing(used, options)
-    shown, notes = choose_panels(drawing.series, min(drawing.limit(MOST_PANELS), 6))
-    tables = {name: shares_of(members) for name, members in shown}
-    if still := [name for name, table in tables.items() if table["x"].nunique() < 2]:
-        notes.append(f"moved at fewer than two steps: {'; '.join(still)}")
-    notes += diverged_note((name, members) for name, members in shown if name not in still)
-    tables = {name: table for name, table in tables.items() if name not in still}
-    if not tables:
-        raise NothingMatchedError(
-            "needs two steps or more in attribution.csv at which something has moved"
-        )
-    colours = draw_shares(drawing, tables)
+    shown, left = choose_panels(drawing.series, min(drawing.limit(MOST_PANELS), 6))
+    drawing.notes += left
+    every = {name: shares_of(members) for name, members in shown}
+    tables = moving_tables(drawing, every, "step")
+    drawing.notes += diverged_note((name, members) for name, members in shown if name in tables)
+    for role, colour in draw_shares(drawing, tables).items():
+        drawing.entry(role.replace("_", " "), patch=True, color=colour, lw=0)
     for panel, table in zip(drawing.panels, [*tables.values()] * 2, strict=True):
         step_axis(panel.axes, int(table["x"].min()), int(table["x"].max()))
-    handles = [Patch(color=c, lw=0, label=words_of(role)) for role, c in colours.items()]
-    title = "Where the model update comes from, against step"
-    return drawing.finish(title, [*notes, *NOTES], [*handles, SUM])
+    return finish(drawing, "step")
+
+
+@chart("update_by_role")
+def update_by_role(runs: list[Run], *, options: Options) -> Chart:
+    """Model update of each parameter role against depth, with exponents, a panel a setting."""
+    runs = runs_with_rows(runs)
+    used = runs if options.panels else without_half_rates(runs)
+    depths = depths_of(used)
+    drawing = Drawing(used, options)
+    tables = {s.label: role_updates(s.runs) for s in drawing.series}
+    step = options.at_step
+    if step is None:
+        steps = set.intersection(*(set(table["step"]) for table in tables.values()))
+        if not steps:
+            raise NothingMatchedError("the runs share no step in attribution.csv")
+        step = int(max(steps))
+    tables = {label: table[table["step"] == step] for label, table in tables.items()}
+    tables = {label: rows for label, rows in tables.items() if rows["depth"].nunique() > 1}
+    able = [s for s in drawing.series if s.label in tables]
+    if not able:
+        raise NothingMatchedError(f"no setting has a row for step {step} at two depths or more")
+    shown, left = choose_series(able, drawing.limit(MOST_ROLE_PANELS))
+    moved = {role for s in shown for role in tables[s.label].query("value > 0")["role"]}
+    roles = [role for role in (*ROLES, TOGETHER) if role in moved]
+    roles += sorted(moved - set(roles))
+    for panel, s in drawing.fill([s.label if len(shown) > 1 else None for s in shown], shown):
+        table = tables[s.label]
+        for role in roles:
+            values = table[(table["role"] == role) & np.isfinite(table["value"])]
+            by_depth = {
+                float(n): dict(zip(at["seed"].astype(int), at["value"], strict=True))
+                for n, at in values.groupby("depth")
+                if (at["value"] > 0).all()
+            }
+            rows = seed_statistics(values, "depth")
+            rows = rows[rows["y"] > 0].assign(mark="")
+            style = role_style(role, roles)
+            panel.points(role, rows, style, bars=len(roles) > MOST_BANDS)
+            fit = power_law_of_seeds(list(by_depth), list(by_depth.values()))
+            panel.add_fit(role, fit, s.label, role.replace("_", " "), **style)
+    drawing.depth_axes(depths)
+    drawing.value_axis(typeset("‖ΔF_{role}‖"), drawing.panels)
+    drawing.notes += [f"step {step}", *left]
+    half = "left out: runs at half the rate, which show how linear the updates are"
+    drawing.note(half, when=len(used) < len(runs))
+    meaning = "a role: the distance that F moves if its change alone is applied to θ$_0$"
+    return drawing.finish("Model update by parameter role against depth", meaning)
+
+
+def without_half_rates(runs: list[Run]) -> list[Run]:
+    """Return runs without those of a calibration at half of its rate (see `deepstack calibrate`).
+
+    A calibration has two rates, one of them half of the other, and never evaluates.
+    """
+    keys = [key for key in varying_settings(runs) if key != LR]
+    rates: dict[tuple[Any, ...], set[float]] = {}
+    for run in runs:
+        rates.setdefault(values_of(run, keys), set()).add(float(run.get(LR, 0.0)))
+
+    def is_half(run: Run) -> bool:
+        there, rate = rates[values_of(run, keys)], float(run.get(LR, 0.0))
+        return run.get("train.eval_every") == 0 and there == {rate, 2 * rate}
+
+    return [run for run in runs if not is_half(run)]
+
+
+def role_style(role: str, roles: list[str]) -> dict[str, Any]:
+    """Return colour, line and marker of a role, which depend on its name, or for others' groups."""
+    if role == TOGETHER:
+        return {"color": "#000000", "linestyle": DASHES[1], "marker": "o"}
+    colours = [colour for colour in COLOURS + MORE_COLOURS if colour != "#000000"]
+    index = ROLES.index(role) if role in ROLES else roles.index(role)
+    return {
+        "color": colours[index % len(colours)],
+        "linestyle": "-" if index < len(colours) else DASHES[2],
+        "marker": MARKERS[(index + index // len(colours)) % len(MARKERS)],
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deepstack.errors import ConfigError, PluginError
 from deepstack.records import Run
@@ -95,14 +95,31 @@ class Table:
         return frame.dropna(axis="columns", how="all")
 
 
+class PanelRows(NamedTuple):
+    """The rows of the table that a panel shows: those of its name and kinds.
+
+    axes: the place of its axes among those of panels.  styles: colour of each series that is a
+    line, and whether it is dashed.
+    """
+
+    name: str
+    axes: int
+    kinds: list[str]
+    styles: dict[str, tuple[str, bool]]
+
+
 @dataclass
 class Chart:
-    """A figure, the table of exactly the values in it, its title, and its caption as text."""
+    """A figure, the table of exactly the values in it, its title, and its caption as text.
+
+    panels: the rows that each panel shows, for pages that draw the table again.
+    """
 
     figure: Figure
     data: pd.DataFrame
     title: str
     caption: str = ""
+    panels: Sequence[PanelRows] = ()
 
 
 ChartFunction = Callable[..., Chart]

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pandas as pd
-from matplotlib.lines import Line2D
 
+from deepstack.analysis.captions import means_note
 from deepstack.analysis.compute import (
     WIDTH,
+    Budgets,
     budgets_of,
-    by_size,
+    by_value,
     chosen_settings,
     least_loss,
     made_flops,
     size_of_axis,
 )
-from deepstack.analysis.quantities import FLOPS, find_quantity
-from deepstack.analysis.settings import DEPTH, Series, depth_of, one_run_per_seed
-from deepstack.analysis.statistics import (
-    final_value,
-    has_diverged,
-    loss_column,
-    mask_note,
-    points_of,
-)
-from deepstack.analysis.tidy import seed_statistics, tidy
+from deepstack.analysis.settings import DEPTH, Series, depth_of, setting_value
+from deepstack.analysis.statistics import final_value, has_diverged, loss_column, points_of
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.curves import MOST_PANELS, Arrangement
-from deepstack.plots.drawing import MOST_BANDS, Drawing, draw_points, published
-from deepstack.plots.loss import is_wide
-from deepstack.plots.page import Handle
-from deepstack.plots.style import GREY, depth_axis, extent, log_axis, shade
+from deepstack.plots.curves import MOST_PANELS, Arrangement, curve_rows
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.loss import loss_label
+from deepstack.plots.panel import MOST_BANDS
+from deepstack.plots.style import extent, log_axis, shades
 from deepstack.records import Run
-from deepstack.records.cells import counted
 
 COMPUTE = "training FLOPs"
 
@@ -47,60 +38,41 @@ def loss_vs_compute(runs: list[Run], *, options: Options) -> Chart:
     final = list(budgets)
     drawing = Drawing(final, options, but=chosen_settings(budgets))
     arrangement = Arrangement(drawing)
-    shown, notes = arrangement.panels(MOST_PANELS)
+    shown = arrangement.panels(MOST_PANELS)
     column = loss_column(final)
     rows = final_rows(drawing.series, budgets, column)
     if rows.groupby(["line", "depth"])["x"].nunique().max() < 2:
-        rows = running_rows(drawing.series, column)
-        notes.append("one budget: losses of the runs on their way to it")
+        rows = curve_rows(drawing.series, column, losses_by_flops)
+        rows = rows.query("x > 0 and mark != 'diverged'").assign(mark="")
+        drawing.note("one budget: losses of the runs on their way to it")
     if rows.empty:
         raise NothingMatchedError("no run that did not diverge has a finite validation loss")
     around = [rows["x"].min() / 1.5, rows["x"].max() * 1.5]  # one budget needs an axis too
-    for panel, (_, query, _) in zip(
-        drawing.add_panels([name for name, _, _ in shown]), shown, strict=True
-    ):
+    for panel, (_, query, _) in drawing.fill([one.name for one in shown], shown):
         arrangement.draw(panel, rows.query(query), kind="point", ends=False, marker="o", ms=3)
-        published(panel)
         log_axis(panel.axes, "x", *extent(around))
         panel.axes.set_xlabel(COMPUTE)
-    log = is_wide(drawing, drawing.panels)
-    drawing.value_axis(f"validation loss{mask_note(final)} (nats)", drawing.panels, log=log)
-    entries, more = arrangement.handles(rows)
-    notes += [*more, *diverged_note(final)]
-    return drawing.finish("Loss against training FLOPs", notes, entries)
+    drawing.value_axis(loss_label(final), drawing.panels, log=drawing.is_wide(drawing.panels))
+    arrangement.explain(rows)
+    drawing.notes += means_note(final)
+    return drawing.finish("Loss against training FLOPs")
 
 
-def final_rows(series: list[Series], budgets: Any, column: str) -> pd.DataFrame:
+def final_rows(series: list[Series], budgets: Budgets, column: str) -> pd.DataFrame:
     """Return the rows of `Arrangement.draw`: at each budget the mean over the seeds that remain."""
     tables: list[pd.DataFrame] = []
     for i, s in enumerate(series):
         for depth in s.depths:
             here = [run for run in s.runs if depth_of(run) == depth and not has_diverged(run)]
-            members: dict[float, list[Run]] = {}
-            for run in here:
-                members.setdefault(budgets[run], []).append(run)
-            at = {
-                made_flops(group): one_run_per_seed(group) for _, group in sorted(members.items())
-            }
+            at = {made_flops(seeds): seeds for seeds in by_value(here, budgets.get).values()}
             rows = points_of(at, partial(final_value, column=column)).drop(columns="by_seed")
             tables.append(rows.assign(line=i, depth=depth, curve=len(tables)))
     return pd.concat(tables, ignore_index=True)
 
 
-def running_rows(series: list[Series], column: str) -> pd.DataFrame:
-    """Return the rows of `Arrangement.draw`: the seeds' mean at each evaluation after a step."""
-    tables: list[pd.DataFrame] = []
-    for i, s in enumerate(series):
-        for depth in s.depths:
-            members = [run for run in s.at(depth) if not has_diverged(run)]
-            if not members:
-                continue
-            rows = seed_statistics(tidy(members, column, "evals", settings=()))
-            flops = find_quantity(FLOPS, members).table(members[0]).set_index("step")["value"]
-            rows["x"] = rows["x"].map(flops)
-            rows = rows[rows["x"] > 0]
-            tables.append(rows.assign(line=i, depth=depth, curve=len(tables), mark=""))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+def losses_by_flops(run: Run) -> pd.DataFrame:
+    """Return the evaluations of a run, with its training FLOPs until then for the step."""
+    return run.evals.assign(step=run.evals["step"] * float(run.meta["flops"]["step"]))
 
 
 @chart("iso_flop")
@@ -111,55 +83,40 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
     levels = sorted(set(budgets.values()))
     but = chosen_settings(budgets, [size] if size != DEPTH else [])
     drawing = Drawing(list(budgets), options, but=but)
-    column = loss_column(list(budgets))
-    colours = {budget: shade(len(levels) - 1 - i, len(levels)) for i, budget in enumerate(levels)}
+    value = partial(final_value, column=loss_column(list(budgets)))
+    colours = shades(levels[::-1])
     names = [s.label if len(drawing.series) > 1 else None for s in drawing.series]
     sizes: set[float] = set()
     compares = False
-    for panel, s in zip(drawing.add_panels(names), drawing.series, strict=True):
-        for budget, colour in colours.items():
-            members = by_size([run for run in s.runs if budgets[run] == budget], size)
-            rows = points_of(members, partial(final_value, column=column)).drop(columns="by_seed")
+    for panel, s in drawing.fill(names, drawing.series):
+        for budget in levels:
+            here = [run for run in s.runs if budgets[run] == budget]
+            members = by_value(here, partial(setting_value, key=size))
+            rows = points_of(members, value).drop(columns="by_seed")
             if rows.empty:
                 continue
             sizes |= set(rows["x"])
             compares |= len(rows) > 1
-            label = words_of(budget)
-            style: dict[str, Any] = {"marker": "o", "color": colour, "linestyle": "-"}
-            draw_points(panel, rows, style, bars=len(levels) > MOST_BANDS)
-            panel.add(rows, series=label, kind="point")
+            label, colour = words_of(budget), colours[budget]
+            style = {"marker": "o", "color": colour, "linestyle": "-"}
+            panel.points(label, rows, style, bars=len(levels) > MOST_BANDS)
             finished = rows[rows["mark"] != "diverged"]
             if (least := least_loss(finished["x"].tolist(), finished["y"].tolist())) is None:
                 continue
-            ring: Any = {"ls": "none", "marker": "o", "ms": 9, "mfc": "none", "color": colour}
-            panel.axes.plot(*least, **ring, zorder=4)
+            panel.ring(*least, color=colour, zorder=4)
             panel.add(pd.DataFrame([least], columns=["x", "y"]), series=label, kind="minimum")
-        published(panel)
     if not compares:
         raise NothingMatchedError("no two depths or widths have nearly equal training FLOPs")
-    for panel in drawing.panels:
-        depth_axis(panel.axes, sorted(map(int, sizes)))
-        if size == WIDTH:
-            panel.axes.set_xlabel("width d_model")
-    log = is_wide(drawing, drawing.panels)
-    drawing.value_axis(f"validation loss{mask_note(runs)} (nats)", drawing.panels, log=log)
-    handles: list[Handle] = [
-        Line2D([], [], marker="o", color=colour, label=words_of(budget))
-        for budget, colour in colours.items()
-    ]
+    drawing.depth_axes(sorted(map(int, sizes)), "width d_model" if size == WIDTH else None)
+    drawing.value_axis(loss_label(runs), drawing.panels, log=drawing.is_wide(drawing.panels))
+    for budget in levels:
+        drawing.entry(words_of(budget), marker="o", color=colours[budget])
     if len(drawing.rows("minimum")):
-        look: Any = {"ls": "none", "marker": "o", "ms": 9, "mfc": "none", "mec": GREY}
-        handles.append(Line2D([], [], label="least loss, by a parabola in log size", **look))
-    title = f"Loss at equal FLOPs against {'depth' if size == DEPTH else 'width'}"
-    return drawing.finish(title, diverged_note(list(budgets)), handles)
+        drawing.ring_entry("least loss, by a parabola in log size")
+    drawing.notes += means_note(list(budgets))
+    return drawing.finish(f"Loss at equal FLOPs against {'depth' if size == DEPTH else 'width'}")
 
 
 def words_of(budget: float) -> str:
     """Return a budget as the label of a line: `1e+12 FLOPs`."""
     return f"{budget:.2g} FLOPs"
-
-
-def diverged_note(runs: list[Run]) -> list[str]:
-    """Return a note on the runs that diverged, if any did."""
-    count = sum(map(has_diverged, runs))
-    return [f"left out of the means: {counted('{} diverged runs', count)}"] if count else []

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
-from matplotlib.lines import Line2D
 
 from deepstack.analysis.outcomes import outcome
 from deepstack.analysis.settings import SEED, choose_panels, choose_series, depths_of, evenly_spaced
 from deepstack.analysis.statistics import points_of
+from deepstack.analysis.tidy import array_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import (
-    AT_CHANCE,
-    MOST_BANDS,
-    Drawing,
-    Panel,
-    heat_map,
-    lines,
-    points,
-    published,
-)
-from deepstack.plots.page import Handle, typeset
-from deepstack.plots.style import DASHES, GREY, depth_axis, shade
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.page import typeset
+from deepstack.plots.panel import AT_CHANCE, MOST_BANDS, Panel
+from deepstack.plots.style import DASHES, GREY, shades
 from deepstack.records import Analysis, Run
 
 MOST_PANELS = 6
@@ -36,6 +28,7 @@ MOST_LINES = 10
 MOST_CELLS = 32
 MARKERS = 8  # of a line
 ALL_LAYERS = "all layers"
+ALL_STYLE: Any = {"color": GREY, "ls": DASHES[1], "lw": 0.9}
 
 
 def analyses_of(runs: Sequence[Run], name: str) -> dict[Run, Analysis]:
@@ -49,99 +42,77 @@ def analyses_of(runs: Sequence[Run], name: str) -> dict[Run, Analysis]:
     return analyses
 
 
-def seed_rows(x: np.ndarray, values: Sequence[np.ndarray]) -> pd.DataFrame:
-    """Return x, mean, deviation and number of seeds (x, y, low, high, n); values: one per seed."""
-    each = np.stack(values).astype(float)
-    mean, n = each.mean(axis=0), len(each)
-    deviation = each.std(axis=0, ddof=1) if n > 1 else np.full_like(mean, np.nan)
-    columns = {"x": x, "y": mean, "low": mean - deviation, "high": mean + deviation, "n": n}
-    return pd.DataFrame(columns)
-
-
 @chart("lens_by_layer")
 def lens_by_layer(runs: list[Run], *, options: Options) -> Chart:
     """KL to the final output and loss, read by the head after each layer, over the seeds."""
     analyses = analyses_of(runs, "lens")
     drawing = Drawing(list(analyses), options)
-    shown, notes = choose_panels(drawing.series, drawing.limit(MOST_LINES))
+    shown, left = choose_panels(drawing.series, drawing.limit(MOST_LINES))
+    colours = shades([label for label, _ in shown])
+    styles: dict[str, dict[str, Any]] = {}
+    for label, (first, *_) in shown:
+        styles[label] = {"color": colours[label], "marker": "o"}
+        if len(drawing.series) > 1:
+            styles[label] = next(drawing.styles[s] for s in drawing.series if first in s.runs)
     keys = {"KL to the final output": "kl", "loss": "loss"}
-    panels = drawing.add_panels(list(keys), height=1.9)
-    handles: list[Handle] = []
-    for i, (label, members) in enumerate(shown):
-        style = {"color": shade(i, len(shown)), "marker": "o"}
-        for s, line in zip(drawing.series, drawing.styles, strict=True):
-            if len(drawing.series) > 1 and members[0] in s.runs:
-                style = line
-        for panel in panels:
-            values = [analyses[run].arrays[keys[str(panel.name)]] for run in members]
-            x = np.arange(len(values[0])) / (len(values[0]) - 1)
-            rows = seed_rows(x, values)
+    for panel, key in drawing.fill(list(keys), keys.values(), height=1.9):
+        for label, members in shown:
+            values = np.array([analyses[run].arrays[key] for run in members], float)
+            x = np.arange(values.shape[1]) / (values.shape[1] - 1)
             some: Any = {"markevery": max(1, len(x) // MARKERS), "ms": 2.5, "lw": 0.9}
-            lines(panel, label, rows, band=len(shown) <= MOST_BANDS, **style, **some)
-        handles.append(Line2D([], [], label=label, **style))
-    for panel, label in zip(panels, (typeset("KL(p_l ‖ p_N) (nats)"), "loss (nats)"), strict=True):
-        drawing.value_axis(label, [panel], log=panel is panels[0])
+            some |= styles[label] | {"band": len(shown) <= MOST_BANDS}
+            panel.lines(label, array_statistics(x, values), **some)
+        label = typeset("KL(p_l ‖ p_N) (nats)") if key == "kl" else "loss (nats)"
+        drawing.value_axis(label, [panel], log=key == "kl")
         panel.axes.set(xlim=(-0.02, 1.02), xlabel="layer l / N")
-        published(panel)
-    notes.append("l = 0: the embedding")
-    return drawing.finish("Prediction read after each layer", notes, handles)
+    for label, _ in shown:
+        drawing.entry(label, **styles[label])
+    drawing.notes += [*left, "l = 0: the embedding"]
+    return drawing.finish("Prediction read after each layer")
 
 
 @chart("effects")
 def effects(runs: list[Run], *, options: Options) -> Chart:
     """Relative change of the contribution of each later layer when a layer is removed."""
-    analyses = analyses_of(runs, "effects")
-    drawing = Drawing(list(analyses), options)
-    shown, notes = choose_panels(drawing.series, drawing.limit(MOST_PANELS))
-    drawing.add_panels([label for label, _ in shown])
-    for panel, (_, (run, *_)) in zip(drawing.panels, shown, strict=True):
-        arrays = analyses[run].arrays
-        removed, layers = arrays["removed"], np.arange(1, arrays["effect_mean"].shape[1] + 1)
-        mesh, thinned = pair_map(panel, removed, layers, arrays["effect_mean"])
+    drawing = Drawing(list(analyses_of(runs, "effects")), options)
+    for panel, arrays in analysed_panels(drawing, "effects"):
+        layers = np.arange(1, arrays["effect_mean"].shape[1] + 1)
+        mesh = pair_map(panel, arrays["removed"], layers, arrays["effect_mean"])
         panel.axes.set(xlabel="removed layer s", ylabel="later layer l")
-        notes += thinned
-    bar = drawing.page.colour_bar(mesh, "relative change of its contribution")
-    bar.grid(False)
-    notes = [
-        *dict.fromkeys(notes),
-        one_seed_note(shown),
-        "grey: not a later layer; above 1 drawn as 1",
-    ]
-    return drawing.finish("Effect of removing a layer on later layers", notes)
+    drawing.page.colour_bar(mesh, "relative change of its contribution")
+    drawing.note("grey: not a later layer; above 1 drawn as 1")
+    return drawing.finish("Effect of removing a layer on later layers")
 
 
 @chart("layer_similarity")
 def layer_similarity(runs: list[Run], *, options: Options) -> Chart:
     """Linear CKA of the streams after any two layers, 0 being the embedding."""
-    analyses = analyses_of(runs, "similarity")
-    drawing = Drawing(list(analyses), options)
-    shown, notes = choose_panels(drawing.series, drawing.limit(MOST_PANELS))
-    drawing.add_panels([label for label, _ in shown])
-    for panel, (_, (run, *_)) in zip(drawing.panels, shown, strict=True):
-        arrays = analyses[run].arrays
-        mesh, thinned = pair_map(panel, arrays["layers"], arrays["layers"], arrays["cka"])
+    drawing = Drawing(list(analyses_of(runs, "similarity")), options)
+    for panel, arrays in analysed_panels(drawing, "similarity"):
+        mesh = pair_map(panel, arrays["layers"], arrays["layers"], arrays["cka"])
         panel.axes.set(xlabel="layer l", ylabel="layer m")
-        notes += thinned
-    bar = drawing.page.colour_bar(mesh, "linear CKA")
-    bar.grid(False)
-    notes = [*dict.fromkeys(notes), one_seed_note(shown)]
-    return drawing.finish("Similarity of the stream after two layers", notes)
+    drawing.page.colour_bar(mesh, "linear CKA")
+    return drawing.finish("Similarity of the stream after two layers")
 
 
-def pair_map(
-    panel: Panel, columns: np.ndarray, rows: np.ndarray, values: np.ndarray
-) -> tuple[QuadMesh, list[str]]:
-    """Draw values (columns, rows) from 0 to 1, at most MOST_CELLS each way, and a note if so."""
-    x, y = (evenly_spaced(range(len(each)), MOST_CELLS) for each in (columns, rows))
-    mesh = heat_map(panel, columns[x], values[np.ix_(x, y)], Normalize(0, 1), rows=rows[y])
-    is_thinned = len(x) < len(columns) or len(y) < len(rows)
-    return mesh, [f"at most {MOST_CELLS} layers are drawn, evenly spaced"] if is_thinned else []
-
-
-def one_seed_note(shown: Sequence[tuple[str, list[Run]]]) -> str:
-    """Return a note that names the seed of each panel."""
+def analysed_panels(drawing: Drawing, name: str) -> Iterator[tuple[Panel, dict[str, np.ndarray]]]:
+    """Yield a panel and the arrays of one seed's analysis for each setting or depth."""
+    shown, left = choose_panels(drawing.series, drawing.limit(MOST_PANELS))
+    panels = drawing.add_panels([label for label, _ in shown])
+    for panel, (_, (run, *_)) in zip(panels, shown, strict=True):
+        yield panel, run.analysis(name).arrays
     seeds = sorted({int(members[0].get(SEED, 0)) for _, members in shown})
-    return f"seed {', '.join(map(str, seeds))}"
+    drawing.notes[:0] = left
+    drawing.note(f"seed {', '.join(map(str, seeds))}")
+
+
+def pair_map(panel: Panel, columns: np.ndarray, rows: np.ndarray, values: np.ndarray) -> QuadMesh:
+    """Draw values (columns, rows) from 0 to 1, at most MOST_CELLS each way."""
+    x, y = (evenly_spaced(range(len(each)), MOST_CELLS) for each in (columns, rows))
+    thinned = f"at most {MOST_CELLS} layers are drawn, evenly spaced"
+    if max(len(columns), len(rows)) > MOST_CELLS and thinned not in panel.drawing.notes:
+        panel.drawing.note(thinned)
+    return panel.heat_map(columns[x], values[np.ix_(x, y)], Normalize(0, 1), rows=rows[y])
 
 
 @chart("effective_depth_vs_depth")
@@ -153,30 +124,20 @@ def effective_depth_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing = Drawing(used, options)
     shown, left = choose_series(drawing.series, drawing.limit(MOST_LINES))
     keys = {"layers": "effective_depth", "share of the depth": "effective_depth_ratio"}
-    panels = drawing.add_panels(list(keys), height=1.9)
-    handles: list[Handle] = []
-    for s, style in zip(drawing.series, drawing.styles, strict=True):
-        if s not in shown:
-            continue
-        for panel in panels:
-            key = keys[str(panel.name)]
+    for panel, key in drawing.fill(list(keys), keys.values(), height=1.9):
+        for s in shown:
             rows = points_of(s.by_depth, lambda run, key=key: analyses[run].scalars[key])  # type: ignore[misc]
             learnt = {n: {outcome(run) for run in s.at(int(n))} for n in rows["x"]}
             stalled = [not learnt[n] & {"trained", None} for n in rows["x"]]
             rows["mark"] = np.where(stalled, AT_CHANCE, rows["mark"])
-            points(panel, s.label, rows, style, bars=len(shown) > MOST_BANDS)
-        handles.append(Line2D([], [], label=s.label, **style))
-    for panel, words in zip(
-        panels, ("effective depth (layers)", "effective depth / N"), strict=True
-    ):
-        high = max(depths) if panel is panels[0] else 1.0
-        ends = [min(depths), high] if panel is panels[0] else [1.0, 1.0]
-        panel.axes.plot([min(depths), max(depths)], ends, color=GREY, ls=DASHES[1], lw=0.9)
-        panel.add(pd.DataFrame({"x": [min(depths), max(depths)], "y": ends}), series=ALL_LAYERS,
-                  kind="level")  # fmt: skip
-        drawing.value_axis(words, [panel], log=panel is panels[0], include=high)
-        depth_axis(panel.axes, depths)
-        published(panel)
-    handles.append(Line2D([], [], color=GREY, ls=DASHES[1], lw=0.9, label=ALL_LAYERS))
-    notes = [*left, "least l with KL of the prediction after layer l below half of its maximum"]
-    return drawing.finish("Effective depth against depth", notes, handles)
+            panel.points(s.label, rows, drawing.styles[s], len(shown) > MOST_BANDS, entry=True)
+        low, high = (min(depths), max(depths)) if key == "effective_depth" else (1.0, 1.0)
+        every = pd.DataFrame({"x": [min(depths), max(depths)], "y": [low, high]})
+        panel.lines(ALL_LAYERS, every, kind="level", **ALL_STYLE)
+        words = "effective depth (layers)" if key == "effective_depth" else "effective depth / N"
+        drawing.value_axis(words, [panel], log=key == "effective_depth", include=high)
+    drawing.depth_axes(depths)
+    drawing.entry(ALL_LAYERS, **ALL_STYLE)
+    least = "least l with KL of the prediction after layer l below half of its maximum"
+    drawing.notes += [*left, least]
+    return drawing.finish("Effective depth against depth")

@@ -1,8 +1,8 @@
-"""The legend of a chart with fitted exponents: one entry a line, one exponent a panel."""
+"""The legend of a chart with fitted exponents: one entry a line, one exponent a place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,30 +13,34 @@ from deepstack.analysis.fit import Fit, exponent_title
 from deepstack.plots.page import Handle
 
 
+@dataclass
 class Exponents:
     """Fits of each line at several places (steps, panels), collected for one legend.
 
     A place at which no line has a fit has no column in the legend; a note names it.
     """
 
-    def __init__(self, places: Sequence[str]) -> None:
-        self.places = list(places)
-        self.styles: dict[str, dict[str, Any]] = {}
-        self.fits: dict[str, dict[str, Fit | None]] = {}
+    styles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fits: dict[str, dict[str, Fit | None]] = field(default_factory=dict)
 
     def add(self, line: str, place: str, fit: Fit | None, style: dict[str, Any]) -> None:
         """Add the fit of a line at a place.  style: keywords of its entry, a patch's or line's."""
         self.styles[line] = style
         self.fits.setdefault(line, {})[place] = fit
 
-    def _shown(self) -> list[str]:
+    @property
+    def places(self) -> list[str]:
+        return list(dict.fromkeys(place for at in self.fits.values() for place in at))
+
+    @property
+    def shown(self) -> list[str]:
         return [p for p in self.places if any(at.get(p) is not None for at in self.fits.values())]
 
     def handles(self) -> list[Handle]:
         """Return one entry a line: `DeepNorm: 0.43 ± 0.03, 0.41 ± 0.02`."""
         entries: list[Handle] = []
         for line, at in self.fits.items():
-            numbers = ", ".join(str(at.get(place) or "–") for place in self._shown())
+            numbers = ", ".join(str(at.get(place) or "–") for place in self.shown)
             label = f"{line}: {numbers}" if numbers else line
             style = self.styles[line]
             line_of: Any = partial(Line2D, [], []) if "marker" in style else Patch
@@ -45,19 +49,17 @@ class Exponents:
 
     def title(self) -> str | None:
         """Return the legend's title, which names the places; None without any fit."""
-        shown = self._shown()
-        if not shown:
+        if not self.shown:
             return None
         title = exponent_title([fit for at in self.fits.values() for fit in at.values()])
-        return f"{title}: {', '.join(shown)}" if len(self.places) > 1 else title
+        return f"{title}: {', '.join(self.shown)}" if len(self.places) > 1 else title
 
     def notes(self) -> list[str]:
         """Return notes on the places without any fit, and on single lines without one."""
-        shown = self._shown()
         notes = []
-        if missing := [place for place in self.places if place not in shown]:
+        if missing := [place for place in self.places if place not in self.shown]:
             few = "fewer than two points below saturation and without a diverged seed"
             notes.append(f"no exponent for {', '.join(missing)}: {few}")
-        if any(at.get(place) is None for at in self.fits.values() for place in shown):
+        if any(at.get(place) is None for at in self.fits.values() for place in self.shown):
             notes.append("–: fewer than two points to fit")
         return notes

@@ -52,14 +52,11 @@ CHANGING_METADATA = {
 
 def draw(
     directory: Folders,
-    charts: Sequence[str] | None = None,
+    charts: Sequence[str] | Mapping[str, ChartFunction] | None = None,
     out: str | os.PathLike[str] | None = None,
-    at_step: int | None = None,
-    diagnostic: str | None = None,
     say: Callable[[str], None] = lambda _: None,
     formats: Sequence[str] = FORMATS,
     options: Options = DEFAULT_OPTIONS,
-    functions: Mapping[str, ChartFunction] | None = None,
     *,
     where: Where = (),
     sort: str | None = None,
@@ -72,8 +69,8 @@ def draw(
     its figures/ in its own folder.  Several folders make charts over the runs of all of them, in
     `out`; of runs with one configuration, seed included, the first alone is drawn.
 
-    formats: of pdf, png, svg and csv.  options: of all charts.  functions: charts by name that are
-    drawn instead of registered ones.
+    charts: names of registered charts, or functions by name.  formats: of pdf, png, svg and csv.
+    options: of all charts.
 
     where, last, best: as in `deepstack.load_runs`.  sort: the order of runs, and so of the lines of
     a chart and its legend: a line has the place of its first run.
@@ -83,7 +80,8 @@ def draw(
     an unknown chart, a reference.csv that cannot be used, or several folders without `out`; at the
     end BrokenChartError where the code of a chart has failed.
     """
-    functions = functions or {name: CHARTS[name] for name in charts or CHARTS}
+    if not isinstance(charts, Mapping):
+        charts = {name: CHARTS[name] for name in charts or CHARTS}
     for kind in formats:
         if kind not in FORMATS:
             raise ConfigError(unknown("format", kind, FORMATS))
@@ -95,26 +93,22 @@ def draw(
         )
     studies, skipped = find_studies(folders, where=where, sort=sort, last=last)
     studies = choose_best(studies, best)
-    named = diagnostic or options.diagnostic
-    named_or_none = None if named == DEFAULT_OPTIONS.diagnostic else named
-    refuse_unknown_diagnostic(named_or_none, (run for runs in studies.values() for run in runs))
+    if options.diagnostic != DEFAULT_OPTIONS.diagnostic:
+        every = [run for runs in studies.values() for run in runs]
+        refuse_unknown_diagnostic(options.diagnostic, every)
     new_paths: list[Path] = []
     broken: list[str] = []
     any_readable = False
-    several = len(studies) > 1
     for study, members in studies.items():
         base = Path(folders[0]) if RunFolder(folders[0]).exists() else study
+        several = len(studies) > 1
         subfolder = study.name if several else ""
         target = writable(base / "figures") if out is None else Path(out) / subfolder
-        options = dataclasses.replace(
-            options,
-            at_step=at_step or options.at_step,
-            diagnostic=diagnostic or options.diagnostic,
-            reference=read_reference(folders, members),
-            ordered=options.ordered or sort is not None,
-        )
+        reference = read_reference(folders, members)
+        ordered = options.ordered or sort is not None
+        options = dataclasses.replace(options, reference=reference, ordered=ordered)
         draw_them = partial(
-            draw_study, functions=functions, target=target, options=options, formats=formats
+            draw_study, charts=charts, target=target, options=options, formats=formats
         )
         paths, errors = use_readable(members, skipped, draw_them)
         new_paths += paths
@@ -133,15 +127,15 @@ def draw(
 
 def draw_study(
     runs: list[Run],
-    functions: Mapping[str, ChartFunction],
+    charts: Mapping[str, ChartFunction],
     target: Path,
     options: Options,
-    formats: Sequence[str] = FORMATS,
+    formats: Sequence[str],
 ) -> tuple[list[Path], list[DeepstackError]]:
     """Draw charts of the runs of one study; return the files, and an error a chart not drawn."""
     paths: list[Path] = []
     errors: list[DeepstackError] = []
-    for name, function in functions.items() if runs else ():
+    for name, function in charts.items() if runs else ():
         result = try_chart(name, function, runs, options)
         if isinstance(result, DeepstackError):
             errors.append(result)

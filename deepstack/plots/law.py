@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
+from deepstack.analysis.captions import means_note
 from deepstack.analysis.compute import WIDTH
 from deepstack.analysis.fit import signed
 from deepstack.analysis.scaling_law import LEAST, laws_by_setting
 from deepstack.analysis.settings import depth_of, setting_value
-from deepstack.analysis.statistics import final_value, loss_column, mask_note, points_of
+from deepstack.analysis.statistics import final_value, loss_column, points_of
 from deepstack.analysis.transfer import Interval
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart, in_style
-from deepstack.plots.compute import COMPUTE, diverged_note
+from deepstack.plots.compute import COMPUTE
 from deepstack.plots.curves import MOST_PANELS
-from deepstack.plots.drawing import Drawing, draw_points, published
-from deepstack.plots.loss import is_wide
-from deepstack.plots.page import Handle
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.loss import loss_label
 from deepstack.plots.style import COLOURS, depth_axis, extent, log_axis
 from deepstack.records import Run
 
@@ -51,27 +48,25 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     if not shown:
         raise NothingMatchedError("; ".join(notes) or f"no law of {law}")
     drawing = Drawing(runs, options)
-    if len(shown) > (most := drawing.limit(MOST_PANELS)):
-        notes.append(f"{most} of {len(shown)} settings are shown")
+    most = drawing.limit(MOST_PANELS)
+    drawing.note(f"{most} of {len(shown)} settings are shown", when=len(shown) > most)
+    drawing.notes += notes
     shown = shown[:most]
     labels = [label if len(shown) > 1 else None for label, _, _ in shown]
-    for panel, (label, members, fit) in zip(drawing.add_panels(labels), shown, strict=True):
+    for panel, (label, members, fit) in drawing.fill(labels, shown):
         column = loss_column([run for there in members.values() for run in there])
         rows = points_of(members, partial(final_value, column=column)).drop(columns="by_seed")
-        style: dict[str, Any] = {"marker": "o", "color": COLOURS[0], "linestyle": "none"}
-        draw_points(panel, rows, style, bars=True)
-        panel.add(rows, series=label, kind="point")
+        style = {"marker": "o", "color": COLOURS[0], "linestyle": "none"}
+        panel.points(label, rows, style, bars=True)
         x = np.geomspace(min(members), max(members), POINTS_OF_LAW)
-        y, low, high = fit.curve(x)
-        panel.axes.plot(x, y, color=COLOURS[1])
-        panel.axes.fill_between(x, low, high, color=COLOURS[1], alpha=0.18, lw=0)
-        curve = pd.DataFrame({"x": x, "y": y, "low": low, "high": high})
-        panel.add(curve, series="law", kind="law")
+        curve = pd.DataFrame(dict(zip(("x", "y", "low", "high"), (x, *fit.curve(x)), strict=True)))
+        panel.axes.plot(x, curve["y"], color=COLOURS[1])
+        panel.axes.fill_between(x, curve["low"], curve["high"], color=COLOURS[1], alpha=0.18, lw=0)
+        panel.add(curve, {"color": COLOURS[1]}, series="law", kind="law")
         exponents = {"exponent": -fit.a.value, "exponent_low": -fit.a.high}
         exponents |= {"exponent_high": -fit.a.low, "n": fit.n, "seeds": fit.seeds}
         drawing.table.add(panel=panel.name, series="law", kind="fit", **exponents)
-        notes.append(f"{label}: a = {with_interval(fit.a)}, E = {with_interval(fit.E)}")
-        published(panel)
+        drawing.note(f"{label}: a = {with_interval(fit.a)}, E = {with_interval(fit.E)}")
         if law == "compute":
             log_axis(panel.axes, "x", *extent(list(members)))
             panel.axes.set_xlabel(COMPUTE)
@@ -79,16 +74,14 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
             depth_axis(panel.axes, sorted(map(int, members)))
             if law == "width":
                 panel.axes.set_xlabel("width d_model")
-    log = is_wide(drawing, drawing.panels)
-    drawing.value_axis(f"validation loss{mask_note(runs)} (nats)", drawing.panels, log=log)
-    handles: list[Handle] = [
-        Line2D([], [], color=COLOURS[0], marker="o", ls="none", label="mean over seeds"),
-        Line2D([], [], color=COLOURS[1], label="law"),
-        Patch(color=COLOURS[1], alpha=0.3, lw=0, label="95 % of the laws of bootstrap samples"),
-    ]
+    drawing.value_axis(loss_label(runs), drawing.panels, log=drawing.is_wide(drawing.panels))
+    drawing.entry("mean over seeds", color=COLOURS[0], marker="o", ls="none")
+    drawing.entry("law", color=COLOURS[1])
+    words = "95 % of the laws of bootstrap samples"
+    drawing.entry(words, patch=True, color=COLOURS[1], alpha=0.3, lw=0)
+    drawing.notes += means_note(runs)
     x_name = {"depth": "depth", "width": "width", "compute": "training FLOPs"}[law]
-    title = f"Law of the loss, E + c x$^{{-a}}$, x = {x_name}"
-    return drawing.finish(title, [*notes, *diverged_note(runs)], handles)
+    return drawing.finish(f"Law of the loss, E + c x$^{{-a}}$, x = {x_name}")
 
 
 def with_interval(value: Interval) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.lines import Line2D
 
+from deepstack.analysis.captions import means_note
 from deepstack.analysis.quantities import (
     FLOPS,
     LAYER,
@@ -40,14 +40,14 @@ from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, in_style
 from deepstack.plots.curves import bar_rows, smoothed
-from deepstack.plots.drawing import MOST_BANDS, Drawing, axis_label, lines, markers
-from deepstack.plots.page import Handle
-from deepstack.plots.style import MARKERS, extent, log_axis, number, scheme_style, shade
+from deepstack.plots.drawing import Drawing, axis_label
+from deepstack.plots.panel import MOST_BANDS, markers
+from deepstack.plots.style import MARKERS, extent, log_axis, number, scheme_style, shades
 from deepstack.records import Run
-from deepstack.records.cells import counted
 
 WIDE = 8  # ratio of the ends of an axis from which it is logarithmic
 MOST_NUMBERS = 64  # cells of a map up to which each shows its number
+CROSS: Any = {"marker": "x", "color": "black", "ls": "none"}
 
 
 @in_style
@@ -75,8 +75,10 @@ def metric(
     quantity = find_quantity(y, runs, "mean" if across == LAYER else layers)
     if across == LAYER:
         quantity = replace(quantity, words=quantity.words.removesuffix(", mean of layers"))
-    by_key, panel_keys = lines_and_panels(runs, [across], by)
-    table = labelled(runs, quantity, across, by_key, panel_keys, options.at_step)
+    others = settings_beside(runs, [across])
+    by_key = SCHEME if SCHEME in others else next(iter(others), None)
+    by_key = by_key if by is None else find_key(by, runs)
+    table = labelled(runs, quantity, across, by_key, options.at_step)
     drawing = Drawing(runs, options)
     groups = sorted_values(table["line"])
     if options.ordered and by_key is not None:
@@ -85,9 +87,9 @@ def metric(
     labels = {group: line_label(by_key, group, runs) for group in groups}
     styles = dict(zip(groups, line_styles(by_key, groups, str(runs[0].get(SCHEME))), strict=True))
     categories = None if is_numeric(table["x"]) else sorted_values(table["x"])
-    panels = drawing.add_panels([name or None for name in dict.fromkeys(table["panel"])])
-    for panel in panels:
-        here = table[table["panel"] == (panel.name or "")]
+    names = list(dict.fromkeys(table["panel"]))
+    for panel, name in zip(drawing.add_panels(names), names, strict=True):
+        here = table[table["panel"] == name]
         for index, group in enumerate(groups):
             rows = statistics(here[here["line"] == group], across)
             rows = smoothed(rows.assign(curve=0), options.smooth).drop(columns="curve")
@@ -101,20 +103,17 @@ def metric(
             look: Any = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
             if markers(len(rows)) or bars is not None:
                 look |= {"marker": style["marker"], "markevery": bars}
-            lines(panel, labels[group], rows.assign(x=at), bars=bars, **look)
+            panel.lines(labels[group], rows.assign(x=at), bars=bars, **look)
     rows = drawing.rows("line")
     positive = bool((rows["y"] > 0).all())
     wide = positive and rows["y"].max() / rows["y"].min() > WIDE
-    words = quantity_label(runs, quantity)
-    drawing.value_axis(words, panels, log=wide)
-    for panel in panels:
+    drawing.value_axis(quantity_label(runs, quantity), drawing.panels, log=wide)
+    for panel in drawing.panels:
         label_axis(panel.axes, "x", across, rows["x"], categories)
-    handles: list[Handle] = [
-        Line2D([], [], **styles[group], label=labels[group]) for group in groups
-    ]
-    notes = notes_on(runs, quantity, across, options)
-    title = f"{quantity.title} against {name_of(across)}"
-    return drawing.finish(title, notes, handles if len(groups) > 1 else [])
+    for group in groups if len(groups) > 1 else ():
+        drawing.entry(labels[group], **styles[group])
+    drawing.notes += notes_on(runs, quantity, across, options)
+    return drawing.finish(f"{quantity.title} against {name_of(across)}")
 
 
 @in_style
@@ -128,8 +127,7 @@ def value_map(
     """
     quantity = find_quantity(value, runs, layers)
     keys = [find_key(word, runs) for word in (x, y)]
-    _, panel_keys = lines_and_panels(runs, keys, None, only_panels=True)
-    table = labelled(runs, quantity, keys[0], keys[1], panel_keys, options.at_step)
+    table = labelled(runs, quantity, keys[0], keys[1], options.at_step)
     if keys[1] == SCHEME:
         table["line"] = [scheme_label(run) for run in table["run"]]
     columns, levels = (sorted_values(table[name]) for name in ("x", "line"))
@@ -145,80 +143,56 @@ def value_map(
     scale = LogNorm(*ends) if log else Normalize(*ends)
     drawing = Drawing(runs, options)
     height = min(max(0.2 * len(levels), 0.8), 3.0)
-    has_diverged_cells = False
-    names = [name or None for name in dict.fromkeys(table["panel"])]
-    for panel in drawing.add_panels(names, height=height):
+    names = list(dict.fromkeys(table["panel"]))
+    for panel, name in zip(drawing.add_panels(names, height=height), names, strict=True):
         grid = np.full((len(levels), len(columns)), np.nan)
-        here = table[table["panel"] == (panel.name or "")]
+        here = table[table["panel"] == name]
         for (level, column), cell in here.groupby(["line", "x"]):
             i, j = levels.index(level), columns.index(column)
-            values = cell["value"][np.isfinite(cell["value"])]
-            grid[i, j] = values.mean() if len(values) else np.nan
-            mark = "diverged" if len(values) == 0 else None
-            has_diverged_cells |= mark is not None
-            if mark:
-                panel.axes.plot(j, i, "x", color="black", ms=4)
+            finite = cell["value"][np.isfinite(cell["value"])]
+            deviation = float(finite.std())
+            grid[i, j] = mean = finite.mean()
+            if finite.empty:
+                panel.axes.plot(j, i, ms=4, **CROSS)
+                drawing.entry("all seeds diverged", **CROSS)
             elif len(levels) * len(columns) <= MOST_NUMBERS:
-                dark = scale(grid[i, j]) < 0.6
-                style: Any = {"color": "white" if dark else "black", "fontsize": 5.5}
-                panel.axes.text(j, i, f"{grid[i, j]:.3g}", ha="center", va="center", **style)
-            deviation = float(values.std()) if len(values) > 1 else math.nan
-            row = {"low": grid[i, j] - deviation, "high": grid[i, j] + deviation, "n": len(values)}
-            drawing.table.add(
-                panel=panel.name, series=value_text(level), kind="cell", x=column, y=level,
-                value=grid[i, j], mark=mark, **row,
-            )  # fmt: skip
+                colour = "white" if scale(mean) < 0.6 else "black"
+                style: Any = {"color": colour, "fontsize": 5.5, "ha": "center", "va": "center"}
+                panel.axes.text(j, i, f"{mean:.3g}", **style)
+            limits = {"low": mean - deviation, "high": mean + deviation, "n": len(finite)}
+            row = {"x": column, "y": level, "value": mean} | limits
+            row["mark"] = "diverged" if finite.empty else ""
+            panel.add(pd.DataFrame([row]), series=value_text(level), kind="cell")
         edges = [np.arange(count + 1) - 0.5 for count in (len(columns), len(levels))]
         mesh = panel.axes.pcolormesh(*edges, np.ma.masked_invalid(grid), norm=scale, cmap="viridis")
         panel.axes.grid(False)
         panel.axes.set_facecolor("#DDDDDD")
         label_axis(panel.axes, "x", keys[0], pd.Series(columns), columns)
         label_axis(panel.axes, "y", keys[1], pd.Series(levels), levels)
-    bar = drawing.page.colour_bar(mesh, quantity_label(runs, quantity))
-    if log:
-        log_axis(bar, "y", *ends)
-    bar.grid(False)
-    handles: list[Handle] = []
-    if has_diverged_cells:
-        cross: Any = {"marker": "x", "color": "black", "ls": "none"}
-        handles.append(Line2D([], [], label="all seeds diverged", **cross))
-    notes = [*notes_on(runs, quantity, keys[0], options), "a cell is the mean over its seeds"]
-    title = f"{quantity.title} over {name_of(keys[0])} and {name_of(keys[1])}"
-    return drawing.finish(title, notes, handles)
+    drawing.page.colour_bar(mesh, quantity_label(runs, quantity))
+    drawing.notes += notes_on(runs, quantity, keys[0], options)
+    drawing.note("a cell is the mean over its seeds")
+    return drawing.finish(f"{quantity.title} over {name_of(keys[0])} and {name_of(keys[1])}")
 
 
-def lines_and_panels(
-    runs: Sequence[Run], axes: Sequence[str], by: str | None, only_panels: bool = False
-) -> tuple[str | None, list[str]]:
-    """Return the setting of the lines, None if there is one line, and the settings of the panels.
-
-    Settings that the axes and lines determine, such as a learning rate chosen for each scheme, make
-    no panels.
-    """
-    depths = {run.get(DEPTH) for run in runs}
-    varying = [DEPTH] * (len(depths) > 1) + varying_settings(runs)
-    others = [key for key in varying if key not in axes]
-    lines = None if by is None else find_key(by, runs)
-    if lines is None and not only_panels:
-        lines = SCHEME if SCHEME in others else next(iter(others), None)
-    known = [*axes, *([lines] if lines else [])]
-    rest = [key for key in others if key not in known]
-    return lines, undetermined(rest, known, runs)
+def settings_beside(runs: Sequence[Run], known: Sequence[str]) -> list[str]:
+    """Return the settings that vary, depth among them, without the known ones."""
+    varying = [DEPTH] * (len({run.get(DEPTH) for run in runs}) > 1) + varying_settings(runs)
+    return [key for key in varying if key not in known]
 
 
 def labelled(
-    runs: Sequence[Run],
-    quantity: Quantity,
-    across: str,
-    line: str | None,
-    panel_keys: Sequence[str],
-    at_step: int | None,
+    runs: Sequence[Run], quantity: Quantity, across: str, line: str | None, at_step: int | None
 ) -> pd.DataFrame:
     """Return observations with their line and panel; values of diverged runs are NaN in maps.
 
-    Raises NothingMatchedError without a finite value.
+    Settings that the axis and the lines determine, such as a learning rate chosen for each scheme,
+    make no panels.  Raises NothingMatchedError without a finite value.
     """
-    table = observations(runs, quantity, across, at_step)
+    known = [across, *([line] if line else [])]
+    panel_keys = undetermined(settings_beside(runs, known), known, runs)
+    in_order = sorted(runs, key=lambda run: [order_of(setting_of(run, key)) for key in panel_keys])
+    table = observations(in_order, quantity, across, at_step)
     if not np.isfinite(table["value"].astype(float)).any():
         raise NothingMatchedError(f"no run has a finite value of {quantity.name}")
     diverged = np.array([has_diverged(run) for run in table["run"]])
@@ -226,19 +200,15 @@ def labelled(
         table.loc[diverged, "value"] = math.nan
     else:
         table = table[~diverged] if not diverged.all() else table
-    table["line"] = ["" if line is None else setting_of(run, line) for run in table["run"]]
     labels = {
         run: ", ".join(
             f"N = {run.get(DEPTH)}" if key == DEPTH else label_of(run, [key], runs)
             for key in panel_keys
         )
-        for run in table["run"].unique()
+        for run in runs
     }
-    order = sorted(labels, key=lambda run: [order_of(setting_of(run, key)) for key in panel_keys])
-    positions = {run: i for i, run in enumerate(order)}
-    table["panel"] = [labels[run] for run in table["run"]]
-    table["order"] = [positions[run] for run in table["run"]]
-    return table.sort_values("order", kind="stable").drop(columns="order")
+    lines = ["" if line is None else setting_of(run, line) for run in table["run"]]
+    return table.assign(line=lines, panel=[labels[run] for run in table["run"]])
 
 
 def setting_of(run: Run, key: str) -> Any:
@@ -248,8 +218,6 @@ def setting_of(run: Run, key: str) -> Any:
 
 def statistics(table: pd.DataFrame, across: str) -> pd.DataFrame:
     """Return mean and deviation over seeds at each x; of a column at each step of both columns."""
-    if table.empty:
-        return pd.DataFrame(columns=["x", "y", "low", "high", "n"])
     if "step" not in table or across in (STEP, LAYER):
         return seed_statistics(table, "x")
     rows = seed_statistics(table, "step")
@@ -270,10 +238,10 @@ def line_styles(key: str | None, groups: Sequence[Any], scheme: str) -> list[dic
         return [scheme_style(scheme)]
     if key == SCHEME:
         return [scheme_style(str(group)) for group in groups]
-    last = len(groups) - 1
+    colours = shades(groups[::-1])
     return [
-        {"color": shade(last - i, last + 1), "linestyle": "-", "marker": MARKERS[i % len(MARKERS)]}
-        for i in range(len(groups))
+        {"color": colours[group], "linestyle": "-", "marker": MARKERS[i % len(MARKERS)]}
+        for i, group in enumerate(groups)
     ]
 
 
@@ -330,8 +298,7 @@ def notes_on(runs: Sequence[Run], quantity: Quantity, across: str, options: Opti
     if across in runs[0].flat_config or across == LAYER:
         at = "last value of each run"
         notes.append(at if options.at_step is None else f"step {options.at_step}")
-    if diverged := sum(map(has_diverged, runs)):
-        notes.append(f"left out of the means: {counted('{} diverged runs', diverged)}")
+    notes += means_note(runs)
     if options.smooth > 1 and across == STEP:
         notes.append(f"mean over {options.smooth} rows")
     return notes

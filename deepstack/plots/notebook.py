@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.selection import select
 from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
-from deepstack.plots.chart import CHARTS, Chart, Options
+from deepstack.plots.chart import CHARTS, ChartFunction, Options
 from deepstack.plots.files import FORMATS, draw
 from deepstack.plots.metric import metric, value_map
 from deepstack.records import Run, find_runs
@@ -33,20 +33,19 @@ def figure(runs: Runs, name: str, /, **options: Any) -> Figure:
     Raises ConfigError for an unknown chart or option, NothingMatchedError for runs that do not have
     its values.
     """
-    return chart_of(runs, name, **options).figure
-
-
-def chart_of(runs: Runs, name: str, /, **options: Any) -> Chart:
-    """Return a chart with its figure and table; arguments as of `figure`."""
     if are_names(runs) and not are_names(name):
         runs, name = name, runs
     chosen, words = split_options(options)
+    return function_of(name, words)(runs_of(runs), options=chosen).figure
+
+
+def function_of(name: str, words: dict[str, Any]) -> ChartFunction:
+    """Return the function of a chart, with the words of the user that `metric` and `map` need."""
     if name in WORDED:
-        return WORDED[name](runs_of(runs), options=chosen, **words)
-    function = CHARTS[name]
+        return partial(WORDED[name], **words)
     if words:
         raise ConfigError(unknown("option", next(iter(words)), [*Options.__dataclass_fields__]))
-    return function(runs_of(runs), options=chosen)
+    return CHARTS[name]
 
 
 def split_options(options: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
@@ -114,8 +113,8 @@ def plot(
     if are_names(directory) and charts is not None and not are_names(charts):
         directory, charts = charts, directory
     names = [charts] if isinstance(charts, str) else list(charts or ())
-    options |= {"at_step": at_step} if at_step is not None else {}
-    options |= {"diagnostic": diagnostic} if diagnostic is not None else {}
+    more = {"at_step": at_step, "diagnostic": diagnostic}
+    options |= {key: value for key, value in more.items() if value is not None}
     selection: dict[str, Any] = {
         key: options.pop(key) for key in ("where", "sort", "last", "best") if key in options
     }
@@ -125,13 +124,9 @@ def plot(
     ):
         formats = options.pop("formats", FORMATS)
         formats = formats.split(",") if isinstance(formats, str) else formats
-        functions = {}
         chosen, words = split_options(options)
-        for name in names or CHARTS:
-            functions[name] = partial(WORDED[name], **words) if name in WORDED else CHARTS[name]
-        more: dict[str, Any] = {"formats": formats, "options": chosen, "functions": functions}
-        more |= selection
-        return draw(directory, names, out, say=say, **more)
+        functions = {name: function_of(name, words) for name in names or CHARTS}
+        return draw(directory, functions, out, say, formats, chosen, **selection)
     runs = select(runs_of(directory), **selection)
     options |= {"ordered": True} if selection.get("sort") else {}
     if charts is not None:

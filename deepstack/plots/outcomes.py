@@ -7,15 +7,15 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from deepstack.analysis.outcomes import CLEAR, OUTCOME_WORDS, map_table, runs_with_outcome
 from deepstack.analysis.settings import LR
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing, Panel
-from deepstack.plots.page import LINE, Handle, wrap
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.page import LINE, wrap
+from deepstack.plots.panel import Panel
 from deepstack.plots.style import LETTER, STYLE, number
 from deepstack.records import Run
 from deepstack.records.cells import counted
@@ -52,8 +52,8 @@ def draw_cell(panel: Panel, x: float, y: float, cell: pd.DataFrame, row: dict[st
             box = Rectangle((left, bottom), share, 1 - 2 * GAP, color=colour, lw=0, zorder=2)
             panel.axes.add_patch(box)
             left += share
-            counted_seeds = {"kind": name, "n": len(seeds), "value": seeds["margin"].mean()}
-            panel.drawing.table.add(panel=panel.name or None, **row, **counted_seeds)
+            counted_seeds = pd.DataFrame({"n": [len(seeds)], "value": seeds["margin"].mean()})
+            panel.add(counted_seeds, kind=name, **row)
 
 
 def map_axes(axes: Axes, depths: Sequence[int], rows: Sequence[str], width: float) -> None:
@@ -76,20 +76,16 @@ def map_axes(axes: Axes, depths: Sequence[int], rows: Sequence[str], width: floa
 def finish(drawing: Drawing, title: str, sizes: pd.Series[int], left_out: int) -> Chart:
     """Finish a map; its caption has the criterion, the meaning of a box, and the runs left out."""
     seeds = " to ".join(str(n) for n in sorted({int(sizes.min()), int(sizes.max())}))
-    notes = [MEANING]
-    if sizes.max() > 1:
-        notes.append(f"a box is divided among its {seeds} seeds")
-    if left_out:
-        notes.append(f"left out: {counted('{} runs', left_out)} without an outcome")
+    drawing.note(MEANING)
+    drawing.note(f"a box is divided among its {seeds} seeds", when=sizes.max() > 1)
+    drawing.note(f"left out: {counted('{} runs', left_out)} without an outcome", when=left_out)
     kinds = {row["kind"] for row in drawing.table.rows}
-    handles: list[Handle] = [
-        Patch(color=colour, lw=0, label=OUTCOME_WORDS[name])
-        for name, colour in OUTCOME_COLOURS.items()
-        if name in kinds
-    ]
+    for name, colour in OUTCOME_COLOURS.items():
+        if name in kinds:
+            drawing.entry(OUTCOME_WORDS[name], patch=True, color=colour, lw=0)
     if any(row["kind"] == "frontier" and row["mark"] != "none" for row in drawing.table.rows):
-        handles.append(Line2D([], [], **EDGE, label="largest rate at which all seeds learn"))
-    return drawing.finish(title, notes, handles)
+        drawing.entry("largest rate at which all seeds learn", **EDGE)
+    return drawing.finish(title)
 
 
 @chart("outcomes")
@@ -115,7 +111,9 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
     panels = list(dict.fromkeys(table.sort_values("order", kind="stable")["panel"]))
     for panel in drawing.add_panels(panels, height=height):
         map_axes(panel.axes, depths, names, drawing.page.width / drawing.page.columns)
-        for (row, depth), cell in table[table["panel"] == panel.name].groupby(["row", "depth"]):
+        for (row, depth), cell in table[table["panel"] == (panel.name or "")].groupby(
+            ["row", "depth"]
+        ):
             where = {"series": row, "x": depth}
             draw_cell(panel, depths.index(depth), best_first.index(row), cell, where)
     return finish(drawing, "Which schemes learn, at each depth", sizes, len(runs) - len(shown))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -19,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
-from deepstack.plots.style import COLUMN, GREY, PAGE, STYLE
+from deepstack.plots.style import COLUMN, GREY, PAGE, STYLE, log_axis
 
 Handle = Line2D | Patch
 TextLine = tuple[str, float, str, str]  # text, size, weight, colour
@@ -70,11 +71,13 @@ class Page:
         ]
         self.bar: Axes | None = None
 
-    def colour_bar(self, mappable: Any, label: str) -> Axes:
-        """Add a colour bar to the right of all panels and return its axes."""
+    def colour_bar(self, mappable: Any, label: str) -> None:
+        """Add a colour bar to the right of all panels."""
         self.bar = self.figure.colorbar(mappable, ax=self.axes, aspect=25, pad=0.01).ax
         self.bar.set(label="colour bar", ylabel=label)
-        return self.bar
+        self.bar.grid(False)
+        if isinstance(mappable.norm, LogNorm):
+            log_axis(self.bar, "y", *mappable.get_clim())
 
     def finish(
         self,

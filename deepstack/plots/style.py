@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -15,6 +15,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
+
+T = TypeVar("T")
 
 COLUMN, PAGE = 3.3, 6.8  # widths of one and two columns of a paper, in inches
 
@@ -153,6 +155,11 @@ def shade(index: int, count: int) -> Any:
     """Colour `index` of `count` in a sequence, dark to light, each readable on white."""
     fraction = index / (count - 1) if count > 1 else 0.0
     return mpl.colormaps["viridis"](0.88 * fraction)
+
+
+def shades(values: Sequence[T]) -> dict[T, Any]:
+    """Return a colour for each value: dark for the first, light for the last."""
+    return {value: shade(i, len(values)) for i, value in enumerate(values)}
 
 
 def log_axis(axes: Axes, which: str, low: float, high: float) -> None:

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.lines import Line2D
 
 from deepstack.analysis.fit import fit_points
 from deepstack.analysis.settings import depth_of, depths_of, scheme_label
@@ -18,6 +18,7 @@ from deepstack.analysis.statistics import (
     SATURATED,
     has_diverged,
     has_diverged_by,
+    last_row,
     points_of,
     shared_steps,
     unrelated_distance,
@@ -28,18 +29,10 @@ from deepstack.analysis.statistics import (
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
-from deepstack.plots.drawing import (
-    MOST_BANDS,
-    Drawing,
-    Panel,
-    axis_label,
-    level,
-    points,
-    published,
-)
-from deepstack.plots.exponents import Exponents
-from deepstack.plots.page import Handle, typeset
-from deepstack.plots.style import GREY, depth_axis
+from deepstack.plots.drawing import Drawing, axis_label
+from deepstack.plots.page import typeset
+from deepstack.plots.panel import MOST_BANDS, Panel
+from deepstack.plots.style import GREY
 from deepstack.records import Run
 
 RIGHT, RATIO = "right-hand side", "right-hand side / measured"
@@ -62,40 +55,33 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     steps = sorted({1, last})
     cells = [(group, step) for group in drawing.groups() for step in steps]
     names = [f"{group}: step {step}".removeprefix(": ") for (group, _), step in cells]
-    fits = Exponents([f"step {step}" for step in steps])
-    panels = drawing.add_panels(
-        names, titles=names, columns=len(steps), height=1.9 if len(cells) <= 2 else 1.4
-    )
-    for panel, ((_, members), step) in zip(panels, cells, strict=True):
+    height = 1.9 if len(cells) <= 2 else 1.4
+    layout: Any = {"titles": names, "columns": len(steps), "height": height}
+    for panel, ((_, members), step) in drawing.fill(names, cells, **layout):
         draw_unrelated(panel, column)
-        for i in members:
-            s, style = drawing.series[i], drawing.styles[i]
+        for s in members:
             value = partial(value_at, column=column, step=step)
-            rows = points_of(
-                s.by_depth,
-                value,
-                lambda run: SATURATED * unrelated_distance(run, column),
-                partial(has_diverged_by, step=step),
-            )
+            diverged_by = partial(has_diverged_by, step=step)
+            rows = points_of(s.by_depth, value, partial(ceiling_of, column=column), diverged_by)
             has_zeros |= bool((rows["y"] == 0).any())
-            bars = len(members) > MOST_BANDS
-            points(panel, s.label, rows[rows["y"] > 0], style, bars)
-            fit = fit_points(rows)
-            panel.add_fit(s.label, fit)
-            fits.add(s.label, f"step {step}", fit, style)
-        published(panel)
-        depth_axis(panel.axes, depths)
+            style = drawing.styles[s]
+            panel.points(s.label, rows[rows["y"] > 0], style, bars=len(members) > MOST_BANDS)
+            panel.add_fit(s.label, fit_points(rows), f"step {step}", **style)
+    drawing.depth_axes(depths)
     if drawing.rows("point").empty:
         raise NothingMatchedError(f"no run has a finite update above 0 at step {last}")
     drawing.value_axis(update_label(runs, column), drawing.panels)
-    notes = ["hollow points are left out of the fits"] if drawing.marks else []
-    notes += ["zeros are not drawn"] if has_zeros else []
+    drawing.note_hollow()
+    drawing.note("zeros are not drawn", when=has_zeros)
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
         but = ", but for those that diverged" if any(map(has_diverged, runs)) else ""
-        notes.append(f"step {last} is the last one that all runs share{but}")
-    return drawing.finish(
-        "Model update against depth", notes + fits.notes(), fits.handles(), fits.title()
-    )
+        drawing.note(f"step {last} is the last one that all runs share{but}")
+    return drawing.finish("Model update against depth")
+
+
+def ceiling_of(run: Run, column: str) -> float:
+    """Return the model update above which a run is saturated."""
+    return SATURATED * unrelated_distance(run, column)
 
 
 @chart("update_vs_step")
@@ -128,7 +114,7 @@ def draw_unrelated(panel: Panel, column: str) -> None:
         if math.isfinite(value) and (not distinct or value / distinct[-1] > 1.02):
             distinct.append(value)
     for value in distinct[:3]:
-        level(panel, value, "unrelated states", f"unrelated states, {words}")
+        panel.level(value, "unrelated states", f"unrelated states, {words}")
 
 
 def right_hand_side(run: Run) -> pd.DataFrame | None:
@@ -192,7 +178,7 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
         title="Theorem 4.2: right-hand side over measured model update",
         y_label="right-hand side / ‖ΔF‖",
         options=options,
-        prepare=lambda panel: level(panel, 1.0, *EQUAL),
+        prepare=lambda panel: panel.level(1.0, *EQUAL),
         source=lambda run: tables[run],
     )
 
@@ -222,28 +208,24 @@ def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
 def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
     tables = tables_of(runs)
-    step, notes = last_step(tables) if options.at_step is None else (options.at_step, [])
+    step, note = last_step(tables) if options.at_step is None else (options.at_step, [])
     used = [run for run in tables if step in tables[run]["step"].to_numpy()]
     if not used:
         raise NothingMatchedError(f"no run has a snapshot at step {step}")
     depths = depths_of(used)
+    diverged_by = partial(has_diverged_by, step=step)
+    ceiling = partial(ceiling_of, column="model_update")
 
     def value(run: Run, column: str) -> float | None:
-        values = tables[run][tables[run]["step"] == step][column]
-        return float(values.iloc[0]) if len(values) else None
+        return last_row(tables[run][tables[run]["step"] == step], column)
 
-    def ceiling(run: Run) -> float:
-        return SATURATED * unrelated_distance(run, "model_update")
-
-    diverged_by = partial(has_diverged_by, step=step)
     # Of all runs: one that diverged before this step marks its point.
     drawing = Drawing(list(tables), options)
     titles = [f"both, step {step}", f"ratio, step {step}"]
     right, ratio = drawing.add_panels([RIGHT, RATIO], titles=titles, height=1.9)
     measured = replace(right, name="measured")
-    fits = Exponents(["‖ΔF‖", "right-hand side"])
     bars = len(drawing.series) > MOST_BANDS
-    for s, line in zip(drawing.series, drawing.styles, strict=True):
+    for s, line in drawing.styles.items():
         style = line | {"linestyle": "-"}  # dotted is the other side
         rows = points_of(s.by_depth, partial(value, column="measured"), ceiling, diverged_by)
         if rows.empty:
@@ -253,28 +235,24 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             part["mark"] = rows["mark"]
             if panel is right:
                 dots = {"ls": ":", "lw": 1.0, "marker": style["marker"], "ms": 1.8}
-                panel.axes.plot(part["x"], part["y"], color=style["color"], **dots)
-                panel.add(part, series=s.label, kind="point")
+                dots |= {"color": style["color"]}
+                panel.axes.plot(part["x"], part["y"], **dots)
+                panel.add(part, dots, series=s.label, kind="point")
             else:
-                points(panel, s.label, part, style, bars)
-            fit = fit_points(part)
-            panel.add_fit(s.label, fit)
-            if panel is not ratio:
-                name = "‖ΔF‖" if panel is measured else "right-hand side"
-                fits.add(s.label, name, fit, style)
-    level(ratio, 1.0, None, EQUAL[1])
+                panel.points(s.label, part, style, bars)
+            place = {measured: "‖ΔF‖", right: "right-hand side"}.get(panel)
+            panel.add_fit(s.label, fit_points(part), place, **style)
+    ratio.level(1.0, None, EQUAL[1])
     drawing.value_axis(typeset("‖ΔF‖ and the right-hand side"), [right, measured])
     drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], include=1.0)
-    for panel in (right, ratio):
-        depth_axis(panel.axes, depths)
-    handles: list[Handle] = fits.handles()
-    handles += [Line2D([], [], color=GREY, ls=":", lw=1.0, label="right-hand side of the theorem")]
-    if left := len(runs) - len(tables):
-        notes.append(f"{left} of {len(runs)} runs are not of the theorem's form")
+    drawing.depth_axes(depths)
+    drawing.entry("right-hand side of the theorem", color=GREY, ls=":", lw=1.0)
+    drawing.notes += note
+    left = len(runs) - len(tables)
+    drawing.note(f"{left} of {len(runs)} runs are not of the theorem's form", when=left)
     if without := [run for run in tables if run not in used]:
         named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
-        notes.append(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
-    notes += ["hollow points are left out of the fits"] if drawing.marks else []
+        drawing.note(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
+    drawing.note_hollow()
     drawing.runs = used
-    title = "Theorem 4.2 and the measured model update against depth"
-    return drawing.finish(title, notes + fits.notes(), handles, fits.title())
+    return drawing.finish("Theorem 4.2 and the measured model update against depth")

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from deepstack.analysis.outcomes import OUTCOME_WORDS
-from deepstack.plots.chart import Chart
+from deepstack.plots.chart import Chart, PanelRows
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
-Style = tuple[str, bool]  # colour, and whether the line is dashed
 SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
@@ -23,23 +19,18 @@ def describe_figure(chart: Chart) -> dict[str, Any]:
     """Return scales, labels and line styles of a figure's panels, and the colours of its legend.
 
     kinds: those of the table's rows that a panel shows; levels are in every panel of their name.
+    The table of a plugin's chart, which describes no panels, has one for each name in it.
     """
     from matplotlib.colors import to_hex
     from matplotlib.patches import Patch
 
     axes = [one for one in chart.figure.axes if str(one.get_label()).startswith("panel")]
     axes = axes or list(chart.figure.axes)
-    drawn = [points_of_lines(one) for one in axes]
     panels = []
-    for name, rows, index in split_panels(chart.data, drawn):
-        styles = {}
-        if "series" in rows:
-            for series, part in rows.groupby("series", sort=False):
-                if style := next((drawn[index].get(key) for key in keys_of(part)), None):
-                    styles[str(series)] = style
-        kinds = [word(kind) for kind in rows["kind"].unique()] if "kind" in rows else []
+    for name, index, kinds, styles in chart.panels or panels_of_table(chart, len(axes)):
+        words = [OUTCOME_WORDS.get(kind, kind) for kind in kinds]
         described = describe_axes(axes, index)
-        panels.append({"name": name, "kinds": kinds, "styles": styles, **described})
+        panels.append({"name": name, "kinds": words, "styles": styles, **described})
     legend = {
         plain(text.get_text()): to_hex(handle.get_facecolor())
         for one in chart.figure.legends
@@ -49,41 +40,15 @@ def describe_figure(chart: Chart) -> dict[str, Any]:
     return {"panels": panels, "legend": legend, "words": OUTCOME_WORDS}
 
 
-def word(kind: object) -> str:
-    """Return the word that readers see for the kind of a row, such as an outcome."""
-    return OUTCOME_WORDS.get(str(kind), str(kind))
-
-
-def split_panels(
-    table: pd.DataFrame, drawn: Sequence[Mapping[tuple[str, str], Style]]
-) -> list[tuple[str, pd.DataFrame, int]]:
-    """Return name, rows and number of the axes of each panel of a table.
-
-    A kind of rows belongs to the axes whose lines pass through most of its points.  A kind without
-    lines, such as an area, is beside the lines of its panel if these have other axes: it gets the
-    first axes that no line has.  A panel without any lines gets the axes at its place.
-    """
+def panels_of_table(chart: Chart, count: int) -> list[PanelRows]:
+    """Return the panels of a table: names in their order belong to the figure's `count` axes."""
+    table = chart.data
     groups = table.groupby("panel", sort=False) if "panel" in table else [("", table)]
-    panels: list[tuple[str, pd.DataFrame, int | None]] = []
-    for name, rows in groups:
-        kinds = rows.groupby("kind", sort=False) if "kind" in rows else [("", rows)]
-        places: dict[int | None, list[Any]] = {}
-        for kind, part in kinds:
-            keys = set(keys_of(part))
-            hits = [len(keys & set(points)) for points in drawn]
-            if kind not in ("level", "fit", "reference"):
-                places.setdefault(hits.index(max(hits)) if any(hits) else None, []).append(kind)
-        for index, members in places.items():
-            shown = rows[rows["kind"].isin(members)] if "kind" in rows else rows
-            panels.append((str(name), shown, index))
-    assigned = {index for _, _, index in panels}
-    free = [i for i in range(len(drawn)) if i not in assigned] or [0]
-    placed = []
-    for name, rows, index in panels:
-        if index is None:
-            index = free.pop(0) if len(free) > 1 else free[0]
-        placed.append((name, rows, index))
-    return placed
+    panels = []
+    for i, (name, rows) in enumerate(groups):
+        kinds = list(rows["kind"].unique()) if "kind" in rows else []
+        panels.append(PanelRows(str(name), min(i, count - 1), kinds, {}))
+    return panels
 
 
 def describe_axes(axes: Sequence[Axes], index: int) -> dict[str, Any]:
@@ -109,26 +74,6 @@ def describe_axes(axes: Sequence[Axes], index: int) -> dict[str, Any]:
         "log_y": one_axes.get_yscale() == "log",
         "scale": scale,
     }
-
-
-def points_of_lines(axes: Axes) -> dict[tuple[str, str], Style]:
-    """Return colour and whether it is dashed of the line through each point of these axes."""
-    from matplotlib.colors import to_hex
-
-    styles: dict[tuple[str, str], Style] = {}
-    for line in axes.lines:
-        style = to_hex(line.get_color()), line.get_linestyle() in ("--", ":", "-.")
-        for x, y in np.asarray(line.get_xydata(), float):
-            styles.setdefault((f"{x:.7g}", f"{y:.7g}"), style)
-    return styles
-
-
-def keys_of(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the points of a table in the form of `points_of_lines`."""
-    if "x" not in rows or "y" not in rows:
-        return []
-    both = rows[["x", "y"]].dropna().to_numpy(float)
-    return [(f"{x:.7g}", f"{y:.7g}") for x, y in both]
 
 
 def plain(text: str) -> str:

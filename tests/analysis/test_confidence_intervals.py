@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.plot_runs import make_run
+from helpers.plot_runs import make_run, make_runs
 from helpers.report_pages import Page, row_of
 from typer.testing import CliRunner
 
@@ -24,9 +24,7 @@ def loss_of(scheme: str, seed: int) -> float:
 
 
 def make_pairs(root: Path, n: int) -> Path:
-    for scheme in ("deepnorm", "post_ln"):
-        for seed in range(n):
-            make_run(root, scheme=scheme, seed=seed, masked=loss_of(scheme, seed))
+    make_runs(root, scheme=("deepnorm", "post_ln"), seed=(*range(n),), masked=loss_of)
     return root
 
 

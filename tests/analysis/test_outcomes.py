@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from deepstack.analysis.outcomes import CLEAR, margin, outcome
 from deepstack.cli import app
-from deepstack.errors import NothingMatchedError
 from deepstack.records import EVALS_COLUMNS, Run
 from deepstack.reports import report
 
@@ -167,15 +166,6 @@ def test_options_of_a_scheme_are_rows_of_their_own(tmp_path: Path) -> None:
     assert len(chart.figure.axes) == 1
 
 
-def test_outcomes_needs_something_to_compare(tmp_path: Path) -> None:
-    run_with(tmp_path / "one" / "study")
-    with pytest.raises(NothingMatchedError, match="needs finished runs of two schemes, depths"):
-        make_chart("outcomes", tmp_path / "one")
-    make_run(tmp_path / "none" / "study", state="failed")
-    with pytest.raises(NothingMatchedError, match="no finished run"):
-        make_chart("outcomes", tmp_path / "none")
-
-
 # --- frontier ------------------------------------------------------------------------------
 
 # Outcomes of two seeds at each learning rate; the frontier is the largest at which both trained.
@@ -223,14 +213,6 @@ def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path
     best = rows(chart, kind="frontier")
     assert dict(zip(best["x"], best["y"], strict=True)) == {6: 1e-2, 48: 3e-3}
     assert len(axes.patches) == 4
-
-
-@pytest.mark.parametrize("chart", ["frontier", "loss_vs_lr"])
-def test_a_map_of_rates_needs_two_at_one_depth(tmp_path: Path, chart: str) -> None:
-    for depth in (6, 18):
-        run_with(tmp_path / "study", depth=depth, lr=1 / depth)
-    with pytest.raises(NothingMatchedError, match="two learning rates"):
-        make_chart(chart, tmp_path)
 
 
 # --- words ---------------------------------------------------------------------------------

@@ -148,11 +148,18 @@ def write_analyses(folder: RunFolder, depth: int, used: float = 1.0, **lens: Any
         write_analysis(folder, name, result)
 
 
-def make_runs(root: Path, **settings: Any) -> None:
-    """A run for each combination of the settings that are tuples."""
+def make_runs(root: Path, **settings: Any) -> list[Path]:
+    """A run for each combination of the settings that are tuples.
+
+    A setting that is a function gets the values of this combination as keywords.
+    """
     axes = {key: values for key, values in settings.items() if isinstance(values, tuple)}
+    paths = []
     for values in product(*axes.values()):
-        make_run(root, **settings | dict(zip(axes, values, strict=True)))
+        cell = dict(zip(axes, values, strict=True))
+        others = {k: v(**cell) if callable(v) else v for k, v in settings.items() if k not in cell}
+        paths.append(make_run(root, **others | cell))
+    return paths
 
 
 def make_chart(name: str, root: Path, **options: Any) -> Chart:

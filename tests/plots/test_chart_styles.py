@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.plot_runs import make_chart, make_run, make_runs, words
+from helpers.plot_runs import make_chart, make_runs, words
 from matplotlib.collections import LineCollection
 
 from deepstack.errors import ConfigError
@@ -34,13 +34,13 @@ def test_a_scheme_looks_the_same_in_every_study_and_a_second_setting_is_a_shade(
     make_runs(tmp_path / "b", scheme=("post_ln", "keel"))
     for study in ("a", "b"):
         drawing = Drawing(find_runs(tmp_path / study), Options())
-        styles = {s.label: style for s, style in zip(drawing.series, drawing.styles, strict=True)}
+        styles = {s.label: style for s, style in drawing.styles.items()}
         assert styles["Post-LN"] == scheme_style("post_ln")
     make_runs(tmp_path / "c", scheme=("post_ln", "pre_ln"), lr=(1e-3, 2e-3, 3e-3))
     drawing = Drawing(find_runs(tmp_path / "c"), Options())
-    colours = [style["color"] for style in drawing.styles]
+    colours = [style["color"] for style in drawing.styles.values()]
     assert len(set(colours)) == 6
-    assert [style["marker"] for style in drawing.styles] == ["s"] * 3 + ["^"] * 3
+    assert [style["marker"] for style in drawing.styles.values()] == ["s"] * 3 + ["^"] * 3
     middle = {scheme_style(name)["color"].lower() for name in ("post_ln", "pre_ln")}
     assert {colours[1], colours[4]} == middle
 
@@ -65,11 +65,11 @@ def test_the_user_chooses_schemes_their_order_and_the_panels(tmp_path: Path) -> 
 
 def test_many_series_have_error_bars_instead_of_bands(tmp_path: Path) -> None:
     names = ("admin", "deepnorm", "fixup", "post_ln", "pre_ln", "rezero")
-    for i, scheme in enumerate(names):
-        for seed in (0, 1):
-            for depth in (6, 18):
-                values = [(1 + i + 0.1 * seed) * 0.01 * t for t in range(1, 31)]
-                make_run(tmp_path, scheme=scheme, seed=seed, depth=depth, updates=values)
+
+    def updates(scheme: str, seed: int, depth: int) -> list[float]:
+        return [(1 + names.index(scheme) + 0.1 * seed) * 0.01 * t for t in range(1, 31)]
+
+    make_runs(tmp_path, scheme=names, seed=(0, 1), depth=(6, 18), updates=updates)
     for name in ("update_vs_depth", "update_vs_step"):
         axes = make_chart(name, tmp_path).figure.axes[0]
         bars = [area for area in axes.collections if isinstance(area, LineCollection)]

@@ -1,9 +1,11 @@
 """The other charts, and what is written: right for one run and for many."""
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -111,24 +113,58 @@ def test_losses_of_two_tasks_share_no_axis_and_no_line(tmp_path: Path) -> None:
 
 
 def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Path) -> None:
-    for lr, loss in ((1e-3, 2.5), (1e-2, 2.0), (1e-1, 1.5)):
-        for seed in (0, 1):
-            state = "diverged" if lr == 1e-1 and seed else "done"
-            make_run(tmp_path / "study", lr=lr, seed=seed, state=state, masked=loss)
+    losses = {1e-3: 2.5, 1e-2: 2.0, 1e-1: 1.5}
+    make_runs(tmp_path / "study", lr=(*losses,), seed=(0, 1), masked=lambda lr, seed: losses[lr])
+    make_run(tmp_path / "study", lr=1e-1, seed=1, state="diverged", masked=1.5)
     chart = make_chart("loss_vs_lr", tmp_path)
     assert rows(chart, kind="best")["x"].tolist() == [1e-2]
     assert rows(chart, x=1e-1)["mark"].tolist() == ["1 diverged"]
     assert "some seeds diverged: mean of the others" in words(chart)
 
 
-def test_where_everything_diverged_nothing_is_drawn(tmp_path: Path) -> None:
-    make_runs(
-        tmp_path / "s", lr=(0.001, 0.01), state="diverged", updates=[math.nan], losses=[math.nan]
-    )
-    with pytest.raises(NothingMatchedError, match="every run diverged"):
-        make_chart("loss_vs_lr", tmp_path)
-    with pytest.raises(NothingMatchedError, match="no run has a finite"):
-        make_chart("update_vs_step", tmp_path)
+LOST: Any = {"state": "diverged", "updates": [math.nan], "losses": [math.nan]}
+ZEROS = np.zeros((2, 6))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("best_lr_vs_depth", {"depth": (6, 18)}, "two learning rates"),
+        ("best_lr_vs_depth", {"lr": (1e-3, 2e-3)}, "needs two depths"),
+        ("coordinate_check", {"layers": ZEROS}, "needs runs of two widths"),
+        ("final_loss_vs_depth", {"state": "running"}, "no finished run has a validation loss"),
+        ("frontier", {"depth": (6, 18), "lr": lambda depth: 1 / depth}, "two learning rates"),
+        ("grad_norm_by_layer", {"layers": ZEROS}, "grad_norm: no value is finite and above 0"),
+        ("gradient_ratios", {}, "beta_ln and beta_rc"),
+        ("gradient_ratios", {"layers": ZEROS}, "no value is finite"),
+        ("iso_flop", {"depth": (2, 8), "flops": lambda depth: depth * 10**9}, "nearly equal"),
+        ("iso_flop", {"depth": (2, 8), "flops": None}, "FLOPs in its meta"),
+        ("loss_vs_compute", {"flops": None}, "FLOPs in its meta"),
+        ("loss_vs_lr", {"depth": (6, 18), "lr": lambda depth: 1 / depth}, "two learning rates"),
+        ("loss_vs_lr", {"lr": (1e-3, 1e-2)} | LOST, "every run diverged"),
+        ("outcomes", {}, "needs finished runs of two schemes, depths"),
+        ("outcomes", {"state": "failed"}, "no finished run"),
+        ("sharpness_vs_step", {}, "log.sharpness_every is 0"),
+        ("solved_vs_depth", {"solved": 2.0, "state": "running"}, "no finished run"),
+        ("update_by_role", {}, "log.attribution_every is 0"),
+        ("update_vs_depth", {"depth": (6, 18), "updates": [0.0, 0.0]}, "above 0 at step 2"),
+        ("update_vs_step", LOST, "no run has a finite"),
+        ("effective_depth_vs_depth", {}, "deepstack analyze RUN --what lens"),
+        ("effects", {}, "deepstack analyze RUN --what effects"),
+        ("layer_similarity", {}, "deepstack analyze RUN --what similarity"),
+        ("lens_by_layer", {}, "deepstack analyze RUN --what lens"),
+    ],
+)
+def test_a_chart_that_runs_do_not_allow_names_the_reason(
+    tmp_path: Path, name: str, settings: dict[str, Any], reason: str
+) -> None:
+    make_runs(tmp_path, **settings)
+    with pytest.raises(NothingMatchedError, match=re.escape(reason)):
+        make_chart(name, tmp_path)
+
+
+def test_runs_that_all_diverged_have_no_mark_at_their_start(tmp_path: Path) -> None:
+    make_runs(tmp_path / "s", lr=(0.001, 0.01), **LOST)
     # The evaluation at the start was before: it is no place where a run diverged.
     chart = make_chart("loss_vs_step", tmp_path)
     markers = {line.get_marker() for axes in chart.figure.axes for line in axes.lines}
@@ -142,10 +178,10 @@ def test_where_everything_diverged_nothing_is_drawn(tmp_path: Path) -> None:
 
 
 def test_training_and_validation_have_axes_alike(tmp_path: Path) -> None:
-    for scheme in ("deepnorm", "post_ln"):
-        for depth in (6, 18):
-            make_run(tmp_path, scheme=scheme, depth=depth, masked=40.0, references={})
-            make_run(tmp_path, scheme=scheme, depth=depth, seed=1, masked=2.0, references={})
+    make_runs(
+        tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18), seed=(0, 1), references={},
+        masked=lambda scheme, depth, seed: 2.0 if seed else 40.0,
+    )  # fmt: skip
     scales = {axes.get_yscale() for axes in make_chart("loss_vs_step", tmp_path).figure.axes}
     assert scales == {"linear"}
     make_run(tmp_path, depth=18, masked=0.1, references={})
@@ -192,11 +228,10 @@ def test_a_diagnostic_of_either_sign_has_a_plain_axis(
 
 
 def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:
-    for scheme in ("deepnorm", "post_ln"):
-        for depth in (2, 5):
-            for seed in (1, 0):
-                layers = np.full((2, depth), 1.0 + seed)
-                make_run(tmp_path / "s", scheme=scheme, depth=depth, seed=seed, layers=layers)
+    make_runs(
+        tmp_path / "s", scheme=("deepnorm", "post_ln"), depth=(2, 5), seed=(1, 0),
+        layers=lambda scheme, depth, seed: np.full((2, depth), 1.0 + seed),
+    )  # fmt: skip
     chart = make_chart("grad_norm_by_layer", tmp_path)
     assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm, N = 5", "Post-LN, N = 5"]
     assert set(chart.data["y"]) == {1.0}
@@ -212,12 +247,13 @@ def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("results") / "study"
-    for scheme in ("deepnorm", "post_ln"):
-        for depth in DEPTHS:
-            for seed, lr in ((0, 1e-3), (1, 1e-3), (0, 3e-3)):
-                layers = np.exp(-np.arange(depth) / 9.0) * np.ones((4, 1))
-                numbers = {"depth": depth, "seed": seed, "lr": lr, "solved": depth / 2}
-                make_run(root, scheme=scheme, layers=layers, **numbers)
+    both: Any = {
+        "scheme": ("deepnorm", "post_ln"), "depth": DEPTHS,
+        "layers": lambda depth, **_: np.exp(-np.arange(depth) / 9.0) * np.ones((4, 1)),
+        "solved": lambda depth, **_: depth / 2,
+    }  # fmt: skip
+    make_runs(root, seed=(0, 1), **both)
+    make_runs(root, lr=3e-3, **both)
     return root
 
 

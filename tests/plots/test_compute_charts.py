@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from helpers.plot_runs import caption, make_chart, make_run, rows
 
-from deepstack.errors import NothingMatchedError
-
 DEPTHS, SEEDS = (2, 8, 32), (0, 1)
 
 
@@ -64,14 +62,3 @@ def test_one_budget_shows_losses_on_the_way(tmp_path: Path) -> None:
     chart = make_chart("loss_vs_compute", tmp_path)
     assert chart.data[["x", "y"]].to_numpy().tolist() == [[4e9, 2.5]]
     assert "on their way" in caption(chart)
-
-
-def test_runs_of_different_budgets_or_without_flops_do_not_compare(tmp_path: Path) -> None:
-    for depth in (2, 8):
-        make_run(tmp_path / "budgets", depth=depth, flops=depth * 10**9)
-        make_run(tmp_path / "older", depth=depth, flops=None)
-    with pytest.raises(NothingMatchedError, match="nearly equal training FLOPs"):
-        make_chart("iso_flop", tmp_path / "budgets")
-    for name in ("iso_flop", "loss_vs_compute"):
-        with pytest.raises(NothingMatchedError, match="FLOPs in its meta"):
-            make_chart(name, tmp_path / "older")

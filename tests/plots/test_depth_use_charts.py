@@ -6,12 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.plot_runs import make_chart, make_run, make_runs, rows, words, write_analyses
+from helpers.plot_runs import make_chart, make_run, rows, words, write_analyses
 
-from deepstack.errors import NothingMatchedError
 from deepstack.records import RunFolder
-
-CHARTS = ("lens_by_layer", "effects", "layer_similarity", "effective_depth_vs_depth")
 
 
 @pytest.fixture
@@ -65,10 +62,3 @@ def test_heat_maps_have_the_cells_of_one_seed(runs: Path) -> None:
     similar = cells.set_index(["x", "y"])["value"]
     assert len(similar) == 25 and similar[0, 4] == pytest.approx(np.exp(-1))
     assert (similar.xs(3)[3], similar[2, 1]) == (1.0, similar[1, 2])
-
-
-@pytest.mark.parametrize("name", CHARTS)
-def test_without_an_analysis_a_chart_names_the_command(name: str, tmp_path: Path) -> None:
-    make_runs(tmp_path / "s", depth=(4, 8))
-    with pytest.raises(NothingMatchedError, match=r"deepstack analyze RUN --what (lens|eff|sim)"):
-        make_chart(name, tmp_path / "s")

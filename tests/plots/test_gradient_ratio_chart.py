@@ -12,7 +12,6 @@ from helpers.plot_runs import make_run as bare_run
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
 SMALL = {
@@ -84,11 +83,3 @@ def test_layers_that_no_gradient_reaches_are_named(tmp_path: Path) -> None:
     assert rows(chart, series="attention, step 2")["x"].unique().tolist() == [4, 5, 6]
     text = " ".join(words(chart)).replace("\u00a0", " ")
     assert "no ratio where the gradient is 0: DeepNorm, N = 6, step 2, layers 1 to 3" in text
-
-
-def test_runs_without_them_are_told_so(tmp_path: Path) -> None:
-    run = bare_run(tmp_path / "study", layers=np.ones((2, 6)))
-    for path in run.glob("layers/beta_*.npy"):
-        path.unlink()
-    with pytest.raises(NothingMatchedError, match="beta_ln"):
-        make_chart("gradient_ratios", tmp_path)

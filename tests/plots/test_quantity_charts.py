@@ -25,11 +25,10 @@ def draw(root: Path, *words: str, **more: Any) -> Any:
 
 
 def test_a_column_against_a_setting_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
-    for scheme, offset in (("deepnorm", 0.0), ("post_ln", 1.0)):
-        for depth in (6, 18):
-            for seed in range(3):
-                loss = offset + depth / 10 + 0.1 * seed
-                make_run(tmp_path, scheme=scheme, depth=depth, seed=seed, masked=loss)
+    make_runs(
+        tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18), seed=(0, 1, 2),
+        masked=lambda scheme, depth, seed: (scheme == "post_ln") + depth / 10 + 0.1 * seed,
+    )  # fmt: skip
     chart = draw(tmp_path, "depth", "val_loss_masked", "scheme")
     rows = chart.data[chart.data["series"] == "Post-LN"]
     assert rows["x"].tolist() == [6, 18] and rows["y"].tolist() == pytest.approx([1.7, 2.9])
@@ -63,8 +62,7 @@ def test_a_quantity_against_step_layer_and_another_column(tmp_path: Path) -> Non
 
 
 def test_flops_are_a_column(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        make_run(tmp_path, seed=seed, losses=[4.0, 3.0, 2.0], steps=3, flops=10**9)
+    make_runs(tmp_path, seed=(0, 1), losses=[4.0, 3.0, 2.0], steps=3, flops=10**9)
     make_run(tmp_path, depth=18, losses=[4.0, 3.0, 2.0], steps=3, flops=None)  # of an older version
     chart = draw(tmp_path, "flops", "loss", "depth")
     assert chart.data[["x", "y"]].to_numpy().tolist() == [[1e9, 4.0], [2e9, 3.0], [3e9, 2.0]]
@@ -74,10 +72,8 @@ def test_flops_are_a_column(tmp_path: Path) -> None:
 
 
 def test_diverged_runs_are_no_part_of_a_mean_and_are_counted(tmp_path: Path) -> None:
-    for depth in (6, 18):
-        for seed in range(2):
-            state = "diverged" if seed else "done"
-            make_run(tmp_path, depth=depth, seed=seed, state=state, masked=2.0 + 9 * seed)
+    make_runs(tmp_path, depth=(6, 18), masked=2.0)
+    make_runs(tmp_path, depth=(6, 18), seed=1, state="diverged", masked=11.0)
     chart = draw(tmp_path, "depth", "val_loss_masked")
     assert chart.data["y"].tolist() == [2.0, 2.0] and chart.data["n"].tolist() == [1, 1]
     assert "left out of the means: 2 diverged runs" in caption(chart)
@@ -94,12 +90,11 @@ def test_names_that_are_not_known_are_answered_with_the_nearest(tmp_path: Path) 
 
 
 def test_a_map_shows_the_mean_of_each_cell_and_marks_diverged_ones(tmp_path: Path) -> None:
-    for depth in (6, 18):
-        for lr in (1e-3, 1e-2):
-            for seed in (0, 1):
-                state = "diverged" if (depth, lr) == (18, 1e-2) else "done"
-                loss = depth / 10 + 100 * lr + 0.2 * seed
-                make_run(tmp_path, depth=depth, lr=lr, seed=seed, masked=loss, state=state)
+    make_runs(
+        tmp_path, depth=(6, 18), lr=(1e-3, 1e-2), seed=(0, 1),
+        masked=lambda depth, lr, seed: depth / 10 + 100 * lr + 0.2 * seed,
+        state=lambda depth, lr, seed: "diverged" if (depth, lr) == (18, 1e-2) else "done",
+    )  # fmt: skip
     chart = value_map(find_runs(tmp_path), "depth", "lr", "val_loss_masked", options=Options())
     cells = chart.data.set_index(["x", "y"])
     assert cells.loc[(6, 1e-2), "value"] == pytest.approx(1.7)
@@ -144,13 +139,9 @@ def test_the_command_writes_a_metric_and_a_map(tmp_path: Path) -> None:
 
 
 def test_sharpness_stands_beside_the_threshold_of_its_run(tmp_path: Path) -> None:
-    for lr in (1e-3, 4e-3):
-        make_run(tmp_path / "a", lr=lr, layers=np.ones((5, 6)))
+    make_runs(tmp_path / "a", lr=(1e-3, 4e-3), layers=np.ones((5, 6)))
     chart = make_chart("sharpness_vs_step", tmp_path / "a")
     assert set(rows(chart, kind="level")["y"]) == {2000.0, 500.0}
     for _, curve in rows(chart, kind="line").groupby("series"):
         assert list(curve["y"]) == [7, 8, 9, 10, 11]
     assert rows(chart, kind="line")["series"].nunique() == 2
-    make_run(tmp_path / "b")
-    with pytest.raises(NothingMatchedError, match=r"log\.sharpness_every is 0"):
-        make_chart("sharpness_vs_step", tmp_path / "b")

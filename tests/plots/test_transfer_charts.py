@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, words
 
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.style import scheme_style
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -15,12 +14,12 @@ RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 
 def study(root: Path, scheme: str, power: float, rates: tuple[float, ...] = RATES) -> None:
     """Losses that are parabolas in log lr around 2e-3·(N/6)^power, equal for all seeds."""
-    for depth in (6, 24, 54):
-        for lr in rates:
-            for seed in (0, 1):
-                distance = math.log(lr / (2e-3 * (depth / 6) ** power))
-                loss = 2.0 + 0.1 * distance**2 + 0.01 * seed
-                make_run(root, scheme=scheme, depth=depth, lr=lr, seed=seed, masked=loss)
+
+    def loss(depth: int, lr: float, seed: int) -> float:
+        distance = math.log(lr / (2e-3 * (depth / 6) ** power))
+        return 2.0 + 0.1 * distance**2 + 0.01 * seed
+
+    make_runs(root, scheme=scheme, depth=(6, 24, 54), lr=rates, seed=(0, 1), masked=loss)
 
 
 def test_the_best_rate_has_the_exponent_of_its_parabolas_and_laws_beside_it(tmp_path: Path) -> None:
@@ -42,21 +41,11 @@ def test_the_best_rate_has_the_exponent_of_its_parabolas_and_laws_beside_it(tmp_
 
 def test_a_best_rate_at_the_edge_is_hollow_and_a_lone_depth_is_named(tmp_path: Path) -> None:
     study(tmp_path, "deepnorm", -0.5, RATES[2:])
-    for lr in RATES:
-        make_run(tmp_path, scheme="rezero", depth=6, lr=lr)
+    make_runs(tmp_path, scheme="rezero", lr=RATES)
     chart = make_chart("best_lr_vs_depth", tmp_path)
     assert rows(chart, kind="point")["mark"].dropna().tolist() == ["edge", "edge"]
     assert "best rate tried lies at the edge" in caption(chart)
     assert "ReZero: no seed has a loss at every rate of two depths" in caption(chart)
-
-
-def test_best_rates_need_rates_and_depths(tmp_path: Path) -> None:
-    make_runs(tmp_path, depth=(6, 18))
-    with pytest.raises(NothingMatchedError, match="two learning rates"):
-        make_chart("best_lr_vs_depth", tmp_path)
-    make_runs(tmp_path / "one", depth=6, lr=(1e-3, 2e-3))
-    with pytest.raises(NothingMatchedError, match="needs two depths"):
-        make_chart("best_lr_vs_depth", tmp_path / "one")
 
 
 def test_a_rate_at_which_a_seed_diverged_is_never_the_best(tmp_path: Path) -> None:
@@ -67,13 +56,11 @@ def test_a_rate_at_which_a_seed_diverged_is_never_the_best(tmp_path: Path) -> No
 
 
 def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:
-    for scheme in ("deepnorm", "post_ln"):
-        for depth in (6, 18, 54):
-            for seed in (0, 1):
-                layers = np.ones((2, depth))
-                updates = [0.01 * depth * (1 + 0.1 * seed)]
-                make_run(tmp_path, scheme=scheme, depth=depth, seed=seed, updates=updates,
-                         layers=layers)  # fmt: skip
+    make_runs(
+        tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18, 54), seed=(0, 1),
+        updates=lambda scheme, depth, seed: [0.01 * depth * (1 + 0.1 * seed)],
+        layers=lambda scheme, depth, seed: np.ones((2, depth)),
+    )  # fmt: skip
     chart = make_chart("update_by_role", tmp_path)
     assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm", "Post-LN"]
     fits = rows(chart, kind="fit", panel="Post-LN")
@@ -90,10 +77,10 @@ def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:
 def test_a_calibration_is_drawn_at_its_rate_and_not_at_half_of_it(
     tmp_path: Path, eval_every: int, panels: int
 ) -> None:
-    for depth in (6, 18):
-        for lr in (1e-3, 5e-4):
-            make_run(tmp_path, depth=depth, lr=lr, updates=[lr * depth], layers=np.ones((1, depth)),
-                     config={"train.eval_every": eval_every})  # fmt: skip
+    make_runs(
+        tmp_path, depth=(6, 18), lr=(1e-3, 5e-4), config={"train.eval_every": eval_every},
+        updates=lambda depth, lr: [lr * depth], layers=lambda depth, lr: np.ones((1, depth)),
+    )  # fmt: skip
     chart = make_chart("update_by_role", tmp_path)
     assert len(chart.figure.axes) == panels
     if panels == 1:

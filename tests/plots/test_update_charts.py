@@ -61,13 +61,14 @@ def test_the_error_over_seeds_is_of_their_exponents() -> None:
     assert power_law_of_seeds(DEPTHS, values) == power_law(DEPTHS, means)
     assert power_law_of_seeds([], []) is None
     assert power_law_of_seeds([6], [{0: 1.0, 1: 2.0}]) is None
+    assert power_law([], []) is None and power_law([6.0, 6.0], [1.0, 2.0]) is None
 
 
 def test_a_legend_says_what_its_errors_are_of(tmp_path: Path) -> None:
-    for seed, power in enumerate((0.4, 0.6)):
-        for depth in DEPTHS:
-            values = [update(depth, t, power=power) for t in range(1, 6)]
-            make_run(tmp_path / "study", depth=depth, seed=seed, updates=values)
+    make_runs(
+        tmp_path / "study", seed=(0, 1), depth=DEPTHS,
+        updates=lambda seed, depth: [update(depth, t, power=0.4 + 0.2 * seed) for t in range(1, 6)],
+    )  # fmt: skip
     chart = make_chart("update_vs_depth", tmp_path)
     fits = rows(chart, kind="fit")
     assert fits["seeds"].tolist() == [2, 2]
@@ -77,8 +78,7 @@ def test_a_legend_says_what_its_errors_are_of(tmp_path: Path) -> None:
 
 
 def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
-    layers = np.ones((2, 6))
-    paths = [make_run(tmp_path / "study", seed=seed, layers=layers) for seed in range(3)]
+    paths = make_runs(tmp_path / "study", seed=(0, 1, 2), layers=np.ones((2, 6)))
     (paths[0] / "layers" / "grad_norm.npy").write_bytes(b"no array")
     messages: list[str] = []
     options: Any = {"out": tmp_path / "out", "say": messages.append, "formats": ("csv",)}
@@ -109,12 +109,6 @@ def test_a_refusal_is_said_once(tmp_path: Path) -> None:
     assert result.exit_code == 7 and result.stderr.count("frontier is not drawn") == 1
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_no_fit_through_one_point(count: int) -> None:
-    assert power_law([6.0] * count, [1.0] * count) is None
-    assert power_law([6.0, 6.0], [1.0, 2.0]) is None
-
-
 def test_two_points_have_an_exponent_without_an_error(tmp_path: Path) -> None:
     make_runs(tmp_path / "study", depth=(6, 48))
     chart = make_chart("update_vs_depth", tmp_path)
@@ -124,10 +118,11 @@ def test_two_points_have_an_exponent_without_an_error(tmp_path: Path) -> None:
 
 
 def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
-    for depth in DEPTHS:
-        make_run(tmp_path / "study", depth=depth)
-        values = [update(depth, t, factor=1e-5, power=1.25) for t in range(1, 6)]
-        make_run(tmp_path / "study", scheme="post_ln", depth=depth, updates=values)
+    make_runs(tmp_path / "study", depth=DEPTHS)
+    make_runs(
+        tmp_path / "study", scheme="post_ln", depth=DEPTHS,
+        updates=lambda depth: [update(depth, t, factor=1e-5, power=1.25) for t in range(1, 6)],
+    )  # fmt: skip
     chart = make_chart("update_vs_depth", tmp_path)
     fits = rows(chart, kind="fit")
     assert fits["panel"].tolist() == ["step 1"] * 2 + ["step 5"] * 2
@@ -192,10 +187,8 @@ def test_hollow_points_are_hollow(tmp_path: Path) -> None:
 
 
 def test_one_diverged_seed_takes_its_point_out_of_the_fit(tmp_path: Path) -> None:
-    for depth in DEPTHS:
-        for seed in range(3):
-            state = "diverged" if (depth, seed) == (100, 2) else "done"
-            make_run(tmp_path / "study", depth=depth, seed=seed, state=state)
+    make_runs(tmp_path / "study", depth=DEPTHS, seed=(0, 1, 2))
+    make_run(tmp_path / "study", depth=100, seed=2, state="diverged")
     chart = make_chart("update_vs_depth", tmp_path)
     point = rows(chart, kind="point", panel="step 5", x=100).iloc[0]
     assert point["mark"] == "some diverged" and point["n"] == 2
@@ -203,9 +196,9 @@ def test_one_diverged_seed_takes_its_point_out_of_the_fit(tmp_path: Path) -> Non
 
 
 def test_schemes_without_a_last_norm_are_compared_relatively(tmp_path: Path) -> None:
-    for depth in (6, 18, 48):
-        make_run(tmp_path / "study", depth=depth, updates=[30.0])
-        make_run(tmp_path / "study", scheme="rezero", depth=depth, updates=[80.0], normalised=False)
+    study, depths = tmp_path / "study", (6, 18, 48)
+    make_runs(study, depth=depths, updates=[30.0])
+    make_runs(study, scheme="rezero", depth=depths, updates=[80.0], normalised=False)
     chart = make_chart("update_vs_depth", tmp_path)
     points = rows(chart, kind="point")
     assert set(points["y"]) == {30.0 / 8, 80.0 / 8}
@@ -220,14 +213,10 @@ def test_schemes_without_a_last_norm_are_compared_relatively(tmp_path: Path) -> 
 
 
 def test_the_second_panel_is_the_last_step_that_all_runs_share(tmp_path: Path) -> None:
-    make_run(tmp_path / "study", depth=6, steps=9)
-    for depth, count in ((18, 7), (48, 9)):
-        make_run(
-            tmp_path / "study",
-            depth=depth,
-            steps=9,
-            updates=[update(depth, t) for t in range(1, count + 1)],
-        )
+    make_runs(
+        tmp_path / "study", depth=(6, 18, 48), steps=9,
+        updates=lambda depth: [update(depth, t) for t in range(1, 8 if depth == 18 else 10)],
+    )  # fmt: skip
     chart = make_chart("update_vs_depth", tmp_path)
     assert list(dict.fromkeys(chart.data["panel"])) == ["step 1", "step 7"]
     chart = make_chart("update_vs_depth", tmp_path, at_step=3)
@@ -247,9 +236,8 @@ def test_the_second_panel_is_the_last_step_that_all_runs_share(tmp_path: Path) -
 
 def test_bands_are_one_standard_deviation_and_say_n(tmp_path: Path) -> None:
     seeds = [0.01, 0.02, 0.06]
-    for depth in (6, 18):
-        for seed, value in enumerate(seeds if depth == 6 else seeds[:1]):
-            make_run(tmp_path / "study", depth=depth, seed=seed, updates=[value])
+    make_runs(tmp_path / "study", seed=(0, 1, 2), updates=lambda seed: [seeds[seed]])
+    make_run(tmp_path / "study", depth=18, updates=[0.01])
     chart = make_chart("update_vs_depth", tmp_path)
     wide, narrow = rows(chart, kind="point").to_dict("records")
     assert wide["n"] == 3 and wide["y"] == pytest.approx(0.03, rel=1e-6)
@@ -349,8 +337,7 @@ def test_two_stacks_are_named_with_both_depths(tmp_path: Path) -> None:
 def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
     """Whatever their place in the alphabet; those left out are named."""
     names = ("admin", "b2t", "deepnorm", "keel", "peri_ln", "post_ln", "pre_ln", "rezero")
-    for name in names:
-        make_run(tmp_path, scheme=name, layers=np.ones((2, 6)))
+    make_runs(tmp_path, scheme=names, layers=np.ones((2, 6)))
     series, _ = split_series(find_runs(tmp_path))
     kept, notes = choose_series(series, 4)
     assert [s.label for s in kept] == ["admin", "DeepNorm", "Post-LN", "Pre-LN"]
@@ -362,8 +349,7 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
 
 
 def test_a_panel_without_a_fit_has_no_column_of_exponents(tmp_path: Path) -> None:
-    for depth in (6, 18, 48):
-        make_run(tmp_path, depth=depth, updates=[0.01 * depth, 10.0])
+    make_runs(tmp_path, depth=(6, 18, 48), updates=lambda depth: [0.01 * depth, 10.0])
     chart = make_chart("update_vs_depth", tmp_path)
     text = " ".join(words(chart))
     assert "no fit" not in text and "DeepNorm: 1.000 ± 0.000" in words(chart)

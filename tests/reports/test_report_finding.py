@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from helpers.plot_runs import make_chart, make_run
+from helpers.plot_runs import make_chart, make_run, make_runs
 from helpers.report_pages import Page
 from scipy.stats import t
 
@@ -24,17 +24,12 @@ LOSSES = {
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """At depth 48 Post-LN has the least losses, but one of its seeds diverged."""
-    for (scheme, depth), losses in LOSSES.items():
-        for seed, loss in enumerate(losses):
-            gone = (scheme, depth, seed) == ("post_ln", 48, 2)
-            make_run(
-                tmp_path / "study",
-                scheme=scheme,
-                depth=depth,
-                seed=seed,
-                masked=loss,
-                state="diverged" if gone else "done",
-            )
+    gone = ("post_ln", 48, 2)
+    make_runs(
+        tmp_path / "study", scheme=("deepnorm", "pre_ln", "post_ln"), depth=(6, 48), seed=(0, 1, 2),
+        masked=lambda scheme, depth, seed: LOSSES[scheme, depth][seed],
+        state=lambda scheme, depth, seed: "diverged" if (scheme, depth, seed) == gone else "done",
+    )  # fmt: skip
     return tmp_path / "study"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.browser import CHROMIUM, Browser, open_browser
-from helpers.plot_runs import make_run
+from helpers.plot_runs import make_run, make_runs
 
 from deepstack.records import Run, RunFolder
 from deepstack.reports import report
@@ -32,19 +32,17 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Three schemes at two depths with two seeds; one run diverged."""
     root = tmp_path_factory.mktemp("study") / "mine"
     layers = np.exp(np.linspace(-3, 1, 12)).reshape(2, 6)
-    for i, scheme in enumerate(("deepnorm", "post_ln", "pre_ln")):
-        for depth in (6, 48):
-            for seed in (0, 1):
-                gone = (scheme, depth, seed) == ("post_ln", 48, 1)
-                make_run(
-                    root,
-                    scheme=scheme,
-                    depth=depth,
-                    seed=seed,
-                    masked=2.0 + 0.2 * i + 0.001 * depth + 0.01 * seed * (i + 1),
-                    state="diverged" if gone else "done",
-                    layers=layers if depth == 6 else None,
-                )
+    schemes, gone = ("deepnorm", "post_ln", "pre_ln"), ("post_ln", 48, 1)
+
+    def loss(scheme: str, depth: int, seed: int) -> float:
+        i = schemes.index(scheme)
+        return 2.0 + 0.2 * i + 0.001 * depth + 0.01 * seed * (i + 1)
+
+    make_runs(
+        root, scheme=schemes, depth=(6, 48), seed=(0, 1), masked=loss,
+        state=lambda scheme, depth, seed: "diverged" if (scheme, depth, seed) == gone else "done",
+        layers=lambda scheme, depth, seed: layers if depth == 6 else None,
+    )  # fmt: skip
     return report(root).as_uri()
 
 

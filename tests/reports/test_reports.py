@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from helpers import ROOT
-from helpers.plot_runs import make_run, make_runs, update
+from helpers.plot_runs import make_chart, make_run, make_runs, update
 from helpers.report_pages import Page, row_of
 from typer.testing import CliRunner
 
@@ -22,8 +23,10 @@ import deepstack
 from deepstack.cli import app
 from deepstack.errors import BrokenChartError, ConfigError, NothingMatchedError, ResourceError
 from deepstack.plots import CHARTS, Chart, Table, chart
+from deepstack.plots.style import scheme_style
 from deepstack.records import Run, RunFolder
 from deepstack.reports import compare, report
+from deepstack.reports.figures import describe_figure
 
 SCHEMES = ("deepnorm", "post_ln")
 LOSS = {
@@ -34,9 +37,11 @@ LOSS = {
 }
 
 
-def make_study(root: Path, **changes: Any) -> Path:
-    for (scheme, depth, seed), loss in LOSS.items():
-        make_run(root, scheme=scheme, depth=depth, seed=seed, masked=loss, **changes)
+def make_study(root: Path) -> Path:
+    make_runs(
+        root, scheme=SCHEMES, depth=(1, 2), seed=(0, 1, 2),
+        masked=lambda scheme, depth, seed: LOSS[scheme, depth, seed],
+    )  # fmt: skip
     return root
 
 
@@ -177,6 +182,14 @@ def test_a_page_holds_every_table_and_chart(tmp_path: Path) -> None:
     assert "d_model: 64" in page.text and "scheme:" not in page.text.split("d_model")[0][-80:]
 
 
+def test_lines_that_coincide_keep_their_colours(tmp_path: Path) -> None:
+    make_runs(tmp_path, scheme=SCHEMES, layers=np.ones((5, 6)))
+    for name in ("update_vs_step", "sharpness_vs_step"):
+        (panel,) = describe_figure(make_chart(name, tmp_path))["panels"]
+        styles = [(scheme_style(scheme)["color"].lower(), False) for scheme in SCHEMES]
+        assert list(panel["styles"].values()) == styles and panel["kinds"] == ["line"]
+
+
 def test_a_page_fetches_nothing_and_is_the_same_again(tmp_path: Path) -> None:
     path = report(make_study(tmp_path))
     once = path.read_bytes()
@@ -296,14 +309,12 @@ def make_rates(root: Path) -> Path:
         "deepnorm": {0.1: 3.0, 0.2: 2.0, 0.4: 2.5},
         "post_ln": {0.1: 4.0, 0.2: 4.5, 0.4: 1.0},
     }
-    for scheme, by_rate in losses.items():
-        for lr, loss in by_rate.items():
-            for seed in (0, 1):
-                gone = (scheme, lr, seed) == ("post_ln", 0.4, 1)
-                state = "diverged" if gone else "done"
-                make_run(
-                    root, scheme=scheme, lr=lr, seed=seed, masked=loss + 0.1 * seed, state=state
-                )
+    gone = ("post_ln", 0.4, 1)
+    make_runs(
+        root, scheme=SCHEMES, lr=(0.1, 0.2, 0.4), seed=(0, 1),
+        masked=lambda scheme, lr, seed: losses[scheme][lr] + 0.1 * seed,
+        state=lambda scheme, lr, seed: "diverged" if (scheme, lr, seed) == gone else "done",
+    )  # fmt: skip
     return root
 
 

@@ -1,0 +1,171 @@
+"""Loss against the learning rate; the best rate against depth, its exponent and published laws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from deepstack.analysis.fit import signed
+from deepstack.analysis.outcomes import map_table
+from deepstack.analysis.settings import LR
+from deepstack.analysis.statistics import (
+    SOME_DIVERGED,
+    evaluated_runs,
+    final_value,
+    has_diverged,
+    loss_column,
+    validation_levels,
+)
+from deepstack.analysis.tidy import seed_statistics
+from deepstack.analysis.transfer import (
+    PUBLISHED_LAWS,
+    Interval,
+    Losses,
+    final_losses,
+    mean_curve,
+    shared_seeds,
+    transfer,
+)
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Chart, Options, chart
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.loss import draw_levels, loss_label
+from deepstack.plots.panel import EDGE_RATE
+from deepstack.plots.style import DASHES, GREY, extent, log_axis, shades
+from deepstack.records import Run
+from deepstack.records.cells import counted
+
+
+def runs_of_rates(runs: list[Run]) -> list[Run]:
+    """Return the finished runs.  Raises NothingMatchedError for fewer than two learning rates."""
+    final = evaluated_runs(runs)
+    if len({run.get(LR) for run in final}) < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates or more")
+    return final
+
+
+@chart("loss_vs_lr")
+def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
+    """Final validation loss against the learning rate, a curve a depth, the best rate of each."""
+    final = runs_of_rates(runs)
+    table = map_table(final, by_lr=True)
+    if table.groupby(["name", "depth"])["lr"].nunique().max() < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
+    column = loss_column(final)
+    table["diverged"] = [has_diverged(run) for run in table["run"]]
+    table["value"] = [math.nan if has_diverged(r) else final_value(r, column) for r in table["run"]]
+    table = table.sort_values(["depth", "lr"], kind="stable")
+    finite = set(table["name"][np.isfinite(table["value"])])
+    unfinished = [name for name in dict.fromkeys(table["name"]) if name not in finite]
+    table = table[table["name"].isin(finite)]
+    if table.empty:
+        raise NothingMatchedError("every run diverged, or has no finite validation loss")
+    colours = shades(sorted(set(table["depth"]), reverse=True))
+    drawing = Drawing(final, options, but=[LR])
+    names = list(dict.fromkeys(table["name"]))
+    for panel, name in drawing.fill(names, names, height=1.9):
+        here = table[table["name"] == name]
+        draw_levels(panel, validation_levels(here["run"].tolist()))
+        for depth, members in here.groupby("depth"):
+            rows, series = seed_statistics(members, "lr"), f"N = {depth}"
+            diverged_at = members.groupby("lr")["diverged"].sum()
+            rows = rows.set_index("x").reindex(diverged_at.index).rename_axis("x").reset_index()
+            rows["n"] = rows["n"].fillna(0).astype(int)
+            rows["mark"] = [SOME_DIVERGED if count else "" for count in diverged_at]
+            drawn = rows[rows["n"] > 0]
+            style: dict[str, Any] = {"marker": "o", "color": colours[depth], "linestyle": "-"}
+            panel.mark_points(drawn, style)
+            undiverged = drawn[drawn["mark"] == ""]
+            best = [undiverged["y"].idxmin()] if len(undiverged) else []
+            ring = rows.loc[best]
+            panel.ring(ring["x"], ring["y"], color=colours[depth])
+            rows["kind"] = np.where(rows.index.isin(best), "best", "point")
+            rows["mark"] = [f"{count} diverged" if count else "" for count in diverged_at]
+            panel.add(rows, style, series=series)
+    rows = drawing.rows("point", "best")
+    drawing.value_axis(loss_label(final), drawing.panels, log=False)
+    for panel in drawing.panels:
+        log_axis(panel.axes, "x", *extent(rows["x"].tolist()))
+        panel.axes.set_xlabel("learning rate")
+    for depth, colour in sorted(colours.items()):
+        if (rows["n"] * (rows["series"] == f"N = {depth}")).any():
+            drawing.entry(f"N = {depth}", marker="o", color=colour)
+    if (rows["kind"] == "best").any():
+        drawing.ring_entry("best")
+    diverged = sum(map(has_diverged, final))
+    left = f"left out: {counted('{} diverged runs', diverged)}; best is among rates without one"
+    drawing.note(left, when=diverged)
+    drawing.note(f"nothing finished of {', '.join(unfinished)}", when=unfinished)
+    return drawing.finish("Final validation loss against learning rate")
+
+
+@chart("best_lr_vs_depth")
+def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+    """The best learning rate against depth with its 95 % interval, exponent and published laws."""
+    drawing = Drawing(runs_of_rates(runs), options, but=(LR,))
+    drawing.spread = "95 % interval over samples of the seeds"
+    losses = {s: losses_of_depths(s.runs) for s in drawing.series}
+    if not any(len(by_depth) > 1 for by_depth in losses.values()):
+        raise NothingMatchedError(
+            "needs two depths, each with two learning rates and a seed that all of them share"
+        )
+    (panel,) = drawing.add_panels([None], height=2.2)
+    for s, style in drawing.styles.items():
+        if len(losses[s]) < 2:
+            drawing.note(f"{s.label}: no seed has a loss at every rate of two depths")
+            continue
+        result = transfer(losses[s])
+        rows = pd.DataFrame(
+            [(best.depth, *best.rate, best.seeds, "" if best.inside else EDGE_RATE)
+             for best in result.best],
+            columns=["x", "y", "low", "high", "n", "mark"],
+        )  # fmt: skip
+        panel.points(s.label, rows, style, bars=True)
+        drawing.entry(f"{s.label}: {exponent_text(result.exponent)}", **style)
+        if result.exponent is not None:
+            fit = result.exponent.columns("exponent")
+            size = {"n": len(result.best), "seeds": result.best[0].seeds}
+            drawing.table.add(panel=panel.name, series=s.label, kind="fit", **fit, **size)
+    points = drawing.rows("point")
+    depths = sorted({int(depth) for depth in points["x"]})
+    first = points[points["x"] == depths[0]]["y"]
+    anchor = math.exp(sum(map(math.log, first)) / len(first))
+    for (name, (power, source)), dash in zip(PUBLISHED_LAWS.items(), DASHES[1:], strict=True):
+        law = [anchor * (depth / depths[0]) ** power for depth in depths]
+        look: Any = {"color": GREY, "ls": dash, "lw": 0.8}
+        panel.lines(name, pd.DataFrame({"x": depths, "y": law}), kind="law", zorder=1.5, **look)
+        drawing.entry(f"{typeset_power(name)} ({source})", **look)
+    panel.published()
+    drawing.depth_axes(depths)
+    drawing.value_axis("best learning rate", [panel])
+    drawing.note("laws pass through the mean rate at the smallest depth")
+    title = "exponent of N, with its 95 % interval"
+    return drawing.finish("Best learning rate against depth", legend_title=title)
+
+
+def losses_of_depths(runs: Sequence[Run]) -> Losses:
+    """Return the final losses at depths with two rates or more and a finite mean loss at one."""
+    losses = final_losses(runs, loss_column(runs))
+    losses = {depth: by_rate for depth, by_rate in losses.items() if len(by_rate) > 1}
+    if not (seeds := shared_seeds(losses)):
+        return {}
+    return {n: at for n, at in losses.items() if math.isfinite(mean_curve(at, seeds)[1].min())}
+
+
+def exponent_text(exponent: Interval | None) -> str:
+    """Return an exponent with its interval: `−0.52 (−0.61 to −0.44)`."""
+    if exponent is None:
+        return "–"
+    value, low, high = exponent
+    interval = "" if math.isnan(low) else f" ({signed(low, 2)} to {signed(high, 2)})"
+    return signed(value, 2) + interval
+
+
+def typeset_power(name: str) -> str:
+    """Return `N^(−1/2)` with its exponent raised."""
+    base, _, power = name.partition("^")
+    return f"${base}^{{{power.strip('()')}}}$"

@@ -1,0 +1,234 @@
+"""A panel of a chart: draws lines, points and heat maps, and adds their rows to the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import Normalize, to_hex
+
+from deepstack.analysis.fit import Fit
+from deepstack.analysis.settings import evenly_spaced
+from deepstack.analysis.statistics import SOME_DIVERGED
+from deepstack.plots.style import DASHES, DIVERGED_MARKER, GREY, layer_axis
+
+if TYPE_CHECKING:
+    from deepstack.plots.drawing import Drawing
+
+ALL_DIVERGED = "all seeds diverged: last finite value"
+EDGE_RATE = "edge"
+AT_CHANCE = "at_chance"
+# Marks of points, in the order of the legend: marker and words.
+MARKS = {
+    "saturated": ("o", "saturated: above 0.3 of unrelated states"),
+    SOME_DIVERGED: ("o", "some seeds diverged: mean of the others"),
+    "diverged": (DIVERGED_MARKER, "diverged"),
+    ALL_DIVERGED: (DIVERGED_MARKER, ALL_DIVERGED),
+    EDGE_RATE: ("o", "best rate tried lies at the edge"),
+    AT_CHANCE: ("o", "no seed learnt: at chance or worse"),
+}
+MOST_BANDS = 5  # series in a panel up to which each has a band; more have error bars
+MOST_MARKERS = 24  # points of a line up to which each has a marker
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of a drawing: its axes, and its name in the table (None for an only one)."""
+
+    drawing: Drawing
+    axes: Axes
+    name: str | None
+
+    def add(self, rows: pd.DataFrame, line: Mapping[str, Any] | None = None, **values: Any) -> None:
+        """Add rows to the table of the chart; values: columns that are equal in all of them.
+
+        line: colour and style of the line of these rows, if they have one.
+        """
+        kinds, styles = self.drawing.shown.setdefault(self, ({}, {}))
+        kinds |= dict.fromkeys(rows["kind"] if "kind" in rows else [values["kind"]])
+        if line is not None and values.get("kind") != "level":
+            dash = line.get("ls", line.get("linestyle", "-"))
+            style = to_hex(line["color"]), dash not in ("-", "none")
+            styles.setdefault(str(values["series"]), style)
+        columns = {"panel": self.name} | values
+        for row in rows.to_dict("records"):
+            self.drawing.table.add(**{str(k): v for k, v in row.items() if v != ""} | columns)
+
+    def add_fit(
+        self, series: str, fit: Fit | None, place: str | None = None, label: str = "", **style: Any
+    ) -> None:
+        """Add the row of a fit, if there is one, and its exponent to the legend.
+
+        place: where the exponent was fitted; without one the legend does not show it.  label: of
+        the legend, by default the series.  style: keywords of the legend's patch or line.
+        """
+        if place is not None:
+            self.drawing.exponents.add(label or series, place, fit, style)
+        if fit is not None:
+            row = {
+                name: getattr(fit, name) for name in ("n", "exponent", "standard_error", "seeds")
+            }
+            self.drawing.table.add(panel=self.name, series=series, kind="fit", **row)
+
+    def lines(
+        self,
+        series: str,
+        rows: pd.DataFrame,
+        *,
+        kind: str = "line",
+        band: bool = True,
+        bars: Sequence[int] | None = None,
+        ends: bool = True,
+        **style: Any,
+    ) -> None:
+        """Draw rows (x, y; with a band low, high, n; mark) as one line, and add them to the table.
+
+        bars: rows (by position) with an error bar, instead of a band.  ends: whether a line of
+        diverged runs ends in a hollow mark.  style: keywords of `plot`.
+        """
+        if rows.empty:
+            return
+        if len(rows) == 1 and "marker" not in style:  # one point has no line
+            style |= {"marker": "o", "ms": 3}
+        self.axes.plot(rows["x"], rows["y"], **style)
+        if band and "low" in rows:
+            self.band(rows, style["color"], bars)
+        elif "low" in rows:
+            rows = rows.assign(low=math.nan, high=math.nan)
+        if ends and "mark" in rows and rows["mark"].iloc[-1] == "diverged":
+            x, y = rows[["x", "y"]].to_numpy(float)[-1]
+            end: Any = {"marker": DIVERGED_MARKER, "mfc": "white", "ms": 5, "color": style["color"]}
+            self.axes.plot(x, y, ls="none", zorder=4, **end)
+            self.drawing.marks.add("diverged")
+        self.add(rows, style, series=series, kind=kind)
+
+    def points(
+        self,
+        series: str,
+        rows: pd.DataFrame,
+        style: dict[str, Any],
+        bars: bool = False,
+        entry: bool = False,
+    ) -> None:
+        """Draw rows as points on a line, marked ones hollow, and add them to the table.
+
+        bars: whether they have error bars instead of a band.  entry: whether the legend names them.
+        """
+        self.mark_points(rows, style, bars)
+        self.add(rows, style, series=series, kind="point")
+        if entry and len(rows):
+            self.drawing.entry(series, **style)
+
+    def mark_points(self, rows: pd.DataFrame, style: dict[str, Any], bars: bool = False) -> None:
+        """Draw points on a line with its band or bars: marked ones hollow, diverged ones alone."""
+        joined = rows[rows["mark"] != "diverged"]
+        self.axes.plot(joined["x"], joined["y"], color=style["color"], ls=style["linestyle"])
+        self.band(joined, style["color"], range(len(joined)) if bars else None)
+        for x, y, mark in zip(rows["x"], rows["y"], rows["mark"], strict=True):
+            diverged = mark == "diverged"
+            face = "white" if mark else style["color"]
+            marker, size = (DIVERGED_MARKER, 5.2) if diverged else (style["marker"], None)
+            shape: Any = {"marker": marker, "ms": size, "mfc": face, "color": style["color"]}
+            self.axes.plot(x, y, ls="none", zorder=3, **shape)
+        self.drawing.marks |= {ALL_DIVERGED if m == "diverged" else m for m in rows["mark"] if m}
+
+    def ring(self, x: Any, y: Any, **style: Any) -> None:
+        """Draw a ring around a best point."""
+        self.axes.plot(x, y, **style | {"marker": "o", "ms": 9, "mfc": "none", "linestyle": "none"})
+
+    def band(self, rows: pd.DataFrame, colour: Any, bars: Sequence[int] | None = None) -> None:
+        """Draw the band between low and high where they are known; a bar where nothing beside is.
+
+        bars: the rows, by position, that have a bar instead of the band.
+        """
+        x, low, high = rows[["x", "low", "high"]].to_numpy(float).T
+        known = np.isfinite(low) & np.isfinite(high)
+        self.drawing.seeds |= set(rows["n"][known].astype(int))
+        if bars is not None:
+            chosen = known & np.isin(np.arange(len(x)), list(bars))
+            if chosen.any():
+                self.axes.vlines(x[chosen], low[chosen], high[chosen], color=colour, lw=0.9)
+            return
+        self.drawing.has_bands |= bool(known.any())
+        self.axes.fill_between(x, low, high, where=known.tolist(), color=colour, alpha=0.18, lw=0)
+        beside = np.concatenate(([False], known[:-1])) | np.concatenate((known[1:], [False]))
+        lone = known & ~beside
+        if lone.any():
+            self.axes.vlines(x[lone], low[lone], high[lone], color=colour, alpha=0.3, lw=3)
+
+    def heat_map(
+        self,
+        steps: np.ndarray,
+        values: np.ndarray,
+        scale: Normalize,
+        rows: Sequence[int] | np.ndarray | None = None,
+    ) -> QuadMesh:
+        """Draw values (steps, layers) as cells and add them to the table; those it hides are grey.
+
+        rows: the layers, by default 1 to N.
+        """
+        values = values.T
+        depth, count = values.shape
+        drawable = is_drawable(values, scale)
+        layers = np.arange(1, depth + 1) if rows is None else np.asarray(rows)
+        inner = (layers[1:] + layers[:-1]) / 2
+        edges = np.concatenate([layers[:1] - 0.5, inner, layers[-1:] + 0.5])
+        # An image rather than thousands of paths in the SVG.
+        mesh = self.axes.pcolormesh(
+            np.arange(count + 1) - 0.5,
+            edges,
+            np.ma.masked_array(values, ~drawable),
+            norm=scale,
+            cmap="viridis",
+            rasterized=True,
+        )
+        self.axes.set(facecolor="#DDDDDD", xlabel="step t of the snapshot")
+        self.axes.grid(False)
+        places = evenly_spaced(range(count), 6)
+        self.axes.set_xticks(places, [str(int(steps[i])) for i in places])
+        layer_axis(self.axes, depth, "y")
+        if rows is not None:
+            self.axes.set(ylim=(edges[0], edges[-1]), yticks=evenly_spaced(layers.tolist(), 6))
+        step, layer = (grid.ravel() for grid in np.meshgrid(steps, layers))
+        self.add(pd.DataFrame({"x": step, "y": layer, "value": values.ravel()}), kind="cell")
+        return mesh
+
+    def level(self, y: float, series: str | None, label: str, dash: Any = DASHES[1]) -> None:
+        """Draw a horizontal line to compare values with; add the row of a `series` to the table.
+
+        label: the legend entry; a `{}` in it is replaced by the value, if all panels have the same.
+        """
+        self.axes.axhline(y, color=GREY, lw=0.9, ls=dash, zorder=1.5)
+        self.drawing.levels.setdefault((label, dash), set()).add(y)
+        if series:
+            self.drawing.table.add(panel=self.name, series=series, kind="level", y=y)
+
+    def published(self) -> None:
+        """Draw published values as crosses on top of the runs' own, and add them to the table."""
+        rows = self.drawing.options.reference
+        if rows is None:
+            return
+        if "panel" in rows:
+            rows = rows[rows["panel"].isna() | (rows["panel"] == self.name)]
+        for i, (label, group) in enumerate(rows.groupby("label", sort=False)):
+            style: Any = {"color": "#222222", "marker": "+x1234"[i % 6], "ls": ":", "lw": 0.7}
+            x, y = group["x"], group["y"]
+            (line,) = self.axes.plot(x, y, label=str(label), zorder=2.5, **style)
+            self.drawing.published[str(label)] = line
+            self.add(group[["x", "y"]], series=label, kind="reference")
+
+
+def is_drawable(values: np.ndarray, scale: Normalize) -> np.ndarray:
+    """Return where values are finite, and on a logarithmic scale above 0."""
+    return np.isfinite(values) & ((values > 0) | (type(scale) is Normalize))
+
+
+def markers(count: int) -> str | None:
+    """Return the marker of a line through so many points, if it has one."""
+    return "o" if count <= MOST_MARKERS else None

@@ -1,0 +1,183 @@
+"""Ratios of gradients by layer and kind of sublayer: through the norm, over the sum, and both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from deepstack.analysis.captions import diverged_note
+from deepstack.analysis.settings import choose_series, left_out_note
+from deepstack.analysis.tidy import array_statistics
+from deepstack.errors import NothingMatchedError
+from deepstack.plots.chart import Chart, Options, chart
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.layers import sides_note
+from deepstack.plots.page import typeset
+from deepstack.plots.panel import Panel, markers
+from deepstack.plots.style import COLOURS, DASHES, GREY, layer_axis
+from deepstack.records import Run
+
+MOST_SETTINGS = 4
+KINDS = {
+    "attention": "attention",
+    "cross_attention": "cross-attention",
+    "feed_forward": "feed-forward",
+}
+KIND_COLOURS = dict(zip(KINDS, COLOURS, strict=False))
+# Reported for Post-LN by Zhang et al. 2019, arXiv:1908.11365, section 3.
+PUBLISHED = {"β_LN": (0.82, 0.86), "β_RC": (1.10, 1.22)}
+WORDS = {"β_LN": "through the norm", "β_RC": "over the sum", "β_LN·β_RC": "both"}
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """One quantity of one kind of sublayer: (seeds, records, layers), NaN where not finite."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+    def rows(self, record: int) -> pd.DataFrame:
+        """Mean and deviation over the seeds (x, y, low, high, n) of the layers that all have."""
+        layers = np.arange(1, self.values.shape[2] + 1)
+        return array_statistics(layers, self.values[:, record]).query("y > 0")
+
+
+def read(members: Sequence[Run], name: str) -> Ratios | None:
+    """A diagnostic of all seeds, at the records that they share; None where one lacks it."""
+    if not all(name in run.layer_names() for run in members):
+        return None
+    diagnostics = [run.layers(name) for run in members]
+    shared = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in diagnostics)))
+    values = np.array([v[np.isin(steps, shared)] for steps, v in diagnostics], dtype=float)
+    values[~np.isfinite(values)] = np.nan
+    return Ratios(np.array(shared), values) if (values > 0).any() else None
+
+
+def read_kinds(members: Sequence[Run]) -> dict[tuple[str, str], Ratios]:
+    """Return what these seeds have, by symbol and kind of sublayer."""
+    ratios: dict[tuple[str, str], Ratios] = {}
+    for kind in KINDS:
+        ln, rc = (read(members, f"{name}_{kind}") for name in ("beta_ln", "beta_rc"))
+        product = Ratios(ln.steps, ln.values * rc.values) if ln and rc else None
+        every = zip(WORDS, (ln, rc, product), strict=True)
+        ratios |= {(symbol, kind): each for symbol, each in every if each is not None}
+    return ratios
+
+
+@chart("gradient_ratios")
+def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
+    """Ratios β_LN, β_RC and their product by layer and sublayer, at the first and last record."""
+    usable = [run for run in runs if "beta_ln_feed_forward" in run.layer_names()]
+    if not usable:
+        raise NothingMatchedError("no run has the per-layer diagnostics beta_ln and beta_rc")
+    drawing = Drawing(usable, options)
+    deepest = {s: s.at(s.depths[-1]) for s in drawing.series}
+    ratios = {s: read_kinds(members) for s, members in deepest.items()}
+    if not any(ratios.values()):
+        raise NothingMatchedError("β_LN and β_RC: no value is finite")
+    # A setting with something to show in every panel comes first, one without any has none.
+    complete = [s for s in ratios if len({symbol for symbol, _ in ratios[s]}) == len(WORDS)]
+    partly = [s for s in ratios if ratios[s] and s not in complete]
+    most = drawing.limit(MOST_SETTINGS)
+    choice, _ = choose_series(complete, most)
+    choice += choose_series(partly, most - len(choice))[0]
+    shown = [s for s in drawing.series if s in choice]
+    labels = {s: f"{s.label}, N\u00a0=\u00a0{s.depths[-1]}" for s in shown}
+    several = len(shown) > 1 or len({depth for s in drawing.series for depth in s.depths}) > 1
+    cells = [(s, symbol) for s in shown for symbol in WORDS]
+    names = [f"{labels[s]}: {symbol}" for s, symbol in cells]
+    titles = [labels[s] if several else in_braces(symbol) for s, symbol in cells]
+    layout: Any = {"titles": titles, "columns": len(WORDS), "height": 1.25}
+    for panel, (s, symbol) in drawing.fill(names, cells, **layout):
+        draw_published(panel, symbol)
+        draw_ratios(panel, symbol, ratios[s], deepest[s])
+    for column, symbol in enumerate(WORDS):
+        label = f"{in_braces(symbol)}, {WORDS[symbol]}"
+        drawing.value_axis(label, drawing.panels[column :: len(WORDS)])
+    drawing.note("each at its greatest depth", when=any(len(s.depths) > 1 for s in shown))
+    drawing.notes += left_out_note([s.label for s in drawing.series if s not in shown])
+    drawing.notes += sides_note(usable)
+    if gaps := [note for s in shown for note in gaps_of(labels[s], ratios[s])]:
+        drawing.note(f"no ratio where the gradient is 0: {'; '.join(gaps)}")
+    drawing.notes += diverged_note((labels[s], deepest[s]) for s in shown)
+    drawn = [each for s in shown for each in ratios[s].values()]
+    first, last = (sorted({int(each.steps[end]) for each in drawn}) for end in (0, -1))
+    for kind, words in KINDS.items():
+        if any(kind == known for s in shown for _, known in ratios[s]):
+            drawing.entry(words, color=KIND_COLOURS[kind])
+    drawing.entry(step_words(first, "first"), color=GREY, ls="-")
+    if first != last:
+        drawing.entry(step_words(last, "last"), color=GREY, ls=DASHES[1])
+    if len(drawing.rows("predicted")):
+        words = f"1/sqrt(α² + Var G), {step_words(first, 'first')}"
+        drawing.entry(words, color=GREY, ls=DASHES[2], lw=0.7)
+    drawing.entry("published for Post-LN", patch=True, color=GREY, alpha=0.18, lw=0)
+    return drawing.finish("Gradient ratios by layer")
+
+
+def in_braces(symbol: str) -> str:
+    """The symbol with both of its letters as subscripts."""
+    return typeset(symbol.replace("_LN", "_{LN}").replace("_RC", "_{RC}"))
+
+
+def gaps_of(label: str, ratios: dict[tuple[str, str], Ratios]) -> list[str]:
+    """Where the last record has no ratio of layers that the first one has: in one of the seeds."""
+    layers: set[int] = set()
+    for each in ratios.values():
+        layers |= set(each.rows(0)["x"]) - set(each.rows(-1)["x"])
+    if not layers:
+        return []
+    step = int(next(iter(ratios.values())).steps[-1])
+    low, high = min(layers), max(layers)
+    several = "" if len(layers) == high - low + 1 else f"{len(layers)} of "
+    return [f"{label}, step {step}, {several}layers {low} to {high}"]
+
+
+def draw_ratios(
+    panel: Panel, symbol: str, ratios: dict[tuple[str, str], Ratios], members: Sequence[Run]
+) -> None:
+    """Draw one ratio of each kind of sublayer, and the prediction; broken where a stack ends."""
+    stacks = members[0].columns.get("stacks", {})
+    layer_axis(panel.axes, sum(stacks.values()) or 1, ticks=4)
+    for kind, colour in KIND_COLOURS.items():
+        each = ratios.get((symbol, kind))
+        if each is None:
+            continue
+        layer_axis(panel.axes, each.values.shape[2], ticks=4)
+        styles: list[tuple[Ratios, int, str, str, Any]] = [
+            (each, record, f"step {int(each.steps[record])}", "line", dash)
+            for record, dash in zip(sorted({0, len(each.steps) - 1}), DASHES, strict=False)
+        ]
+        expected = read(members, f"beta_ln_predicted_{kind}") if symbol == "β_LN" else None
+        if expected is not None:
+            styles.append((expected, 0, "predicted", "predicted", DASHES[2]))
+        for source, record, name, row_kind, dash in styles:
+            rows, first = source.rows(record), stacks.get("encoder", 0)
+            width = 0.7 if row_kind == "predicted" else 1.1
+            style: Any = {"color": colour, "ls": dash, "lw": width, "ms": 1.8}
+            for part in (rows[rows["x"] <= first], rows[rows["x"] > first]):
+                panel.lines(
+                    f"{KINDS[kind]}, {name}", part, kind=row_kind, band=row_kind == "line",
+                    marker=markers(len(rows)), **style,
+                )  # fmt: skip
+
+
+def draw_published(panel: Panel, symbol: str) -> None:
+    """The published range as a band, and the line at 1 that says growing or vanishing."""
+    panel.axes.axhline(1.0, color=GREY, lw=0.6, zorder=1)
+    panel.add(pd.DataFrame({"y": [1.0]}), series="neither grows nor vanishes", kind="level")
+    if symbol in PUBLISHED:
+        low, high = PUBLISHED[symbol]
+        panel.axes.axhspan(low, high, color=GREY, alpha=0.18, lw=0)
+        panel.add(pd.DataFrame({"y": [low, high]}), series="published", kind="reference")
+
+
+def step_words(steps: Sequence[int], which: str) -> str:
+    """`step 20`, or where settings differ in it `each one's last snapshot, step 2 to 20`."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"each one's {which} snapshot, step {steps[0]} to {steps[-1]}"
