@@ -23,7 +23,7 @@ from deepstack.analysis.statistics import (
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import MOST_PANELS, Arrangement, curve_rows, smoothed
-from deepstack.plots.drawing import Drawing
+from deepstack.plots.drawing import Drawing, axis_label
 from deepstack.plots.panel import MOST_BANDS, Panel
 from deepstack.plots.style import DASHES, GREY
 from deepstack.records import Run
@@ -160,3 +160,27 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     left = len(runs) - len(final)
     drawing.note(f"left out: {counted('{} unfinished runs', left)}", when=left)
     return drawing.finish("Final validation loss against depth")
+
+
+@chart("solved_vs_depth")
+def solved_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+    """The largest k that a stack solves against depth, for tasks whose answers take k steps."""
+    measured = [run for run in runs if "solved" in run.evals]
+    if not measured:
+        raise NothingMatchedError("no run has a task with k steps (`hops`, `group`)")
+    final = evaluated_runs(measured)
+    depths = depths_of(final, "finished runs")
+    drawing = Drawing(final, options)
+    groups = drawing.groups()
+    for panel, (_, members) in drawing.fill([name for name, _ in groups], groups):
+        for s in members:
+            rows = points_of(s.by_depth, partial(final_value, column="solved"))
+            bars = len(members) > MOST_BANDS
+            panel.points(s.label, rows, drawing.styles[s], bars, entry=True)
+    drawing.depth_axes(depths)
+    label = axis_label(final, "solved", "largest k solved").removesuffix(" k")
+    drawing.value_axis(label, drawing.panels, log=False, include=0.0)
+    drawing.note("solved: every accuracy up to k is above 0.95")
+    left = len(runs) - len(final)
+    drawing.note(f"left out: {counted('{} runs', left)} unfinished or of other tasks", when=left)
+    return drawing.finish("Largest k solved against depth")

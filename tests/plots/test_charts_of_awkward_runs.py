@@ -298,6 +298,7 @@ def test_names_along_a_map_stay_apart(tmp_path: Path, name: str) -> None:
     longer = options + "_and_one_that_is_even_longer"
     depths = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 200, 300, 500, 700, 1000)
     make_runs(tmp_path, depth=depths, lr=(1, 2), config=lambda depth, lr: {options: lr, longer: lr})
+    make_run(tmp_path, depth=1000, lr=3, config={options: 2, longer: 2})
     chart = make_chart(name, tmp_path)
     chart.figure.set_dpi(200)
     chart.figure.canvas.draw()
