@@ -15,6 +15,7 @@ from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
 from deepstack.plugins import require_plugins
 from deepstack.records import RunFolder
+from deepstack.records.published import is_published
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.optimizer import load_optimizer_state, optimizer_state
@@ -101,6 +102,11 @@ def load_trained(folder: RunFolder, say: Callable[[str], None] = lambda _: None)
     newest = next(ckpt.whole_checkpoints(folder, damaged, owner), None)
     for problem in damaged:
         say(f"not used: {problem}")
+    if newest is None and is_published(folder.path):
+        raise NothingMatchedError(
+            f"{folder.path} is published without weights; to train it again: "
+            f"deepstack train {folder.config_path} --study NAME"
+        )
     if newest is None:
         state = folder.read_status().get("state", "interrupted")
         raise NothingMatchedError(

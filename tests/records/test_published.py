@@ -70,6 +70,12 @@ def test_commands_do_not_write_there(words: list[str], clone: Path) -> None:
     assert "no command writes to results/published" in result.stderr
 
 
+def test_commands_that_need_weights_say_how_to_get_them(clone: Path) -> None:
+    result = typed("analyze", f"results/published/{RUN}")
+    assert result.exit_code == 7
+    assert f"deepstack train results/published/{RUN}/config.yaml" in result.stderr
+
+
 def test_commands_of_the_gallery_draw_published_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
