@@ -107,10 +107,9 @@ def calibrate_command(
     else:
         emit(rows, False, first=SHOWN)
     if unmoved := unmoved_roles(measured):
-        last = max(measured.steps)
         note(
-            f"no exponent for {', '.join(unmoved)}: they do not move F by step {last}; give a "
-            "later one with --steps, or a greater --lr"
+            f"no exponent for {', '.join(unmoved)}: their change alone does not move F; their "
+            "rates stay equal at all depths"
         )
     if not quiet:
         figures = draw_figures(measured)
