@@ -72,8 +72,8 @@ def calibrate_command(
     emit_json({"rows": rows}) if json else emit(rows, False, first=SHOWN)
     if measured.unmoved:
         opt.note(
-            f"no exponent for {', '.join(measured.unmoved)}: they do not move F by step "
-            f"{max(measured.steps)}; give a later one with --steps, or a greater --lr"
+            f"no exponent for {', '.join(measured.unmoved)}: their change alone does not move F; "
+            "their rates stay equal at all depths"
         )
     if not quiet:
         from deepstack.plots import Options, draw
