@@ -59,18 +59,18 @@ def analyze_command(
     for name in names:
         MEASURES[name]
     foreign = {Path(path).resolve(): Path(path) for path in runs if is_huggingface(path)}
-    own = {
+    folders = {
         run.path.resolve(): run.path
         for path in runs
         if Path(path).resolve() not in foreign
         for run in find_runs(path)
     }
-    chosen = own | foreign
+    chosen = folders | foreign
     if other is not None and len(chosen) > 1:
         raise ConfigError(f"--with: found {len(chosen)} runs; allowed one")
     if (text is None) is bool(foreign):
-        found = "no text" if foreign else "text and no Hugging Face folder"
-        raise ConfigError(f"--text: found {found}; allowed a text file with such a folder")
+        problem = "no text" if foreign else "text and no Hugging Face folder"
+        raise ConfigError(f"--text: found {problem}; allowed a text file with such a folder")
     if foreign and (other or side):
         raise ConfigError("--with, --side: found a Hugging Face folder; allowed with runs")
     results: dict[Path, dict[str, Analysis]] = {}

@@ -38,15 +38,15 @@ COLUMNS = {
 class GradientNoise(NamedTuple):
     """S and |G|² of all trained parameters, and of each layer.
 
-    whole: (2,).  by_layer: side of a stack -> (2, depth).  Double precision, on the device.
+    model: (2,).  by_layer: side of a stack -> (2, depth).  Double precision, on the device.
     """
 
-    whole: Tensor
+    model: Tensor
     by_layer: dict[str, Tensor]
 
     def row(self) -> dict[str, float]:
         """Return the values of COLUMNS."""
-        variance, square = self.whole.tolist()
+        variance, square = self.model.tolist()
         scale = variance / square if square > 0 else math.nan
         return dict(zip(COLUMNS, (scale, variance, square), strict=True))
 

@@ -23,7 +23,7 @@ from deepstack.training import mean_loss
 
 
 def measure(look: Look) -> tuple[Any, Tensor]:
-    """Return the noise of a look, and its targets, of which sequences predict unequal numbers."""
+    """Return the noise of a look and its targets, unequally many in each sequence."""
     targets = look.targets.clone()
     targets[0, :3] = IGNORE
     count = float((targets != IGNORE).sum()) / len(targets)
@@ -93,7 +93,7 @@ def test_chosen_gradients_have_the_known_scale_on_average() -> None:
     """A linear model whose gradients are G + noise: S = d σ², |G|² = ‖G‖², both unbiased."""
 
     class Linear(nn.Module):
-        """y = w · x, so that the gradient of y is x; it has what the function asks of a model."""
+        """y = w · x, so that the gradient of y is x; with the attributes of a Transformer."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -114,7 +114,7 @@ def test_chosen_gradients_have_the_known_scale_on_average() -> None:
     for _ in range(600):
         x = G + sigma * torch.randn(B, 6, generator=random)
         noise = gradient_noise(Linear(), [OneBank()], x, lambda y, i: y.sum())  # type: ignore
-        values.append(noise.whole.tolist())
+        values.append(noise.model.tolist())
     mean, error = np.mean(values, axis=0), np.std(values, axis=0) / math.sqrt(600)
     assert abs(mean - [6 * sigma**2, G.square().sum().item()]).tolist() <= (4 * error).tolist()
     equal = gradient_noise(Linear(), [OneBank()], G.repeat(4, 1), lambda y, i: y.sum())  # type: ignore
