@@ -35,6 +35,12 @@ def data_of(run: Run) -> dict[str, bytes]:
     return {str(f.relative_to(run.path)): f.read_bytes() for f in sorted(files)}
 
 
+def weights_of(run: Run) -> dict[str, Tensor]:
+    """The weights of a run's only checkpoint."""
+    (file,) = (run.path / "checkpoint").glob("*/weights.safetensors")
+    return load_file(file)
+
+
 def stop_at(step: int) -> Callable[[], int | None]:
     """A stop request that comes after so many steps of this process."""
     calls = iter(range(1, 10**6))
