@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import QUICK, ROOT
+from helpers.command_line import typed
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from typer.testing import CliRunner
 
 from deepstack import config as conf
 from deepstack.bench import (
@@ -30,7 +30,6 @@ from deepstack.bench.peers import ShapeError
 from deepstack.bench.process import Worker, WorkerError
 from deepstack.bench.products import Products
 from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, build_peer, peer_steps, trainer_steps
-from deepstack.cli import app
 from deepstack.errors import DeepstackError, ResourceError
 from deepstack.model import build_model
 from deepstack.tasks import build_task
@@ -42,10 +41,6 @@ SHAPE = Shape(
     depth=3, d_model=16, n_heads=2, d_ff=40, vocab_size=31, seq_len=8,
     activation="relu", dropout=0.0, eps=1e-5, tied=True,
 )  # fmt: skip
-
-
-def deepstack(*words: object):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def config_of(**values: object) -> conf.Config:
@@ -66,7 +61,7 @@ def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(
 ) -> None:
     chart = tmp_path / "rows.png"
     words = ["--steps", 2, "--json", "--peers", f"torch,{absent}"]
-    result = deepstack("bench", QUICK, *TINY, *words, "--chart", chart)
+    result = typed("bench", QUICK, *TINY, *words, "--chart", chart)
     assert result.exit_code == 0, result.stderr
     assert "Absent: no_such_package is not installed; pip install '.[bench]'" in (result.stderr)
     found = json.loads(result.stdout)
@@ -103,14 +98,14 @@ def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_runs(words: list[str], said: str) -> None:
-    result = deepstack("bench", QUICK, *TINY, *words)
+    result = typed("bench", QUICK, *TINY, *words)
     assert result.exit_code == 2 and said in result.stderr
     assert len(result.stderr.strip().splitlines()) <= 3 and result.stdout == ""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_gpu_that_is_not_there() -> None:
-    result = deepstack("bench", ROOT / "configs" / "bench_wide.yaml", "--no-peers")
+    result = typed("bench", ROOT / "configs" / "bench_wide.yaml", "--no-peers")
     assert result.exit_code == 5 and "runtime.device=cpu" in result.stderr
 
 
@@ -165,7 +160,7 @@ def test_jax_has_exactly_as_many_parameters_and_learns() -> None:
 def test_a_suite_has_one_row_for_each_shape() -> None:
     tiny = ["model.depth=2", "model.d_model=8", "model.n_heads=2", "task.seq_len=8"]
     words = ["--suite", "cpu", *tiny, "--steps", 1, "--peers", "torch,torch+bf16", "--json"]
-    result = deepstack("bench", *words)
+    result = typed("bench", *words)
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     assert [row["shape"] for row in found["rows"]] == ["narrow", "small", "medium", "wide"]
@@ -179,7 +174,7 @@ def test_a_suite_has_one_row_for_each_shape() -> None:
 def test_a_named_shape_is_a_config() -> None:
     config = shape_config("medium", ["model.depth=3"])
     assert (config.model.depth, config.model.d_model, config.train.batch_size) == (3, 256, 16)
-    result = deepstack("bench", "mediun")
+    result = typed("bench", "mediun")
     assert result.exit_code == 2 and "did you mean 'medium'?" in result.stderr
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.errors import Interrupted
-from deepstack.records import RunFolder, find_runs
+from deepstack.records import RunFolder
 from helpers.command_line import typed
+from helpers.small_runs import interrupted
 
 TINY = {
     "model.depth": 2, "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2,
@@ -29,15 +26,7 @@ def train_three(out: Path) -> dict[str, Path]:
     bound = {"train.max_loss": float(done.steps["loss"][2:].max() - 1e-3)}
     diverged = deepstack.train(with_overrides(config, bound), study="diverged", out=out)
     assert diverged.state == "diverged" and len(diverged.steps) < 6
-    calls = iter(range(10))
-    with pytest.raises(Interrupted):
-        deepstack.train(
-            config,
-            study="stopped",
-            out=out,
-            stop=lambda: signal.SIGTERM if next(calls) == 3 else None,
-        )
-    (stopped,) = find_runs(out / "stopped")
+    stopped = interrupted(config, out, 4, "stopped")
     return {"done": done.path, "diverged": diverged.path, "interrupted": stopped.path}
 
 

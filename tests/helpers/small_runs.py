@@ -40,6 +40,12 @@ def logs_of(run: Run) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in run.path.glob("*.csv") if p.name != "timing.csv"}
 
 
+def weights_of(run: Run) -> dict[str, Tensor]:
+    """The weights of a run's only checkpoint."""
+    (file,) = (run.path / "checkpoint").glob("*/weights.safetensors")
+    return load_file(file)
+
+
 def stop_at(step: int) -> Callable[[], int | None]:
     """A stop request that comes after so many steps of this process."""
     calls = iter(range(1, 10**6))

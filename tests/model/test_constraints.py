@@ -8,15 +8,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from helpers.sampling import some
-from helpers.small_runs import data_of, interrupted, small
-from safetensors.torch import load_file
+from helpers.small_runs import data_of, interrupted, small, weights_of
 from torch import Tensor
 
 import deepstack
 from deepstack.errors import PluginError
 from deepstack.fast import make_step
 from deepstack.model import build_model
-from deepstack.records import Run
 from deepstack.schemes import Parts, Place, Scheme, parameter
 from deepstack.training import make_optimizer
 
@@ -74,11 +72,6 @@ def assert_kept(state: dict[str, Tensor], first: float = 1.0) -> None:
         torch.testing.assert_close(norms, wanted, msg=key)
 
 
-def weights(run: Run) -> dict[str, Tensor]:
-    [file] = (run.path / "checkpoint").glob("*/weights.safetensors")
-    return load_file(file)
-
-
 @pytest.mark.parametrize("banks", [True, False])
 @pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
 def test_a_scheme_is_given_all_layers_of_a_role_at_once(own: Any, banks: bool, family: str) -> None:
@@ -134,7 +127,7 @@ def test_every_way_of_training_keeps_them_there(
         if way.get("runtime__fused") is not False:
             first = first or data_of(run)
             assert data_of(run) == first, way
-        assert_kept(weights(run), more.get("model__scheme_options", {}).get("first", 1.0))
+        assert_kept(weights_of(run), more.get("model__scheme_options", {}).get("first", 1.0))
 
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(own: Any, tmp_path: Path) -> None:
@@ -148,7 +141,7 @@ def test_what_is_not_trained_stays_as_it_started(own: Any, tmp_path: Path) -> No
     given = config(train__trainable=["q", "w2", "bias"], train__steps=3)
     before = build_model(given, vocab_size=257).banks.state()
     own.asked.clear()
-    after = weights(deepstack.train(given, out=tmp_path))
+    after = weights_of(deepstack.train(given, out=tmp_path))
     assert_kept(before), assert_kept(after)
     for key in before:
         moved = key.endswith((".q", ".w2", "bias")) and ".layers." in key and "norm" not in key

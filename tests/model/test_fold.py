@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.command_line import typed
 from helpers.sampling import some
-from typer.testing import CliRunner
 
 import deepstack.model.fold as folding
-from deepstack.cli.app import app
 from deepstack.config import Config, load_config, parameter_count, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
@@ -272,16 +271,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def call(*words: object) -> Any:
-    return CliRunner().invoke(app, ["export", *map(str, words)])
-
-
 @pytest.mark.parametrize("name", ["separate", "batch"])
 @pytest.mark.parametrize("flags", [[], ["--fold"]])
 def test_export_writes_a_model_that_runs(
     name: str, flags: list[str], runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    result = call(runs[name], "--to", tmp_path / "model", "--json", *flags)
+    result = typed("export", runs[name], "--to", tmp_path / "model", "--json", *flags)
     assert result.exit_code == 0, result.output
     (facts,) = json.loads(result.stdout)
     assert facts == json.loads((tmp_path / "model" / "weights.json").read_text())
@@ -311,12 +306,10 @@ def test_export_writes_a_model_that_runs(
 
 
 def test_a_folded_config_can_be_trained(runs: dict[str, Path], tmp_path: Path) -> None:
-    assert call(runs["separate"], "--fold", "--to", tmp_path / "a.safetensors").exit_code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "a.json",
-        "a.safetensors",
-        "a.yaml",
-    ]
+    result = typed("export", runs["separate"], "--fold", "--to", tmp_path / "a.safetensors")
+    assert result.exit_code == 0
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"a.json", "a.safetensors", "a.yaml"}
     again = train(load_config(tmp_path / "a.yaml", []), out=tmp_path, study="again")
     assert again.state == "done"
     load_export(tmp_path / "a.safetensors")
@@ -331,11 +324,11 @@ def test_export_refuses(
         ([tmp_path], 2, "is no run"),
         ([runs["separate"], "--untie"], 2, "add --fold"),
     ):
-        result = call(*words, "--to", to)
+        result = typed("export", *words, "--to", to)
         assert (result.exit_code, said in result.stderr) == (code, True), result.output
     assert not to.exists()
-    assert call(runs["tied"], "--fold", "--untie", "--to", to).exit_code == 0
-    again = call(runs["tied"], "--to", to)
+    assert typed("export", runs["tied"], "--fold", "--untie", "--to", to).exit_code == 0
+    again = typed("export", runs["tied"], "--to", to)
     assert again.exit_code == 2 and "exists already" in again.stderr
 
     def wrong(*args: Any, **options: Any) -> Any:
@@ -344,7 +337,7 @@ def test_export_refuses(
         return config, values
 
     monkeypatch.setattr(folding, "fold", wrong)
-    result = call(runs["separate"], "--fold", "--to", tmp_path / "other")
+    result = typed("export", runs["separate"], "--fold", "--to", tmp_path / "other")
     assert result.exit_code == 6 and "computes something else" in result.stderr
     assert not (tmp_path / "other").exists()
 
@@ -353,5 +346,5 @@ def test_a_run_without_weights_is_said_to_have_none(tmp_path: Path) -> None:
     config = config_of(**TINY | {"train__max_loss": 1e-3})
     run = train(config, out=tmp_path)
     assert run.state == "diverged"
-    result = call(run.path, "--to", tmp_path / "model")
+    result = typed("export", run.path, "--to", tmp_path / "model")
     assert result.exit_code == 7 and "diverged one has none" in result.stderr

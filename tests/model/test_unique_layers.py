@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.command_line import typed
-from helpers.small_runs import data_of, interrupted, small
+from helpers.small_runs import data_of, interrupted, small, weights_of
 from torch.func import functional_call
 
 import deepstack
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
-from deepstack.records import Run
 from deepstack.sweeps.time_estimate import step_seconds
 from deepstack.tasks import task_of
 
@@ -26,13 +25,6 @@ LOOPED = {
 }  # fmt: skip
 SGD = {"train__optimizer": "sgd", "train__clip": None, "train__schedule": "constant",
        "train__warmup_steps": 0, "train__lr": 0.3}  # fmt: skip
-
-
-def weights_of(run: Run) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    (path,) = (run.path / "checkpoint").glob("*/weights.safetensors")
-    return load_file(path)
 
 
 def tied_sgd(config: Any) -> tuple[dict[str, torch.Tensor], list[float]]:

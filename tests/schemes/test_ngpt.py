@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from helpers.scheme_literals import direction, ngpt
 from helpers.scheme_pieces import HEADS, TOKENS, D, built, perturbed, pieces
-from helpers.small_runs import small
-from safetensors.torch import load_file
+from helpers.small_runs import small, weights_of
 
 import deepstack
 from deepstack.errors import ConfigError
@@ -83,9 +82,8 @@ def test_vectors_along_the_stream_keep_norm_1(optimizer: str, gated: bool, tmp_p
         train__lr=0.02, train__weight_decay=0.1,
     )  # fmt: skip
     run = deepstack.train(given, out=tmp_path)
-    [file] = (run.path / "checkpoint").glob("*/weights.safetensors")
     checked = 0
-    for state in (deepstack.build_model(given, vocab_size=257).banks.state(), load_file(file)):
+    for state in (deepstack.build_model(given, vocab_size=257).banks.state(), weights_of(run)):
         for key, values in state.items():
             if key.endswith(("qkv", ".o", "w1", "w13", "w2")):
                 norms = values.norm(dim=1 if key.endswith((".o", "w2")) else 2)

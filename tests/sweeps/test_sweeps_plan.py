@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.command_line import typed
 from rich.console import Console
-from typer.testing import CliRunner
 
 from deepstack import config as conf
 from deepstack import train
-from deepstack.cli import app, sweep_tables
+from deepstack.cli import sweep_tables
 from deepstack.cli.run_table import clock
 from deepstack.cli.sweep_display import as_group, seconds_left, summary
 from deepstack.config import Config, parse_study, to_yaml, with_overrides
@@ -58,8 +58,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def dry_run(file: Path, *words: str) -> Any:
-    command = ["sweep", str(file), "--dry-run", "--out", str(file.parent / "out"), *words]
-    result = CliRunner().invoke(app, command)
+    result = typed("sweep", file, "--dry-run", "--out", file.parent / "out", *words)
     assert result.exit_code == 0, result.stderr
     assert not (file.parent / "out").exists()
     return result
@@ -305,7 +304,7 @@ def test_a_name_that_no_run_can_have_is_told_with_its_place(
     swept: str, settings: list[str], said: str, file: Path
 ) -> None:
     file.write_text(swept + "\n")
-    result = CliRunner().invoke(app, ["sweep", str(file), *settings, "--out", str(file.parent)])
+    result = typed("sweep", file, *settings, "--out", file.parent)
     assert result.exit_code == 2
     assert f"{said} task 'markof'; did you mean 'markov'?" in result.stderr
     assert [path.name for path in file.parent.iterdir()] == [file.name]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from helpers.command_line import typed
 
-from deepstack.cli import app
 from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.records import Run
@@ -226,12 +225,9 @@ def test_each_run_that_did_not_end_well_is_said_with_its_reason(tmp_path: Path) 
     config = tmp_path / "s.yaml"
     config.write_text("model: {scheme: leaves, d_model: 8}\ntrain: {steps: 2, batch_size: 2}\n")
     words = ["sweep", config, "task.seq_len=8", "--plugin", file, "--out", tmp_path, "-q"]
-    words = [str(word) for word in words]
-    swept = CliRunner().invoke(app, [*words, "model.depth=2,3"])
-    refused = CliRunner().invoke(
-        app, [*words, "model.depth=4", "model.dropout=0.1", "runtime.fused=true"]
-    )
-    listed = CliRunner().invoke(app, ["ls", str(tmp_path)]).stderr.splitlines()
+    swept = typed(*words, "model.depth=2,3")
+    refused = typed(*words, "model.depth=4", "model.dropout=0.1", "runtime.fused=true")
+    listed = typed("ls", tmp_path).stderr.splitlines()
     first, second = sorted(swept.stderr.splitlines())
     assert first.endswith(": failed: cannot go on") and listed[0].endswith("failed: cannot go on")
     place = f"{file}:12, in Leaves.residual: ValueError: first; second"

@@ -12,18 +12,14 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.claim_verdicts import PAGE, PUBLISHED
+from helpers.command_line import typed
 from matplotlib.figure import Figure
-from typer.testing import CliRunner
 
-from deepstack.cli import app
 from deepstack.errors import PluginError
 from deepstack.theory import CLAIMS, Curves, Finding, Line, Part, all_claims
 from deepstack.theory import report as reporting
 from deepstack.theory.claim import claim
 from deepstack.theory.sources import LAYER_CAKE
-
-run = CliRunner().invoke
-
 
 DRAWS = torch.tensor([[1.0, 10.0], [2.0, 30.0], [6.0, 20.0]])
 MEANS = [3.0, 20.0]
@@ -88,7 +84,7 @@ def test_indices_are_lowered_as_whole_words() -> None:
 
 def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    result = run(app, ["theory", "--claim", "C4", "--claim", "C5"])
+    result = typed("theory", "--claim", "C4", "--claim", "C5")
     assert result.exit_code == 0
     assert "E‖z‖² = d (α² + v²w²)" in result.stdout
     assert "predicted" in result.stdout and "holds" in result.stdout
@@ -97,7 +93,7 @@ def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_gives_everything_as_json() -> None:
-    result = run(app, ["theory", "--claim", "C3", "--claim", "C4", "--json", "--seed", "3"])
+    result = typed("theory", "--claim", "C3", "--claim", "C4", "--json", "--seed", "3")
     first, second = json.loads(result.stdout)
     assert (first["id"], second["id"]) == ("C3", "C4")
     assert first["source"]["papers"].startswith("arXiv:2203.00555")
@@ -112,7 +108,7 @@ def test_the_command_gives_everything_as_json() -> None:
 def test_the_command_makes_a_page_with_charts(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
     chosen = ["--claim", "C3", "--claim", "C4"]
-    result = run(app, ["theory", *chosen, "--markdown", "--charts", str(folder)])
+    result = typed("theory", *chosen, "--markdown", "--charts", str(folder))
     page = result.stdout.splitlines()
     assert page[0].startswith("# ") and "made by `deepstack" in page[2]
     assert any(line.startswith("| [C3](#c3) | `mean(x_i) = 0") for line in page)
@@ -146,17 +142,17 @@ def test_a_chart_is_the_same_twice(tmp_path: Path) -> None:
 
 
 def test_an_unknown_claim_is_refused_with_the_nearest_name() -> None:
-    result = run(app, ["theory", "--claim", "C4", "--claim", "C99"])
+    result = typed("theory", "--claim", "C4", "--claim", "C99")
     assert result.exit_code == 2
     assert "unknown claim 'C99'" in result.stderr and "did you mean" in result.stderr
     assert result.stdout == "" and " s " not in result.stderr  # nothing was measured
 
 
 def test_two_ways_of_printing_are_refused(tmp_path: Path) -> None:
-    assert run(app, ["theory", "--json", "--markdown"]).exit_code == 2
+    assert typed("theory", "--json", "--markdown").exit_code == 2
     file = tmp_path / "file"
     file.touch()
-    result = run(app, ["theory", "--claim", "C4", "--charts", str(file)])
+    result = typed("theory", "--claim", "C4", "--charts", str(file))
     assert result.exit_code == 2 and "found a file" in result.stderr
 
 
@@ -168,10 +164,10 @@ def test_what_does_not_hold_is_not_an_error() -> None:
         lines = [Line("a line", [1, 2], [0.1, 0.3], False), Line("points", [1, 2], [0, 0.2])]
         return Finding(parts, "It is not.", Curves("x", "y", lines))
 
-    result = run(app, ["theory", "--claim", "C0"])
+    result = typed("theory", "--claim", "C0")
     assert result.exit_code == 0 and "does not hold" in result.stdout
     assert "x*y* E[z]" in result.stdout
-    page = run(app, ["theory", "--claim", "C0", "--markdown"]).stdout
+    page = typed("theory", "--claim", "C0", "--markdown").stdout
     assert "| x\\*y\\* E[z] | 1 | 2 | disagrees |" in page
     assert "| \\|x\\| | ≤ 1 | 2.00 ± 0.10 | beside: disagrees |" in page
 
@@ -217,18 +213,18 @@ def test_a_plugin_can_add_a_claim(tmp_path: Path) -> None:
         "    '1 = 1.'\n"
         "    return Finding([Part('one', 1.0, 1.0, 0.0)], 'Nothing was done.')\n"
     )
-    result = run(app, ["theory", "--plugin", str(file), "--claim", "mine", "--json"])
+    result = typed("theory", "--plugin", str(file), "--claim", "mine", "--json")
     (found,) = json.loads(result.stdout)
     assert (found["formula"], found["verdict"]) == ("1 = 1", "holds")
     assert found["source"] == {"title": "My notes", "address": "", "papers": ""}
 
 
 def test_claims_are_listed() -> None:
-    result = run(app, ["list", "claims", "--json"])
+    result = typed("list", "claims", "--json")
     listed = json.loads(result.stdout)
     assert [row["name"] for row in listed] == [c.id for c in all_claims()]
     assert listed[0]["source"]["title"] == LAYER_CAKE.title
     assert "E[y²] = gain² E[x²]" in listed[0]["formula"]
     for kind in ([], ["--markdown"]):
-        shown = run(app, ["list", "claims", *kind]).stdout
+        shown = typed("list", "claims", *kind).stdout
         assert "E[y²] = gain² E[x²]" in shown, "square brackets are no markup"

@@ -8,14 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from helpers.command_line import typed
 
-from deepstack.cli import app
 from deepstack.theory import CLAIMS, Finding, Part, claim, repeats
 from deepstack.theory.claim import Decision, sure
 from deepstack.theory.sources import LAYER_CAKE
-
-run = CliRunner().invoke
 
 
 @pytest.mark.parametrize(
@@ -139,7 +136,7 @@ def noisy() -> None:
 
 def test_thorough_draws_eight_times_as_many_and_decides(noisy: None) -> None:
     (plain,), (thorough,) = (
-        json.loads(run(app, ["theory", "--claim", "C0", "--json", *more]).stdout)
+        json.loads(typed("theory", "--claim", "C0", "--json", *more).stdout)
         for more in ([], ["--thorough"])
     )
     assert (plain["verdict"], thorough["verdict"]) == ("undecided", "holds")
@@ -149,7 +146,7 @@ def test_thorough_draws_eight_times_as_many_and_decides(noisy: None) -> None:
     assert part["draws"] < part["draws_needed"] <= decided["draws"]
     assert (decided["agrees"], decided["decision"]) == (True, "agrees")
     assert decided["draws_needed"] is None
-    repeated = json.loads(run(app, ["theory", "--claim", "C0", "--json"]).stdout)
+    repeated = json.loads(typed("theory", "--claim", "C0", "--json").stdout)
     assert repeated == [plain]  # the option of one call is not kept for the next
 
 
@@ -157,14 +154,14 @@ def test_table_and_page_list_undecided_parts_with_the_draws_they_need(
     noisy: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    (reported,) = json.loads(run(app, ["theory", "--claim", "C0", "--json"]).stdout)
+    (reported,) = json.loads(typed("theory", "--claim", "C0", "--json").stdout)
     first, second = (part["draws_needed"] for part in reported["parts"])
-    table = run(app, ["theory", "--claim", "C0"]).stdout
+    table = typed("theory", "--claim", "C0").stdout
     assert f"undecided (needs {first} draws, has 40)" in table
-    page = run(app, ["theory", "--claim", "C0", "--markdown"]).stdout
+    page = typed("theory", "--claim", "C0", "--markdown").stdout
     assert f"| C0 | mean | 40 | {first} |" in page
     assert f"| C0 | beside: wider | 40 | {second} |" in page
-    page = run(app, ["theory", "--claim", "C17", "--markdown"]).stdout
+    page = typed("theory", "--claim", "C17", "--markdown").stdout
     assert "No part is undecided." in page
 
 

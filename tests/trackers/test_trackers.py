@@ -19,11 +19,10 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+from helpers.command_line import typed
 from helpers.small_runs import interrupted
-from typer.testing import CliRunner
 
 import deepstack
-from deepstack.cli import app
 from deepstack.config import config_hash, parse_config, to_yaml
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Run
@@ -98,15 +97,14 @@ def test_a_missing_package_is_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.setattr("deepstack.trackers.tensorboard.find_spec", lambda name: None)
     (tmp_path / "c.yaml").write_text(to_yaml(settings("log.to=[tensorboard]")))
-    words = ["train", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, words)
+    result = typed("train", tmp_path / "c.yaml", "--out", tmp_path / "out")
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
     assert "log.to: tensorboard needs the package tensorboard" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
 def export(run: Run, *more: str) -> Any:
-    return CliRunner().invoke(app, ["export", str(run.path.parent), *more])
+    return typed("export", run.path.parent, *more)
 
 
 def test_wrong_exports_are_refused(runs: dict[str, Run], tmp_path: Path) -> None:
@@ -118,7 +116,7 @@ def test_wrong_exports_are_refused(runs: dict[str, Run], tmp_path: Path) -> None
         result = export(runs["done"], *more)
         assert result.exit_code == 2 and expected in result.stderr
     assert list(tmp_path.iterdir()) == []
-    result = CliRunner().invoke(app, ["export", str(tmp_path), "--logs", "wandb"])
+    result = typed("export", tmp_path, "--logs", "wandb")
     assert result.exit_code == 7 and "holds no runs" in result.stderr
 
 
@@ -187,7 +185,7 @@ def test_tensorboard_follows_a_run_that_is_interrupted(tmp_path: Path) -> None:
     plain = deepstack.train(settings(), study="b", out=tmp_path)
     for name in ("steps.csv", "evals.csv"):
         assert (run.path / name).read_bytes() == (plain.path / name).read_bytes()
-    result = CliRunner().invoke(app, ["verify", str(run.path)])
+    result = typed("verify", run.path)
     assert result.exit_code == 0, result.output
     again = deepstack.train(settings(), study="a", out=tmp_path)
     assert again.path == run.path  # not trained anew without its tracker
