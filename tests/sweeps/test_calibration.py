@@ -15,7 +15,6 @@ from helpers.sampling import some
 
 import deepstack
 from deepstack.analysis.calibration import interpolated_factors, role_exponents
-from deepstack.cli.calibrate_command import unmoved_roles
 from deepstack.config import load_config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
@@ -69,7 +68,7 @@ def test_only_the_scheme_s_own_parameters_move_rezero_at_first(tmp_path: Path) -
     assert "scheme" in moved
     assert not moved & set(MATRICES)
     assert "scheme" in measured.exponents and "w1" not in measured.exponents
-    assert "w1" in unmoved_roles(measured) and "scheme" not in unmoved_roles(measured)
+    assert "w1" in measured.unmoved and "scheme" not in measured.unmoved
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
