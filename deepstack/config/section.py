@@ -91,9 +91,9 @@ def divisor_of(field: str, *keys: str) -> Any:
 
     def check(section: type[BaseModel], value: Any, info: Any) -> Any:
         for key in keys:
-            whole = info.data.get(key.rpartition(".")[2])
-            if value and whole and whole % value:
-                text = f"found {value}; allowed a divisor of {key} = {whole}"
+            total = info.data.get(key.rpartition(".")[2])
+            if value and total and total % value:
+                text = f"found {value}; allowed a divisor of {key} = {total}"
                 raise PydanticCustomError("relation", text)
         return value
 

@@ -240,8 +240,8 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
                 panel.add(part, dots, series=s.label, kind="point")
             else:
                 panel.points(s.label, part, style, bars)
-            place = {measured: "‖ΔF‖", right: "right-hand side"}.get(panel)
-            panel.add_fit(s.label, fit_points(part), place, **style)
+            panel_title = {measured: "‖ΔF‖", right: "right-hand side"}.get(panel)
+            panel.add_fit(s.label, fit_points(part), panel_title, **style)
     ratio.level(1.0, None, EQUAL[1])
     drawing.value_axis(typeset("‖ΔF‖ and the right-hand side"), [right, measured])
     drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], include=1.0)

@@ -178,8 +178,8 @@ class Inspection:
         for name in [name for name in sums if not is_data(name)]:
             self._add(CHECKSUMS, f"names {name!r}, which is no file of a run")
             del sums[name]
-        kept = {n: s for n, s in sums.items() if self.weights or not n.startswith("checkpoint/")}
-        self._compare_files(kept, there)
+        wanted = {n: s for n, s in sums.items() if self.weights or not n.startswith("checkpoint/")}
+        self._compare_files(wanted, there)
         # A run killed before it removed its checkpoints still has them, whole and unlisted.
         listed = {str(PurePosixPath(name).parent) for name in sums}
         for step in folder.checkpoints():

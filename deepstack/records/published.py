@@ -19,10 +19,10 @@ def is_published(path: str | os.PathLike[str]) -> bool:
 
 def writable(path: Path) -> Path:
     """Return the path for output on published runs: results/figures/… for results/published/…"""
-    place = _place(path)
-    if place is None:
+    published = _place(path)
+    if published is None:
         return path
-    parts, position = place
+    parts, position = published
     below = [part for part in parts[position + 1 :] if part != "figures"]
     moved = Path(*parts[:position], "figures", *below)
     return moved if path.is_absolute() else Path(os.path.relpath(moved))

@@ -36,8 +36,8 @@ def load_state(run: TrainingRun) -> ckpt.Checkpoint | None:
         # Of several ranks each holds a part of the weights.
         weights = run.built.state() if run.ranks.size == 1 else None
         _, on_disk = conf.disk_estimate(run.config, run.task.vocab_size)
-        largest = LEAST_LIMIT + on_disk + 8 * run.update.initial.numel()
-        owner = ckpt.Owner(conf.digest(without_defaults(run.config)), weights, largest)
+        size_limit = LEAST_LIMIT + on_disk + 8 * run.update.initial.numel()
+        owner = ckpt.Owner(conf.digest(without_defaults(run.config)), weights, size_limit)
         checkpoint = ckpt.fitting(run.folder, run.observer.notify, owner)
         if checkpoint is None:
             return None
