@@ -191,7 +191,7 @@ def comparison(
     rows = []
     for label, choice in chosen:
         there, column = choice.runs, loss_column(choice.runs)
-        done = [run for run in there if run.state == "done"] if choice.whole else []
+        done = [run for run in there if run.state == "done"] if choice.complete else []
         outcomes = Counter(outcome(run) or run.state for run in there).most_common()
         loss = mean_of([final_value(run, column) for run in done])
         row: dict[str, Any] = {
@@ -225,14 +225,14 @@ def comparison(
 class Choice:
     """The runs of a setting and depth with the values that were chosen.
 
-    whole: whether every seed of some value is done; else `runs` has all runs, and values are None.
+    complete: whether all seeds of some value are done; else `runs` has all runs, values are None.
     edge: 'lowest' or 'highest' if a chosen number is the limit of those tried, or ''.
     """
 
     runs: list[Run]
     values: dict[str, Any]
     edge: str = ""
-    whole: bool = True
+    complete: bool = True
 
 
 def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
@@ -244,12 +244,14 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     if not keys:
         return Choice(sorted(groups[()], key=lambda run: int(run.get(SEED, 0))), {})
     column = loss_column(runs)
-    whole = [members for members in groups.values() if all(run.state == "done" for run in members)]
-    losses = [mean_of([final_value(run, column) for run in members]).value for members in whole]
+    finished = [
+        members for members in groups.values() if all(run.state == "done" for run in members)
+    ]
+    losses = [mean_of([final_value(run, column) for run in members]).value for members in finished]
     known = [i for i, loss in enumerate(losses) if math.isfinite(loss)]
     if not known:
-        return Choice(list(runs), dict.fromkeys(keys), whole=False)
-    best = whole[min(known, key=lambda i: losses[i])]
+        return Choice(list(runs), dict.fromkeys(keys), complete=False)
+    best = finished[min(known, key=lambda i: losses[i])]
     values = {key: setting_value(best[0], key) for key in keys}
     edges = []
     for key, value in values.items():
@@ -300,15 +302,15 @@ class Baseline:
             *undetermined(others, [key, DEPTH], runs),
         ]
         base = [run for run in runs if values[run] == value and run.state == "done"]
-        self.runs = {self.place(run): run for run in base}
+        self.runs = {self.partner_key(run): run for run in base}
 
-    def place(self, run: Run) -> tuple[str, ...]:
+    def partner_key(self, run: Run) -> tuple[str, ...]:
         """Return the values that a run shares with its partner."""
         return tuple(repr(setting_value(run, key)) for key in self.keys)
 
     def difference(self, runs: Sequence[Run], column: str) -> dict[str, Any]:
         """Return statistics of the final validation loss minus the partner's, for finished runs."""
-        partners = {run: self.runs.get(self.place(run), run) for run in runs}
+        partners = {run: self.runs.get(self.partner_key(run), run) for run in runs}
         mean = mean_of([
             final_value(run, column) - final_value(other, column)
             for run, other in partners.items()

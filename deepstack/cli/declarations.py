@@ -1,4 +1,4 @@
-"""Reads what the files of a package register, without running them.
+"""Reads the names that the files of a package register, without running them.
 
 `deepstack list` and the completion of names use it, since importing torch takes a second.
 """
@@ -34,7 +34,7 @@ class Declaration(NamedTuple):
 
 @cache
 def declarations(package: str, kind: str) -> dict[str, Declaration]:
-    """Return what a package registers, by name in alphabetical order.
+    """Return the declarations of a package by name, in alphabetical order.
 
     kind: the decorator, as in @task("text"); "" for classes, as in `class Mine(Scheme, name="x")`.
     """

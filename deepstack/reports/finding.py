@@ -124,7 +124,7 @@ def candidate_of(
 ) -> Candidate | None:
     """Return a setting at one depth as a candidate; None if some seed is not done."""
     choice = choice_of(members, keys)
-    if not choice.whole or any(run.state != "done" for run in choice.runs):
+    if not choice.complete or any(run.state != "done" for run in choice.runs):
         return None
     losses = {int(run.get(SEED, 0)): final_value(run, column) for run in choice.runs}
     if not all(map(math.isfinite, losses.values())):

@@ -38,9 +38,9 @@ def means(samples: Iterable[Sequence[Part]]) -> list[Part]:
     for part in chain.from_iterable(samples):
         draws.setdefault(part.what, []).append(part)
     return [
-        replace(Part.mean(what, parts[0].predicted, [part.measured for part in parts]),
+        replace(Part.mean(name, parts[0].predicted, [part.measured for part in parts]),
                 relation=parts[0].relation, tolerance=parts[0].tolerance, stated=parts[0].stated)
-        for what, parts in draws.items()
+        for name, parts in draws.items()
     ]  # fmt: skip
 
 
