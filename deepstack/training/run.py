@@ -341,8 +341,11 @@ class TrainingRun:
             facts = divergence.facts() | facts
             self.observer.notify(cause(divergence, origin))
         if self.ranks.is_rank0:
-            ckpt.keep_only(self.folder, step if saves else -1)
+            if saves:
+                ckpt.keep_only(self.folder, step)  # the checksums list what is left
             write_end(self.folder, state, step, checkpoints=saves, logs=logs, **facts)
+            if not saves:  # a run killed before its end is written goes on from its checkpoint
+                ckpt.keep_only(self.folder, -1)
         self.observer.finished(state, step)
         self.ranks.barrier()  # until the status is written
         return Run(self.path)

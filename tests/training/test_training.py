@@ -190,6 +190,32 @@ def test_divergence_is_a_result_however_late_it_is_seen(
     assert data_of(Run(path)) == data_of(first)
 
 
+@pytest.mark.parametrize(
+    "change", [{"train.max_loss": 3.0}, {"train.lr": 1e6, "train.optimizer": "sgd"}]
+)
+def test_a_first_step_may_diverge(change: dict[str, Any], tmp_path: Path) -> None:
+    run = deepstack.train(with_overrides(small(), change), out=tmp_path)
+    assert run.state == "diverged" and len(run.steps) <= 3
+
+
+def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    blow_up = {"train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None}
+    more = blow_up | {"runtime.checkpoint_seconds": 0.0}
+    config = with_overrides(small(train__steps=30, train__max_loss=20.0), more)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("deepstack.training.run.write_end", killed)
+        deepstack.train(config, out=tmp_path)
+    (path,) = (tmp_path / "runs").iterdir()
+    assert Run(path).folder.checkpoints()
+    run = deepstack.train(config, out=tmp_path)
+    assert run.state == "diverged" and not run.folder.checkpoints()
+
+
 def test_a_gpu_that_is_not_there_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
