@@ -141,15 +141,19 @@ class Inspection:
                 sums = {f"{label}/{file}": wanted for file, wanted in listed.items()}
                 there = {f"{label}/{file.name}": file for file in path.iterdir()}
                 del there[f"{label}/{CHECKSUMS}"]
-                self._compare_files(sums, there)
+                self._compare_files(sums, there, links=False)
                 for file in sorted(there.keys() - sums.keys()):
                     self._add(file, f"not listed in {CHECKSUMS}")
 
-    def _compare_files(self, sums: Mapping[str, Any], there: Mapping[str, Path]) -> None:
-        """Compare files with their sha256, each by its relative path."""
+    def _compare_files(
+        self, sums: Mapping[str, Any], there: Mapping[str, Path], links: bool = True
+    ) -> None:
+        """Compare files, or links to files if these are allowed, with their sha256."""
         for name, wanted in sums.items():
             if name not in there:
                 self._add(name, "missing")
+            elif there[name].is_symlink() and not links:
+                self._add(name, "unreadable (a link)")
             elif not there[name].is_file():  # reading a pipe would block
                 self._add(name, "unreadable (no file)")
             else:
@@ -178,8 +182,9 @@ class Inspection:
         for name in [name for name in sums if not is_data(name)]:
             self._add(CHECKSUMS, f"names {name!r}, which is no file of a run")
             del sums[name]
-        wanted = {n: s for n, s in sums.items() if self.weights or not n.startswith("checkpoint/")}
-        self._compare_files(wanted, there)
+        if not self.weights:
+            sums = {n: s for n, s in sums.items() if not n.startswith("checkpoint/")}
+        self._compare_files(sums, there)
         # A run killed before it removed its checkpoints still has them, whole and unlisted.
         listed = {str(PurePosixPath(name).parent) for name in sums}
         for step in folder.checkpoints():

@@ -77,6 +77,10 @@ def test_verify_notices_a_flipped_bit(trained: Run, file: str) -> None:
     assert "more.npy: not listed" in typed("verify", trained.path).stderr
     (path.parent / "more.npy").unlink()
     assert typed("verify", trained.path).exit_code == 0
+    elsewhere = path.rename(trained.path.parent / file)
+    path.symlink_to(elsewhere)
+    assert typed("verify", trained.path).exit_code == 6  # a link is no file of an analysis
+    elsewhere.replace(path)
 
 
 def test_two_runs_of_different_depth_are_compared(trained: Run, tmp_path: Path) -> None:
