@@ -169,6 +169,14 @@ def test_initial_standard_deviations(name: str, depth: int, fan: str, distributi
                         assert row.abs().max().item() <= math.sqrt(3) * wanted * 1.000001
 
 
+@pytest.mark.parametrize("name", ["post_ln", "pre_ln"])
+def test_schemes_without_coefficients(name: str) -> None:
+    scheme = SCHEMES[name]
+    assert scheme.alpha(100) is None and scheme.beta(100) is None
+    assert {scheme.gain(role, 3, 100) for role in IN_LAYERS} == {1.0}
+    assert scheme.final_norm is (name == "pre_ln")
+
+
 @pytest.mark.parametrize("name", sorted(set(SCHEMES.names()) - {"deepnorm_runtime_beta"}))
 def test_beta_appears_in_no_forward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(name, 6).model

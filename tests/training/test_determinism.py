@@ -85,6 +85,19 @@ def test_environment_variables_change_no_byte(
 
 
 @pytest.mark.slow
+def test_beside_a_busy_machine(references: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        for name, config in CONFIGS.items():
+            deepstack.train(config, study=name, out=tmp_path)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    check(tmp_path, references)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_any_number_of_workers_and_any_order(workers: int, tmp_path: Path) -> None:
     """Six runs, one of which fails: as each of them alone in this process."""

@@ -234,6 +234,13 @@ def test_attribution_is_that_of_a_model_with_one_group_changed(tmp_path: Path) -
     assert table["unexplained"].item() == pytest.approx(left, rel=1e-3)
 
 
+def test_one_group_of_everything_explains_everything(tmp_path: Path) -> None:
+    run = probed(tmp_path / "run", 2, groups={"all": "*"}, attribution_every=1)
+    table = pd.read_csv(run.path / "attribution.csv")
+    assert table["all"].tolist() == table["whole"].tolist()
+    assert table["unexplained"].tolist() == [0.0, 0.0]
+
+
 def test_groups_of_its_own_are_the_children_of_layer_and_model(tmp_path: Path) -> None:
     probe = probe_of(tmp_path, WithHead(), torch.arange(6).view(2, 3), hidden="encoder")
     assert list(probe.groups) == [
