@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TOGETHER = "together"
 NOT_A_ROLE = ("outside", "schedule", "unexplained")
+ROUNDING = 10 * 2**-23
+"""The part of ‖F_0‖ below which a movement of F is rounding in fp32 and counts as none."""
 
 
 class RoleExponent(NamedTuple):
@@ -30,7 +32,8 @@ class RoleExponent(NamedTuple):
     (Student's t over seeds).  curvature, curvature_error: the same of the coefficient of (log N)²
     in a parabola.  smallest, largest: mean ‖ΔF_role‖ over seeds at the depths where it is least and
     greatest.  linearity: ‖ΔF_role‖ at half the learning rate over that at the full rate; 0.5 is
-    linear.  None for a value that the runs do not determine.
+    linear.  origin: `initial` if the role's change was applied to θ_0, `current` if it was taken
+    back from θ_t.  None for a value that the runs do not determine.
     """
 
     step: int
@@ -45,19 +48,22 @@ class RoleExponent(NamedTuple):
     largest: float
     linearity: float | None
     seeds: int
+    origin: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthExponents:
     """Exponents in depth of each role's part of ‖ΔF‖, from runs at several depths.
 
-    before: runs with a small constant rate and half of it, the same for all depths.  after: runs
-    with corrected rates, empty if they were not asked for.
+    before: runs with a small constant rate and half of it, the same for all depths.  later: the
+    same for the roles that do not move F from θ_0, with the rates of the others corrected; empty
+    if there are none.  after: runs with corrected rates, empty if they were not asked for.
     """
 
     depths: tuple[int, ...]
     steps: tuple[int, ...]
     before: list[Run]
+    later: list[Run] = field(default_factory=list)
     after: list[Run] = field(default_factory=list)
 
     @cached_property
@@ -68,12 +74,21 @@ class DepthExponents:
     @cached_property
     def rows(self) -> list[RoleExponent]:
         """The exponents of all roles and of `together`, at each step, before the correction."""
-        return role_exponents(self.updates, self.steps)
+        rows = role_exponents(self.updates, self.steps)
+        if not self.later:
+            return rows
+        moved = {TOGETHER, *first_exponents(rows)}
+        later = role_exponents(role_updates(self.later), self.steps, "current")
+        return [
+            *(row for row in rows if row.role in moved),
+            *(row for row in later if row.role not in moved),
+        ]
 
     @cached_property
     def rows_after(self) -> list[RoleExponent]:
         """The same with the corrected rates; empty without runs of them."""
-        return role_exponents(role_updates(self.after), self.steps) if self.after else []
+        origin = "current" if self.later else "initial"
+        return role_exponents(role_updates(self.after), self.steps, origin) if self.after else []
 
     @cached_property
     def exponents(self) -> dict[str, float]:
@@ -90,9 +105,10 @@ class DepthExponents:
 def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
     """Return a table with one row per run, step and role: depth, seed, lr, step, role, value.
 
-    value: ‖F(θ_0 + Δθ_role) − F(θ_0)‖, mean over probe tokens of the 2-norm.  Runs need
-    `log.attribution_every`; rows at and after a divergence are left out.  Raises
-    NothingMatchedError if no run has such a row.
+    value: ‖F(θ_0 + Δθ_role) − F(θ_0)‖, or ‖F(θ_t) − F(θ_t − Δθ_role)‖ under
+    `log.attribution_from=current`; mean over probe tokens of the 2-norm, and 0 within the
+    rounding of F.  Runs need `log.attribution_every`; rows at and after a divergence are left
+    out.  Raises NothingMatchedError if no run has such a row.
     """
     import pandas as pd
 
@@ -104,6 +120,8 @@ def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
             continue
         long = wide.melt("step", [*roles, "whole"], "role", "value")
         long = long[[not has_diverged_by(run, int(step)) for step in long["step"]]]
+        rounding = ROUNDING * float(run.columns.get("f0_norm", 0.0))
+        long["value"] = long["value"].where(long["value"] > rounding, 0.0)
         labels = {"depth": depth_of(run), "seed": run.get(SEED), "lr": float(run.get(LR, 0.0))}
         tables.append(long.replace({"role": {"whole": TOGETHER}}).assign(**labels))
     if not tables:
@@ -117,16 +135,20 @@ def is_role(column: str) -> bool:
     return not column.startswith(("step", "whole", "layers_", "first_order_", *NOT_A_ROLE))
 
 
-def role_exponents(updates: pd.DataFrame, steps: Sequence[int] = ()) -> list[RoleExponent]:
+def role_exponents(
+    updates: pd.DataFrame, steps: Sequence[int] = (), origin: str = "initial"
+) -> list[RoleExponent]:
     """Return the exponents of every role at every step, of the runs with the largest rate.
 
     updates: from `role_updates`, over two depths or more; smaller rates give the linearity.
-    steps: the steps to take, by default all.  A role that does not move F has no exponent.
+    steps: the steps to take, by default all.  origin: where the updates were measured, for the
+    rows.  A role that does not move F has no exponent.
     """
     chosen = updates[updates["step"].isin(steps)] if steps else updates
     parts: Any = chosen.groupby(["step", "role"], sort=False)
     top = updates["lr"].max()
-    return [fit_role(int(step), str(role), table, top) for (step, role), table in parts]
+    rows = [fit_role(int(step), str(role), table, top) for (step, role), table in parts]
+    return [row._replace(origin=origin) for row in rows]
 
 
 def first_exponents(rows: Sequence[RoleExponent]) -> dict[str, float]:
@@ -150,9 +172,8 @@ def fit_role(step: int, role: str, table: pd.DataFrame, lr: float) -> RoleExpone
     )
     values = (slope.value, slope.se, slope.low, slope.high, bend.value, bend.se)
     ends = float(wide.mean().min()), float(wide.mean().max())
-    return RoleExponent._make(
-        (step, role, *map(finite_or_none, values), *ends, linearity(table), len(complete))
-    )
+    numbers = (*map(finite_or_none, values), *ends, linearity(table), len(complete))
+    return RoleExponent._make((step, role, *numbers, "initial"))
 
 
 def linearity(table: pd.DataFrame) -> float | None:

@@ -70,6 +70,12 @@ def calibrate_command(
     after = {(row.step, row.role): {"after": row.exponent} for row in measured.rows_after}
     rows = [row._asdict() | after.get((row.step, row.role), {}) for row in measured.rows]
     emit_json({"rows": rows}) if json else emit(rows, False, first=SHOWN)
+    second = dict.fromkeys(row.role for row in measured.rows if row.origin == "current")
+    if second:
+        opt.note(
+            f"{', '.join(second)}: measured a second time, with the rates of the other roles "
+            "corrected; their change alone does not move the initial F"
+        )
     if measured.unmoved:
         opt.note(
             f"no exponent for {', '.join(measured.unmoved)}: their change alone does not move F; "
@@ -78,7 +84,7 @@ def calibrate_command(
     if not quiet:
         from deepstack.plots import Options, draw
 
-        for runs in filter(None, (measured.before, measured.after)):
+        for runs in filter(None, (measured.before, measured.later, measured.after)):
             folder, options = runs[0].path.parent, Options(at_step=min(measured.steps))
             log_figures(draw(folder, ["update_by_role"], options=options))
         log(f"config: {target}")

@@ -182,6 +182,8 @@ class Log(Section):
     """Whether a record has the gradient noise scale: a pass for each of the probe_sequences."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of which roles and layers moved F: a forward of the probe for each."""
+    attribution_from: Literal["initial", "current"] = "initial"
+    """Whether a part's change is applied to the initial or taken back from current parameters."""
     sharpness_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
     """Steps between records of the Hessian's largest eigenvalue: 50 to 800 forward passes each."""
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()

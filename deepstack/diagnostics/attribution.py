@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -94,28 +94,33 @@ def attribute(
     tokens: Tensor,
     parts: Sequence[Part],
     start: Tensor,
+    origin: Literal["initial", "current"] = "initial",
 ) -> dict[str, Tensor]:
-    """Return ‖F(θ_0 + Δθ_part) − F(θ_0)‖ of every part: mean over probe tokens of the 2-norm.
+    """Return how far the change of each part moves F: mean over probe tokens of the 2-norm.
 
-    initial: key of a bank -> θ_0, (depth, …); start: F_0 measured before training, from which
-    `schedule` is the distance.  Each changed part costs one forward pass of the probe batch, and
-    θ_0 costs one more.  The parameters are restored bit for bit.
+    origin: `initial` applies the change to θ_0, ‖F(θ_0 + Δθ_part) − F(θ_0)‖; `current` takes it
+    back from θ_t, ‖F(θ_t) − F(θ_t − Δθ_part)‖.  initial: key of a bank -> θ_0, (depth, …); start:
+    F_0 measured before training, from which `schedule` is the distance.  Each changed part costs
+    one forward pass of the probe batch, and the origin costs one more.  The parameters are restored
+    bit for bit.
     """
     values: dict[str, Tensor] = {}
     model, banks = built.model, built.banks.all
-    with restored(banks) as present, torch.no_grad(), evaluating(model):
-        put(banks, initial)
-        first = model.hidden(tokens)
+    with restored(banks) as current, torch.no_grad(), evaluating(model):
+        first, last = (initial, current) if origin == "initial" else (current, initial)
+        put(banks, first)
+        unmoved = model.hidden(tokens)
         for part in parts:
             mine = [bank for bank in banks if part.indices(bank)]
-            mixed = {b.key: part.put_in(b, b.values(), present[b.key]) for b in mine}
+            mixed = {b.key: part.put_in(b, b.values(), last[b.key]) for b in mine}
             changed = [b for b in mine if not torch.equal(mixed[b.key], b.values())]
             put(changed, mixed)
-            moved = model.hidden(tokens) if changed else first
-            put(changed, initial)
-            values[part.name] = distance(moved - first)
-    if model.schemes[0].changes_by_step:
-        values[SCHEDULE] = distance(first - start)
+            moved = model.hidden(tokens) if changed else unmoved
+            put(changed, first)
+            values[part.name] = distance(moved - unmoved)
+        if model.schemes[0].changes_by_step:
+            put(banks, initial)
+            values[SCHEDULE] = distance(model.hidden(tokens) - start)
     return values
 
 

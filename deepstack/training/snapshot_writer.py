@@ -209,7 +209,8 @@ class SnapshotWriter:
 
     def _attribute(self, whole: Built, step: int) -> None:
         arguments = whole, self._initial, self.inputs, self.parts
-        rows = [parts.attribute(*arguments, start=self.update.initial)]
+        origin = self.config.log.attribution_from
+        rows = [parts.attribute(*arguments, start=self.update.initial, origin=origin)]
         # Use the probe's values after the step, so that the number equals that of steps.csv.
         rows[0][parts.WHOLE] = parts.distance(self.update.previous - self.update.initial)
         if self.config.log.first_order:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -32,6 +32,7 @@ from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 
 BOTH = {"log.attribution_every": 1, "log.first_order": True, "train.steps": 3}
+Origin = Literal["initial", "current"]
 ROWS = ["q", "k", "v", "o", "w1", "w2", "bias", "norm_gain", "norm_bias", "embedding", "position"]
 
 
@@ -64,8 +65,9 @@ class Moved:
         with torch.no_grad():
             return model.hidden(self.tokens)
 
-    def measured(self) -> dict[str, float]:
-        return {name: value.item() for name, value in attribute(*self.about, self.start).items()}
+    def measured(self, origin: Origin = "initial") -> dict[str, float]:
+        parts = attribute(*self.about, self.start, origin)
+        return {name: value.item() for name, value in parts.items()}
 
     def linear(self) -> dict[str, float]:
         return {name: value.item() for name, value in first_order(*self.about).items()}
@@ -79,6 +81,15 @@ class Moved:
             assert has_role(one)
             step = scale * (new[name].detach().double() - old.detach())
             old.data += step * belongs(part, name, one, len(self.model.layers))
+        return model
+
+    def without(self, part: str) -> nn.Module:
+        """A copy of the model at θ_t, the part's parameters (one by one) set back to θ_0."""
+        model = copy.deepcopy(self.last).double()
+        old, roles = dict(self.first.named_parameters()), dict(self.model.named_parameters())
+        for name, new in model.named_parameters():
+            mask = belongs(part, name, cast(RoleParameter, roles[name]), len(self.model.layers))
+            new.data.lerp_(old[name].detach().double(), mask)
         return model
 
     def distance(self, model: nn.Module) -> float:
@@ -118,6 +129,15 @@ CASES = [
         "model__positions": "rotary", "model__gated": True, "model__activation": "silu",
     },
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", CASES[:3], ids=["deepnorm", "without banks", "admin"])
+def test_each_part_is_its_change_taken_back_alone(changes: dict[str, Any]) -> None:
+    moved = Moved(**changes)
+    last = moved.hidden(copy.deepcopy(moved.last).double())
+    for name, value in moved.measured("current").items():
+        expected = (moved.hidden(moved.without(name)) - last).norm(dim=-1).mean().item()
+        assert value == pytest.approx(expected, rel=2e-3, abs=1e-6), name
 
 
 @pytest.mark.parametrize("changes", some(CASES, 2), ids=[str(case) for case in CASES])

@@ -61,13 +61,26 @@ def test_the_update_is_linear_in_the_rate(deepnorm: Calibration) -> None:
     assert values == pytest.approx([0.5] * len(values), abs=0.02)
 
 
-def test_only_the_scheme_s_own_parameters_move_rezero_at_first(tmp_path: Path) -> None:
-    config = small(model__scheme="rezero")
-    measured = calibrate(config, depths=(4, 8), seeds=2, steps=(1, 3), check=False, out=tmp_path)
-    moved = {row.role for row in measured.rows if row.exponent is not None}
-    assert "scheme" in moved
-    assert not moved & set(MATRICES)
-    assert "scheme" in measured.exponents and "w1" not in measured.exponents
+def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(tmp_path: Path) -> None:
+    config = small(model__scheme="rezero", model__d_model=32, train__lr=0.01)
+    measured = calibrate(config, depths=(4, 16), seeds=2, steps=(1, 3), out=tmp_path)
+    second = {row.role for row in measured.rows if row.origin == "current" and row.exponent}
+    assert second >= {*MATRICES, "bias"} and not second & {"scheme", "embedding"}
+    assert all(exponent_of(measured, role, step=3) > 0.05 for role in MATRICES)
+    after = {(row.role, row.step): row.exponent for row in measured.rows_after}
+    assert all(abs(after[role, 3] or 1) < 0.06 for role in (*MATRICES, "scheme"))
+    assert {row.origin for row in measured.rows_after} == {"current"}
+    assert not measured.unmoved
+
+
+@pytest.mark.parametrize("scheme", [{"name": "rezero"}, {"name": "layer_scale", "start": 1e-7}])
+def test_roles_that_move_nothing_but_rounding_are_named(
+    tmp_path: Path, scheme: dict[str, Any]
+) -> None:
+    options = {key: value for key, value in scheme.items() if key != "name"}
+    config = small(model__scheme=scheme["name"], model__scheme_options=options)
+    measured = calibrate(config, depths=(4, 8), seeds=2, steps=(1,), check=False, out=tmp_path)
+    assert not measured.later
     assert "w1" in measured.unmoved and "scheme" not in measured.unmoved
 
 
