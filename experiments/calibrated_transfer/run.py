@@ -86,16 +86,15 @@ def main() -> None:
                 result = transfer(search(tuned, f"transfer_{name}_{state}", args))
                 deepest = max(args.depths)
                 exponent, cost = result.exponent, result.costs[deepest]
-                assert exponent is not None
                 rows.append(
                     {
                         "scheme": scheme,
                         "optimizer": optimizer,
                         "state": state,
                         "update_exponent": exponents[state],
-                        "rate_exponent": exponent.value,
-                        "rate_low": exponent.low,
-                        "rate_high": exponent.high,
+                        "rate_exponent": None if exponent is None else exponent.value,
+                        "rate_low": None if exponent is None else exponent.low,
+                        "rate_high": None if exponent is None else exponent.high,
                         "cost": None if cost is None else cost.value,
                         "cost_low": None if cost is None else cost.low,
                         "cost_high": None if cost is None else cost.high,
