@@ -33,7 +33,8 @@ class RoleExponent(NamedTuple):
     in a parabola.  smallest, largest: mean ‖ΔF_role‖ over seeds at the depths where it is least and
     greatest.  linearity: ‖ΔF_role‖ at half the learning rate over that at the full rate; 0.5 is
     linear.  origin: `initial` if the role's change was applied to θ_0, `current` if it was taken
-    back from θ_t.  None for a value that the runs do not determine.
+    back from θ_t, `alone` if the role was trained alone.  None for a value that the runs do not
+    determine.
     """
 
     step: int
@@ -55,14 +56,16 @@ class RoleExponent(NamedTuple):
 class DepthExponents:
     """Exponents in depth of each role's part of ‖ΔF‖, from runs at several depths.
 
-    before: runs with a small constant rate and half of it, the same for all depths.  later: the
-    same for the roles that do not move F from θ_0, with the rates of the others corrected; empty
-    if there are none.  after: runs with corrected rates, empty if they were not asked for.
+    before: runs with a small constant rate and half of it, the same for all depths.  alone: the
+    same with one trained role each; empty if they were not asked for.  later: the same for the
+    roles that do not move F from θ_0, with the rates of the others corrected; empty if there are
+    none.  after: runs with corrected rates, empty if they were not asked for.
     """
 
     depths: tuple[int, ...]
     steps: tuple[int, ...]
     before: list[Run]
+    alone: list[Run] = field(default_factory=list)
     later: list[Run] = field(default_factory=list)
     after: list[Run] = field(default_factory=list)
 
@@ -75,14 +78,13 @@ class DepthExponents:
     def rows(self) -> list[RoleExponent]:
         """The exponents of all roles and of `together`, at each step, before the correction."""
         rows = role_exponents(self.updates, self.steps)
-        if not self.later:
-            return rows
-        moved = {TOGETHER, *first_exponents(rows)}
-        later = role_exponents(role_updates(self.later), self.steps, "current")
-        return [
-            *(row for row in rows if row.role in moved),
-            *(row for row in later if row.role not in moved),
-        ]
+        if self.alone:
+            rows = replaced(rows, role_exponents(role_updates(self.alone), self.steps, "alone"))
+        if self.later:
+            moved = {TOGETHER, *first_exponents(rows)}
+            later = role_exponents(role_updates(self.later), self.steps, "current")
+            rows = replaced(rows, [row for row in later if row.role not in moved])
+        return rows
 
     @cached_property
     def rows_after(self) -> list[RoleExponent]:
@@ -107,18 +109,22 @@ def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
 
     value: ‖F(θ_0 + Δθ_role) − F(θ_0)‖, or ‖F(θ_t) − F(θ_t − Δθ_role)‖ under
     `log.attribution_from=current`; mean over probe tokens of the 2-norm, and 0 within the
-    rounding of F.  Runs need `log.attribution_every`; rows at and after a divergence are left
-    out.  Raises NothingMatchedError if no run has such a row.
+    rounding of F.  Runs need `log.attribution_every`; one that trains a single role gives ‖ΔF‖.
+    Rows at and after a divergence are left out.  Raises NothingMatchedError if no run has such a
+    row.
     """
     import pandas as pd
 
     tables = []
     for run in runs:
         wide = run.attribution
+        trained = run.get("train.trainable")
+        if not len(wide) and isinstance(trained, list) and len(trained) == 1:
+            wide = run.steps[["step", "model_update"]].rename(columns={"model_update": trained[0]})
         roles = [name for name in map(str, wide) if is_role(name)]
         if not len(wide) or not roles:
             continue
-        long = wide.melt("step", [*roles, "whole"], "role", "value")
+        long = wide.melt("step", [*roles, *({"whole"} & {*wide})], "role", "value")
         long = long[[not has_diverged_by(run, int(step)) for step in long["step"]]]
         rounding = ROUNDING * float(run.columns.get("f0_norm", 0.0))
         long["value"] = long["value"].where(long["value"] > rounding, 0.0)
@@ -128,6 +134,12 @@ def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
         raise NothingMatchedError("no run has an attribution.csv; set log.attribution_every=1")
     table = pd.concat(tables, ignore_index=True)
     return table[["depth", "seed", "lr", "step", "role", "value"]]
+
+
+def replaced(rows: Sequence[RoleExponent], others: Sequence[RoleExponent]) -> list[RoleExponent]:
+    """Return the rows, with those of `others` in place of rows of the same step and role."""
+    newer = {(row.step, row.role): row for row in others}
+    return [newer.get((row.step, row.role), row) for row in rows]
 
 
 def is_role(column: str) -> bool:

@@ -22,6 +22,7 @@ def calibrate_command(
     lr: float | None = opt.option(
         "Learning rate of the measurement (default: a hundredth of train.lr)."
     ),
+    alone: bool = opt.flag("Also train each role alone, for steps after the first."),
     check: bool = opt.option(
         "Also measure the corrected config; --no-check saves a third.", default=True
     ),
@@ -58,6 +59,7 @@ def calibrate_command(
             seeds=seeds,
             steps=opt.whole_numbers("--steps", steps),
             lr=lr,
+            alone=alone,
             check=check,
             study=name,
             out=out,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.analysis.calibration import DepthExponents, interpolated_factors
+from deepstack.analysis.calibration import TOGETHER, DepthExponents, interpolated_factors
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.sweeps.pool import Progress
@@ -69,6 +69,7 @@ def calibrate(
     seeds: int = 3,
     steps: Sequence[int] = STEPS,
     lr: float | None = None,
+    alone: bool = False,
     check: bool = True,
     study: str | None = None,
     out: str | Path = "results",
@@ -84,6 +85,8 @@ def calibrate(
     the rates of the other roles are corrected, and the change of each role is taken back from θ_t.
     In ReZero these are the matrices, because its gates are 0 in θ_0.  Their effect is a product of
     two changes, so that the rate is ten times larger here and in the runs that check it.
+    alone: also train each role alone, in `<out>/<study>_alone`, and measure these runs; without
+    them a role's part after several steps is that of the change it makes beside the other roles.
     check: also run the corrected configuration, in `<out>/<study>_after`.
     workers, show: see `deepstack.sweep`.
 
@@ -97,13 +100,18 @@ def calibrate(
     rate = config.train.lr * SMALL if lr is None else lr
     chosen = sorted(set(steps))
 
-    def run(base: conf.Config, suffix: str, rates: Sequence[float]) -> list[Run]:
-        short = conf.with_overrides(base, short_settings(base, chosen))
+    def run(
+        base: conf.Config, suffix: str, rates: Sequence[float], roles: Sequence[str] = ()
+    ) -> list[Run]:
         grid: dict[str, Sequence[Any]] = {
             "model.depth": sorted(set(depths)),
             "train.lr": list(rates),
             "seed": [config.seed + i for i in range(seeds)],
         }
+        short = conf.with_overrides(base, short_settings(base, chosen))
+        if roles:
+            grid = {"train.trainable": [[role] for role in roles]} | grid
+            short = conf.with_overrides(short, {"log.attribution_every": 0})
         where = f"{name}_{suffix}"
         return sweep(short, grid, study=where, out=out, workers=workers, show=show)
 
@@ -111,6 +119,13 @@ def calibrate(
     measured = Calibration(
         config=config, depths=tuple(sorted(set(depths))), steps=tuple(chosen), before=before
     )
+    if alone:
+        trained = config.train.trainable
+        names = [row.role for row in measured.rows if row.step == chosen[0]]
+        if trained != "all":
+            names = [role for role in names if role in trained]
+        roles = [role for role in names if role not in (TOGETHER, "head")]
+        measured = replace(measured, alone=run(config, "alone", [rate, rate / 2], roles))
     if measured.unmoved and max(chosen) > 1:
         config = conf.with_overrides(measured.corrected, {"log.attribution_from": "current"})
         rate *= LATER

@@ -84,6 +84,28 @@ def test_roles_that_move_nothing_but_rounding_are_named(
     assert "w1" in measured.unmoved and "scheme" not in measured.unmoved
 
 
+def test_roles_can_be_trained_alone_for_several_steps(tmp_path: Path) -> None:
+    config = small(model__scheme="post_ln", train__trainable=["v", "w2"], train__lr=0.1)
+    measured = calibrate(
+        config, depths=(2, 4), seeds=1, steps=(1, 3), lr=0.01, alone=True, check=False, out=tmp_path
+    )
+    assert len(measured.alone) == 2 * len(measured.before)
+    parts = {run.get("model.depth"): run for run in measured.before if run.get("train.lr") == 0.01}
+    for row in measured.rows:
+        if row.role in ("v", "w2"):
+            runs = [run for run in measured.alone if run.get("train.trainable") == [row.role]]
+            sizes = [
+                run.steps.set_index("step")["model_update"][row.step]
+                for run in runs
+                if run.get("train.lr") == 0.01
+            ]
+            assert (row.smallest, row.largest) == pytest.approx((min(sizes), max(sizes)))
+            assert row.origin == "alone"
+    joint = parts[2].attribution.set_index("step")["v"]
+    (alone,) = [row for row in measured.rows if (row.role, row.step) == ("v", 3)]
+    assert joint[3] not in (pytest.approx(alone.smallest), pytest.approx(alone.largest))
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 @pytest.mark.parametrize("role", ["v", "w2", "norm_gain"])
 def test_after_one_step_a_role_s_part_is_its_update_when_trained_alone(
