@@ -84,8 +84,8 @@ def calibrate(
     Roles that move F from θ_0 at no step are measured a second time, in `<out>/<study>_later`:
     the rates of the other roles are corrected, and the change of each role is taken back from θ_t.
     In ReZero these are the matrices, because its gates are 0 in θ_0.  Their effect is a product of
-    two changes, so that the rate is ten times larger here and in the runs that check it.
-    alone: also train each role alone, in `<out>/<study>_alone`, and measure these runs; without
+    two changes.  The rate is therefore ten times larger here and in the runs that check it.
+    alone: also train each role alone, in `<out>/<study>_alone`, and measure these runs.  Without
     them a role's part after several steps is that of the change it makes beside the other roles.
     check: also run the corrected configuration, in `<out>/<study>_after`.
     workers, show: see `deepstack.sweep`.
