@@ -57,7 +57,7 @@ class DepthExponents:
     """Exponents in depth of each role's part of ‖ΔF‖, from runs at several depths.
 
     before: runs with a small constant rate and half of it, the same for all depths.  alone: the
-    same with one trained role each; empty if they were not asked for.  later: the same for the
+    same with one trained role each; empty if they were not asked for.  second: the same for the
     roles that do not move F from θ_0, with the rates of the others corrected; empty if there are
     none.  after: runs with corrected rates, empty if they were not asked for.
     """
@@ -66,7 +66,7 @@ class DepthExponents:
     steps: tuple[int, ...]
     before: list[Run]
     alone: list[Run] = field(default_factory=list)
-    later: list[Run] = field(default_factory=list)
+    second: list[Run] = field(default_factory=list)
     after: list[Run] = field(default_factory=list)
 
     @cached_property
@@ -80,16 +80,16 @@ class DepthExponents:
         rows = role_exponents(self.updates, self.steps)
         if self.alone:
             rows = replaced(rows, role_exponents(role_updates(self.alone), self.steps, "alone"))
-        if self.later:
+        if self.second:
             moved = {TOGETHER, *first_exponents(rows)}
-            later = role_exponents(role_updates(self.later), self.steps, "current")
-            rows = replaced(rows, [row for row in later if row.role not in moved])
+            second = role_exponents(role_updates(self.second), self.steps, "current")
+            rows = replaced(rows, [row for row in second if row.role not in moved])
         return rows
 
     @cached_property
     def rows_after(self) -> list[RoleExponent]:
         """The same with the corrected rates; empty without runs of them."""
-        origin = "current" if self.later else "initial"
+        origin = "current" if self.second else "initial"
         return role_exponents(role_updates(self.after), self.steps, origin) if self.after else []
 
     @cached_property

@@ -86,7 +86,7 @@ def calibrate_command(
     if not quiet:
         from deepstack.plots import Options, draw
 
-        for runs in filter(None, (measured.before, measured.later, measured.after)):
+        for runs in filter(None, (measured.before, measured.second, measured.after)):
             folder, options = runs[0].path.parent, Options(at_step=min(measured.steps))
             log_figures(draw(folder, ["update_by_role"], options=options))
         log(f"config: {target}")

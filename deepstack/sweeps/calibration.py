@@ -22,7 +22,7 @@ from deepstack.sweeps.run import sweep
 DEPTHS = (6, 12, 24, 48, 96)
 STEPS = (1, 10)
 SMALL = 0.01  # the measured learning rate over that of the configuration
-LATER = 10  # the rate of a second measurement over that of the first; its updates grow as rate²
+SECOND = 10  # the rate of a second measurement over that of the first; its updates grow as rate²
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def calibrate(
     Every depth is trained for max(steps) steps from `seeds` seeds, at a small constant rate `lr`
     (by default a hundredth of `train.lr`) and at half of it, without warm-up and clipping.  Runs
     are ordinary run folders in `<out>/<study>_before`; a repeated call skips finished ones.
-    Roles that move F from θ_0 at no step are measured a second time, in `<out>/<study>_later`:
+    Roles that move F from θ_0 at no step are measured a second time, in `<out>/<study>_second`:
     the rates of the other roles are corrected, and the change of each role is taken back from θ_t.
     In ReZero these are the matrices, because its gates are 0 in θ_0.  Their effect is a product of
     two changes.  The rate is therefore ten times larger here and in the runs that check it.
@@ -128,11 +128,11 @@ def calibrate(
         measured = replace(measured, alone=run(config, "alone", [rate, rate / 2], roles))
     if measured.unmoved and max(chosen) > 1:
         config = conf.with_overrides(measured.corrected, {"log.attribution_from": "current"})
-        rate *= LATER
-        measured = replace(measured, later=run(config, "later", [rate, rate / 2]))
+        rate *= SECOND
+        measured = replace(measured, second=run(config, "second", [rate, rate / 2]))
     if not check:
         return measured
-    origin = {"log.attribution_from": "current" if measured.later else "initial"}
+    origin = {"log.attribution_from": "current" if measured.second else "initial"}
     corrected = conf.with_overrides(measured.corrected, origin)
     return replace(measured, after=run(corrected, "after", [rate]))
 

@@ -80,7 +80,7 @@ def test_roles_that_move_nothing_but_rounding_are_named(
     options = {key: value for key, value in scheme.items() if key != "name"}
     config = small(model__scheme=scheme["name"], model__scheme_options=options)
     measured = calibrate(config, depths=(4, 8), seeds=2, steps=(1,), check=False, out=tmp_path)
-    assert not measured.later
+    assert not measured.second
     assert "w1" in measured.unmoved and "scheme" not in measured.unmoved
 
 
