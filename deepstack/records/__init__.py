@@ -4,6 +4,7 @@ from deepstack.records.analyses import Analysis as Analysis
 from deepstack.records.analyses import Column as Column
 from deepstack.records.analyses import write_analysis as write_analysis
 from deepstack.records.append_log import AppendLog as AppendLog
+from deepstack.records.append_log import extent as extent
 from deepstack.records.append_log import number_text as number_text
 from deepstack.records.checksums import CHECKSUMS as CHECKSUMS
 from deepstack.records.checksums import STATE as STATE

@@ -16,8 +16,9 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from deepstack.errors import LockedError, ResourceError
 from deepstack.records.published import refuse_published
@@ -76,7 +77,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file to read it; raises OSError, and ResourceError if it is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

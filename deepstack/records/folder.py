@@ -181,16 +181,20 @@ class RunFolder:
             return {}
         return dict(zip(names, rows[-1], strict=False))
 
-    def log(self, name: str, columns: Sequence[str], *, tolerance: float = 0.0) -> AppendLog:
-        """Return the append-only CSV `name` (`steps`, `evals`, `timing`, with or without `.csv`).
+    def csv_path(self, name: str) -> Path:
+        """Return the path of the log `name`, such as `evals`."""
+        return self.path / f"{name}.csv"
+
+    def log(
+        self, name: str, columns: Sequence[str], replay_from: int = -1, *, tolerance: float = 0.0
+    ) -> AppendLog:
+        """Open the log `name`; its rows after `replay_from` have to be written again.
 
         timing.csv is never compared on resume: it differs from one execution to the next.
         """
-        stem = name.removesuffix(".csv")
-        path = self.path / f"{stem}.csv"
-        if stem == "timing":
-            return AppendLog(path, columns, compared=False)
-        return AppendLog(path, columns, tolerance=tolerance)
+        is_compared = name != "timing"
+        path = self.csv_path(name)
+        return AppendLog(path, columns, replay_from, compared=is_compared, tolerance=tolerance)
 
     def set_aside(self, name: str) -> Path:
         """Copy a file of this folder to aside/<number>-<name>, and return that path."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from deepstack.errors import DeepstackError, NothingMatchedError
 from deepstack.records.analyses import analysis_names
-from deepstack.records.append_log import number_text
+from deepstack.records.append_log import extent, number_text
 from deepstack.records.checksums import (
     CHECKSUMS,
     STATE,
@@ -250,12 +250,12 @@ class Inspection:
             return
         for log_name, wanted in logs.items():
             self.files += 1
-            log = self.folder.log(PurePosixPath(log_name).name, ("step",))
-            with self._reading(log.path.name):
-                if not log.path.exists():
-                    self._add(log.path.name, "missing")
-                elif log.upto(step).sha256 != wanted:
-                    self._add(log.path.name, f"changed (sha256 up to step {step} differs)")
+            path = self.folder.csv_path(PurePosixPath(log_name).stem)
+            with self._reading(path.name):
+                if not path.exists():
+                    self._add(path.name, "missing")
+                elif extent(path, step).sha256 != wanted:
+                    self._add(path.name, f"changed (sha256 up to step {step} differs)")
 
 
 def folders_to_inspect(path: str | os.PathLike[str]) -> list[RunFolder]:

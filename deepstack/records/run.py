@@ -155,18 +155,17 @@ class Run:
     @cached_property
     def attribution(self) -> pd.DataFrame:
         """A row a step at which ‖ΔF‖ was attributed; empty where it never was."""
-        path = self.folder.log("attribution", ("step",)).path
-        return _read_csv(path, ("step",))
+        return _read_csv(self.folder.csv_path("attribution"), ("step",))
 
     @cached_property
     def sharpness(self) -> pd.DataFrame:
         """A row a step at which the Hessian's largest eigenvalue was measured, or no rows."""
-        return _read_csv(self.folder.log("sharpness", ("step",)).path, ("step",))
+        return _read_csv(self.folder.csv_path("sharpness"), ("step",))
 
     @cached_property
     def noise_scale(self) -> pd.DataFrame:
         """A row a snapshot with the model's gradient noise scale; none without log.noise_scale."""
-        return _read_csv(self.folder.log("noise_scale", ("step",)).path, ("step",))
+        return _read_csv(self.folder.csv_path("noise_scale"), ("step",))
 
     def damage(self, *, layers: bool = False) -> str | None:
         """Return why this run cannot be read, or None; layers=True reads the files of layers too.

@@ -149,7 +149,8 @@ def test_torn_rows_are_never_seen(tmp_path: Path) -> None:
 def test_values_come_back_as_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     with folder.log("steps", STEPS_COLUMNS) as log:
-        log.write((1, 0.1, 1e-5, float("inf"), float("nan"), None, 1e30, 3))
+        cells = (1, 0.1, 1e-5, float("inf"), float("nan"), None, 1e30, 3)
+        log.write(dict(zip(STEPS_COLUMNS, cells, strict=True)))
     row = Run(folder.path).steps.iloc[0]
     assert np.float32(row["loss"]) == np.float32(0.1) and row["lr"] == pytest.approx(1e-5, 1e-9)
     assert row["grad_norm"] == np.inf and np.isnan(row["model_update"])

@@ -32,7 +32,7 @@ def small_run(path: Path) -> RunFolder:
     with folder.log("evals", EVALS_COLUMNS) as log:
         log.write({"step": 3, "loss": 2.0})
     with folder.log("timing", ("step", "step_ms", "peak_memory_mb")) as log:
-        log.write((1, 2.0, 3.0))
+        log.write({"step": 1, "step_ms": 2.0, "peak_memory_mb": 3.0})
     folder.write_layers({"grad_norm": np.ones((1, 2))}, [3])
     weights = folder.checkpoint_path(3) / "weights.safetensors"
     weights.parent.mkdir(parents=True)

@@ -11,7 +11,15 @@ from helpers.ended_runs import TINY, copied, flip, verify
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.records import RunFolder, files, find_runs, inspect, problems, write_checksums
+from deepstack.records import (
+    RunFolder,
+    extent,
+    files,
+    find_runs,
+    inspect,
+    problems,
+    write_checksums,
+)
 
 
 def test_flips_in_an_interrupted_run_are_noticed(stopped: RunFolder) -> None:
@@ -78,7 +86,7 @@ def test_the_steps_of_looks_that_are_lost_are_damage(stopped: RunFolder) -> None
 
 def test_a_damaged_newest_checkpoint_leaves_the_logs_to_the_one_before(stopped: RunFolder) -> None:
     flip(stopped.checkpoint_path(4) / "state.json", 3)
-    flip(stopped.steps_path, 8 * (stopped.log("steps", ("step",)).upto(2).size - 3))
+    flip(stopped.steps_path, 8 * (extent(stopped.steps_path, 2).size - 3))
     found = problems(stopped)
     assert [line.split(":")[0] for line in found] == ["checkpoint/4", "steps.csv"]
     assert "up to step 3" in found[1]
