@@ -23,7 +23,6 @@ from deepstack.records.folder import TIMING_COLUMNS as TIMING_COLUMNS
 from deepstack.records.folder import RunFolder as RunFolder
 from deepstack.records.inspection import Inspection as Inspection
 from deepstack.records.inspection import folders_to_inspect as folders_to_inspect
-from deepstack.records.inspection import inspect as inspect
 from deepstack.records.inspection import problems as problems
 from deepstack.records.labels import change_note as change_note
 from deepstack.records.labels import change_tags as change_tags

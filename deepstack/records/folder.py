@@ -326,5 +326,5 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         raise damage_error(path, f"is no YAML ({problems[0]})")
     value = root.plain()
     if not value or not isinstance(value, dict):
-        raise damage_error(path, "is no mapping" if value else "is empty")
+        raise damage_error(path, "is no mapping" if value else "is empty or missing")
     return value

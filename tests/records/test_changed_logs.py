@@ -14,7 +14,7 @@ from helpers.small_runs import data_of, small, stop_at
 
 import deepstack
 from deepstack.errors import ChangedLogError, DifferenceError, Interrupted
-from deepstack.records import Run, RunFolder, inspect
+from deepstack.records import Inspection, Run, RunFolder
 from deepstack.training import Observer, checkpoint
 from deepstack.training import run as training_run
 
@@ -95,12 +95,12 @@ def test_a_changed_log_is_not_sealed_and_the_run_starts_again(
     status = folder.read_status()
     assert status["state"] == "failed" and name in status["error"]
     assert not (folder.path / "checksums.json").exists() and not folder.checkpoints()
-    assert inspect(folder).verdict != "whole"
+    assert Inspection(folder).verdict != "whole"
     there = folder.path / name
     damaged = there.read_bytes() if there.exists() else None
     again = deepstack.train(CONFIG, out=tmp_path)
     assert again.path == folder.path and again.state == "done"
-    assert data_of(again) == data_of(whole) and inspect(folder).verdict == "whole"
+    assert data_of(again) == data_of(whole) and Inspection(folder).verdict == "whole"
     aside = folder.path / "aside" / f"1-{name}"
     assert (aside.read_bytes() if aside.exists() else None) == damaged
 
@@ -131,7 +131,7 @@ def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
     seal = training_run.write_end
     monkeypatch.setattr(training_run, "write_end", late)
     run = deepstack.train(small(), out=tmp_path)
-    assert any("steps.csv" in problem for problem in inspect(run.folder).problems)
+    assert any("steps.csv" in problem for problem in Inspection(run.folder).problems)
 
 
 class Lost(Observer):
