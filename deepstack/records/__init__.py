@@ -11,7 +11,6 @@ from deepstack.records.checksums import STATE as STATE
 from deepstack.records.checksums import damage as damage
 from deepstack.records.checksums import mapping as mapping
 from deepstack.records.checksums import sha256 as sha256
-from deepstack.records.checksums import write_checksums as write_checksums
 from deepstack.records.checksums import write_end as write_end
 from deepstack.records.files import sync_folder as sync_folder
 from deepstack.records.files import trouble as trouble

@@ -20,7 +20,7 @@ from deepstack.records import (
     RunFolder,
     damage,
     problems,
-    write_checksums,
+    write_end,
 )
 
 
@@ -165,7 +165,7 @@ CHANGES: list[tuple[Callable[[RunFolder], object], str]] = [
     (lambda f: status(f, "done", 5), "status.json: changed (sha256 differs)"),
     (lambda f: f.write_status("done", 6), "status.json: has no sha256 of checksums.json"),
     (
-        lambda f: (flip(f.evals_path, 100), write_checksums(f)),
+        lambda f: flip(sums(f), 8 * 100),
         "checksums.json: changed (its sha256 is not the one in status.json)",
     ),
     (
@@ -211,8 +211,7 @@ def test_checkpoints_that_a_kill_left_behind_are_judged_by_themselves(
     folder = copied(trained["diverged"], tmp_path)
     status = {k: v for k, v in folder.read_status().items() if k not in ("error", "checksums")}
     shutil.copytree(trained["interrupted"] / "checkpoint" / "4", folder.checkpoint_path(4))
-    digest = write_checksums(folder, checkpoints=False)
-    folder.write_status(**status, checksums=digest)
+    write_end(folder, **status, checkpoints=False)
     assert problems(folder) == []
     flip(folder.checkpoint_path(4) / "weights.safetensors", 5000)
     assert "checkpoint/4/weights.safetensors: not listed in checksums.json" in problems(folder)

@@ -18,7 +18,7 @@ from deepstack.records import (
     files,
     find_runs,
     problems,
-    write_checksums,
+    write_end,
 )
 
 
@@ -98,7 +98,7 @@ def test_a_run_at_work_is_told_as_far_as_it_is(stopped: RunFolder) -> None:
 
 
 def test_sums_of_a_run_killed_before_its_status_are_of_no_use(stopped: RunFolder) -> None:
-    write_checksums(stopped)
+    write_end(stopped, "done", 6)
     stopped.write_status("running", 4)
     with open(stopped.steps_path, "a") as file:
         file.write("5,1,1,1,1,1,1,1\n")
