@@ -15,7 +15,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -225,7 +225,9 @@ def locked(path: Path) -> Iterator[None]:
     try:
         while not _try_lock(descriptor, fcntl.LOCK_EX, path):
             if time.monotonic() > deadline:
-                raise LockedError(f"{path.parent} is in use by {_describe_holder(descriptor)}")
+                raise LockedError(
+                    f"{path.parent} is in use by {describe_holder(_read_holder(descriptor))}"
+                )
             time.sleep(0.02)
         if not _is_at(descriptor, path):
             raise LockedError(f"{path.parent} was moved away by another process just now")
@@ -310,8 +312,8 @@ def _read_holder(descriptor: int) -> dict[str, object]:
         return {}
 
 
-def _describe_holder(descriptor: int) -> str:
-    holder = _read_holder(descriptor)
+def describe_holder(holder: Mapping[str, object]) -> str:
+    """Return 'process 12 on a host' for what `holder` returns."""
     if "pid" not in holder:
         return "another process"
     return f"process {holder['pid']} on {holder.get('host', 'an unknown host')}"

@@ -79,14 +79,13 @@ class RunFolder:
         return self.config_path.is_file()
 
     @contextlib.contextmanager
-    def lock(self, *, to_write: bool = True) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Lock this folder while the context is open; the lock ends with the process.
 
         Raises LockedError, naming process and host, if another process has it, and ResourceError
-        if writing would follow a link out of it (not checked with to_write=False).
+        if writing would follow a link out of it.
         """
-        if to_write:
-            files.refuse_links(self.path, ("layers", "aside", "analysis"))
+        files.refuse_links(self.path, ("layers", "aside", "analysis"))
         with files.locked(self.lock_path):
             yield
 
@@ -161,15 +160,12 @@ class RunFolder:
 
     def ends_at(self, step: object) -> bool:
         """Return whether steps.csv ends at a run's last step; an external probe may skip steps."""
-        cell = self.last_row().get("step", "0")
-        last = int(cell) if cell.isdecimal() else 0
-        if last == step or not isinstance(step, int):
-            return last == step
+        last = int(self.last_row().get("step", "0"))
+        if last == step:
+            return True
         log = self.read_config().get("log")
         every = log.get("every") if isinstance(log, dict) else None
-        if not isinstance(every, int) or every <= 1:
-            return False
-        return last == max(step - step % every, min(step, 1))
+        return isinstance(step, int) and isinstance(every, int) and 0 < step - last < every
 
     def last_row(self) -> dict[str, str]:
         """Return the cells of the last whole row of steps.csv; empty without rows.

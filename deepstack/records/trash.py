@@ -9,12 +9,12 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from deepstack.errors import ConfigError, LockedError, NothingMatchedError
-from deepstack.records.files import sync_folder, trouble
+from deepstack.records.files import describe_holder, sync_folder, trouble
 from deepstack.records.folder import RunFolder
 from deepstack.records.run import RESULTS, find_runs
 
@@ -40,21 +40,21 @@ def to_trash(
     chosen = dict(_check_path(Path(path), Path(out)) for path in paths)
     # A run moves with its study if that is chosen too.
     outermost = {p: relative for p, relative in chosen.items() if p.parent not in chosen}
-    # A link is moved itself: its target is neither locked nor touched.
-    runs = [run for path in outermost for run in find_runs(path) if not run.path.is_symlink()]
-    with _raise_file_limit(), ExitStack() as locks:
-        for run in runs:
-            locks.enter_context(run.folder.lock(to_write=False))
-        trash = _new_folder(Path(out))
-        moved = []
-        for path, relative in outermost.items():
-            target = trash / relative
-            with trouble(path):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(path, target)
-                sync_folder(target.parent)
-                sync_folder(path.parent)
-            moved.append((path, target))
+    for path in outermost:
+        for run in find_runs(path):
+            # A link is moved itself, not its target.
+            if not run.path.is_symlink() and (holder := run.folder.holder()) is not None:
+                raise LockedError(f"{run.path} is in use by {describe_holder(holder)}")
+    trash = _new_folder(Path(out))
+    moved = []
+    for path, relative in outermost.items():
+        target = trash / relative
+        with trouble(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(path, target)
+            sync_folder(target.parent)
+            sync_folder(path.parent)
+        moved.append((path, target))
     return moved
 
 
@@ -133,19 +133,3 @@ def _new_folder(out: Path) -> Path:
                 folder.mkdir()
                 return folder
             number += 1
-
-
-@contextmanager
-def _raise_file_limit() -> Iterator[None]:
-    """Raise the limit of open files, usually 1024, so that each of many runs can be locked.
-
-    Required by test_a_study_of_more_runs_than_a_process_may_open_files.
-    """
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,9 +14,8 @@ import pytest
 from helpers.command_line import typed as deepstack
 from helpers.record_runs import make_run, python
 
-from deepstack.errors import LockedError, NothingMatchedError
+from deepstack.errors import LockedError
 from deepstack.records import RunFolder, find_runs
-from deepstack.records.trash import empty_trash, to_trash
 
 HOLDER = """
 import sys, time
@@ -228,22 +226,6 @@ def test_a_run_at_work_in_the_trash_is_not_deleted(out: Path) -> None:
     with RunFolder(there / "d48").lock():
         assert rm(out, "--empty").exit_code == 5
     assert contents(there) == before
-
-
-def test_a_study_of_more_runs_than_a_process_may_open_files(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for number in range(150):
-        make_run(tmp_path / "study" / f"d{number}", rows=0)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
-        ((_, target),) = to_trash([tmp_path / "study"], tmp_path)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 100
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(find_runs(target)) == 150
-    assert empty_trash(tmp_path)[0] == 150
-    with pytest.raises(NothingMatchedError):
-        find_runs(tmp_path)
 
 
 def test_a_disk_that_refuses_leaves_all_where_it_is(
