@@ -132,7 +132,7 @@ def _flat_json(path: Path) -> dict[str, Any]:
     """Return the values of a JSON file by dotted key; empty if it cannot be read."""
     try:
         return dict(flatten(mapping(path)))
-    except (OSError, ValueError):  # `inspect` reports it
+    except (OSError, ValueError):  # `verify` reports it
         return {}
 
 

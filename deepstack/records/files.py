@@ -144,14 +144,12 @@ def refuse_links(folder: Path, below: Sequence[str]) -> None:
     test_a_link_in_a_run_folder_is_not_written_through and test_pipes_in_a_run_folder_hold_nobody.
     """
     for path in (folder, *(folder / name for name in below)):
-        with (
-            contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            os.scandir(path) as entries,
-        ):
+        if not path.is_dir():
+            continue
+        with os.scandir(path) as entries:
             for entry in entries:
-                if not entry.is_file(follow_symlinks=False) and not entry.is_dir(
-                    follow_symlinks=False
-                ):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if not is_folder and not entry.is_file(follow_symlinks=False):
                     kind = "a link" if entry.is_symlink() else "no file"
                     raise ResourceError(
                         f"{entry.path} is {kind}, and training would write to it; put a file or "

@@ -56,6 +56,7 @@ class RunFolder:
         self.steps_path = self.path / "steps.csv"
         self.timing_path = self.path / "timing.csv"
         self.evals_path = self.path / "evals.csv"
+        self.log_path = self.path / "log.txt"
         self.layers_dir = self.path / "layers"
         self.checkpoint_dir = self.path / "checkpoint"
         self.analysis_dir = self.path / "analysis"
@@ -68,11 +69,6 @@ class RunFolder:
     def name(self) -> str:
         """The name of the folder."""
         return self.path.resolve().name
-
-    @property
-    def log_path(self) -> Path:
-        """The log of messages; other ranks than 0 override it."""
-        return self.path / "log.txt"
 
     def exists(self) -> bool:
         """Return whether this folder holds a run: config.yaml is the first file written."""
@@ -208,11 +204,8 @@ class RunFolder:
         import numpy as np
 
         arrays = {name: np.ascontiguousarray(v, dtype=np.float32) for name, v in values.items()}
-        for name, array in arrays.items():
-            if array.ndim != 2:
-                raise ValueError(f"{name}: expected (records, depth), got shape {array.shape}")
-        every = ((f"{name}.npy", npy_bytes(array)) for name, array in arrays.items())
-        files.replace_all(self.layers_dir, every)
+        contents = ((f"{name}.npy", npy_bytes(array)) for name, array in arrays.items())
+        files.replace_all(self.layers_dir, contents)
         files.replace(self.layers_dir / "steps.npy", npy_bytes(np.asarray(steps, dtype=np.int64)))
 
     def read_layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:

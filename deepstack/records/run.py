@@ -170,7 +170,7 @@ class Run:
     def damage(self, *, layers: bool = False) -> str | None:
         """Return why this run cannot be read, or None; layers=True reads the files of layers too.
 
-        Readable files may still have changed: `inspect` finds that.
+        Readable files may still have changed: `deepstack verify` finds that.
         """
         try:
             self.folder.read_state()

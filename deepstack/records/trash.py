@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import time
 from collections.abc import Sequence
-from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from deepstack.errors import ConfigError, LockedError, NothingMatchedError
@@ -73,16 +72,13 @@ def empty_trash(out: str | os.PathLike[str]) -> tuple[int, int]:
     A symbolic link in it is removed, its target is not.  Raises LockedError if another process
     works on a run in it, ConfigError if the trash itself is a link.
     """
-    trash, runs, size = _trash_of(Path(out)), list_trash(out), 0
+    trash, runs = _trash_of(Path(out)), list_trash(out)
     if not trash.is_dir():
         return 0, 0
     for run in runs:
         if RunFolder(run).holder() is not None:
             raise LockedError(f"{run} is in use; nothing was deleted")
-    for folder, _, names in os.walk(trash):
-        for name in names:
-            with suppress(FileNotFoundError):
-                size += (Path(folder) / name).lstat().st_size
+    size = sum(path.lstat().st_size for path in trash.rglob("*") if not path.is_dir())
     with trouble(trash):
         shutil.rmtree(trash)
         trash.mkdir()
@@ -123,13 +119,7 @@ def _trash_of(out: Path) -> Path:
 def _new_folder(out: Path) -> Path:
     """Make an empty folder in the trash, named after the present time."""
     trash = _trash_of(out)
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    folder = trash / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     with trouble(trash):
-        trash.mkdir(exist_ok=True)
-        number = 1
-        while True:
-            folder = trash / (stamp if number == 1 else f"{stamp}-{number}")
-            with suppress(FileExistsError):
-                folder.mkdir()
-                return folder
-            number += 1
+        folder.mkdir(parents=True)
+    return folder
