@@ -6,7 +6,7 @@ from deepstack.cli.options import Folders, Json, note
 from deepstack.cli.progress import show_work
 from deepstack.cli.tables import emit
 from deepstack.errors import DifferenceError
-from deepstack.records import Inspection, folders_to_inspect, inspect
+from deepstack.records import Inspection, folders_to_inspect
 from deepstack.records.cells import one_line
 
 
@@ -28,7 +28,7 @@ def verify_command(
     with show_work("comparing checksums") as work:
         for folder in once.values():
             work.step(f"comparing checksums: {folder.name}", len(once))
-            inspections.append(one := inspect(folder))
+            inspections.append(one := Inspection(folder))
             for problem in one.problems:
                 work.note(one_line(f"{folder.path}: {problem}"))
     rows = [

@@ -4,13 +4,13 @@ from deepstack.records.analyses import Analysis as Analysis
 from deepstack.records.analyses import Column as Column
 from deepstack.records.analyses import write_analysis as write_analysis
 from deepstack.records.append_log import AppendLog as AppendLog
+from deepstack.records.append_log import extent as extent
 from deepstack.records.append_log import number_text as number_text
 from deepstack.records.checksums import CHECKSUMS as CHECKSUMS
 from deepstack.records.checksums import STATE as STATE
 from deepstack.records.checksums import damage as damage
 from deepstack.records.checksums import mapping as mapping
 from deepstack.records.checksums import sha256 as sha256
-from deepstack.records.checksums import write_checksums as write_checksums
 from deepstack.records.checksums import write_end as write_end
 from deepstack.records.files import sync_folder as sync_folder
 from deepstack.records.files import trouble as trouble
@@ -22,7 +22,6 @@ from deepstack.records.folder import TIMING_COLUMNS as TIMING_COLUMNS
 from deepstack.records.folder import RunFolder as RunFolder
 from deepstack.records.inspection import Inspection as Inspection
 from deepstack.records.inspection import folders_to_inspect as folders_to_inspect
-from deepstack.records.inspection import inspect as inspect
 from deepstack.records.inspection import problems as problems
 from deepstack.records.labels import change_note as change_note
 from deepstack.records.labels import change_tags as change_tags

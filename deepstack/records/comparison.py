@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import csv
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -62,27 +63,12 @@ class Difference:
         return f"{step}{self.file}, {self.column}"
 
 
-@dataclass(frozen=True)
-class Table:
-    """A CSV file as text: its columns, and its complete rows by step."""
-
-    columns: tuple[str, ...]
-    rows: dict[int, dict[str, str]]
-
-    @property
-    def last(self) -> int | None:
-        """The step of the last row; None without rows."""
-        return max(self.rows, default=None)
-
-
-def read_table(path: Path) -> Table:
-    """Return the complete rows of a CSV file; an empty table if there is no file."""
+def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the step and the cells of every complete row of a CSV file; [] without a file."""
     data = read(path) or b""
     lines = data[: data.rfind(b"\n") + 1].decode("ascii", "replace").splitlines()
-    columns = tuple(lines[0].split(",")) if lines else ()
-    cells = (line.split(",") for line in lines[1:])
-    rows = {int(row[0]): dict(zip(columns, row, strict=False)) for row in cells if _number(row[0])}
-    return Table(columns, rows)
+    rows = csv.DictReader(lines, restval="")
+    return [(int(row["step"]), row) for row in rows if row.get("step", "").isdecimal()]
 
 
 def row_difference(old: Mapping[str, str], new: Mapping[str, str]) -> Cells | None:
@@ -99,22 +85,12 @@ def differences(old: RunFolder, new: RunFolder, end: float) -> list[Difference]:
     end: up to this step both runs must have every row and record; after it only common ones are
     compared.
     """
-    result: list[Difference | None] = []
-    for name in LOGS:
-        one, two = read_table(old.path / name), read_table(new.path / name)
-        rows = _first_difference(name, one.rows, two.rows, end, row_difference)
-        result.append(rows)
-        alone = [
-            c for c in (*one.columns, *two.columns) if c not in one.columns or c not in two.columns
-        ]
-        if alone and one.columns and two.columns:
-            presence = _presence(alone[0] in one.columns)
-            result.append(Difference(None, name, f"column {alone[0]}", *presence))
-        elif not rows:
-            result.append(_lines_difference(name, old, new, end))
-    for name in sorted({*old.layer_names(), *new.layer_names()}):
-        result.append(_layers_difference(name, old, new, end))
-    result += [_json_difference(name, old, new) for name in COMPARED_KEYS]
+    layers = sorted({*old.layer_names(), *new.layer_names()})
+    result = [
+        *(_log_difference(name, old, new, end) for name in LOGS),
+        *(_layers_difference(name, old, new, end) for name in layers),
+        *(_json_difference(name, old, new) for name in COMPARED_KEYS),
+    ]
     return sorted((d for d in result if d is not None), key=earliest)
 
 
@@ -130,9 +106,9 @@ def compared(old: RunFolder, new: RunFolder) -> dict[str, int]:
     """Count what two runs have in common: rows of each log, files of layers, their records."""
     count: dict[str, int] = {}
     for name in LOGS:
-        one, two = read_table(old.path / name), read_table(new.path / name)
-        if one.rows and two.rows:
-            count[f"rows of {name}"] = len(one.rows.keys() & two.rows.keys())
+        one, two = (dict(read_rows(folder.path / name)) for folder in (old, new))
+        if one and two:
+            count[f"rows of {name}"] = len(one.keys() & two.keys())
     names = [n for n in old.layer_names() if n in new.layer_names()]
     if names:
         steps, others = (set(folder.read_layers(names[0])[0].tolist()) for folder in (old, new))
@@ -156,29 +132,24 @@ def _flat_json(path: Path) -> dict[str, Any]:
     """Return the values of a JSON file by dotted key; empty if it cannot be read."""
     try:
         return dict(flatten(mapping(path)))
-    except (OSError, ValueError):  # `inspect` reports it
+    except (OSError, ValueError):  # `verify` reports it
         return {}
 
 
-def _lines_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:
-    """Return the first line that differs of logs with equal rows: a row twice, a torn one."""
-    one, two = (
-        (read(folder.path / name) or b"").decode("ascii", "replace").split("\n")
-        for folder in (old, new)
-    )
-    # The last line of a killed run may be torn, and one log may go further.
-    shared = None if end == float("inf") else min(len(one), len(two)) - 1
-    lines = zip_longest(one[:shared], two[:shared], fillvalue=ABSENT)
-    for number, (was, now) in enumerate(lines, start=1):
-        if was != now:
-            return Difference(None, name, f"line {number}", was, now)
-    return None
+def _log_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:
+    """Return the first row that differs, or a column that only one of the logs has."""
+    one, two = read_rows(old.path / name), read_rows(new.path / name)
+    if one and two:
+        columns, others = one[0][1].keys(), two[0][1].keys()
+        if alone := [c for c in (*columns, *others) if c not in columns or c not in others]:
+            return Difference(None, name, f"column {alone[0]}", *_presence(alone[0] in columns))
+    return _first_difference(name, one, two, end, row_difference)
 
 
 def _layers_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:
     """Return the first record and layer in which a diagnostic differs."""
     file = f"layers/{name}.npy"
-    records: list[dict[int, np.ndarray]] = []
+    records: list[list[tuple[int, np.ndarray]]] = []
     for folder in (old, new):
         try:
             steps, values = folder.read_layers(name)
@@ -186,12 +157,10 @@ def _layers_difference(name: str, old: RunFolder, new: RunFolder, end: float) ->
             return Difference(None, file, "the file", *_presence(folder is new))
         except DeepstackError as error:
             return Difference(None, file, "the file", str(error), PRESENT)
-        records.append(dict(zip(steps.tolist(), values, strict=True)))
-        if len(records[-1]) != len(values):  # two records of one step: only one was compared
-            return Difference(None, file, "the steps", "one twice", "each once")
+        records.append(list(zip(steps.tolist(), values, strict=True)))
     one, two = records
     if end < float("inf"):  # a killed run may lack its last records
-        end = min(end, max(one, default=0))
+        end = min(end, one[-1][0] if one else 0)
     return _first_difference(file, one, two, end, _layer_difference)
 
 
@@ -205,33 +174,28 @@ def _layer_difference(old: np.ndarray, new: np.ndarray) -> Cells | None:
         return None
     differing = [a.tobytes() != b.tobytes() for a, b in zip(old, new, strict=True)]
     layer = int(np.argmax(differing))
-    one, two = number_text(old[layer]), number_text(new[layer])
-    if one == two:  # different NaNs have the same text
-        one, two = old[layer].tobytes().hex(), new[layer].tobytes().hex()
-    return f"layer {layer + 1}", one, two
+    return f"layer {layer + 1}", number_text(old[layer]), number_text(new[layer])
 
 
 def _first_difference(
     file: str,
-    old: Mapping[int, Row],
-    new: Mapping[int, Row],
+    old: Sequence[tuple[int, Row]],
+    new: Sequence[tuple[int, Row]],
     end: float,
     differ: Callable[[Row, Row], Cells | None],
 ) -> Difference | None:
-    """Return the first step whose rows differ, or that only one of the runs has."""
-    for step in sorted(old.keys() | new.keys()):
-        if step in old and step in new:
-            if cells := differ(old[step], new[step]):
-                return Difference(step, file, *cells)
-        elif step <= end:
-            return Difference(step, file, "the row", *_presence(step in old))
+    """Return the first pair of rows that differs, or a row that only one of the runs has."""
+    for was, now in zip_longest(old, new):
+        if was and now and was[0] == now[0]:
+            if cells := differ(was[1], now[1]):
+                return Difference(was[0], file, *cells)
+        else:
+            step = min(row[0] for row in (was, now) if row)
+            in_old = was is not None and was[0] == step
+            return Difference(step, file, "the row", *_presence(in_old)) if step <= end else None
     return None
 
 
 def _presence(in_old: bool) -> tuple[str, str]:
     """Return the texts of both runs for something that only one of them has."""
     return (PRESENT, ABSENT) if in_old else (ABSENT, PRESENT)
-
-
-def _number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()

@@ -15,9 +15,10 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from deepstack.errors import LockedError, ResourceError
 from deepstack.records.published import refuse_published
@@ -76,20 +77,24 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file to read it; raises OSError, and ResourceError if it is not a regular file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = open(path, "rb", opener=_open_at_once)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ResourceError(f"{path}: found something that is no file; it is not read")
-        refuse_sparse(path, descriptor)
+        _refuse_sparse(path, file.fileno())
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
-    return open(descriptor, "rb")
+    return file
 
 
-def refuse_sparse(path: Path, descriptor: int) -> None:
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _refuse_sparse(path: Path, descriptor: int) -> None:
     """Raise OSError for a large file of which the disk holds less than half.
 
     It takes no space and hours to read; deepstack itself writes every byte of its files.
@@ -139,14 +144,12 @@ def refuse_links(folder: Path, below: Sequence[str]) -> None:
     test_a_link_in_a_run_folder_is_not_written_through and test_pipes_in_a_run_folder_hold_nobody.
     """
     for path in (folder, *(folder / name for name in below)):
-        with (
-            contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            os.scandir(path) as entries,
-        ):
+        if not path.is_dir():
+            continue
+        with os.scandir(path) as entries:
             for entry in entries:
-                if not entry.is_file(follow_symlinks=False) and not entry.is_dir(
-                    follow_symlinks=False
-                ):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if not is_folder and not entry.is_file(follow_symlinks=False):
                     kind = "a link" if entry.is_symlink() else "no file"
                     raise ResourceError(
                         f"{entry.path} is {kind}, and training would write to it; put a file or "
@@ -209,20 +212,23 @@ def locked(path: Path) -> Iterator[None]:
 
     After an error, removes the folders made for it if they hold nothing else.  Raises LockedError,
     naming the holder, if another process keeps it longer than PATIENCE_SECONDS.  Required by the
-    planted faults lock_not_released_by_a_kill and lock_without_effect, and by
-    test_who_waited_for_a_folder_that_went_away_holds_the_one_that_is_there.
+    planted faults lock_not_released_by_a_kill and lock_without_effect.
     """
     refuse_published(path.parent)
+    with trouble(path):
+        new = make_folder(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o644)
+    _lock_descriptors.add(descriptor)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    descriptor, new = _open_lock(path)
     try:
-        while not _try_lock(descriptor, fcntl.LOCK_EX, path) or not _is_at(descriptor, path):
+        while not _try_lock(descriptor, fcntl.LOCK_EX, path):
             if time.monotonic() > deadline:
-                raise LockedError(f"{path.parent} is in use by {_describe_holder(descriptor)}")
+                raise LockedError(
+                    f"{path.parent} is in use by {describe_holder(_read_holder(descriptor))}"
+                )
             time.sleep(0.02)
-            if not _is_at(descriptor, path):  # its folder was moved away meanwhile
-                _close(descriptor)
-                descriptor, new = _open_lock(path)
+        if not _is_at(descriptor, path):
+            raise LockedError(f"{path.parent} was moved away by another process just now")
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         with trouble(path):
             # An earlier process may have been killed after making these folders, before the sync.
@@ -243,19 +249,7 @@ def locked(path: Path) -> Iterator[None]:
         _close(descriptor)
 
 
-def _open_lock(path: Path) -> tuple[int, list[Path]]:
-    """Open the lock file, making it if missing; return its descriptor and the new folders."""
-    with trouble(path):
-        for attempt in range(3):
-            try:
-                new = make_folder(path.parent)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o644)
-                break
-            except FileNotFoundError:  # another process is removing its empty folder
-                if attempt == 2:
-                    raise
-    _lock_descriptors.add(descriptor)
-    return descriptor, new
+_lock_descriptors: set[int] = set()
 
 
 def _close(descriptor: int) -> None:
@@ -264,17 +258,13 @@ def _close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-_lock_descriptors: set[int] = set()
-
-
 def _close_locks_in_child() -> None:
     """Close inherited lock files: a forked child would keep the lock after its parent ends.
 
     Required by test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent.
     """
     for descriptor in list(_lock_descriptors):
-        with contextlib.suppress(OSError):
-            _close(descriptor)
+        _close(descriptor)
 
 
 os.register_at_fork(after_in_child=_close_locks_in_child)
@@ -320,8 +310,8 @@ def _read_holder(descriptor: int) -> dict[str, object]:
         return {}
 
 
-def _describe_holder(descriptor: int) -> str:
-    holder = _read_holder(descriptor)
+def describe_holder(holder: Mapping[str, object]) -> str:
+    """Return 'process 12 on a host' for what `holder` returns."""
     if "pid" not in holder:
         return "another process"
     return f"process {holder['pid']} on {holder.get('host', 'an unknown host')}"

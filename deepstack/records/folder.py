@@ -56,6 +56,7 @@ class RunFolder:
         self.steps_path = self.path / "steps.csv"
         self.timing_path = self.path / "timing.csv"
         self.evals_path = self.path / "evals.csv"
+        self.log_path = self.path / "log.txt"
         self.layers_dir = self.path / "layers"
         self.checkpoint_dir = self.path / "checkpoint"
         self.analysis_dir = self.path / "analysis"
@@ -69,24 +70,18 @@ class RunFolder:
         """The name of the folder."""
         return self.path.resolve().name
 
-    @property
-    def log_path(self) -> Path:
-        """The log of messages; other ranks than 0 override it."""
-        return self.path / "log.txt"
-
     def exists(self) -> bool:
         """Return whether this folder holds a run: config.yaml is the first file written."""
         return self.config_path.is_file()
 
     @contextlib.contextmanager
-    def lock(self, *, to_write: bool = True) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Lock this folder while the context is open; the lock ends with the process.
 
         Raises LockedError, naming process and host, if another process has it, and ResourceError
-        if writing would follow a link out of it (not checked with to_write=False).
+        if writing would follow a link out of it.
         """
-        if to_write:
-            files.refuse_links(self.path, ("layers", "aside", "analysis"))
+        files.refuse_links(self.path, ("layers", "aside", "analysis"))
         with files.locked(self.lock_path):
             yield
 
@@ -161,15 +156,12 @@ class RunFolder:
 
     def ends_at(self, step: object) -> bool:
         """Return whether steps.csv ends at a run's last step; an external probe may skip steps."""
-        cell = self.last_row().get("step", "0")
-        last = int(cell) if cell.isdecimal() else 0
-        if last == step or not isinstance(step, int):
-            return last == step
+        last = int(self.last_row().get("step", "0"))
+        if last == step:
+            return True
         log = self.read_config().get("log")
         every = log.get("every") if isinstance(log, dict) else None
-        if not isinstance(every, int) or every <= 1:
-            return False
-        return last == max(step - step % every, min(step, 1))
+        return isinstance(step, int) and isinstance(every, int) and 0 < step - last < every
 
     def last_row(self) -> dict[str, str]:
         """Return the cells of the last whole row of steps.csv; empty without rows.
@@ -181,16 +173,20 @@ class RunFolder:
             return {}
         return dict(zip(names, rows[-1], strict=False))
 
-    def log(self, name: str, columns: Sequence[str], *, tolerance: float = 0.0) -> AppendLog:
-        """Return the append-only CSV `name` (`steps`, `evals`, `timing`, with or without `.csv`).
+    def csv_path(self, name: str) -> Path:
+        """Return the path of the log `name`, such as `evals`."""
+        return self.path / f"{name}.csv"
+
+    def log(
+        self, name: str, columns: Sequence[str], replay_from: int = -1, *, tolerance: float = 0.0
+    ) -> AppendLog:
+        """Open the log `name`; its rows after `replay_from` have to be written again.
 
         timing.csv is never compared on resume: it differs from one execution to the next.
         """
-        stem = name.removesuffix(".csv")
-        path = self.path / f"{stem}.csv"
-        if stem == "timing":
-            return AppendLog(path, columns, compared=False)
-        return AppendLog(path, columns, tolerance=tolerance)
+        is_compared = name != "timing"
+        path = self.csv_path(name)
+        return AppendLog(path, columns, replay_from, compared=is_compared, tolerance=tolerance)
 
     def set_aside(self, name: str) -> Path:
         """Copy a file of this folder to aside/<number>-<name>, and return that path."""
@@ -208,11 +204,8 @@ class RunFolder:
         import numpy as np
 
         arrays = {name: np.ascontiguousarray(v, dtype=np.float32) for name, v in values.items()}
-        for name, array in arrays.items():
-            if array.ndim != 2:
-                raise ValueError(f"{name}: expected (records, depth), got shape {array.shape}")
-        every = ((f"{name}.npy", npy_bytes(array)) for name, array in arrays.items())
-        files.replace_all(self.layers_dir, every)
+        contents = ((f"{name}.npy", npy_bytes(array)) for name, array in arrays.items())
+        files.replace_all(self.layers_dir, contents)
         files.replace(self.layers_dir / "steps.npy", npy_bytes(np.asarray(steps, dtype=np.int64)))
 
     def read_layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -322,5 +315,5 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         raise damage_error(path, f"is no YAML ({problems[0]})")
     value = root.plain()
     if not value or not isinstance(value, dict):
-        raise damage_error(path, "is no mapping" if value else "is empty")
+        raise damage_error(path, "is no mapping" if value else "is empty or missing")
     return value

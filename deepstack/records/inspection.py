@@ -8,27 +8,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from deepstack.errors import DeepstackError, NothingMatchedError
+from deepstack.errors import DeepstackError
 from deepstack.records.analyses import analysis_names
-from deepstack.records.append_log import number_text
+from deepstack.records.append_log import extent
 from deepstack.records.checksums import (
     CHECKSUMS,
     STATE,
     STATUS,
     damage,
     data_files,
-    is_data,
     mapping,
     plain_file,
     sha256,
     status_sum,
 )
-from deepstack.records.files import read
-from deepstack.records.folder import ENDED, STATES, RunFolder, last_rows
+from deepstack.records.folder import ENDED, STATES, RunFolder
 from deepstack.records.published import is_published
-from deepstack.records.run import find_runs, folders_below
+from deepstack.records.run import find_runs, folders_below, natural, read_csv
 
-SIGNS = ("status.json", "meta.json", "steps.csv")
+# A folder with one of these files is a run.
+SIGNS = ("config.yaml", "status.json", "meta.json", "steps.csv")
 
 
 class Inspection:
@@ -36,51 +35,34 @@ class Inspection:
 
     A run that has ended has checksums.json, and status.json has the sha256 of that.  In any other
     run, checkpoints have checksums of themselves and of the logs up to their step.  Files without a
-    checksum are read, and their rows and steps are compared with each other.  An analysis has
-    separate checksums.
+    checksum are read.  An analysis has separate checksums.
 
     state: of status.json, or 'interrupted' if it is 'running' and no process holds the run.
     files: number of files compared with a sha256.  problems: one line each, naming the file.
-    known: whether an ended run has checksums; those of older versions have none.
-    weights: False for a run published without its checkpoints.
+    verdict: one of 'damaged', 'no checksums' (ended, of an older version), 'so far' (not ended),
+    'no weights' (published without its checkpoints, other files whole) and 'whole'.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.state = "unknown"
         self.files = 0
         self.problems: list[str] = []
-        self.known = True
-        self.weights = True
-        held = folder.holder() is not None
         status = self._read_status()
-        if self.state == "running" and not held:
+        state = status.get("state", "interrupted")
+        self.state: str = state if state in STATES else "unknown"
+        if state == "running" and folder.holder() is None:
             self.state = "interrupted"
         self._compare_analyses()
-        has_sums = (folder.path / CHECKSUMS).exists()
         # In a run that has not ended, checksums were written just before a kill and are outdated.
-        if has_sums and (self.state in ENDED or not status):
-            self._compare_all(status)
-            return
-        if "checksums" in status:
-            self._add(CHECKSUMS, "missing")
-        self.known = self.state not in ENDED
-        self._read_all()
-        self._compare_checkpoints(held)
-
-    @property
-    def verdict(self) -> str:
-        """One of 'damaged', 'no checksums', 'so far' (not ended), 'no weights' and 'whole'.
-
-        'no weights': a published run whose other files are whole.
-        """
-        if self.problems:
-            return "damaged"
-        if self.state not in ENDED:
-            return "so far"
-        if not self.known:
-            return "no checksums"
-        return "whole" if self.weights else "no weights"
+        if self.state in ENDED and (folder.path / CHECKSUMS).exists():
+            verdict = self._compare_all(status)
+        else:
+            verdict = "no checksums" if self.state in ENDED else "so far"
+            if "checksums" in status:
+                self._add(CHECKSUMS, "missing")
+            self._read_all()
+            self._compare_checkpoints()
+        self.verdict = "damaged" if self.problems else verdict
 
     def _add(self, name: str, problem: str) -> None:
         self.problems.append(f"{name}: {problem}")
@@ -95,65 +77,34 @@ class Inspection:
             self._add(name, f"unreadable ({why or error})")
 
     def _read_status(self) -> dict[str, Any]:
-        """Return status.json, set the state, and add contradictions to the problems."""
-        folder = self.folder
-        row: dict[str, str] = {}
-        with contextlib.suppress(DeepstackError):  # reported where the file is read
-            row = folder.last_row()
-        last = int(row.get("step", "0"))
-        if not folder.status_path.exists():
-            self.state = "interrupted"  # the run was killed before it began
-            if (folder.path / CHECKSUMS).exists() or folder.checkpoints() or last:
-                self._add(STATUS, "missing")
-            return {}
-        status: dict[str, Any] = {}
-        with self._reading(STATUS):
-            status = mapping(folder.status_path)
-            state, step = status.get("state"), status.get("step")
-            if state not in STATES or type(step) is not int:
-                allowed = ", ".join(STATES)
-                self._add(STATUS, f"found state {state!r} at step {step!r}; allowed {allowed}")
-                return status
-            self.state = str(state)
-            if "error" not in status or (state == "done" and status["error"] is not None):
-                self._add(
-                    STATUS, f"found {state} with the error {status.get('error', 'missing')!r}"
-                )
-            reaches_step = step <= last
-            if state in ENDED:
-                with contextlib.suppress(DeepstackError):
-                    reaches_step = folder.ends_at(step)
-            if not reaches_step and state in (*ENDED, "running", "interrupted"):
-                where = f"{state if state in ENDED else 'saved'} at step {step}"
-                self._add(STATUS, f"{where}, but the last row of steps.csv is step {last}")
-            quantity, value = status.get("quantity"), str(status.get("value", "nan"))
-            if state == "diverged" and row.get(str(quantity)) != number_text(float(value)):
-                where = f"diverged with {quantity} = {value}"
-                self._add(STATUS, f"{where}, which is not in the last row of steps.csv")
+        """Return status.json; {} if it is missing, as in a run killed before it began."""
+        folder, status = self.folder, dict[str, Any]()
+        if folder.status_path.exists():
+            with self._reading(STATUS):
+                status = mapping(folder.status_path)
+                if status.get("state") not in STATES:
+                    allowed = ", ".join(STATES)
+                    self._add(STATUS, f"found state {status.get('state')!r}; allowed {allowed}")
+        elif (folder.path / CHECKSUMS).exists() or folder.checkpoints():
+            self._add(STATUS, "missing")
         return status
 
     def _compare_analyses(self) -> None:
-        """Compare every file of every analysis with its sha256."""
+        """Compare every file of every analysis with its sha256; a link is none of its files."""
         for name in analysis_names(self.folder):
             path, label = self.folder.analysis_dir / name, f"analysis/{name}"
             with self._reading(f"{label}/{CHECKSUMS}"):
                 listed = mapping(path / CHECKSUMS)
                 sums = {f"{label}/{file}": wanted for file, wanted in listed.items()}
-                there = {f"{label}/{file.name}": file for file in path.iterdir()}
+                there = {f"{label}/{p.name}": p for p in path.iterdir() if not p.is_symlink()}
                 del there[f"{label}/{CHECKSUMS}"]
-                self._compare_files(sums, there, links=False)
-                for file in sorted(there.keys() - sums.keys()):
-                    self._add(file, f"not listed in {CHECKSUMS}")
+                self._compare_files(sums, there)
 
-    def _compare_files(
-        self, sums: Mapping[str, Any], there: Mapping[str, Path], links: bool = True
-    ) -> None:
-        """Compare files, or links to files if these are allowed, with their sha256."""
+    def _compare_files(self, sums: Mapping[str, Any], there: Mapping[str, Path]) -> None:
+        """Compare files with their sha256, both by relative path."""
         for name, wanted in sums.items():
             if name not in there:
                 self._add(name, "missing")
-            elif there[name].is_symlink() and not links:
-                self._add(name, "unreadable (a link)")
             elif not there[name].is_file():  # reading a pipe would block
                 self._add(name, "unreadable (no file)")
             else:
@@ -161,101 +112,89 @@ class Inspection:
                 with self._reading(name):
                     if sha256(there[name]) != wanted:
                         self._add(name, "changed (sha256 differs)")
+        for name in sorted(there.keys() - sums.keys()):
+            self._add(name, f"not listed in {CHECKSUMS}")
 
-    def _compare_all(self, status: dict[str, Any]) -> None:
-        """Compare every data file with checksums.json, and that with its sha256 in status.json."""
+    def _compare_all(self, status: Mapping[str, Any]) -> str:
+        """Compare all data files with checksums.json, and that with its sha256 in status.json.
+
+        Returns the verdict without a problem.
+        """
         folder = self.folder
-        sums = None
+        sums: dict[str, Any] = {}
         with self._reading(CHECKSUMS):
-            if status and "checksums" not in status:
+            if "checksums" not in status:
                 self._add(STATUS, f"has no sha256 of {CHECKSUMS}")
-            elif status and sha256(plain_file(folder.path / CHECKSUMS)) != status["checksums"]:
+            elif sha256(plain_file(folder.path / CHECKSUMS)) != status["checksums"]:
                 self._add(CHECKSUMS, "changed (its sha256 is not the one in status.json)")
             sums = mapping(folder.path / CHECKSUMS)
-        if sums is None:
-            return
-        there = data_files(folder)
-        wanted = sums.pop(STATUS, None)  # older versions have none
-        if status and wanted not in (None, status_sum(status)):
+        if not sums:
+            return "damaged"
+        if sums.pop(STATUS, None) not in (None, status_sum(status)):  # older versions have none
             self._add(STATUS, "changed (sha256 differs)")
-        self.weights = not is_published(folder.path) or folder.checkpoint_dir.exists()
-        for name in [name for name in sums if not is_data(name)]:
-            self._add(CHECKSUMS, f"names {name!r}, which is no file of a run")
-            del sums[name]
-        if not self.weights:
+        has_weights = not is_published(folder.path) or folder.checkpoint_dir.exists()
+        if not has_weights:
             sums = {n: s for n, s in sums.items() if not n.startswith("checkpoint/")}
-        self._compare_files(sums, there)
-        # A run killed before it removed its checkpoints still has them, whole and unlisted.
-        listed = {str(PurePosixPath(name).parent) for name in sums}
+        there = data_files(folder)
         for step in folder.checkpoints():
-            name = f"checkpoint/{step}"
-            if name not in listed and (problem := damage(folder.checkpoint_path(step))):
-                self._add(name, problem)
-        for name in sorted(there.keys() - sums.keys()):
-            parent = str(PurePosixPath(name).parent)
-            if not parent.startswith("checkpoint/") or parent in listed:
-                self._add(name, f"not listed in {CHECKSUMS}")
+            # A run killed before it removed its checkpoints still has them, whole and unlisted.
+            names = {name for name in there if name.startswith(f"checkpoint/{step}/")}
+            if not names & sums.keys() and damage(folder.checkpoint_path(step)) is None:
+                there = {name: path for name, path in there.items() if name not in names}
+        self._compare_files(sums, there)
+        return "whole" if has_weights else "no weights"
 
     def _read_all(self) -> None:
-        """Read files that have no sha256; add unreadable ones and bad rows to the problems."""
+        """Read the files that have no sha256."""
         folder = self.folder
-        for path in (folder.meta_path, folder.columns_path):
-            with self._reading(path.name), contextlib.suppress(FileNotFoundError):
-                mapping(path)
-        if folder.exists():
-            with self._reading("config.yaml"):
-                folder.read_config()
-        else:
-            self._add("config.yaml", "missing")
-        for name, path in data_files(folder).items():
-            if path.suffix not in (".csv", ".npy"):
-                continue
+        readers = {
+            "config.yaml": folder.read_config,
+            "meta.json": folder.read_meta,
+            "columns.json": folder.read_columns,
+        }
+        for name, read in readers.items():
             with self._reading(name):
-                if not path.is_file():
-                    self._add(name, "unreadable (no file)")
-                elif path.suffix == ".csv":
-                    if problem := _describe_bad_row(path, torn=self.state not in ENDED):
-                        self._add(name, problem)
-                elif (folder.layers_dir / "steps.npy").exists():
-                    folder.read_layers(path.stem)
-                elif any(last_rows(log)[1] for log in (folder.steps_path, folder.evals_path)):
-                    # A kill may prevent it only before the first row: it follows the snapshot.
-                    self._add(name, "unreadable (no steps.npy)")
+                read()
+        for path in sorted(folder.path.glob("*.csv")):
+            with self._reading(path.name):
+                read_csv(path, ("step",))
+        for name in folder.layer_names():
+            with self._reading(f"layers/{name}.npy"):
+                folder.read_layers(name)
+        if self.state in ENDED:
+            with self._reading("steps.csv"):
+                if not folder.ends_at(step := folder.read_status().get("step")):
+                    self._add("steps.csv", f"does not end at step {step}, as status.json says")
 
-    def _compare_checkpoints(self, held: bool) -> None:
+    def _compare_checkpoints(self) -> None:
         """Compare checkpoints with their checksums, and logs with those in the newest whole one."""
-        newest: int | None = None
+        has_compared_logs = False
         for step in reversed(self.folder.checkpoints()):
             path = self.folder.checkpoint_path(step)
-            problem = damage(path)
-            if held and not path.is_dir():  # the process that holds the run has just removed it
-                continue
-            if problem:
-                self._add(f"checkpoint/{step}", problem)
+            if problem := damage(path):
+                if path.is_dir():  # otherwise the process at work has just removed it
+                    self._add(f"checkpoint/{step}", problem)
                 continue
             self.files += len(list(path.glob("*")))
-            if newest is None:
-                newest = step
+            if not has_compared_logs:
+                has_compared_logs = True
                 self._compare_logs(step)
 
     def _compare_logs(self, step: int) -> None:
         """Compare the logs, up to the step of a checkpoint, with the checksums in it."""
         logs: Any = {}
-        name = f"checkpoint/{step}/{STATE}"
-        # The process that holds the run may just have removed the checkpoint.
-        with self._reading(name), contextlib.suppress(FileNotFoundError):
-            logs = mapping(self.folder.path / name).get("logs", {})
+        with self._reading(f"checkpoint/{step}/{STATE}"):
+            logs = mapping(self.folder.checkpoint_path(step) / STATE).get("logs")
         if not isinstance(logs, dict):
-            self._add(name, "unreadable (logs is no object)")
             return
-        for log_name, wanted in logs.items():
+        for name, wanted in logs.items():
             self.files += 1
-            log = self.folder.log(PurePosixPath(log_name).name, ("step",))
-            with self._reading(log.path.name):
-                if not log.path.exists():
-                    self._add(log.path.name, "missing")
-                elif log.upto(step).sha256 != wanted:
-                    self._add(log.path.name, f"changed (sha256 up to step {step} differs)")
+            path = self.folder.csv_path(PurePosixPath(name).stem)
+            with self._reading(path.name):
+                if not path.exists():
+                    self._add(path.name, "missing")
+                elif extent(path, step).sha256 != wanted:
+                    self._add(path.name, f"changed (sha256 up to step {step} differs)")
 
 
 def folders_to_inspect(path: str | os.PathLike[str]) -> list[RunFolder]:
@@ -263,39 +202,16 @@ def folders_to_inspect(path: str | os.PathLike[str]) -> list[RunFolder]:
 
     Raises NothingMatchedError when there is none.
     """
-    root = Path(path)
-    runs: list[RunFolder] = []
-    for folder in sorted(folders_below(root)):
-        has_files = any((folder / sign).is_file() for sign in SIGNS)
-        if has_files and not RunFolder(folder).exists():
-            runs.append(RunFolder(folder))
-    with contextlib.suppress(*[NothingMatchedError] if runs else []):
-        runs = [run.folder for run in find_runs(root)] + runs
-    return runs
-
-
-def inspect(folder: RunFolder) -> Inspection:
-    """Compare every file of a run with its checksum."""
-    return Inspection(folder)
+    folders = [
+        folder
+        for folder in folders_below(Path(path))
+        if any((folder / sign).is_file() for sign in SIGNS)
+    ]
+    if not folders:
+        find_runs(path)  # raises
+    return [RunFolder(folder) for folder in sorted(folders, key=natural)]
 
 
 def problems(folder: RunFolder) -> list[str]:
     """Return a line for each problem of the files of a run; empty without problems."""
     return Inspection(folder).problems
-
-
-def _describe_bad_row(path: Path, torn: bool) -> str | None:
-    """Describe the first malformed row of a CSV file: number of cells, order of steps."""
-    data = read(path) or b""
-    lines = data[: data.rfind(b"\n") + 1].decode("ascii", "replace").splitlines()
-    if not torn and not data.endswith(b"\n"):
-        return "the last row is torn"
-    before = -1
-    for number, line in enumerate(lines[1:], start=2):
-        first = line.split(",")[0]
-        if line.count(",") != lines[0].count(",") or not first.isdecimal():
-            return f"line {number} is no row of this table"
-        if int(first) <= before and path.name != "timing.csv":  # a resumed run times steps again
-            return f"line {number}: step {first} after step {before}"
-        before = int(first)
-    return None

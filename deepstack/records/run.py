@@ -131,7 +131,7 @@ class Run:
         step; loss (nats) and grad_norm of its batch, before the update and clipping; lr;
         model_update ‖ΔF‖, model_update_step, model_update_fro, model_update_rel, after the update.
         """
-        return _read_csv(self.folder.steps_path, STEPS_COLUMNS)
+        return read_csv(self.folder.steps_path, STEPS_COLUMNS)
 
     @cached_property
     def evals(self) -> pd.DataFrame:
@@ -140,7 +140,7 @@ class Run:
         step; loss and loss_masked, of all predicted positions and of those whose token is not shown
         (nats); bits_per_token; losses to compare with, such as unigram_loss (nats).
         """
-        return _read_csv(self.folder.evals_path, EVALS_COLUMNS)
+        return read_csv(self.folder.evals_path, EVALS_COLUMNS)
 
     @cached_property
     def timing(self) -> pd.DataFrame:
@@ -148,30 +148,29 @@ class Run:
 
         step; step_ms (wall-clock milliseconds, logging included); peak_memory_mb (MB).
         """
-        table = _read_csv(self.folder.timing_path, TIMING_COLUMNS)
+        table = read_csv(self.folder.timing_path, TIMING_COLUMNS)
         latest = table.drop_duplicates("step", keep="last")
         return latest.sort_values("step", ignore_index=True)
 
     @cached_property
     def attribution(self) -> pd.DataFrame:
         """A row a step at which ‖ΔF‖ was attributed; empty where it never was."""
-        path = self.folder.log("attribution", ("step",)).path
-        return _read_csv(path, ("step",))
+        return read_csv(self.folder.csv_path("attribution"), ("step",))
 
     @cached_property
     def sharpness(self) -> pd.DataFrame:
         """A row a step at which the Hessian's largest eigenvalue was measured, or no rows."""
-        return _read_csv(self.folder.log("sharpness", ("step",)).path, ("step",))
+        return read_csv(self.folder.csv_path("sharpness"), ("step",))
 
     @cached_property
     def noise_scale(self) -> pd.DataFrame:
         """A row a snapshot with the model's gradient noise scale; none without log.noise_scale."""
-        return _read_csv(self.folder.log("noise_scale", ("step",)).path, ("step",))
+        return read_csv(self.folder.csv_path("noise_scale"), ("step",))
 
     def damage(self, *, layers: bool = False) -> str | None:
         """Return why this run cannot be read, or None; layers=True reads the files of layers too.
 
-        Readable files may still have changed: `inspect` finds that.
+        Readable files may still have changed: `deepstack verify` finds that.
         """
         try:
             self.folder.read_state()
@@ -231,7 +230,7 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
         raise NothingMatchedError(
             f"{root} {reason}: expected a run, a study or a results folder{first}"
         )
-    return [Run(folder) for folder in sorted(folders, key=_natural)]
+    return [Run(folder) for folder in sorted(folders, key=natural)]
 
 
 def existing_run(path: str | os.PathLike[str]) -> RunFolder:
@@ -291,7 +290,7 @@ def visible_folders(folder: Path) -> list[Path]:
         return []
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def natural(path: Path) -> list[tuple[int, str]]:
     """Return a sorting key that compares digits as numbers: d6 before d48."""
     parts = re.split(r"(\d+)", f"{path.parent.name}/{path.name}")
     return [(int(part) if i % 2 else 0, part) for i, part in enumerate(parts)]
@@ -306,7 +305,11 @@ def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", item
 
 
-def _read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+def read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Return the complete rows of a log, with these columns if it has none yet.
+
+    Raises ResourceError if it cannot be read.
+    """
     import pandas as pd
 
     data = read(path) or b""

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from deepstack.errors import ConfigError, LockedError, NothingMatchedError
-from deepstack.records.files import sync_folder, trouble
+from deepstack.records.files import describe_holder, sync_folder, trouble
 from deepstack.records.folder import RunFolder
 from deepstack.records.run import RESULTS, find_runs
 
@@ -40,21 +39,21 @@ def to_trash(
     chosen = dict(_check_path(Path(path), Path(out)) for path in paths)
     # A run moves with its study if that is chosen too.
     outermost = {p: relative for p, relative in chosen.items() if p.parent not in chosen}
-    # A link is moved itself: its target is neither locked nor touched.
-    runs = [run for path in outermost for run in find_runs(path) if not run.path.is_symlink()]
-    with _raise_file_limit(), ExitStack() as locks:
-        for run in runs:
-            locks.enter_context(run.folder.lock(to_write=False))
-        trash = _new_folder(Path(out))
-        moved = []
-        for path, relative in outermost.items():
-            target = trash / relative
-            with trouble(path):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(path, target)
-                sync_folder(target.parent)
-                sync_folder(path.parent)
-            moved.append((path, target))
+    for path in outermost:
+        for run in find_runs(path):
+            # A link is moved itself, not its target.
+            if not run.path.is_symlink() and (holder := run.folder.holder()) is not None:
+                raise LockedError(f"{run.path} is in use by {describe_holder(holder)}")
+    trash = _new_folder(Path(out))
+    moved = []
+    for path, relative in outermost.items():
+        target = trash / relative
+        with trouble(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(path, target)
+            sync_folder(target.parent)
+            sync_folder(path.parent)
+        moved.append((path, target))
     return moved
 
 
@@ -73,16 +72,13 @@ def empty_trash(out: str | os.PathLike[str]) -> tuple[int, int]:
     A symbolic link in it is removed, its target is not.  Raises LockedError if another process
     works on a run in it, ConfigError if the trash itself is a link.
     """
-    trash, runs, size = _trash_of(Path(out)), list_trash(out), 0
+    trash, runs = _trash_of(Path(out)), list_trash(out)
     if not trash.is_dir():
         return 0, 0
     for run in runs:
         if RunFolder(run).holder() is not None:
             raise LockedError(f"{run} is in use; nothing was deleted")
-    for folder, _, names in os.walk(trash):
-        for name in names:
-            with suppress(FileNotFoundError):
-                size += (Path(folder) / name).lstat().st_size
+    size = sum(path.lstat().st_size for path in trash.rglob("*") if not path.is_dir())
     with trouble(trash):
         shutil.rmtree(trash)
         trash.mkdir()
@@ -123,29 +119,7 @@ def _trash_of(out: Path) -> Path:
 def _new_folder(out: Path) -> Path:
     """Make an empty folder in the trash, named after the present time."""
     trash = _trash_of(out)
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    folder = trash / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     with trouble(trash):
-        trash.mkdir(exist_ok=True)
-        number = 1
-        while True:
-            folder = trash / (stamp if number == 1 else f"{stamp}-{number}")
-            with suppress(FileExistsError):
-                folder.mkdir()
-                return folder
-            number += 1
-
-
-@contextmanager
-def _raise_file_limit() -> Iterator[None]:
-    """Raise the limit of open files, usually 1024, so that each of many runs can be locked.
-
-    Required by test_a_study_of_more_runs_than_a_process_may_open_files.
-    """
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        folder.mkdir(parents=True)
+    return folder

@@ -21,6 +21,7 @@ from deepstack.records import (
     STATE,
     RunFolder,
     damage,
+    extent,
     mapping,
     sha256,
     sync_folder,
@@ -240,15 +241,14 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
         if changed:  # no checkpoint verifies any of the logs
             changed = dict.fromkeys(path.name for path in folder.path.glob("*.csv"))
     for name in changed:
-        copy = folder.set_aside(name)
+        copy, path = folder.set_aside(name), folder.path / name
         notify(f"{name} as it was found is kept in {copy.relative_to(folder.path)}")
-        with trouble(folder.path / name):
+        with trouble(path):
             if checkpoint is None:
-                (folder.path / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             else:
-                log = folder.log(name, ("step",))
-                os.truncate(log.path, log.upto(step).size)
-                sync_file(log.path)
+                os.truncate(path, extent(path, step).size)
+                sync_file(path)
     for newer in folder.checkpoints():
         if newer > step:
             discard(folder.checkpoint_path(newer))
@@ -266,11 +266,11 @@ def changed_logs(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
     changed = []
     for name in RESUMED_LOGS:
         if name in wanted:
-            log = folder.log(name, ("step",))
-            extent = log.upto(step)
-            ends_early = name == "steps" and step > 0 and extent.last_step != step
-            if extent.sha256 != wanted[name] or ends_early:
-                changed.append(log.path.name)
+            path = folder.csv_path(name)
+            rows = extent(path, step)
+            ends_early = name == "steps" and step > 0 and rows.last_step != step
+            if rows.sha256 != wanted[name] or ends_early:
+                changed.append(path.name)
     return changed
 
 

@@ -23,7 +23,7 @@ from deepstack.config.schema import LENGTHS
 from deepstack.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
 from deepstack.plugins import require_plugins
-from deepstack.records import Run, RunFolder, existing_run, problems
+from deepstack.records import Run, RunFolder, existing_run, extent, problems
 from deepstack.records.files import read, replace
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.schedule import depends_on_steps, learning_rate, row_is_due
@@ -79,8 +79,7 @@ class Parent:
         parts = ckpt.load(self.folder.checkpoint_path(self.step), self.step).parts
         parts["layers"] = self._kept_records(parts["layers"])
         logs = {
-            path.stem: folder.log(path.stem, ("step",)).upto(self.step).sha256
-            for path in self._logs()
+            path.stem: extent(folder.csv_path(path.stem), self.step).sha256 for path in self._logs()
         }
         state = {"run": conf.digest(without_defaults(self.config)), "logs": logs}
         ckpt.save(folder, ckpt.Checkpoint(self.step, parts, state))

@@ -145,7 +145,7 @@ class Probe:
         self._recorder = Recorder(folder, -1, device, no_limit, Observer(), 0.0)
         if self.attribution_every:
             columns = ("step", *self.groups, "whole", "unexplained")
-            self._logs = [folder.log("attribution", columns).open()]
+            self._logs = [folder.log("attribution", columns)]
             self._start = subject.state()
         if is_due(self.layers_every, 0):
             self._take_snapshot()

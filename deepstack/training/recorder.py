@@ -74,8 +74,8 @@ class Recorder:
         observer: Observer,
         tolerance: float,
     ) -> None:
-        self.steps = folder.log("steps", STEPS_COLUMNS, tolerance=tolerance).open(replay_from)
-        self.timing = folder.log("timing", TIMING_COLUMNS).open(replay_from)
+        self.steps = folder.log("steps", STEPS_COLUMNS, replay_from, tolerance=tolerance)
+        self.timing = folder.log("timing", TIMING_COLUMNS)
         self.logs = [self.steps, self.timing]
         self.device, self.max_loss, self.observer = device, max_loss, observer
         self.lag = 1 if device.type == "cpu" else LAG
@@ -126,7 +126,7 @@ class Recorder:
         for (step, lr, _), values in zip(self._pending, rows, strict=True):
             row = {"step": step, "lr": lr, **dict(zip(self._names, values, strict=True))}
             self.steps.write(row)
-            self.timing.write((step, milliseconds, memory))
+            self.timing.write({"step": step, "step_ms": milliseconds, "peak_memory_mb": memory})
             self.observer.stepped(step, {**row, "step_ms": milliseconds})
             if reason := self._diverged(row):
                 self.divergence = Divergence(step, *reason)

@@ -21,10 +21,9 @@ from deepstack.plugins import require_plugins
 from deepstack.records import ENDED, RunFolder, existing_run, number_text, problems
 from deepstack.records.comparison import (
     Difference,
-    Table,
     compared,
     differences,
-    read_table,
+    read_rows,
     row_difference,
 )
 from deepstack.records.published import is_published
@@ -156,10 +155,10 @@ def recorded_config(folder: RunFolder, allow_env_change: bool) -> tuple[conf.Con
 
 def last_step(record: RunFolder) -> int:
     """Return the step of the last recorded row.  Raises NothingMatchedError if there is no row."""
-    last = read_table(record.steps_path).last
-    if last is None and read_table(record.evals_path).last is None:
+    rows = read_rows(record.steps_path)
+    if not rows and not read_rows(record.evals_path):
         raise NothingMatchedError(f"{record.path} has no row yet to compare with")
-    return last or 0
+    return rows[-1][0] if rows else 0
 
 
 def other_code(meta: Mapping[str, Any]) -> str:
@@ -184,7 +183,8 @@ class Comparer(Observers):
     def __init__(self, record: RunFolder, inner: Observer, upto: int | None, stop: Stop) -> None:
         super().__init__(inner)
         self.upto, self.stop = upto, stop
-        self.steps, self.evals = read_table(record.steps_path), read_table(record.evals_path)
+        self.steps = dict(read_rows(record.steps_path))
+        self.evals = dict(read_rows(record.evals_path))
         self.completed = 0
         self.differs = self.is_over = False
 
@@ -197,11 +197,11 @@ class Comparer(Observers):
         self.is_over = self.differs or self.completed == self.upto
         return int(signal.SIGTERM) if self.is_over else self.stop()
 
-    def compare(self, table: Table, step: int, row: Row) -> None:
+    def compare(self, rows: Mapping[int, Mapping[str, str]], step: int, row: Row) -> None:
         """Compare a row with the recorded one, if there is one or the recorded run has ended."""
-        if step in table.rows:
+        if step in rows:
             texts = {name: number_text(value) for name, value in row.items()}
-            self.differs |= row_difference(table.rows[step], texts) is not None
+            self.differs |= row_difference(rows[step], texts) is not None
         else:
             self.differs |= self.upto is None
 

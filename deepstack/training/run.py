@@ -200,8 +200,8 @@ class TrainingRun:
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = progress.step or -1
-        evals = self.folder.log("evals", self.evaluation.columns, tolerance=tolerance)
-        self.evals = evals.open(start)
+        columns = self.evaluation.columns
+        self.evals = self.folder.log("evals", columns, start, tolerance=tolerance)
         resources.callback(self.evals.close)
         self.snapshots.open(start, tolerance)
         self.recorder = Recorder(

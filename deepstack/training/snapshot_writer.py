@@ -130,9 +130,10 @@ class SnapshotWriter:
         logs = {name: self.columns() for name in names if self.parts}
         logs |= {"noise_scale": NOISE} if self.config.log.noise_scale else {}
         logs |= {"sharpness": SHARPNESS} if self.config.log.sharpness_every else {}
-        for name, columns in logs.items():
-            log = self.records.folder.log(name, ("step", *columns), tolerance=tolerance)
-            self.logs.append(log.open(replay_from))
+        for name, measures in logs.items():
+            columns = ("step", *measures)
+            log = self.records.folder.log(name, columns, replay_from, tolerance=tolerance)
+            self.logs.append(log)
 
     def columns(self) -> dict[str, tuple[str, str, str]]:
         """Return symbol, unit and description of each column of attribution.csv except the step.
@@ -225,10 +226,10 @@ class SnapshotWriter:
         it the cuBLAS workspace of its stream, which the next run's pass uses too.
         """
         self._passed = None
-        with contextlib.suppress(ResourceError):
-            self.records.write()
         for log in self.logs:
             log.close()
+        with contextlib.suppress(ResourceError):
+            self.records.write()
 
 
 def on_host(values: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from helpers.small_runs import small
 import deepstack
 from deepstack.depth_use import MEASURES, analyze_run
 from deepstack.errors import ConfigError, NothingMatchedError
-from deepstack.records import Run, inspect
+from deepstack.records import Inspection, Run
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_the_loss_after_the_last_layer_is_that_of_the_run(trained: Run) -> None:
 
 def test_a_run_folder_has_the_arrays_their_meaning_and_checksums(trained: Run) -> None:
     shutil.rmtree(trained.path / "analysis", ignore_errors=True)
-    before = inspect(trained.folder).files
+    before = Inspection(trained.folder).files
     printed = typed("analyze", trained.path, "--what", ",".join(MEASURES), "--json")
     assert printed.exit_code == 0, printed.output
     (run,) = json.loads(printed.stdout)
@@ -41,7 +41,7 @@ def test_a_run_folder_has_the_arrays_their_meaning_and_checksums(trained: Run) -
         assert stored.about["weights_sha256"] and stored.about["depth"] == 4
         assert stored.columns.keys() == stored.arrays.keys() | stored.scalars.keys()
         assert all(stored.columns[key]["meaning"] for key in stored.columns)
-    inspection = inspect(trained.folder)
+    inspection = Inspection(trained.folder)
     files = [path for path in (trained.path / "analysis").glob("*/*") if path.stem != "checksums"]
     assert inspection.files == before + len(files) > before + 30
     assert inspection.verdict == "whole"
@@ -56,7 +56,7 @@ def test_a_repeated_call_replaces_the_analysis(trained: Run) -> None:
     folder = trained.path / "analysis"
     shutil.copytree(folder / "effects", folder / ".draft-effects")  # as a kill leaves them
     shutil.copytree(folder / "effects", folder / ".gone-effects")
-    assert inspect(trained.folder).verdict == "whole"
+    assert Inspection(trained.folder).verdict == "whole"
     analyze_run(trained.path, ["effects"])
     assert not list(folder.glob(".*"))
     assert Run(trained.path).analysis("effects").arrays["removed"].tolist() == [1, 2, 3, 4]

@@ -97,7 +97,8 @@ def make_run(
     with folder.log("steps", STEPS_COLUMNS) as log:
         for step, value in enumerate(values, start=1):
             loss = losses[step - 1] if losses else 4.0 - 0.1 * step
-            log.write((step, loss, lr, 1.0, value, value, 4 * value, value / 8))
+            cells = (step, loss, lr, 1.0, value, value, 4 * value, value / 8)
+            log.write(dict(zip(STEPS_COLUMNS, cells, strict=True)))
     more = {"optimal_loss": optimal, "solved": solved}
     more = {name: value for name, value in more.items() if value is not None}
     with folder.log("evals", (*EVALS_COLUMNS, *more)) as log:
@@ -114,12 +115,14 @@ def make_run(
         (folder.path / "attribution.csv").unlink(missing_ok=True)
         with folder.log("attribution", ("step", "q", "w2", "norm_gain", "whole")) as log:
             for step, value in enumerate(values, start=1):
-                log.write((step, 0.1 * value, 0.5 * value, 0.7 * value, value))
+                shares = {"q": 0.1 * value, "w2": 0.5 * value, "norm_gain": 0.7 * value}
+                log.write({"step": step, **shares, "whole": value})
         (folder.path / "sharpness.csv").unlink(missing_ok=True)
         columns = ("step", "preconditioned_sharpness", "stability_threshold")
         with folder.log("sharpness", columns) as log:
             for step in range(len(values) + 1):
-                log.write((step, depth + step if step else None, 2 / lr if lr else None))
+                cells = (step, depth + step if step else None, 2 / lr if lr else None)
+                log.write(dict(zip(columns, cells, strict=True)))
         write_analyses(folder, depth, used=1.0 if scheme == "deepnorm" else 0.5)
     if flops is not None:
         folder.write_meta({"flops": {"step": flops}})

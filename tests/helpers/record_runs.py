@@ -5,11 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deepstack.records import (
-    STEPS_COLUMNS,
-    RunFolder,
-    write_checksums,
-)
+from deepstack.records import STEPS_COLUMNS, RunFolder, write_end
 from helpers import ROOT
 
 ROWS = [(step, 1.0 / step, 0.1 * step) for step in range(1, 21)]
@@ -40,11 +36,7 @@ def make_run(
     return folder
 
 
-# --- numbers -------------------------------------------------------------------------------
-
-
-def end(folder: RunFolder, state: str = "done", step: int = 3, **extra: object) -> RunFolder:
-    """What the end of a run writes."""
-    digest = write_checksums(folder)
-    folder.write_status(state, step, checksums=digest, **extra)
+def end(folder: RunFolder, step: int = 3) -> RunFolder:
+    """Write the end of a run that is done."""
+    write_end(folder, "done", step)
     return folder

@@ -7,6 +7,7 @@ about which files.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -135,41 +136,41 @@ def log_not_synced_before_the_checkpoint() -> None:
 
 @found_by("kills", "steps.csv")
 def rows_written_twice() -> None:
-    def log(self: RunFolder, name: str, columns: Any, **_: Any) -> AppendLog:
-        return AppendLog(self.path / f"{name}.csv", columns, compared=False)
+    def log(self: RunFolder, name: str, columns: Any, *_: Any, **more: Any) -> AppendLog:
+        return AppendLog(self.csv_path(name), columns, compared=False)
 
     RunFolder.log = log  # type: ignore[method-assign]
 
 
 @found_by("kills", "steps.csv")
 def torn_line_kept() -> None:
-    place = AppendLog._place
+    begin = AppendLog.__init__
 
-    def behind(self: AppendLog, line: bytes) -> bytes:
-        if b"\n" not in self.remaining:
-            self._expected = b""
-        return place(self, line)
+    def behind(self: AppendLog, *words: Any, **more: Any) -> None:
+        begin(self, *words, **more)
+        rest = self._old.getvalue()
+        self._old = io.BytesIO(rest[: rest.rfind(b"\n") + 1])
 
-    AppendLog._place = behind  # type: ignore[method-assign]
+    AppendLog.__init__ = behind  # type: ignore[method-assign]
 
 
 @found_by("kills", "steps.csv")
 def log_truncated_on_resume() -> None:
-    begin = AppendLog.open
+    begin = AppendLog.__init__
 
-    def cut(self: AppendLog, replay_from: int = -1) -> AppendLog:
-        if self.path.exists():
-            os.truncate(self.path, self.upto(replay_from).size)
-        return begin(self, replay_from)
+    def cut(self: AppendLog, path: Path, columns: Any, replay_from: int, **more: Any) -> None:
+        if path.exists():
+            os.truncate(path, append_log.extent(path, replay_from).size)
+        begin(self, path, columns, replay_from, **more)
 
-    AppendLog.open = cut  # type: ignore[method-assign, assignment]
+    AppendLog.__init__ = cut  # type: ignore[method-assign, assignment]
 
 
 @found_by("kills", "draft-4")
 def log_checksum_before_the_row() -> None:
     def early(self: AppendLog) -> str:
         assert self.last_step is not None
-        return self.upto(self.last_step - 1).sha256
+        return append_log.extent(self.path, self.last_step - 1).sha256
 
     AppendLog.sha256 = property(early)  # type: ignore[assignment, method-assign]
 
@@ -188,9 +189,8 @@ def full_disk_not_said() -> None:
 @found_by("refusals", "steps.csv")
 def short_write_not_noticed() -> None:
     def once(self: AppendLog, data: bytes) -> None:
-        assert self._file is not None
         with files.trouble(self.path):
-            os.write(self._file, data)
+            self._file.write(data)
 
     AppendLog._append = once  # type: ignore[method-assign]
 

@@ -64,10 +64,10 @@ def walk(folder: RunFolder, steps: int) -> None:
         restore(random, found)
     tell(first=first)
     folder.write_status("running", first - 1)
-    with folder.log("steps", ("step", "norm")).open(first - 1 if found else -1) as log:
+    with folder.log("steps", ("step", "norm"), first - 1 if found else -1) as log:
         for step in range(first, steps + 1):
             x = 0.9 * x + torch.randn(4, generator=random)
-            log.write((step, x.norm().item()))
+            log.write({"step": step, "norm": x.norm().item()})
             if step % INTERVAL == 0 or step == steps:
                 log.flush()
                 parts = {"weights": {"x": x}, "probe": {"random": random.get_state()}}

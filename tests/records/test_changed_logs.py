@@ -14,7 +14,7 @@ from helpers.small_runs import data_of, small, stop_at
 
 import deepstack
 from deepstack.errors import ChangedLogError, DifferenceError, Interrupted
-from deepstack.records import Run, RunFolder, inspect
+from deepstack.records import Inspection, Run, RunFolder
 from deepstack.training import Observer, checkpoint
 from deepstack.training import run as training_run
 
@@ -51,13 +51,7 @@ def add(path: Path) -> None:
         file.write(b"11,1.0\n")
 
 
-CHANGES: dict[Callable[[Path], None], str] = {
-    digit: r"changed in line 2 \(from byte \d+\), which now is b'\d",
-    replace: "was replaced by another file",
-    truncate: r"(was cut off in line 2 \(at byte \d+\)|changed in line 2 )",
-    add: r"(has 7 bytes too many after line|changed in line)",
-    Path.unlink: "was removed",
-}
+CHANGES = (digit, replace, truncate, add, Path.unlink)
 
 
 class Change(Observer):
@@ -92,19 +86,21 @@ def test_a_changed_log_is_not_sealed_and_the_run_starts_again(
     change: Callable[[Path], None], name: str, whole: Run, tmp_path: Path
 ) -> None:
     changing = Change(change, name)
-    with pytest.raises(DifferenceError, match=rf"{name}: {CHANGES[change]}") as caught:
+    with pytest.raises(
+        DifferenceError, match=f"{name}: was changed, replaced or removed"
+    ) as caught:
         deepstack.train(CONFIG, out=tmp_path, observer=changing)
     assert caught.value.exit_code == 6
     folder = RunFolder(changing.path)
     status = folder.read_status()
     assert status["state"] == "failed" and name in status["error"]
     assert not (folder.path / "checksums.json").exists() and not folder.checkpoints()
-    assert inspect(folder).verdict != "whole"
+    assert Inspection(folder).verdict != "whole"
     there = folder.path / name
     damaged = there.read_bytes() if there.exists() else None
     again = deepstack.train(CONFIG, out=tmp_path)
     assert again.path == folder.path and again.state == "done"
-    assert data_of(again) == data_of(whole) and inspect(folder).verdict == "whole"
+    assert data_of(again) == data_of(whole) and Inspection(folder).verdict == "whole"
     aside = folder.path / "aside" / f"1-{name}"
     assert (aside.read_bytes() if aside.exists() else None) == damaged
 
@@ -135,7 +131,7 @@ def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
     seal = training_run.write_end
     monkeypatch.setattr(training_run, "write_end", late)
     run = deepstack.train(small(), out=tmp_path)
-    assert any("steps.csv" in problem for problem in inspect(run.folder).problems)
+    assert any("steps.csv" in problem for problem in Inspection(run.folder).problems)
 
 
 class Lost(Observer):
@@ -194,7 +190,7 @@ def test_rows_behind_the_last_step_are_not_sealed(tmp_path: Path) -> None:
     """They lie there when the run resumes, and no row is written in their place."""
     with open(interrupted(tmp_path, lost_at=12), "ab") as file:
         file.write(b"13,1.0,1.0,1.0,1.0,1.0,1.0,1.0\n")
-    with pytest.raises(ChangedLogError, match=r"steps\.csv: has 31 bytes too many after line 13 "):
+    with pytest.raises(ChangedLogError, match=r"steps\.csv: was changed"):
         deepstack.train(small(), out=tmp_path)
 
 
@@ -203,7 +199,7 @@ def test_the_external_probe_seals_no_changed_log(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(3, 4)
     with (
-        pytest.raises(ChangedLogError, match=r"attribution\.csv: was removed"),
+        pytest.raises(ChangedLogError, match=r"attribution\.csv: was changed"),
         deepstack.probe(model, batch, optimizer, out=tmp_path / "s" / "r", layers=()) as probe,
     ):
         for _ in range(3):

@@ -45,7 +45,7 @@ def test_nothing_of_the_runs_is_kept_but_the_table(tmp_path: Path) -> None:
     for number in range(20):
         folder = long_run(tmp_path / "s" / str(number), 5_000)
         with folder.log("timing", TIMING_COLUMNS) as log:
-            log.write((1, 2.0, 3.0))
+            log.write({"step": 1, "step_ms": 2.0, "peak_memory_mb": 3.0})
         folder.write_columns({"about": [str(n) for n in range(2_000)]})
     run_rows(find_runs(tmp_path))  # the imports
     runs = find_runs(tmp_path)

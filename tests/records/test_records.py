@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from helpers.record_runs import COLUMNS, ROWS, make_run, python
 
-from deepstack.errors import (
-    DifferenceError,
-    ResourceError,
-)
+from deepstack.errors import DifferenceError, ResourceError
 from deepstack.records import (
+    TIMING_COLUMNS,
     AppendLog,
     Run,
     RunFolder,
+    extent,
     number_text,
     trouble,
 )
@@ -60,12 +59,12 @@ def test_number_text_reads_back_as_the_same_float32_and_is_short() -> None:
 # --- the append-only log -------------------------------------------------------------------
 
 
-def write_rows(path: Path, rows: list[tuple[float, ...]], replay_from: int = -1) -> AppendLog:
-    log = AppendLog(path, COLUMNS).open(replay_from)
-    for row in rows:
-        log.write(row)
-    log.close()
-    return log
+def write_rows(
+    path: Path, rows: list[tuple[float, ...]], replay_from: int = -1, tolerance: float = 0.0
+) -> None:
+    with AppendLog(path, COLUMNS, replay_from, tolerance=tolerance) as log:
+        for row in rows:
+            log.write(dict(zip(COLUMNS, row, strict=True)))
 
 
 @pytest.fixture
@@ -89,15 +88,13 @@ def test_resume_after_a_cut_at_every_byte_gives_the_same_file(
 def test_every_write_leaves_a_prefix(tmp_path: Path, reference: bytes) -> None:
     path = tmp_path / "steps.csv"
     path.write_bytes(reference[:-5])
-    log = AppendLog(path, COLUMNS).open(replay_from=4)
     sizes = [path.stat().st_size]
-    for row in ROWS[4:]:
-        log.write(row)
-        assert reference.startswith(path.read_bytes())
-        sizes.append(path.stat().st_size)
+    with AppendLog(path, COLUMNS, 4) as log:
+        for row in ROWS[4:]:
+            log.write(dict(zip(COLUMNS, row, strict=True)))
+            assert reference.startswith(path.read_bytes())
+            sizes.append(path.stat().st_size)
     assert sizes == sorted(sizes)
-    assert log.remaining == b""
-    log.close()
 
 
 @pytest.mark.parametrize("torn", [0, 3])
@@ -106,9 +103,8 @@ def test_a_different_row_stops_the_replay_and_shows_both(
 ) -> None:
     path = tmp_path / "steps.csv"
     path.write_bytes(reference[: len(reference) - torn])
-    log = AppendLog(path, COLUMNS).open(replay_from=19)
     with pytest.raises(DifferenceError) as caught:
-        log.write((20, 0.75, 2.0))
+        write_rows(path, [(20, 0.75, 2.0)], 19)
     assert "20,0.05," in str(caught.value) and "20,0.75,2.0" in str(caught.value)
     assert caught.value.exit_code == 6
     assert path.read_bytes() == reference[: len(reference) - torn]
@@ -117,53 +113,47 @@ def test_a_different_row_stops_the_replay_and_shows_both(
 def test_a_flipped_bit_behind_the_checkpoint_is_noticed(tmp_path: Path, reference: bytes) -> None:
     path = tmp_path / "steps.csv"
     start = reference.index(b"\n11,") + 1
-    for position in range(start, len(reference), 7):
+    for position in (*range(start, len(reference), 7), len(reference) - 1):
         changed = bytearray(reference)
         changed[position] ^= 4
         path.write_bytes(changed)
         with pytest.raises(DifferenceError):
-            write_rows(path, ROWS[10:], replay_from=10)
+            write_rows(path, ROWS[10:], 10)
 
 
 def test_other_columns_are_a_difference(tmp_path: Path, reference: bytes) -> None:
     path = tmp_path / "steps.csv"
     path.write_bytes(reference)
     with pytest.raises(DifferenceError, match=r"now: +step,loss$"):
-        AppendLog(path, ("step", "loss")).open(5)
+        AppendLog(path, ("step", "loss"), 5)
 
 
 def test_checksum_covers_exactly_the_rows_up_to_a_step(tmp_path: Path, reference: bytes) -> None:
     path = tmp_path / "steps.csv"
     write_rows(path, ROWS[:9])
-    log = AppendLog(path, COLUMNS)
-    before = log.upto(7).sha256
-    assert log.upto(7).size == reference.index(b"\n8,") + 1
+    before = extent(path, 7)
+    assert before.size == reference.index(b"\n8,") + 1 and before.last_step == 7
     path.write_bytes(reference)
-    assert log.upto(7).sha256 == before
-    path.write_bytes(reference[: log.upto(7).size - 1])
-    assert log.upto(7).sha256 != before
+    assert extent(path, 7) == before
+    path.write_bytes(reference[: before.size - 1])
+    assert extent(path, 7).sha256 != before.sha256
     path.write_bytes(reference.replace(b"\n3,", b"\n2,", 1))
-    assert log.upto(7).sha256 != before
+    assert extent(path, 7).sha256 != before.sha256
 
 
 def test_sparse_rows_and_step_zero(tmp_path: Path) -> None:
     path = tmp_path / "evals.csv"
-    rows = [(0, 5.0, 1.0), (50, 4.0, 1.0), (100, 3.0, 1.0)]
-    write_rows(path, rows)
-    whole = path.read_bytes()
-    log = AppendLog(path, COLUMNS).open(replay_from=70)
-    assert log.remaining == b"100,3.0,1.0\n"
-    log.write(rows[2])
-    log.close()
-    write_rows(path, rows)
-    assert path.read_bytes() == whole
+    rows: list[tuple[float, ...]] = [(0, 5.0, 1.0), (50, 4.0, 1.0), (100, 3.0, 1.0)]
+    for first, replay_from in ((0, -1), (2, 70), (0, -1)):
+        write_rows(path, rows[first:], replay_from)
+        assert path.read_bytes() == b"step,loss,lr\n0,5.0,1.0\n50,4.0,1.0\n100,3.0,1.0\n"
 
 
 def test_steps_only_go_up(tmp_path: Path) -> None:
-    with AppendLog(tmp_path / "steps.csv", COLUMNS).open() as log:
-        log.write((3, 1.0, 1.0))
+    with AppendLog(tmp_path / "steps.csv", COLUMNS) as log:
+        log.write({"step": 3})
         with pytest.raises(ValueError, match="step 3 after step 3"):
-            log.write((3, 1.0, 1.0))
+            log.write({"step": 3})
         with pytest.raises(ValueError, match="no column other"):
             log.write({"step": 4, "other": 1.0})
 
@@ -171,24 +161,22 @@ def test_steps_only_go_up(tmp_path: Path) -> None:
 def test_within_a_tolerance_the_row_on_disk_stays(tmp_path: Path, reference: bytes) -> None:
     path = tmp_path / "steps.csv"
     path.write_bytes(reference[:-3])
-    log = AppendLog(path, COLUMNS, tolerance=1e-3).open(replay_from=10)
-    for step, loss, lr in ROWS[10:]:
-        log.write((step, loss * 1.0001, lr))
-    log.close()
-    assert log.tolerated == 9
+    rows = [(step, loss * 1.0001, lr) for step, loss, lr in ROWS[10:]]
+    write_rows(path, rows, 10, tolerance=1e-3)
     # The torn row cannot be completed from other digits, so it is the new one, whole.
     assert path.read_bytes().splitlines()[:-1] == reference.splitlines()[:-1]
     assert path.read_bytes().splitlines()[-1].startswith(b"20,0.050005")
-    with pytest.raises(DifferenceError):
-        AppendLog(path, COLUMNS, tolerance=1e-3).open(19).write((20, 0.06, 2.0))
+    for row in ((20, 0.06, 2.0), (20.01, 0.05, 2.0)):
+        with pytest.raises(DifferenceError):
+            write_rows(path, [row], 19, tolerance=1e-3)
 
 
 def test_timing_is_appended_and_the_last_of_a_step_counts(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     for first in (1, 2):
-        with folder.log("timing", ("step", "step_ms", "peak_memory_mb")) as log:
+        with folder.log("timing", TIMING_COLUMNS) as log:
             for step in (first, first + 1):
-                log.write((step, 10.0 * first, None))
+                log.write({"step": step, "step_ms": 10.0 * first})
         with open(folder.timing_path, "ab") as file:
             file.write(b"9,12")
     timing = Run(folder.path).timing

@@ -33,7 +33,7 @@ def test_the_row_of_a_run_has_its_last_values_and_the_median_time(tmp_path: Path
     folder = RunFolder(path)
     with folder.log("timing", TIMING_COLUMNS) as timing:
         for step, milliseconds in enumerate((900.0, 10.0, 20.0, 30.0, 11.0), start=1):
-            timing.write((step, milliseconds, 1.0))
+            timing.write({"step": step, "step_ms": milliseconds, "peak_memory_mb": 1.0})
     folder.evals_path.unlink()
     with folder.log("evals", EVALS_COLUMNS) as evals:
         for step, loss in ((0, 4.0), (5, 2.0)):
