@@ -55,9 +55,9 @@ class Launcher(ABC):
         """End the remaining processes."""
 
 
-def train_arguments(config: str | Path, *, out: str | Path, study: str) -> list[str]:
-    """Return the arguments with which `deepstack` trains one run of a study on any machine."""
-    arguments = ["train", str(config), "--quiet", "--out", str(out), "--study", study]
+def train_arguments(study: str, out: str | Path) -> list[str]:
+    """Return the arguments after the configuration of `deepstack train` for a run of a study."""
+    arguments = ["--quiet", "--out", str(out), "--study", study]
     for plugin in plugins.LOADED.values():
         arguments += ["--plugin", str(plugin.path)]
     return arguments

@@ -89,22 +89,23 @@ def work(order: Order, exchange: Exchange) -> tuple[int, str]:
             deadline = time.monotonic() + FREE_SECONDS
             while folder.holder() is not None and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
-        return supervise(order, arguments_of(order, scratch, out), scratch, source, exchange)
+        return supervise(order, arguments_of(order, scratch, out), source, exchange)
 
 
 def supervise(
-    order: Order, arguments: list[str], scratch: Path, source: Source | None, exchange: Exchange
+    order: Order, arguments: list[str], source: Source | None, exchange: Exchange
 ) -> tuple[int, str]:
     """Start the run; send changes to the sweep and its signals to the run until the run ends."""
     global _server  # lives as long as this process of Ray, which trains several runs
     if _server is None or not _server.is_alive:
-        _server = ForkServer(order.here)  # relative paths in a configuration are the sweep's
+        # Relative paths in a configuration are the sweep's.
+        _server = ForkServer(order.here if os.path.isdir(order.here) else None)
     gpu = order.resources.get("num_gpus")
     # Other runs may use the rest of this node.
     share = conf.machine_memory() * int(order.resources.get("num_cpus", 1)) // cores()
     process = _server.start(
+        order.config,
         arguments,
-        scratch / "stderr.txt",
         {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpu else ""},
         memory=None if gpu else max(int(order.resources.get("memory", 0)), share),
     )
@@ -143,13 +144,11 @@ def is_shared(order: Order) -> bool:
 
 
 def arguments_of(order: Order, scratch: Path, out: Path) -> list[str]:
-    """Write the configuration and plugins to `scratch` and return the arguments of `deepstack`.
+    """Write the plugins to `scratch` and return the arguments of a run.
 
     Raises PluginError for a plugin that differs from the file that was sent.
     """
-    config = scratch / "run.yaml"
-    config.write_text(order.config, encoding="utf-8")
-    arguments = train_arguments(config, out=out, study=order.study)
+    arguments = train_arguments(order.study, out)
     for name, digest, content in order.plugins:
         if hashlib.sha256(content).hexdigest() != digest:
             raise PluginError(f"the plugin {name} did not arrive as it was sent (sha256 differs)")

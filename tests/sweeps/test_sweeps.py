@@ -17,8 +17,7 @@ from helpers.sampling import some
 
 import deepstack
 from deepstack import plugins
-from deepstack.config import Config, machine_memory, memory_estimate, with_overrides
-from deepstack.config.examples import example
+from deepstack.config import Config, machine_memory, memory_estimate, to_yaml, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import find_runs
@@ -222,19 +221,17 @@ def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
 def test_the_server_tells_how_each_run_ended(tmp_path: Path) -> None:
     # What lies in the present folder is not imported.
     (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
-    logs = [tmp_path / name for name in ("missing", "killed", "plan")]
-    missing = tmp_path / "missing.yaml"
+    out = ["--out", str(tmp_path), "--quiet"]
     with closing(ForkServer(str(tmp_path))) as server:
-        first = server.start(["train", str(missing)], logs[0], {})
-        words = ["train", str(example("quick")), *overrides(100_000), "--out", str(tmp_path), "-q"]
-        second = server.start(words, logs[1], {})
-        until(lambda: any(rows > 0 for rows in steps_made(tmp_path)))
-        second.send_signal(signal.SIGKILL)
-        third = server.start(["list", "schemes"], logs[2], {})
-        until(lambda: None not in (first.poll(), second.poll(), third.poll()))
-    assert (first.poll(), second.poll(), third.poll()) == (2, -signal.SIGKILL, 0)
-    assert "missing.yaml" in logs[0].read_text()
-    assert logs[1].read_text() == logs[2].read_text() == ""
+        long = to_yaml(with_overrides(BASE, {"train.steps": 100_000}))
+        runs = [server.start(text, out) for text in ("depth: 1", long, to_yaml(BASE))]
+        until(lambda: any(rows > 3 for rows in steps_made(tmp_path)))
+        runs[1].send_signal(signal.SIGKILL)
+        until(lambda: None not in [run.poll() for run in runs])
+        errors = [run.stderr_text() for run in runs]
+    assert [run.poll() for run in runs] == [2, -signal.SIGKILL, 0]
+    assert errors[0].startswith("deepstack: depth: found the unknown key")
+    assert errors[1:] == ["", ""]
 
 
 def steps_made(out: Path) -> list[int]:
