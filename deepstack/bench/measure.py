@@ -152,13 +152,24 @@ def measure_rows(
     products: bool = True,
 ) -> tuple[bool, list[Worker]]:
     """Return whether the rows took turns, and the rows that could be measured."""
-    in_turns = fits_at_once(workers, device)
-    if not in_turns:
-        say("memory does not hold all rows at once: one follows the other")
-    warm_up = WARM_UP[device.type]
+    if fits_at_once(workers, device):
+        return True, take_turns(workers, steps, device, say, products)
+    say("memory does not hold all rows at once: one follows the other")
+    measured = [take_turns([worker], steps, device, say, products) for worker in workers]
+    return False, [worker for group in measured for worker in group]
+
+
+def take_turns(
+    workers: Sequence[Worker],
+    steps: int,
+    device: torch.device,
+    say: Callable[[str], None],
+    products: bool,
+) -> list[Worker]:
+    """Time one step of each row, `steps` times, and return the rows that did not fail."""
 
     def begin(worker: Worker) -> None:
-        worker.begin(warm_up)
+        worker.begin(WARM_UP[device.type])
         at = f" at depth {worker.config.model.depth}" if is_own(worker.row) else ""
         say(f"{label_of(worker.row)}{at}: first step after {worker.start:.1f} s")
 
@@ -167,23 +178,11 @@ def measure_rows(
         if products:
             worker.time_products()
 
-    def alone(worker: Worker) -> None:
-        begin(worker)
-        for _ in range(steps):
-            worker.step()
-        if products:
-            worker.release()
-            for _ in range(steps):
-                worker.time_products()
-        worker.end()
-
     try:
-        if not in_turns:
-            return False, [worker for worker in workers if succeeds(alone, worker, say)]
         remaining = [worker for worker in workers if succeeds(begin, worker, say)]
         for _ in range(steps):
             remaining = [worker for worker in remaining if succeeds(one_round, worker, say)]
-        return True, remaining
+        return remaining
     finally:
         for worker in workers:
             worker.end()

@@ -91,10 +91,6 @@ class Worker:
         self.parameters = answer["parameters"]
         self.steps.append(answer["seconds"])
 
-    def release(self) -> None:
-        """Free the model."""
-        self._ask("release")
-
     def time_products(self) -> None:
         """Time a step's matrix products."""
         answer = self._ask("products")

@@ -1,13 +1,12 @@
 """Runs one row of a benchmark, step by step: python -m deepstack.bench.worker
 
 Commands and answers are lines on stdin and stdout, the answers in JSON.  The first line is the
-order: row, config, plugins.  'step' runs one step, 'release' frees the model, 'products' times the
-matrix products; each is answered by one line.  The end of stdin ends the process.
+order: row, config, plugins.  'step' runs one step, 'products' times the matrix products; each is
+answered by one line.  The end of stdin ends the process.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -63,15 +62,6 @@ class Row:
             "peak_memory_mb": peak_memory_mb(self.device),
             "parameters": self.parameters,
         }
-
-    def release(self) -> dict[str, Any]:
-        """Free the model, which leaves memory for the products."""
-        self.steps = None
-        gc.unfreeze()
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return {}
 
     def time_products(self) -> dict[str, Any]:
         """Return the seconds and flops of all matrix products of a step."""
@@ -153,7 +143,7 @@ def main() -> None:
         row = Row(order["row"], conf.parse_config(order["config"]))
         on_gpu = row.device.type == "cuda"
         answer({"start_memory_mb": 0.0 if on_gpu else memory_line("VmRSS")})
-        commands = {"step": row.step, "release": row.release, "products": row.time_products}
+        commands = {"step": row.step, "products": row.time_products}
         for line in sys.stdin:
             answer(commands[line.strip()]())
     except DeepstackError as error:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 from deepstack import plugins
 from deepstack.sweeps.plan import Cell
@@ -30,34 +29,25 @@ class Process(Protocol):
         ...
 
 
-class Launcher(ABC):
-    """Starts each run in a separate process while there are resources for it.
+class Launcher(Protocol):
+    """Starts each run in a separate process while there are resources for it."""
 
-    A `with` block starts it and, at the end, ends all processes.
-    """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    @abstractmethod
     def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
         """Return whether the cell may start beside the running ones."""
+        ...
 
-    @abstractmethod
     def start(self, cell: Cell) -> Process:
         """Start the cell's run."""
+        ...
 
-    @abstractmethod
     def close(self) -> None:
         """End the remaining processes."""
+        ...
 
 
-def train_arguments(config: str | Path, *, out: str | Path, study: str) -> list[str]:
-    """Return the arguments with which `deepstack` trains one run of a study on any machine."""
-    arguments = ["train", str(config), "--quiet", "--out", str(out), "--study", study]
+def train_arguments(study: str, out: str | Path) -> list[str]:
+    """Return the arguments after the configuration of `deepstack train` for a run of a study."""
+    arguments = ["--quiet", "--out", str(out), "--study", study]
     for plugin in plugins.LOADED.values():
         arguments += ["--plugin", str(plugin.path)]
     return arguments

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
 
 from deepstack import config as conf
-from deepstack.records import trouble
 from deepstack.sweeps.fork_server import ForkServer, Process
 from deepstack.sweeps.launcher import Launcher, train_arguments
 from deepstack.sweeps.plan import Cell
@@ -31,19 +29,12 @@ class Local(Launcher):
         *,
         budget: int | None = None,
     ) -> None:
-        self.study, self.out = study, out
         self.resources = local_resources(cells, workers, budget=budget)
+        self._arguments = train_arguments(study, out)
         self._reserved: dict[Process, Reservation] = {}
         self._server: ForkServer | None = None
-        self._started = 0
-
-    def __enter__(self) -> Self:
-        self._server = ForkServer()
-        return self
 
     def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
-        if self._server is not None and not self._server.is_ready:
-            return False  # the time of a run that waits for the imports would count
         return self._reserve(cell) is not None
 
     def _reserve(self, cell: Cell) -> Reservation | None:
@@ -58,25 +49,18 @@ class Local(Launcher):
         if self._server is None or not self._server.is_alive:
             self.close()
             self._server = ForkServer()
-        config = self._server.folder / f"{self._started:06d}.yaml"
-        errors = config.with_suffix(".err")
-        self._started += 1
-        with trouble(config):
-            config.write_text(conf.to_yaml(cell.config), encoding="utf-8")
-            errors.touch()
-        arguments = train_arguments(config, out=self.out, study=self.study)
-        if reservation.gpu is None:
-            process = self._server.start(arguments, errors, {}, memory=reservation.memory)
-        else:  # no limit: CUDA maps much more host memory than it uses
-            gpu = {"CUDA_VISIBLE_DEVICES": reservation.gpu}
-            process = self._server.start(arguments, errors, gpu)
+        # On a GPU without a limit: CUDA maps much more host memory than it uses.
+        gpu, memory = reservation.gpu, reservation.memory if reservation.gpu is None else None
+        environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        process = self._server.start(
+            conf.to_yaml(cell.config), self._arguments, environment, memory=memory
+        )
         self._reserved[process] = reservation
         return process
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        self._reserved.clear()
 
 
 def local_resources(cells: Sequence[Cell], workers: int, *, budget: int | None = None) -> Resources:

@@ -127,7 +127,7 @@ def _cells(
         with named_in_errors(combination):
             config = conf.with_overrides(base.base, combination.settings)
             conf.refuse_absurd(config, scheme_memory(config))
-            config = with_steps(config, cache.vocab_size)
+            config = with_steps(config, lambda config: cache.task(config).vocab_size)
         plain = cache.without_defaults(config)
         name = conf.run_name(plain)
         same_name = by_name.setdefault(name, [])
@@ -168,33 +168,23 @@ def plan(
     for config, name, combination in _cells(base, grid, cache):
         state = "new"
         with named_in_errors(combination):
-            vocab_size = cache.vocab_size(config)
-            parameters = cache.parameters(config, vocab_size)
+            task = cache.task(config)
+            parameters = cache.parameters(config, task.vocab_size)
         if name in existing:
             try:
                 refuse_missing_plugins(config, out / study)
-                folder = choose_folder(config, out / study, cache.task(config), used_names)
+                folder = choose_folder(config, out / study, task, used_names)
                 state = Run(folder.path).state if folder.exists() else "new"
             except ResourceError:
                 folder, state = RunFolder(out / study / name), "damaged"
         else:
             folder = free_folder(out / study, name, used_names)
-        used_names.add(folder.path.name)
-        cells.append(
-            Cell(
-                config=config,
-                folder=folder,
-                state=state,
-                parameters=parameters,
-                memory=conf.memory_estimate(
-                    config, vocab_size, scheme_memory(config), cache.data_memory(config)
-                ),
-                values=combination.values,
-                overridden=combination.overridden,
-                flops=config.train.steps
-                * conf.step_flops(config, vocab_size, scheme_flops(config)).step,
-            )
-        )
+        used_names.add(folder.name)
+        memory = conf.memory_estimate(config, task.vocab_size, scheme_memory(config), task.memory)
+        step = conf.step_flops(config, task.vocab_size, scheme_flops(config)).step
+        flops = config.train.steps * step
+        values, overridden = combination.values, combination.overridden
+        cells.append(Cell(config, folder, state, parameters, memory, values, overridden, flops))
     return sorted(cells, key=lambda cell: cell.work)
 
 
@@ -227,20 +217,10 @@ class CellCache:
         return config.model_copy(update={"task": plain.task, "model": model})
 
     def task(self, config: conf.Config) -> Task:
-        """Return the task of a configuration."""
-        key = ("task", repr(config.task), config.seed, config.model.family)
+        """Return the task of a configuration, whose vocabulary and data do not depend on seeds."""
+        key = ("task", repr(config.task), config.model.family)
         task: Task = self._once(key, lambda: task_of(config))
         return task
-
-    def vocab_size(self, config: conf.Config) -> int:
-        """Return the size of the task's vocabulary, which does not depend on the seed."""
-        key = ("vocabulary", repr(config.task), config.model.family)
-        return int(self._once(key, lambda: self.task(config).vocab_size))
-
-    def data_memory(self, config: conf.Config) -> int:
-        """Return the bytes of data that the task holds, which do not depend on the seed."""
-        key = ("data", repr(config.task), config.model.family)
-        return int(self._once(key, lambda: self.task(config).memory))
 
     def parameters(self, config: conf.Config, vocab_size: int) -> int:
         """Return the exact number of parameters, extrapolated from three shallow stacks.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from deepstack.errors import ResourceError
@@ -74,6 +74,8 @@ class Pool:
     def __post_init__(self) -> None:
         self.progress = [Progress(cell, cell.state) for cell in self.cells]
         for entry in self.progress:
+            self._read(entry)
+            entry.first_step = entry.step
             if entry.state == "damaged":
                 entry.message = Run(entry.cell.folder.path).damage() or ""
 
@@ -82,16 +84,11 @@ class Pool:
 
         A request to stop is sent to the running processes, which save and end.
         """
-        for entry in self.progress:
-            if entry.state in ENDED:
-                self._read(entry)
         waiting = [entry for entry in self.progress if is_wanted(entry.cell, self.retry)]
-        if not waiting:
-            return self.progress
         for entry in waiting:
             entry.state = "waiting"
         began, stopping = time.monotonic(), False
-        with self.launcher:
+        with closing(self.launcher):
             try:
                 while waiting or self._running():
                     number = self.stop()
@@ -123,9 +120,7 @@ class Pool:
         return self.launcher.has_capacity(entry.cell, [p.cell for p in self._running()])
 
     def _start(self, entry: Progress) -> None:
-        self._read(entry)
-        entry.first_step = entry.step
-        with contextlib.suppress(ResourceError):  # the run itself will report it
+        with suppress(ResourceError):  # the run itself will report it
             entry.cell.claim()
         try:
             entry.process = self.launcher.start(entry.cell)
@@ -192,7 +187,7 @@ class Pool:
 
     def _read(self, entry: Progress) -> None:
         """Read step, loss and model update from the last row on disk, which needs no lock."""
-        with contextlib.suppress(ValueError, ResourceError, KeyError):
+        with suppress(ValueError, ResourceError, KeyError):
             row = entry.cell.folder.last_row()
             loss, update = float(row["loss"]), float(row["model_update"])
             entry.step, entry.loss, entry.model_update = int(row["step"]), loss, update

@@ -9,19 +9,17 @@ had sent back go along, and the run resumes from them.
 from __future__ import annotations
 
 import os
-import secrets
 import signal
-import time
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import deepstack
 from deepstack.errors import DeepstackError, ResourceError
-from deepstack.records import RunFolder, files
+from deepstack.records import RunFolder, trouble
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
 from deepstack.sweeps.launcher import Launcher
 from deepstack.sweeps.plan import Cell
@@ -32,17 +30,13 @@ from deepstack.sweeps.ray_cluster import (
     mailbox_class,
     pinned,
     plugin_files,
-    task,
 )
-from deepstack.sweeps.ray_node import Order
+from deepstack.sweeps.ray_node import Order, train_on_node
 from deepstack.sweeps.resources import config_yaml, requirements_of
-from deepstack.training import run_name
 
-COLLECT_SECONDS = 0.3
-NODES_SECONDS = 2.0
 LOST_AT_MOST = 5  # a run that crashes its node each time must not crash all nodes
 PER_GPU_AT_MOST = 8
-TOKEN = ".ray-"
+Resources = dict[str, float]
 # The names of resources: as options of a task, and of a node.
 RESOURCES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 
@@ -64,41 +58,19 @@ class OnRay(Launcher):
     ) -> None:
         self.study, self.out, self._limit = study, out.absolute(), workers
         self._plugins = plugin_files()
-        self._at_end = ExitStack()
-        self.ray, was_unconnected = connect(address)
-        if was_unconnected:
-            self._at_end.callback(self.ray.shutdown)
-        self._messages: dict[str, list[dict[str, Any]]] = {}
-        self._collected = self._asked_nodes = 0.0
-        self._numbers = count(1)
-        self._known: list[dict[str, Any]] = []
-        try:
-            with self.cluster():
-                self._gpu_bytes = check_nodes(self.ray, self._nodes())
-            self.workers = workers or max(self._capacity(cells), 1)
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        """Create the mailbox on the sweep's node and the token by which nodes know its folder.
-
-        The token is a locked file; unlocked ones of killed sweeps are removed.
-        """
+        self.ray = connect(address)
         with self.cluster():
+            self._gpu_bytes = check_nodes(self.ray)
             here = self.ray.get_runtime_context().get_node_id()
-            self._mailbox = self.ray.remote(mailbox_class()).options(
-                num_cpus=0, scheduling_strategy=pinned(here)
-            ).remote()  # fmt: skip
-            self._task = self.ray.remote(task(deepstack.__version__))
-        folder = self.out / self.study
-        for leftover in folder.glob(f"{TOKEN}*"):
-            if files.holder(leftover) is None:
-                leftover.unlink(missing_ok=True)
-        self._token = folder / f"{TOKEN}{secrets.token_hex(16)}"
-        self._at_end.enter_context(files.locked(self._token))
-        self._at_end.callback(self._token.unlink, missing_ok=True)
-        return self
+            mailbox = self.ray.remote(mailbox_class())
+            placed = mailbox.options(num_cpus=0, scheduling_strategy=pinned(here))
+            self._mailbox = placed.remote()
+            self._task = self.ray.remote(train_on_node)
+        self.workers = workers or max(self._capacity(cells), 1)
+        folder = self.out / study
+        with trouble(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._token = tempfile.NamedTemporaryFile(prefix=".ray-", dir=folder)
 
     def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
         if self._limit is not None:
@@ -109,63 +81,64 @@ class OnRay(Launcher):
         order = Order(
             config=config_yaml(cell),
             folder=cell.folder.name,
-            name=run_name(cell.config),
             study=self.study,
             out=str(self.out),
             here=os.getcwd(),
-            token=(str(self._token), self._token.read_text()),
+            token=self._token.name,
             plugins=self._plugins,
-            resources=self.resources_of(cell),
+            resources=self.resources_of(cell, self._nodes()),
         )
-        return Process(self, cell.folder, order, next(self._numbers))
+        return Process(self, cell.folder, order)
 
     def close(self) -> None:
-        self._at_end.close()
+        self._token.close()
 
-    def resources_of(self, cell: Cell) -> dict[str, float]:
+    def resources_of(self, cell: Cell, nodes: Sequence[Resources]) -> Resources:
         """Return a run's cores, bytes of memory, and share of a GPU: 0, 1, or less if small."""
-        required = requirements_of(cell, has_gpu=max(self._on_nodes("GPU"), default=0) > 0)
+        required = requirements_of(cell, has_gpu=largest(nodes, "GPU") > 0)
         gpu = required.gpu_memory
         return {
             "num_cpus": required.cores,
             "num_gpus": share_of_gpu(gpu, self._gpu_bytes) if gpu else 0,
             # Ray would wait for ever for a node with more memory than any has.
-            "memory": int(min(required.memory, max(self._on_nodes("memory"), default=0))),
+            "memory": int(min(required.memory, largest(nodes, "memory"))),
         }
 
-    def too_large(self, resources: dict[str, float]) -> str | None:
-        """Return why no node can ever hold a run, None if one may."""
+    def refuse_too_large(self, resources: Resources) -> None:
+        """Raise ResourceError for a run that no node can ever hold."""
+        nodes = self._nodes()
         for name, text in (
             ("num_cpus", "cores; fewer with runtime.threads=…"),
             ("num_gpus", "GPU; without one: runtime.device=cpu"),
         ):
-            if resources[name] > max(self._on_nodes(RESOURCES[name]), default=0):
-                return f"no node of the Ray cluster has {resources[name]:g} {text}"
-        return None
+            if resources[name] > largest(nodes, RESOURCES[name]):
+                raise ResourceError(f"no node of the Ray cluster has {resources[name]:g} {text}")
 
-    def submit(self, order: Order, key: str) -> Any:
+    def submit(self, order: Order) -> Any:
         """Submit a run to Ray; max_retries=0 because the sweep itself submits it again."""
         options = {
             "max_retries": 0, "scheduling_strategy": "SPREAD", "name": f"deepstack {order.folder}"
         }  # fmt: skip
         with self.cluster():
-            submitted = self._task.options(**options, **order.resources)
-            return submitted.remote(vars(order), self._mailbox, key)
+            task = self._task.options(**options, **order.resources)
+            return task.remote(order, self._mailbox)
+
+    def has_ended(self, task: Any) -> bool:
+        """Return whether a submitted run has ended, well or badly."""
+        with self.cluster():
+            return bool(self.ray.wait([task], timeout=0)[0])
 
     def send(self, key: str, message: dict[str, Any]) -> None:
         """Put a message for a task into the mailbox."""
         with self.cluster():
             self.ray.get(self._mailbox.send.remote(key, message), timeout=ANSWER_SECONDS)
 
-    def receive(self, key: str, *, now: bool = False) -> list[dict[str, Any]]:
+    def receive(self, key: str) -> list[dict[str, Any]]:
         """Return the messages of a task since the last call."""
-        if now or time.monotonic() - self._collected > COLLECT_SECONDS:
-            with self.cluster():
-                collected = self.ray.get(self._mailbox.collect.remote(), timeout=ANSWER_SECONDS)
-            for other, message in collected:
-                self._messages.setdefault(other, []).append(message)
-            self._collected = time.monotonic()
-        return self._messages.pop(key, [])
+        messages: list[dict[str, Any]]
+        with self.cluster():
+            messages = self.ray.get(self._mailbox.receive.remote(key), timeout=ANSWER_SECONDS)
+        return messages
 
     @contextmanager
     def cluster(self) -> Iterator[None]:
@@ -175,22 +148,16 @@ class OnRay(Launcher):
         except (self.ray.exceptions.RayError, ConnectionError, TimeoutError) as error:
             raise ResourceError(f"the Ray cluster does not answer: {first_line(error)}") from error
 
-    def _nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes that are alive, at most NODES_SECONDS ago."""
-        if time.monotonic() - self._asked_nodes > NODES_SECONDS:
-            with self.cluster():
-                self._known = [node for node in self.ray.nodes() if node["Alive"]]
-            self._asked_nodes = time.monotonic()
-        return self._known
-
-    def _on_nodes(self, key: str) -> list[float]:
-        """Return how much of a resource each node has."""
-        return [node["Resources"].get(key, 0) for node in self._nodes()]
+    def _nodes(self) -> list[Resources]:
+        """Return the resources of every node that is alive."""
+        with self.cluster():
+            return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def _fits(self, cells: Sequence[Cell]) -> bool:
-        required = [self.resources_of(cell) for cell in cells]
+        nodes = self._nodes()
+        required = [self.resources_of(cell, nodes) for cell in cells]
         return all(
-            sum(run[name] for run in required) <= sum(self._on_nodes(key)) + 1e-6
+            sum(run[name] for run in required) <= sum(node.get(key, 0) for node in nodes) + 1e-6
             for name, key in RESOURCES.items()
         )
 
@@ -203,27 +170,27 @@ class OnRay(Launcher):
 class Process:
     """A run on the cluster, submitted again when its node is lost."""
 
-    def __init__(self, cluster: OnRay, folder: RunFolder, order: Order, number: int) -> None:
-        self._cluster, self._folder = cluster, folder
-        self._order, self._number = order, number
-        self._lock = ExitStack()
-        self._synced = False
+    def __init__(self, cluster: OnRay, folder: RunFolder, order: Order) -> None:
+        self._cluster, self._folder, self._order = cluster, folder, order
+        self._lock = ExitStack()  # of the copy, if the node does not share the folder
+        self._locked = self._begun = False
         self._signal = 0
         self._code: int | None = None
         self._stderr = ""
-        if problem := cluster.too_large(order.resources):
-            self._end(ResourceError.exit_code, problem)
-        else:
-            self._submit()
+        try:
+            cluster.refuse_too_large(order.resources)
+            self._task = cluster.submit(order)
+        except ResourceError as error:
+            self._end(error.exit_code, str(error))
 
     def poll(self) -> int | None:
         """Exit code, negative for the signal that ended it; None while it runs."""
         if self._code is not None:
             return self._code
         try:
-            with self._cluster.cluster():
-                ended = bool(self._cluster.ray.wait([self._task], timeout=0)[0])
-            for message in self._cluster.receive(self._key, now=ended):
+            # Asked first: a task that has ended sends nothing after the messages below.
+            ended = self._cluster.has_ended(self._task)
+            for message in self._cluster.receive(self._order.key):
                 self._handle(message)
             if ended:
                 self._take_result()
@@ -238,7 +205,7 @@ class Process:
         if self._code is not None:
             return
         self._signal = number
-        self._cluster.send(self._key, {"signal": int(number)})
+        self._cluster.send(self._order.key, {"signal": int(number)})
         if not self._begun:
             self._cluster.ray.cancel(self._task)
 
@@ -246,50 +213,45 @@ class Process:
         """Return its stderr."""
         return self._stderr
 
-    @property
-    def _key(self) -> str:
-        return f"{self._number}.{self._order.lost}"
-
-    def _submit(self) -> None:
-        self._begun = False
-        self._task = self._cluster.submit(self._order, self._key)
-
     def _handle(self, message: dict[str, Any]) -> None:
         if "changes" in message:
-            write_changes(self._folder, FolderChanges(**message["changes"]))
+            write_changes(self._folder, FolderChanges(*message["changes"]))
             return
-        content = None
+        content = FolderChanges([], [])
         if not message["shared"]:
-            if not self._synced:
+            if not self._locked:
                 self._lock.enter_context(self._folder.lock())
-                self._synced = True
-            if self._folder.exists():
-                content = vars(Source(self._folder).changes())
+                self._locked = True
+            content = Source(self._folder).changes()
         self._begun = True
-        self._cluster.send(self._key, {"begin": content})
+        self._cluster.send(self._order.key, {"begin": tuple(content)})
 
     def _take_result(self) -> None:
         ray = self._cluster.ray
         try:
             self._end(*ray.get(self._task))
-        except ray.exceptions.TaskCancelledError:
-            self._end(128 + (self._signal or signal.SIGTERM), "")
         except ray.exceptions.RayTaskError as error:
             self._end(1, str(error))
-        except ray.exceptions.RayError as error:
+        except ray.exceptions.RayError as error:  # cancelled, or its node is lost
             if self._signal:
                 self._end(128 + self._signal, "")
             elif self._order.lost >= LOST_AT_MOST:
                 text = f"lost {LOST_AT_MOST + 1} times with its node, last: {first_line(error)}"
                 self._end(128 + signal.SIGTERM, text)
             else:
-                self._cluster.send(self._key, {"signal": int(signal.SIGTERM)})  # if it still runs
+                # If it still runs, it saves and ends.
+                self._cluster.send(self._order.key, {"signal": int(signal.SIGTERM)})
                 self._order = replace(self._order, lost=self._order.lost + 1)
-                self._submit()
+                self._begun, self._task = False, self._cluster.submit(self._order)
 
     def _end(self, code: int, stderr: str) -> None:
         self._code, self._stderr = code, stderr
         self._lock.close()
+
+
+def largest(nodes: Sequence[Resources], key: str) -> float:
+    """Return the most that a node has of a resource."""
+    return max((node.get(key, 0) for node in nodes), default=0)
 
 
 def share_of_gpu(needed: int, available: int | None) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+from pydantic import ByteSize, TypeAdapter
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError
@@ -21,11 +23,7 @@ GPU_HOST_BYTES = 4 * 2**30
 SHARE = 0.9
 # The memory that CUDA keeps on a GPU for each process, besides its tensors.
 CONTEXT_BYTES = 600 * 2**20
-_UNITS = {"": 1, "B": 1} | {
-    unit: size
-    for power, prefix in enumerate("KMGT", start=1)
-    for unit, size in ((f"{prefix}B", 1000**power), (f"{prefix}IB", 1024**power))
-}
+SIZE = TypeAdapter(ByteSize)
 
 
 @dataclass(frozen=True)
@@ -138,20 +136,24 @@ def memory_budget(given: str | None = None) -> int:
     """
     if given is None:
         return int(SHARE * conf.available_memory())
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*", given)
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None or float(match[1]) == 0:
+    size = share = 0.0
+    with suppress(ValueError):
+        if given.strip()[-1:].isalpha():
+            size = SIZE.validate_python(given.strip())
+        else:
+            share = float(given)
+            size = share * conf.available_memory()
+    if share > 1:
+        raise ConfigError(
+            f"--memory: found {given!r}, a size without a unit; did you mean {given.strip()}GB? A "
+            "share of what is free is at most 1"
+        )
+    if not size > 0:
         raise ConfigError(
             f"--memory: found {given!r}; allowed a size such as 8GB or 512MiB, or a share of what "
             "is free such as 0.5"
         )
-    number = float(match[1])
-    if not match[2] and number > 1:
-        raise ConfigError(
-            f"--memory: found {given!r}, a size without a unit; did you mean {match[1]}GB? A share "
-            "of what is free is at most 1"
-        )
-    return int(number * (unit if match[2] else conf.available_memory()))
+    return int(size)
 
 
 def visible_gpus() -> list[Gpu]:

@@ -63,7 +63,7 @@ def sweep(
     refuse_local(cells)
     launcher = Local(cells, name, Path(out), workers or default_workers(cells), budget=budget)
     seconds = None if max_hours is None else 3600 * max_hours
-    show = show or (NotebookSweep().show if in_notebook() else lambda progress: None)
+    show = show or (notebook_bar() if in_notebook() else lambda progress: None)
     with stop_requests(stop) as stop_signal:
         progress = Pool(cells, launcher, retried, stop_signal, show, seconds, run_timeout).run()
     refused = [p for p in progress if p.state == "failed" and not p.cell.folder.exists()]
@@ -75,19 +75,18 @@ def sweep(
     return [Run(cell.folder.path) for cell in cells if cell.folder.exists()]
 
 
-class NotebookSweep:
-    """A bar over the steps of all runs, with the number of runs in each state."""
+def notebook_bar() -> Callable[[Sequence[Progress]], None]:
+    """Return a function that draws a bar of the runs that have ended, with the number by state."""
+    bar = ProgressBar()
 
-    def __init__(self) -> None:
-        self.bar = ProgressBar()
-
-    def show(self, progress: Sequence[Progress]) -> None:
-        """Draw the progress of all cells."""
+    def show(progress: Sequence[Progress]) -> None:
         states = Counter(entry.state for entry in progress)
         waiting = states["running"] + states["waiting"] + states["new"]
         text = ", ".join(f"{count} {state}" for state, count in states.items())
-        ended = len(progress) - waiting
-        self.bar.show(ended, len(progress), f"runs ended: {text}", last=not waiting)
+        total = len(progress)
+        bar.show(total - waiting, total, f"runs ended: {text}", last=not waiting)
+
+    return show
 
 
 def refuse_local(cells: Sequence[Cell]) -> None:

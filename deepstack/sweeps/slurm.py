@@ -104,8 +104,8 @@ def write_array(
     # An earlier array may still be queued.
     names = (folder / f"array-{number}.sh" for number in itertools.count(1))
     script = next(path for path in names if not path.exists())
-    arguments = [sys.executable, "-m", "deepstack"]
-    arguments += train_arguments(CONFIG, out=out.absolute(), study=study)
+    arguments = [sys.executable, "-m", "deepstack", "train", CONFIG]
+    arguments += train_arguments(study, out.absolute())
     log = str(folder).replace("%", "%%") + "/%A_%a.log"
     lines = [
         f"--job-name={study}",

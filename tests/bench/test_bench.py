@@ -254,9 +254,6 @@ class FakeWorker(Worker):
     def time_products(self) -> None:
         self.note("products")
 
-    def release(self) -> None:
-        self.note("release")
-
 
 def measured(*workers: FakeWorker, steps: int = 2) -> tuple[bool, list[str], list[str]]:
     """Whether they took turns, who was measured, and what was said."""
@@ -277,7 +274,7 @@ def test_one_row_follows_the_other_where_memory_is_short(monkeypatch: pytest.Mon
     monkeypatch.setattr(conf, "available_memory", lambda: 2**28)
     together, _, lines = measured(FakeWorker(LOGGED), FakeWorker("torch"), steps=1)
     assert not together and "one follows the other" in lines[0]
-    turn = ["begin {0}", "step {0}", "release {0}", "products {0}"]
+    turn = ["begin {0}", "step {0}", "products {0}"]
     assert FakeWorker.said == [line.format(row) for row in (LOGGED, "torch") for line in turn]
 
 

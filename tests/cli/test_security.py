@@ -96,7 +96,7 @@ def hook(event, args):
         words = list(map(str, args[1])) if not isinstance(args[1], str) else [args[1]]
         name = os.path.basename(words[0])
         git = name == "git" and words[1] == "-C"
-        fork_server = words[:2] == [sys.executable, "-c"] and FORK_SERVER in words[2]
+        fork_server = words[1:3] == ["-P", "-c"] and FORK_SERVER in words[3]
         if not (git or fork_server or name == "fc-list"):  # matplotlib's, where it has no cache
             say("found", event, words)
     elif event == "ctypes.dlopen":

@@ -9,9 +9,7 @@ import itertools
 import shutil
 import socket
 import threading
-from contextlib import nullcontext
-from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +23,7 @@ from deepstack.cli.sweep_command import ray_address
 from deepstack.config import Config, with_overrides
 from deepstack.errors import PluginError, ResourceError
 from deepstack.records import Run, RunFolder
+from deepstack.records.files import replace
 from deepstack.sweeps import plan, ray_cluster, ray_node
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
 from deepstack.sweeps.ray import LOST_AT_MOST, OnRay, Process, share_of_gpu
@@ -67,33 +66,37 @@ def test_of_a_log_only_what_has_grown_is_sent(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     pair.node.write_config("model: {}\n")
     pair.node.steps_path.write_bytes(b"step\n1\n2")
-    assert set(pair.send().whole) == {"config.yaml", "steps.csv"}
+    (pair.node.path / ".draft").write_bytes(b"half")
+    assert [name for name, _, _ in pair.send().written] == ["steps.csv", "config.yaml"]
     with open(pair.node.steps_path, "ab") as log:
         log.write(b"\n3\n")
-    changes = pair.send()
-    assert changes.grown == {"steps.csv": (8, b"\n3\n")} and not changes.whole
-    assert pair.send() == FolderChanges()
-    pair.node.steps_path.write_bytes(b"step\n1\n2,cut and made again\n")
-    assert set(pair.send().whole) == {"steps.csv"}
+    assert pair.send().written == [("steps.csv", 8, b"\n3\n")]
+    assert pair.send() == FolderChanges([], [])
+    cut = b"step\n1\n2,cut and made again\n"
+    pair.node.steps_path.write_bytes(cut)
+    assert pair.send().written == [("steps.csv", 0, cut)]
 
 
-def test_checkpoints_come_and_go_whole(tmp_path: Path) -> None:
+def test_what_refers_to_rows_is_written_after_them(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    write_checkpoint(pair.node, 3)
+    for name in ("columns.json", "status.json", "steps.csv", "layers/steps.npy", "layers/x.npy"):
+        replace(pair.node.path / name, b"{}")
+    names = [name for name, _, _ in pair.send().written]
+    assert names[:3] == ["steps.csv", "layers/x.npy", "columns.json"]
+    assert [PurePosixPath(name).name for name in names[3:]] == [
+        "steps.npy", "weights.safetensors", "checksums.json", "status.json"
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_that_was_removed_is_removed_from_the_copy(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     write_checkpoint(pair.node, 3)
     pair.send()
-    (pair.node.checkpoint_dir / ".draft-5").mkdir()
-    (pair.node.checkpoint_dir / ".draft-5" / "weights.safetensors").write_bytes(b"half")
-    torn = pair.node.checkpoint_path(4)
-    torn.mkdir()
-    (torn / "checksums.json").write_text('{"weights.safetensors": ""}')
-    assert pair.source.changes() == FolderChanges()
     write_checkpoint(pair.node, 7)
-    for path in (torn, pair.node.checkpoint_path(3)):
-        for file in path.iterdir():
-            file.unlink()
-        path.rmdir()
-    changes = pair.send()
-    assert set(changes.checkpoints) == {7} and pair.here.checkpoints() == [7]
+    shutil.rmtree(pair.node.checkpoint_path(3))
+    pair.send()
+    assert pair.here.checkpoints() == [7]
 
 
 def test_what_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> None:
@@ -111,45 +114,38 @@ def test_what_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> N
     saver = threading.Thread(target=save_and_remove)
     saver.start()
     try:
-        for _ in range(300):
+        for _ in range(100):
             write_changes(pair.here, pair.source.changes())
     finally:
         over.set()
         saver.join()
-    assert pair.here.exists()
+    pair.send()
 
 
 def test_no_name_leads_out_of_the_run_folder(tmp_path: Path) -> None:
     target = RunFolder(tmp_path / "run")
     for name in ("/etc/x", "../x", "a/../../x", ""):
-        for changes in (FolderChanges(whole={name: b"x"}), FolderChanges(grown={name: (0, b"x")})):
+        for changes in (FolderChanges([(name, 0, b"x")], []), FolderChanges([], [name])):
             with pytest.raises(ValueError, match="no file of a run folder"):
                 write_changes(target, changes)
-    write_changes(target, FolderChanges(checkpoints={3: {"../../../x": b"x"}}))
-    assert list(tmp_path.rglob("x")) == [tmp_path / "run" / "checkpoint" / "3" / "x"]
 
 
 def order_of(tmp_path: Path, **changes: Any) -> Order:
-    token = tmp_path / "driver" / "s" / ".ray-token"
     values: dict[str, Any] = {
-        "config": conf.to_yaml(BASE), "folder": "run-2", "name": "run", "study": "s",
-        "out": str(tmp_path / "driver"), "here": str(tmp_path), "token": (str(token), "secret"),
+        "config": conf.to_yaml(BASE), "folder": "run", "study": "s",
+        "out": str(tmp_path / "driver"), "here": str(tmp_path),
+        "token": str(tmp_path / "driver" / "s" / ".ray-token"),
     }  # fmt: skip
     return Order(**(values | changes))
 
 
-def test_a_node_knows_the_sweeps_folder_by_what_stands_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_node, "TOKEN_SECONDS", 0.2)
+def test_a_node_knows_the_sweeps_folder_by_what_stands_in_it(tmp_path: Path) -> None:
     order = order_of(tmp_path)
     assert not is_shared(order)  # no such folder
-    token = Path(order.token[0])
+    token = Path(order.token)
     token.parent.mkdir(parents=True)
     assert not is_shared(order)  # a folder of that name, but not this one
-    token.write_text("another sweep's")
-    assert not is_shared(order)
-    token.write_text("secret")
+    token.touch()
     assert is_shared(order)
 
 
@@ -158,15 +154,15 @@ def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
 ) -> None:
     monkeypatch.setattr(ray_node, "_server", None)
     whole = deepstack.train(BASE, study="s", out=tmp_path / "whole")
-    order = order_of(tmp_path, name=whole.name)
-    here = RunFolder(tmp_path / "driver" / "s" / "run-2")
+    order = order_of(tmp_path, folder=whole.name)
+    here = RunFolder(tmp_path / "driver" / "s" / whole.name)
     heard = []
 
     def exchange(message: dict[str, Any]) -> list[dict[str, Any]]:
         heard.append(set(message))
         if "changes" in message:
-            write_changes(here, FolderChanges(**message["changes"]))
-        return [{"begin": None}] if "shared" in message else []
+            write_changes(here, FolderChanges(*message["changes"]))
+        return [{"begin": ([], [])}] if "shared" in message else []
 
     try:
         assert work(order, exchange) == (0, "")
@@ -183,20 +179,14 @@ def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
 
 
 def test_a_run_that_is_stopped_before_it_began_never_begins(tmp_path: Path) -> None:
-    assert work(order_of(tmp_path), lambda said: [{"signal": 15}]) == (143, "")
+    assert work(order_of(tmp_path), lambda message: [{"signal": 15}]) == (143, "")
 
 
-def test_a_plugin_must_arrive_as_it_was_sent(tmp_path: Path) -> None:
-    order = order_of(tmp_path, plugins=[("mine.py", "00", b"print()")])
-    with pytest.raises(PluginError, match=r"mine\.py"):
-        ray_node.arguments_of(order, tmp_path, tmp_path)
+def test_plugins_travel_as_they_were_loaded(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("x = 1\n")
     plugins.load_plugins([file])
-    [(name, digest, content)] = ray_cluster.plugin_files()
-    order = order_of(tmp_path, plugins=[(name, digest, content)])
-    words = ray_node.arguments_of(order, tmp_path, tmp_path)
-    assert Path(words[-1]).read_bytes() == b"x = 1\n" and words[-2] == "--plugin"
+    assert ray_cluster.plugin_files() == [("mine.py", b"x = 1\n")]
     file.write_text("x = 2\n")
     with pytest.raises(PluginError, match="changed"):
         ray_cluster.plugin_files()
@@ -224,11 +214,9 @@ class FakeCluster:
         errors = (RayError, TaskCancelledError, RayTaskError)
         self.ray = SimpleNamespace(
             exceptions=SimpleNamespace(**{error.__name__: error for error in errors}),
-            wait=lambda tasks, timeout: ([t for t in tasks if t is not None], []),
             get=self._get,
             cancel=self.cancelled.append,
         )
-        self.cluster = nullcontext
 
     @staticmethod
     def _get(end: Any) -> Any:
@@ -236,24 +224,28 @@ class FakeCluster:
             raise end
         return end
 
-    def too_large(self, resources: dict[str, float]) -> str | None:
-        return "too large" if resources.get("num_cpus", 0) > 4 else None
+    def refuse_too_large(self, resources: dict[str, float]) -> None:
+        if resources.get("num_cpus", 0) > 4:
+            raise ResourceError("too large")
 
-    def submit(self, order: Order, key: str) -> Any:
-        self.orders.append((key, order.lost))
+    def submit(self, order: Order) -> Any:
+        self.orders.append(order.key)
         return self.ends.pop(0)
+
+    def has_ended(self, task: Any) -> bool:
+        return task is not None
 
     def send(self, key: str, message: dict[str, Any]) -> None:
         self.sent.append((key, message))
 
-    def receive(self, key: str, *, now: bool = False) -> list[dict[str, Any]]:
+    def receive(self, key: str) -> list[dict[str, Any]]:
         messages, self.messages = self.messages, []
         return messages
 
 
 def process_of(cluster: FakeCluster, tmp_path: Path, **resources: float) -> Process:
-    folder, order = RunFolder(tmp_path / "driver" / "s" / "run-2"), order_of(tmp_path)
-    return Process(cluster, folder, replace(order, resources=resources), 1)  # type: ignore[arg-type]
+    order = order_of(tmp_path, resources=resources)
+    return Process(cluster, RunFolder(tmp_path / "driver" / "s" / "run"), order)  # type: ignore[arg-type]
 
 
 def test_a_run_lost_with_its_node_is_sent_again(tmp_path: Path) -> None:
@@ -261,7 +253,7 @@ def test_a_run_lost_with_its_node_is_sent_again(tmp_path: Path) -> None:
     process = process_of(cluster, tmp_path)
     assert [process.poll() for _ in range(3)] == [None, None, 0]
     assert process.stderr_text() == "said"
-    assert cluster.orders == [("1.0", 0), ("1.1", 1), ("1.2", 2)]
+    assert cluster.orders == ["run.0", "run.1", "run.2"]
 
 
 def test_a_run_that_is_always_lost_is_interrupted_in_the_end(tmp_path: Path) -> None:
@@ -277,7 +269,7 @@ def test_a_run_that_was_asked_to_end_is_not_sent_again(end: RayError, tmp_path: 
     cluster = FakeCluster(end)
     process = process_of(cluster, tmp_path)
     process.send_signal(2)
-    assert cluster.cancelled and cluster.sent == [("1.0", {"signal": 2})]
+    assert cluster.cancelled and cluster.sent == [("run.0", {"signal": 2})]
     assert process.poll() == 130
 
 
@@ -293,10 +285,10 @@ def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
     process = process_of(cluster, tmp_path)
     cluster.messages = [{"shared": False}]
     assert process.poll() is None
-    assert cluster.sent == [("1.0", {"begin": None})]
-    cluster.messages = [{"changes": vars(FolderChanges(whole={"config.yaml": b"seed: 1\n"}))}]
+    assert cluster.sent == [("run.0", {"begin": ([], [])})]
+    cluster.messages = [{"changes": ([("config.yaml", 0, b"seed: 1\n")], [])}]
     assert process.poll() is None
-    folder = RunFolder(tmp_path / "driver" / "s" / "run-2")
+    folder = RunFolder(tmp_path / "driver" / "s" / "run")
     assert folder.exists() and folder.holder() is not None
     process._task = (0, "")
     assert process.poll() == 0 and folder.holder() is None
@@ -305,20 +297,21 @@ def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
 def test_a_folder_that_another_process_holds_is_left_alone(tmp_path: Path) -> None:
     cluster = FakeCluster(None)
     process = process_of(cluster, tmp_path)
-    with RunFolder(tmp_path / "driver" / "s" / "run-2").lock():
+    with RunFolder(tmp_path / "driver" / "s" / "run").lock():
         cluster.messages = [{"shared": False}]
         assert process.poll() == 5
-    assert "in use" in process.stderr_text() and cluster.sent[-1] == ("1.0", {"signal": 15})
+    assert "in use" in process.stderr_text() and cluster.sent[-1] == ("run.0", {"signal": 15})
 
 
-def test_runs_share_what_the_cluster_has(tmp_path: Path) -> None:
+def test_runs_share_what_the_cluster_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = plan(BASE, {"seed": [0, 1, 2]}, study="s", out=tmp_path)
     memory = requirements_of(cells[0], has_gpu=False).memory
     on_ray = object.__new__(OnRay)
-    on_ray._limit, on_ray._gpu_bytes, on_ray._asked_nodes = None, None, float("inf")
+    on_ray._limit, on_ray._gpu_bytes = None, None
 
     def fit(*nodes: dict[str, float]) -> list[bool]:
-        on_ray._known = [{"Resources": {"CPU": 1.0, "memory": 9.0 * memory} | n} for n in nodes]
+        known = [{"CPU": 1.0, "memory": 9.0 * memory} | node for node in nodes]
+        monkeypatch.setattr(on_ray, "_nodes", lambda: known)
         return [on_ray.has_capacity(cells[2], cells[:n]) for n in range(3)]
 
     assert fit({}, {}) == [True, True, False]
@@ -327,9 +320,10 @@ def test_runs_share_what_the_cluster_has(tmp_path: Path) -> None:
     gpus = {"CPU": 9.0, "GPU": 2.0, "memory": 1e12}
     assert fit(gpus) == [True, True, False]  # auto takes a GPU where there are
     assert fit({"CPU": 4.0}, {"CPU": 2.0}) == [True, True, True]
-    assert "cores" in str(on_ray.too_large({"num_cpus": 5, "num_gpus": 0}))
-    assert "GPU" in str(on_ray.too_large({"num_cpus": 1, "num_gpus": 1}))
-    assert on_ray.too_large({"num_cpus": 4, "num_gpus": 0}) is None
+    on_ray.refuse_too_large({"num_cpus": 4, "num_gpus": 0})
+    for cpus, gpus_asked, text in ((5, 0, "cores"), (1, 1, "GPU")):
+        with pytest.raises(ResourceError, match=text):
+            on_ray.refuse_too_large({"num_cpus": cpus, "num_gpus": gpus_asked})
     on_ray._limit = 1
     assert fit({"CPU": 9.0}) == [True, False, False]
 

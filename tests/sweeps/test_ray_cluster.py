@@ -114,9 +114,6 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes
 def test_a_lost_node_costs_no_run(
     cluster: Cluster, local: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    left = tmp_path / "s" / ".ray-of-a-killed-sweep"
-    left.parent.mkdir()
-    left.write_text("{}")
     cluster.second()
     driver = start(sweep(tmp_path, cluster.address))
     until(lambda: len(underway(tmp_path)) == 2, driver)  # one on each node
@@ -151,7 +148,7 @@ def test_without_a_shared_folder_runs_are_sent_back(
     assert driver.returncode == 0, errors
     assert results(out, 4) == local
     for run in find_runs(out):
-        assert "deepstack-ray-" in run.meta["command"]
+        assert "/deepstack-" in run.meta["command"]
     assert any("resumed" in run.meta for run in find_runs(out))
 
 

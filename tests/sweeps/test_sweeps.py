@@ -17,8 +17,7 @@ from helpers.sampling import some
 
 import deepstack
 from deepstack import plugins
-from deepstack.config import Config, machine_memory, memory_estimate, with_overrides
-from deepstack.config.examples import example
+from deepstack.config import Config, machine_memory, memory_estimate, to_yaml, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import find_runs
@@ -77,8 +76,11 @@ def test_parameters_are_counted_exactly(scheme: str, head: str) -> None:
 
 
 def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:
-    runs = deepstack.sweep(BASE, {"model.depth": [1, 2]}, study="lib", out=tmp_path, workers=2)
-    assert [run.state for run in runs] == ["done", "done"]
+    """A run that could not begin is an error, after the others."""
+    one, two = (memory_estimate(with_overrides(BASE, {"model.depth": n})) for n in (1000, 2000))
+    depth = 2000 * machine_memory() // (two - one)  # twice what the machine has
+    with pytest.raises(ConfigError, match=r"1 of 3 runs could not begin: .* are needed"):
+        deepstack.sweep(BASE, {"model.depth": [1, 2, depth]}, study="lib", out=tmp_path, workers=2)
     table = deepstack.load_runs(tmp_path)
     assert list(table["model.depth"]) == [1, 2]
     assert table["model_update"].gt(0).all()
@@ -100,13 +102,6 @@ def test_a_run_that_no_machine_holds_is_refused_before_any_begins(tmp_path: Path
     with pytest.raises(ConfigError, match=said):
         deepstack.sweep(config, {"model.depth": [1, 10**5]}, study="lib", out=tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_runs_that_could_not_begin_are_an_error_and_no_empty_list(tmp_path: Path) -> None:
-    one, two = (memory_estimate(with_overrides(BASE, {"model.depth": n})) for n in (1000, 2000))
-    depth = 2000 * machine_memory() // (two - one)  # twice what the machine has
-    with pytest.raises(ConfigError, match=r"1 of 1 runs could not begin: .* are needed"):
-        deepstack.sweep(BASE, {"model.depth": [depth]}, study="lib", out=tmp_path, workers=1)
 
 
 PLUGIN = """
@@ -191,8 +186,7 @@ def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
 
 def test_a_run_whose_server_dies_is_interrupted_and_the_next_has_another(tmp_path: Path) -> None:
     (cell,) = plan(with_overrides(BASE, {"train.steps": 100_000}), study="s", out=tmp_path)
-    with Local([cell], "s", tmp_path, 1, budget=2 * 10**9) as local:
-        until(lambda: local.has_capacity(cell, []))
+    with closing(Local([cell], "s", tmp_path, 1, budget=2 * 10**9)) as local:
         first = local.start(cell)
         assert not local.has_capacity(cell, [cell])
         until(lambda: steps_made(tmp_path) != [] and steps_made(tmp_path)[0] > 0)
@@ -211,8 +205,7 @@ def test_a_run_whose_server_dies_is_interrupted_and_the_next_has_another(tmp_pat
 
 
 def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
-    runs = deepstack.sweep(BASE, study="one", out=tmp_path)
-    assert [run.state for run in runs] == ["done"]
+    deepstack.train(BASE, study="one", out=tmp_path)
     cells = plan(BASE, study="one", out=tmp_path)
     local = Local(cells, "one", tmp_path, 1)
     assert [entry.state for entry in Pool(cells, local).run()] == ["done"]
@@ -222,19 +215,17 @@ def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
 def test_the_server_tells_how_each_run_ended(tmp_path: Path) -> None:
     # What lies in the present folder is not imported.
     (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
-    logs = [tmp_path / name for name in ("missing", "killed", "plan")]
-    missing = tmp_path / "missing.yaml"
+    out = ["--out", str(tmp_path), "--quiet"]
     with closing(ForkServer(str(tmp_path))) as server:
-        first = server.start(["train", str(missing)], logs[0], {})
-        words = ["train", str(example("quick")), *overrides(100_000), "--out", str(tmp_path), "-q"]
-        second = server.start(words, logs[1], {})
-        until(lambda: any(rows > 0 for rows in steps_made(tmp_path)))
-        second.send_signal(signal.SIGKILL)
-        third = server.start(["list", "schemes"], logs[2], {})
-        until(lambda: None not in (first.poll(), second.poll(), third.poll()))
-    assert (first.poll(), second.poll(), third.poll()) == (2, -signal.SIGKILL, 0)
-    assert "missing.yaml" in logs[0].read_text()
-    assert logs[1].read_text() == logs[2].read_text() == ""
+        long = to_yaml(with_overrides(BASE, {"train.steps": 100_000}))
+        runs = [server.start(text, out) for text in ("depth: 1", long, to_yaml(BASE))]
+        until(lambda: any(rows > 3 for rows in steps_made(tmp_path)))
+        runs[1].send_signal(signal.SIGKILL)
+        until(lambda: None not in [run.poll() for run in runs])
+        errors = [run.stderr_text() for run in runs]
+    assert [run.poll() for run in runs] == [2, -signal.SIGKILL, 0]
+    assert errors[0].startswith("deepstack: depth: found the unknown key")
+    assert errors[1:] == ["", ""]
 
 
 def steps_made(out: Path) -> list[int]:

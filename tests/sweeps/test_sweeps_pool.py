@@ -218,19 +218,27 @@ class Leaves(Scheme, name="leaves", label="Leaves", paper="none"):
 '''
 
 
+SWEEP = """
+model: {scheme: leaves, d_model: 8}
+train: {steps: 2, batch_size: 2}
+task: {seq_len: 8}
+sweep:
+  grid: {model.depth: [2, 3, 4]}
+  overrides: [{where: {model.depth: 4}, set: {model.dropout: 0.1, runtime.fused: true}}]
+"""
+
+
 def test_each_run_that_did_not_end_well_is_said_with_its_reason(tmp_path: Path) -> None:
     """In the sweep, which is quiet, and in `ls`; no file of the sweep's own is named."""
     file = tmp_path / "leaves.py"
     file.write_text(LEAVES)
     config = tmp_path / "s.yaml"
-    config.write_text("model: {scheme: leaves, d_model: 8}\ntrain: {steps: 2, batch_size: 2}\n")
-    words = ["sweep", config, "task.seq_len=8", "--plugin", file, "--out", tmp_path, "-q"]
-    swept = typed(*words, "model.depth=2,3")
-    refused = typed(*words, "model.depth=4", "model.dropout=0.1", "runtime.fused=true")
+    config.write_text(SWEEP)
+    swept = typed("sweep", config, "--plugin", file, "--out", tmp_path, "-q", "--workers", 2)
     listed = typed("ls", tmp_path).stderr.splitlines()
-    first, second = sorted(swept.stderr.splitlines())
+    first, second, refused = sorted(swept.stderr.splitlines())
     assert first.endswith(": failed: cannot go on") and listed[0].endswith("failed: cannot go on")
     place = f"{file}:12, in Leaves.residual: ValueError: first; second"
     assert f": failed: deepstack: {place} (the traceback: " in second
     assert listed[1].endswith(f"failed: {place}")
-    assert ": failed: deepstack: runtime.fused: found true, which needs" in refused.stderr
+    assert ": failed: deepstack: runtime.fused: found true, which needs" in refused

@@ -76,11 +76,12 @@ def test_environment_variables_change_no_byte(
         monkeypatch.setenv(key, value)
     with closing(ForkServer()) as server:
         for config in CONFIGS:
-            process = server.start(words_of(tmp_path, config), tmp_path / "err", {})
+            out = ["--out", str(tmp_path / "out"), "--study", config]
+            process = server.start(to_yaml(CONFIGS[config]), out)
             deadline = time.monotonic() + 120
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert process.poll() == 0, (tmp_path / "err").read_text()
+            assert process.poll() == 0, process.stderr_text()
     check(tmp_path / "out", references)
 
 
