@@ -14,7 +14,9 @@ from deepstack.config.suggestions import hint_for, suggest_inner_key, suggest_ke
 from deepstack.config.walk import Path, at, dotted, keys, sections
 from deepstack.errors import ConfigError
 from deepstack.registry import MOST_CHOICES, nearest
-from deepstack.yaml_reader import MAX_PROBLEMS, Node, Problem, quote, shorten
+from deepstack.yaml_reader import Node, Problem, quote, shorten
+
+MAX_PROBLEMS = 20
 
 _SEVERAL = re.compile(r".*,.*|\d+(-|\.\.\.?|:)\d+")
 

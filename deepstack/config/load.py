@@ -21,18 +21,19 @@ from deepstack.config.suggestions import suggest_full_key
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest
 from deepstack.yaml_reader import (
-    MAX_BYTES,
     MAX_DEPTH,
     Node,
     Problem,
     display,
-    is_forbidden,
     parse_scalar,
     quote,
     quote_key,
     read,
+    refuse_forbidden,
     shorten,
 )
+
+MAX_BYTES = 64 * 1024
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
@@ -118,6 +119,10 @@ def read_tree(
             f"overrides: found {type(overrides).__name__}; allowed a list of texts, such as "
             "['model.depth=3']"
         )
+    if len(text) > MAX_BYTES:
+        raise ConfigError(
+            f"{source}: found more than 64 KiB; allowed a configuration of at most 64 KiB"
+        )
     tree, problems = read(text, source)
     if tree.value is None:
         tree.value = {}
@@ -143,17 +148,14 @@ def parse_override(text: str, label: str = "") -> tuple[tuple[str, ...], Node] |
         hint = f"; did you mean {meant}=VALUE?" if meant else ""
         allowed = "allowed key=value, such as model.depth=48"
         return Problem(label, "", f"found {quote(text)}; {allowed}{hint}")
-    if any(map(is_forbidden, text)):
-        return Problem(label, "", "found a control character; allowed printable text")
+    if refusal := refuse_forbidden(text):
+        return Problem(label, "", refusal)
     if value[:1] in tuple("[{\"'"):
-        node, problems = read(value, label, positions=False)
+        node, problems = read(value, label)
         if problems:
             return Problem(label, quote_key(key), problems[0].text)
-        return path, replace(node, key_where=label)
-    try:
-        plain = parse_scalar(value)
-    except ValueError as error:
-        return Problem(label, quote_key(key), str(error))
+        return path, to_node(node.plain(), label)
+    plain = parse_scalar(value)
     return path, Node(plain, label, display(plain, value), label)
 
 

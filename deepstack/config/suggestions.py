@@ -102,10 +102,7 @@ def suggest_value(value: object, schema: Schema) -> str | None:
 
 def _suggest_number(value: object, options: Sequence[Schema]) -> str | None:
     """Return an allowed number that a value of another type denotes: 12 for '12', 1000 for 1e3."""
-    try:
-        number: Any = parse_scalar(str(value).strip().lower().replace("_", ""))
-    except ValueError:
-        return None
+    number: Any = parse_scalar(str(value).strip().lower().replace("_", ""))
     for option in options:
         kind = option.get("type")
         if kind == "integer" and isinstance(number, float) and number.is_integer():

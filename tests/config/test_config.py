@@ -36,7 +36,7 @@ BAD_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
      "train.lr=.nan on the command line: train.lr: found .nan"),
     "override, open list": ("", ["train.betas=[0.9"],
      "train.betas=[0.9 on the command line: train.betas: found a list that is not"),
-    "override, surrogate": ("", ["name=\udcff"], "found a control character"),
+    "override, surrogate": ("", ["name=\udcff"], "found the control character"),
     "override, absurd": ("", ["model.depth=1000000"],
      "model.depth=1000000 on the command line: model.depth: found 1000000, a run of about"),
 }  # fmt: skip
