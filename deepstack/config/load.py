@@ -53,7 +53,7 @@ def parse_config(
         message = f"this file describes a sweep; use: deepstack sweep {source}"
         problems.append(Problem(sweep.key_where or sweep.where, "sweep", message))
     config, more = validate(tree)
-    config = raise_problems(merge_problems(problems, more), config)
+    raise_problems(merge_problems(problems, more))
     refuse_absurd_tree(config, tree)
     return config
 
@@ -81,7 +81,8 @@ def with_overrides(config: Config, values: Mapping[str, Any]) -> Config:
     for dotted, value in values.items():
         tree = put(tree, tuple(dotted.split(".")), to_node(value, ""))
     changed, problems = validate(tree)
-    return raise_problems(problems, changed)
+    raise_problems(problems)
+    return changed
 
 
 def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> str:
@@ -127,33 +128,32 @@ def read_tree(
     if tree.value is None:
         tree.value = {}
     for override in overrides:
-        parsed = parse_override(override)
-        if isinstance(parsed, Problem):
-            problems.append(parsed)
-        else:
-            tree = put(tree, *parsed)
+        try:
+            tree = put(tree, *parse_override(override))
+        except Problem as problem:
+            problems.append(problem)
     return tree, problems
 
 
-def parse_override(text: str, label: str = "") -> tuple[tuple[str, ...], Node] | Problem:
-    """Return path and node of `key=value`.
+def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
+    """Return path and node of `key=value`.  Raises Problem.
 
-    Values are YAML scalars, [lists], {k: v} or 'quoted'.  label: their place in messages.
+    Values are YAML scalars, [lists], {k: v} or 'quoted'.
     """
-    label = label or override_place(text)
+    label = override_place(text)
     key, equals, value = (part.strip() for part in text.partition("="))
     path = tuple(key.split("."))
     if not equals or not all(path) or len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
         meant = suggest_full_key(path) if not equals and all(path) else None
         hint = f"; did you mean {meant}=VALUE?" if meant else ""
         allowed = "allowed key=value, such as model.depth=48"
-        return Problem(label, "", f"found {quote(text)}; {allowed}{hint}")
+        raise Problem(label, "", f"found {quote(text)}; {allowed}{hint}")
     if refusal := refuse_forbidden(text):
-        return Problem(label, "", refusal)
+        raise Problem(label, "", refusal)
     if value[:1] in tuple("[{\"'"):
         node, problems = read(value, label)
         if problems:
-            return Problem(label, quote_key(key), problems[0].text)
+            raise Problem(label, quote_key(key), problems[0].text)
         return path, to_node(node.plain(), label)
     plain = parse_scalar(value)
     return path, Node(plain, label, display(plain, value), label)

@@ -49,16 +49,14 @@ def hint_for(suggestion: str | None) -> str:
     """Return '; did you mean …?', or '' for no suggestion."""
     if suggestion is None:
         return ""
-    is_text = suggestion not in ("true", "false", "null") and isinstance(
-        parse_scalar(suggestion), str
-    )
+    is_text = isinstance(parse_scalar(suggestion), str) and suggestion[:1] != "["
     return f"; did you mean {repr(suggestion) if is_text else suggestion}?"
 
 
 def suggest_key(path: Path) -> str | None:
     """Return the known key nearest to an unknown one: of its section, else of any."""
     word, section = str(path[-1]), dotted(path[:-1])
-    if sibling := nearest(word, sections().get(section, [])):
+    if sibling := nearest(word, at(path[:-1]).get("properties", ())):
         return sibling
     by_name = {key.rpartition(".")[2]: key for key in reversed([*keys(), *sections()])}
     known = _KEYS_ELSEWHERE | by_name
@@ -93,6 +91,8 @@ def suggest_value(value: object, schema: Schema) -> str | None:
     if isinstance(value, list | dict):
         return None
     options = list(alternatives(schema))
+    if schema.get("type") == "array" and "maxItems" not in schema:
+        return f"[{value}]"
     return (
         _suggest_number(value, options)
         or _suggest_word(value, options)
