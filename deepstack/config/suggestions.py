@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from deepstack.allowed import IDENTIFIER, Schema, alternatives, literals
+from deepstack.allowed import Schema, alternatives, literals
 from deepstack.config.section import LONGEST_NAME
 from deepstack.config.walk import Path, at, dotted, keys, sections
 from deepstack.registry import nearest
@@ -130,14 +130,12 @@ def _suggest_word(value: object, options: Sequence[Schema]) -> str | None:
 
 def _suggest_name(value: object, options: Sequence[Schema]) -> str | None:
     """Return the text as a name that the pattern allows: 'post_ln' for 'post ln'."""
-    pattern = next((option["pattern"] for option in options if "pattern" in option), None)
-    if pattern is None or not isinstance(value, str) or len(value) > LONGEST_NAME:
-        return None
-    if pattern == IDENTIFIER:
-        name = re.sub(r"[^a-z0-9_]+", "_", _normal(value))
-    else:
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", value)
-    return name if re.search("[A-Za-z]", name) and re.fullmatch(pattern, name) else None
+    name = re.sub(r"[^a-z0-9_]+", "_", _normal(str(value)))
+    is_word = isinstance(value, str) and len(value) <= LONGEST_NAME and re.search("[a-z]", name)
+    for option in options:
+        if is_word and "pattern" in option and re.fullmatch(option["pattern"], name):
+            return name
+    return None
 
 
 def _normal(word: str) -> str:
