@@ -54,7 +54,9 @@ def _describe_one(option: Schema) -> str:
     if kind in ("integer", "number"):
         return ("an integer" if kind == "integer" else "a number") + _range(option)
     if kind == "array":
-        each = describe(option.get("prefixItems", [option.get("items", {})])[0])
+        if not (inner := option.get("prefixItems", [option.get("items")])[0]):
+            return "a list of values"
+        each = describe(inner)
         count = option.get("maxItems")
         if count is not None and count == option.get("minItems"):
             return f"a list of {count} values, each {each}"

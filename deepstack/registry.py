@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
 from deepstack.errors import ConfigError, PluginError
@@ -159,18 +159,16 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
         return None
     plain = _normal(word)
     names = {_normal(choice): choice for choice in choices}
-    similar = {name: SequenceMatcher(None, name, plain).ratio() for name in names}
-    best = max(names, key=similar.__getitem__, default="")
-    if similar.get(best, 0.0) > SURE:
-        return names[best]
-    parts = set(plain.split("_"))
-    holders = [name for name in names if parts <= set(name.split("_"))]
-    if not holders and len(plain) >= 3:
-        holders = [name for name in names if name.startswith(plain)]
-    if len(holders) == 1:
-        return names[holders[0]]
-    least = SIMILAR if len(plain) > SHORT else SIMILAR_SHORT
-    return names[best] if similar.get(best, 0.0) >= least else None
+    similar = get_close_matches(plain, names, n=1, cutoff=SURE)
+    if not similar:
+        parts = set(plain.split("_"))
+        similar = [name for name in names if parts <= set(name.split("_"))]
+    if not similar and len(plain) >= SHORT:
+        similar = [name for name in names if name.startswith(plain)]
+    if len(similar) != 1:
+        least = SIMILAR if len(plain) > SHORT else SIMILAR_SHORT
+        similar = get_close_matches(plain, names, n=1, cutoff=least)
+    return names[similar[0]] if similar else None
 
 
 def _normal(word: str) -> str:

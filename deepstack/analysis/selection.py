@@ -263,14 +263,7 @@ def parse_values(text: str) -> tuple[Any, ...]:
         node, problems = read(text, "where")
         if not problems:
             return (node.plain(),)
-    return tuple(_scalar(part.strip()) for part in text.split(","))
-
-
-def _scalar(text: str) -> Any:
-    try:
-        return parse_scalar(text)
-    except ValueError:
-        return text
+    return tuple(parse_scalar(part.strip()) for part in text.split(","))
 
 
 def is_number(value: Any) -> bool:

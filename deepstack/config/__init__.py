@@ -30,6 +30,7 @@ from deepstack.config.model_schema import Init as Init
 from deepstack.config.model_schema import Model as Model
 from deepstack.config.model_schema import Norm as Norm
 from deepstack.config.roles import ROLES as ROLES
+from deepstack.config.schema import MAX_RUNS as MAX_RUNS
 from deepstack.config.schema import Config as Config
 from deepstack.config.schema import Log as Log
 from deepstack.config.schema import Muon as Muon
@@ -41,7 +42,6 @@ from deepstack.config.study import Override as Override
 from deepstack.config.study import Study as Study
 from deepstack.config.study import load_study as load_study
 from deepstack.config.study import parse_study as parse_study
-from deepstack.config.sweep import MAX_RUNS as MAX_RUNS
 from deepstack.config.sweep import json_schema as json_schema
 from deepstack.config.template import annotated_defaults as annotated_defaults
 from deepstack.config.too_large import refuse_absurd as refuse_absurd

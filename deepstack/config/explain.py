@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 
-from deepstack.allowed import IDENTIFIER, PATTERNS, describe
+from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, describe
 from deepstack.config.roles import ROLES
 from deepstack.config.schema import Config
+from deepstack.config.section import Section
 from deepstack.config.suggestions import hint_for, suggest_inner_key, suggest_key, suggest_value
 from deepstack.config.walk import Path, at, dotted, keys, sections
 from deepstack.errors import ConfigError
 from deepstack.registry import MOST_CHOICES, nearest
-from deepstack.yaml_reader import MAX_PROBLEMS, Node, Problem, quote, shorten
+from deepstack.yaml_reader import Node, Problem, quote, shorten
+
+MAX_PROBLEMS = 20
 
 _SEVERAL = re.compile(r".*,.*|\d+(-|\.\.\.?|:)\d+")
 
@@ -22,28 +25,24 @@ _SEVERAL = re.compile(r".*,.*|\d+(-|\.\.\.?|:)\d+")
 _GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid"}
 
 
-def raise_problems(problems: list[Problem], config: Config | None = None) -> Config:
-    """Return the configuration without problems.
-
-    Raises ConfigError with one line for each problem, in the order of the file.
-    """
+def raise_problems(problems: list[Problem]) -> None:
+    """Raise ConfigError with one line for each problem, if any, in the order of the file."""
     if problems:
         problems = sorted(problems, key=lambda problem: place_order(problem.where))
         lines = list(dict.fromkeys(map(str, problems)))
         if len(lines) > MAX_PROBLEMS:
             lines = [*lines[:MAX_PROBLEMS], f"... and {len(lines) - MAX_PROBLEMS} more"]
         raise ConfigError("\n".join(lines), key=problems[0].key or None)
-    return cast(Config, config)
 
 
-def validate(tree: Node) -> tuple[Config | None, list[Problem]]:
-    """Return the configuration that a tree describes, or None and its mistakes."""
+def validate(tree: Node, model: type[Section] = Config) -> tuple[Any, list[Problem]]:
+    """Return the model that a tree describes, or None and its mistakes."""
     if not isinstance(tree.value, dict):
         text = f"found {tree.shown}; allowed `key: value` lines"
         return None, [Problem(tree.where, "", text)]
     data = tree.plain()
     try:
-        return Config.model_validate(data), []
+        return model.model_validate(data), []
     except ValidationError as error:
         wrong = distinct_errors(error, data)
     wrong.sort(key=lambda pair: place_order(tree.at(pair[0]).where))
@@ -102,12 +101,20 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
         is_section = node is tree.at(path[:-1])
         where = tree.at((*path[:-1], "d_model")).where if is_section else node.where
         return Problem(where, key, shorten(item["msg"], 200), relation=True)
+    sizes = {
+        "too_short": ("few", "least", "min_length"),
+        "too_long": ("many", "most", "max_length"),
+    }
+    if item["type"] in sizes:
+        wrong, limit, name = sizes[item["type"]]
+        text = f"found too {wrong} entries; allowed at {limit} {item['ctx'][name]}"
+        return Problem(node.where, key, text + _example(at(path)))
     return Problem(node.where, key, _wrong_value(path, node))
 
 
 def _unknown_key(path: Path) -> str:
     word, section = str(path[-1]), dotted(path[:-1])
-    siblings = sections().get(section, [])
+    siblings = list(at(path[:-1]).get("properties", ()))
     if not siblings:
         allowed = describe(at(path[:-1]))
         return f"found {quote(word)} below a key that takes no keys; allowed {allowed}"
@@ -127,6 +134,10 @@ def _wrong_name(word: str, names: tuple[str, ...]) -> str:
     return f"found the key {quote(word)}; allowed {allowed}{hint_for(nearest(word, names))}"
 
 
+def _example(schema: Schema) -> str:
+    return "".join(f", such as {example}" for example in schema.get("examples", ()))
+
+
 def _wrong_value(path: Path, node: Node) -> str:
     """Return the message for a value that the schema refuses."""
     value, key, schema = node.value, dotted(path), at(path)
@@ -136,7 +147,7 @@ def _wrong_value(path: Path, node: Node) -> str:
         shown = f"the list {shorten(str(node.plain()))}"
     elif isinstance(value, dict) and value:
         shown = "a section"
-    text = f"found {shown}; allowed {describe(schema)}"
+    text = f"found {shown}; allowed {describe(schema)}{_example(schema)}"
     if key == "model.activation" and (gate := _GATED.get(str(value).lower())):
         text += f"; {value} is model.activation={gate} with model.gated=true"
     elif inside := suggest_inner_key(path, [value]):

@@ -21,18 +21,19 @@ from deepstack.config.suggestions import suggest_full_key
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest
 from deepstack.yaml_reader import (
-    MAX_BYTES,
     MAX_DEPTH,
     Node,
     Problem,
     display,
-    is_forbidden,
     parse_scalar,
     quote,
     quote_key,
     read,
+    refuse_forbidden,
     shorten,
 )
+
+MAX_BYTES = 64 * 1024
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
@@ -52,7 +53,7 @@ def parse_config(
         message = f"this file describes a sweep; use: deepstack sweep {source}"
         problems.append(Problem(sweep.key_where or sweep.where, "sweep", message))
     config, more = validate(tree)
-    config = raise_problems(merge_problems(problems, more), config)
+    raise_problems(merge_problems(problems, more))
     refuse_absurd_tree(config, tree)
     return config
 
@@ -80,7 +81,8 @@ def with_overrides(config: Config, values: Mapping[str, Any]) -> Config:
     for dotted, value in values.items():
         tree = put(tree, tuple(dotted.split(".")), to_node(value, ""))
     changed, problems = validate(tree)
-    return raise_problems(problems, changed)
+    raise_problems(problems)
+    return changed
 
 
 def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> str:
@@ -118,42 +120,42 @@ def read_tree(
             f"overrides: found {type(overrides).__name__}; allowed a list of texts, such as "
             "['model.depth=3']"
         )
+    if len(text) > MAX_BYTES:
+        raise ConfigError(
+            f"{source}: found more than 64 KiB; allowed a configuration of at most 64 KiB"
+        )
     tree, problems = read(text, source)
     if tree.value is None:
         tree.value = {}
     for override in overrides:
-        parsed = parse_override(override)
-        if isinstance(parsed, Problem):
-            problems.append(parsed)
-        else:
-            tree = put(tree, *parsed)
+        try:
+            tree = put(tree, *parse_override(override))
+        except Problem as problem:
+            problems.append(problem)
     return tree, problems
 
 
-def parse_override(text: str, label: str = "") -> tuple[tuple[str, ...], Node] | Problem:
-    """Return path and node of `key=value`.
+def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
+    """Return path and node of `key=value`.  Raises Problem.
 
-    Values are YAML scalars, [lists], {k: v} or 'quoted'.  label: their place in messages.
+    Values are YAML scalars, [lists], {k: v} or 'quoted'.
     """
-    label = label or override_place(text)
+    label = override_place(text)
     key, equals, value = (part.strip() for part in text.partition("="))
     path = tuple(key.split("."))
     if not equals or not all(path) or len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
         meant = suggest_full_key(path) if not equals and all(path) else None
         hint = f"; did you mean {meant}=VALUE?" if meant else ""
         allowed = "allowed key=value, such as model.depth=48"
-        return Problem(label, "", f"found {quote(text)}; {allowed}{hint}")
-    if any(map(is_forbidden, text)):
-        return Problem(label, "", "found a control character; allowed printable text")
+        raise Problem(label, "", f"found {quote(text)}; {allowed}{hint}")
+    if refusal := refuse_forbidden(text):
+        raise Problem(label, "", refusal)
     if value[:1] in tuple("[{\"'"):
-        node, problems = read(value, label, positions=False)
+        node, problems = read(value, label)
         if problems:
-            return Problem(label, quote_key(key), problems[0].text)
-        return path, replace(node, key_where=label)
-    try:
-        plain = parse_scalar(value)
-    except ValueError as error:
-        return Problem(label, quote_key(key), str(error))
+            raise Problem(label, quote_key(key), problems[0].text)
+        return path, to_node(node.plain(), label)
+    plain = parse_scalar(value)
     return path, Node(plain, label, display(plain, value), label)
 
 

@@ -275,3 +275,64 @@ class Config(Section):
         from deepstack.config.identity import non_defaults  # imports this module
 
         return non_defaults(self)
+
+
+MAX_RUNS, MAX_AXES, MAX_RULES = 10_000, 32, 100
+
+Where = dict[str, list[Any]]
+"""A partial cell: dotted key -> the values of which a cell has one."""
+
+Values = Annotated[list[Any], Field(min_length=1)]
+Lists = Annotated[dict[str, Values], Field(min_length=2, max_length=MAX_AXES)]
+Settings = Annotated[dict[str, Any], Field(min_length=1)]
+
+
+class SweepOverride(Section):
+    """Settings for the cells that match."""
+
+    where: Annotated[Settings, Field(validate_default=True)] = {}
+    """A key with a value, or with a list: any of them."""
+    set: Annotated[Settings, Field(validate_default=True)] = {}
+    """Dotted keys with their values in these cells."""
+
+
+class Sweep(Section):
+    """Makes the file a study: one run for every combination of the values."""
+
+    grid: Annotated[
+        dict[str, Values], Field(max_length=MAX_AXES, examples=["`model.depth: [6, 48]`"])
+    ] = {}
+    """A dotted key with its values: `model.depth: [6, 48]`."""
+    zip: Annotated[
+        Lists | Annotated[list[Lists], Field(max_length=MAX_AXES)],
+        Field(examples=["{model.depth: [6, 48], train.lr: [1e-3, 5e-4]}"]),
+    ] = []
+    """Lists that go together: one group of keys, or a list of groups."""
+    exclude: Annotated[
+        list[Settings],
+        Field(
+            max_length=MAX_RULES, examples=["[{model.scheme: post_ln, model.depth: [500, 1000]}]"]
+        ),
+    ] = []
+    """Partial cells; every cell that matches one is left out."""
+    overrides: Annotated[
+        list[SweepOverride],
+        Field(
+            max_length=MAX_RULES,
+            examples=["[{where: {model.depth: 1000}, set: {train.lr: 1e-4}}]"],
+        ),
+    ] = []
+    """Settings for the cells that match; of several the last wins."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty_parts(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None}
+
+
+class SweepFile(Section):
+    """The part of a file that is a study's alone."""
+
+    sweep: Sweep = Sweep()

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from deepstack.allowed import IDENTIFIER
 from deepstack.errors import FrozenError
-from deepstack.yaml_reader import is_forbidden
+from deepstack.yaml_reader import refuse_forbidden
 
 LONGEST_NAME = 64
 
@@ -26,9 +26,8 @@ Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 def _readable(value: Any) -> Any:
     # YAML cannot hold such a character, so the run's config.yaml could not be read back
-    if isinstance(value, str) and (bad := next(filter(is_forbidden, value), None)):
-        text = f"found the control character {bad!r}; allowed printable text"
-        raise PydanticCustomError("relation", text)
+    if isinstance(value, str) and (refusal := refuse_forbidden(value)):
+        raise PydanticCustomError("relation", refusal)
     return value
 
 

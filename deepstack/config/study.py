@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,31 +16,27 @@ from deepstack.config.identity import values as values_by_key
 from deepstack.config.load import (
     merge_problems,
     override_place,
-    parse_override,
     printable_path,
     read_file,
     read_tree,
     refuse_absurd_tree,
     rival_lengths,
+    to_node,
 )
-from deepstack.config.schema import Config
+from deepstack.config.schema import Config, Where
 from deepstack.config.sweep import (
     Group,
-    Where,
+    Rule,
     are_nested,
     axis_problems,
     form_problems,
     idle_rules,
-    matcher,
+    matches,
     read_groups,
     read_rules,
-    setting_problems,
 )
 from deepstack.errors import ConfigError
-from deepstack.yaml_reader import Node, Problem
-
-# a value of `key=a,b`, to a comma outside of brackets and quotes
-_VALUES = re.compile(r"""((?:\[.*?\]|\{.*?\}|'.*?'|".*?"|[^,])*)(?:,|$)""")
+from deepstack.yaml_reader import Node, read
 
 
 @dataclass(frozen=True)
@@ -101,18 +96,16 @@ class Study:
 
     def combinations(self) -> Iterator[Combination]:
         """Yield every cell that is not left out; the first key varies slowest."""
-        excluded = [matcher(where) for where in self.exclude]
-        overrides = [(matcher(override.where), override.settings) for override in self.overrides]
         # a key that the command line has fixed is swept no longer, and rules still speak of it
-        base = values_by_key(self.base) if excluded or overrides else {}
+        base = values_by_key(self.base) if self.exclude or self.overrides else {}
         for values in self.cells():
             cell = base | values
-            if any(matches(cell) for matches in excluded):
+            if any(matches(where, cell) for where in self.exclude):
                 continue
             settings: dict[str, Any] = {}
-            for matches, more in overrides:
-                if matches(cell):
-                    settings |= more
+            for override in self.overrides:
+                if matches(override.where, cell):
+                    settings |= override.settings
             yield Combination(values, settings)
 
     def cells(self) -> Iterator[dict[str, Any]]:
@@ -139,56 +132,33 @@ def parse_study(
     text: str | bytes, source: str = "<string>", overrides: Sequence[str] = ()
 ) -> Study:
     """Return the study in a YAML text.  source: its name in messages."""
-    axes = [_several(override) for override in overrides]
-    single = [each for each, axis in zip(overrides, axes, strict=True) if axis is None]
-    tree, problems = read_tree(text, source, single)
-    sweep = tree.section.pop("sweep", None) or Node(None, source, "nothing")
-    overridden = [override.partition("=")[0].strip() for override in overrides]
-    problems += form_problems(sweep, overridden)
+    axes = {override: _several(override) for override in overrides}
+    tree, problems = read_tree(text, source, [each for each in overrides if axes[each] is None])
+    sweep = tree.section.pop("sweep", None) or Node({}, source, "nothing")
+    base, more = validate(tree)
+    raise_problems(merge_problems(problems, [*more, *form_problems(sweep)]))
     groups = read_groups(sweep)
     # the rules of the file may refer to values that the command line has replaced
     declared = {key: node.items() for group in groups for key, node in group.items()}
-    for key, axis in zip(overridden, axes, strict=True):
-        replaced = {f"train.{other}" for other in rival_lengths(key)} | (
-            {key} if axis is None else set()
-        )
-        groups = [{k: node for k, node in group.items() if k not in replaced} for group in groups]
-        groups = [group for group in groups if group]
-        if axis is None:
-            continue
-        node, more = axis
-        problems += more
-        if not any(key in group for group in groups):
-            groups.append({})
-        next(group for group in groups if key in group or not group)[key] = node
-        declared[key] = [*declared.get(key, ()), *node.items()]
-    base, more = validate(tree)
-    problems = merge_problems(problems, more)
-    problems += axis_problems(groups, tree, sweep.where)
-    # rules are read where the axes that they speak of are sound
-    rules, more = ([], []) if problems else read_rules(sweep, declared, overridden)
-    problems += more
-    if not problems:
-        problems += setting_problems(rules, tree)
-    base = raise_problems(problems, base)
-    # keys on the command line win over the settings of an override
-    settings = [
-        {
-            key: node.plain()
-            for key, node in rule.settings.items()
-            if not any(are_nested(key, other) for other in overridden)
-        }
-        for rule in rules
-    ]
+    given = []
+    for override, axis in axes.items():
+        key = override.partition("=")[0].strip()
+        given.append(key)
+        groups = _replace_axis(groups, key, axis)
+        if axis is not None:
+            declared[key] = [*declared.get(key, ()), *axis.items()]
+    raise_problems(axis_problems(groups, tree, sweep.where))
+    rules, problems = read_rules(sweep, declared, given, tree)
+    raise_problems(problems)
     plain = [{key: node.plain() for key, node in group.items()} for group in groups]
     study = Study(
         base,
         {key: values for group in plain if len(group) == 1 for key, values in group.items()},
         tuple(group for group in plain if len(group) > 1),
         tuple(rule.where for rule in rules if rule.name == "sweep.exclude"),
-        tuple(Override(r.where, more) for r, more in zip(rules, settings, strict=True) if more),
+        _overrides(rules, given),
     )
-    if rules and not set(overridden) & declared.keys():
+    if not set(given) & declared.keys():
         raise_problems(idle_rules(rules, list(study.cells())))
     if study.exclude and study.size == 0:
         raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
@@ -196,16 +166,44 @@ def parse_study(
     return study
 
 
-def _several(override: str) -> tuple[Node, list[Problem]] | None:
-    """Return the values of an override `key=a,b`, with mistakes in them; None for one value."""
-    key, _, text = override.partition("=")
-    if len(values := _VALUES.findall(text)[:-1]) < 2:
-        return None
+def _several(override: str) -> Node | None:
+    """Return the list of values of an override `key=a,b`; None for one value."""
     where = override_place(override)
-    parsed = [parse_override(f"{key}={value}", where) for value in values]
-    nodes = [each[1] for each in parsed if not isinstance(each, Problem)]
-    problems = [each for each in parsed if isinstance(each, Problem)]
-    return Node(nodes, where, "a list", where), problems
+    values, problems = read(f"[{override.partition('=')[2]}]", where)
+    if problems or len(values.items()) < 2:
+        return None
+    return to_node(values.plain(), where)
+
+
+def _replace_axis(groups: Sequence[Group], key: str, axis: Node | None) -> list[Group]:
+    """Return the groups with other values for a key, or without it if the axis is None.
+
+    Axes of other lengths of a run (`train.steps` for `train.tokens`) go.
+    """
+    replaced = {f"train.{other}" for other in rival_lengths(key)}
+    groups = [{k: node for k, node in group.items() if k not in replaced} for group in groups]
+    if axis is not None and not any(key in group for group in groups):
+        groups.append({key: axis})
+    for group in groups:
+        if axis is None:
+            group.pop(key, None)
+        elif key in group:
+            group[key] = axis
+    return [group for group in groups if group]
+
+
+def _overrides(rules: Sequence[Rule], given: Sequence[str]) -> tuple[Override, ...]:
+    """Return the overrides among the rules; keys on the command line win over their settings."""
+    overrides = []
+    for rule in rules:
+        settings = {
+            key: node.plain()
+            for key, node in rule.settings.items()
+            if not any(are_nested(key, other) for other in given)
+        }
+        if settings:
+            overrides.append(Override(rule.where, settings))
+    return tuple(overrides)
 
 
 def _refuse_absurd(study: Study, groups: Sequence[Group], tree: Node) -> None:

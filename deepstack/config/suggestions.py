@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from deepstack.allowed import IDENTIFIER, Schema, alternatives, literals
+from deepstack.allowed import Schema, alternatives, literals
 from deepstack.config.section import LONGEST_NAME
 from deepstack.config.walk import Path, at, dotted, keys, sections
 from deepstack.registry import nearest
@@ -49,16 +49,14 @@ def hint_for(suggestion: str | None) -> str:
     """Return '; did you mean …?', or '' for no suggestion."""
     if suggestion is None:
         return ""
-    is_text = suggestion not in ("true", "false", "null") and isinstance(
-        parse_scalar(suggestion), str
-    )
+    is_text = isinstance(parse_scalar(suggestion), str) and suggestion[:1] != "["
     return f"; did you mean {repr(suggestion) if is_text else suggestion}?"
 
 
 def suggest_key(path: Path) -> str | None:
     """Return the known key nearest to an unknown one: of its section, else of any."""
     word, section = str(path[-1]), dotted(path[:-1])
-    if sibling := nearest(word, sections().get(section, [])):
+    if sibling := nearest(word, at(path[:-1]).get("properties", ())):
         return sibling
     by_name = {key.rpartition(".")[2]: key for key in reversed([*keys(), *sections()])}
     known = _KEYS_ELSEWHERE | by_name
@@ -93,6 +91,8 @@ def suggest_value(value: object, schema: Schema) -> str | None:
     if isinstance(value, list | dict):
         return None
     options = list(alternatives(schema))
+    if schema.get("type") == "array" and "maxItems" not in schema:
+        return f"[{value}]"
     return (
         _suggest_number(value, options)
         or _suggest_word(value, options)
@@ -102,10 +102,7 @@ def suggest_value(value: object, schema: Schema) -> str | None:
 
 def _suggest_number(value: object, options: Sequence[Schema]) -> str | None:
     """Return an allowed number that a value of another type denotes: 12 for '12', 1000 for 1e3."""
-    try:
-        number: Any = parse_scalar(str(value).strip().lower().replace("_", ""))
-    except ValueError:
-        return None
+    number: Any = parse_scalar(str(value).strip().lower().replace("_", ""))
     for option in options:
         kind = option.get("type")
         if kind == "integer" and isinstance(number, float) and number.is_integer():
@@ -133,14 +130,12 @@ def _suggest_word(value: object, options: Sequence[Schema]) -> str | None:
 
 def _suggest_name(value: object, options: Sequence[Schema]) -> str | None:
     """Return the text as a name that the pattern allows: 'post_ln' for 'post ln'."""
-    pattern = next((option["pattern"] for option in options if "pattern" in option), None)
-    if pattern is None or not isinstance(value, str) or len(value) > LONGEST_NAME:
-        return None
-    if pattern == IDENTIFIER:
-        name = re.sub(r"[^a-z0-9_]+", "_", _normal(value))
-    else:
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", value)
-    return name if re.search("[A-Za-z]", name) and re.fullmatch(pattern, name) else None
+    name = re.sub(r"[^a-z0-9_]+", "_", _normal(str(value)))
+    is_word = isinstance(value, str) and len(value) <= LONGEST_NAME and re.search("[a-z]", name)
+    for option in options:
+        if is_word and "pattern" in option and re.fullmatch(option["pattern"], name):
+            return name
+    return None
 
 
 def _normal(word: str) -> str:

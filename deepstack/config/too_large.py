@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
@@ -20,19 +19,17 @@ GPU_BYTES = 192 * 2**30
 def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None:
     """Raise ConfigError, with the estimate, for a run that cannot fit into this machine.
 
-    The error's key is the size that is furthest above its default; the message says how large it
-    may be.  A run a little too large is let through: a GPU may have more memory than the machine.
+    The error's key is the size that is furthest above its default.  A run a little too large is let
+    through: a GPU may have more memory than the machine.
     """
     memory = max(machine_memory(), GPU_BYTES if on_gpu(config) else 0)
     needed = memory_estimate(config, scheme_memory=scheme_memory)
     if needed <= ABSURD * memory:
         return
     key = _largest(config)
-    fits = _largest_that_fits(config, key, scheme_memory, memory)
     raise ConfigError(
         f"{key}: found {_get(config, key)}, a run of about {format_bytes(needed)}; "
-        f"allowed what fits into {format_bytes(memory)}"
-        + (f", here at most about {fits}" if fits else ": make the other sizes smaller too"),
+        f"allowed what fits into {format_bytes(memory)}",
         key=key,
     )
 
@@ -73,14 +70,3 @@ def resized(config: Config, sizes: Mapping[str, Any]) -> Config:
         inner = getattr(config, section).model_copy(update=values)
         config = config.model_copy(update={section: inner})
     return config
-
-
-def _largest_that_fits(config: Config, key: str, scheme_memory: SchemeMemory, memory: int) -> int:
-    """Return the largest value of one size under which the run fits, to two digits; 0 for none."""
-
-    def needed(value: int) -> int:
-        return memory_estimate(resized(config, {key: value}), scheme_memory=scheme_memory)
-
-    highest = bisect_right(range(1, _get(config, key)), memory, key=needed)
-    step = 10 ** max(0, len(str(highest)) - 2)
-    return highest // step * step

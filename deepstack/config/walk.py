@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from deepstack.allowed import Schema, alternatives, schema_of
-from deepstack.config.schema import Config
+from deepstack.config.schema import Config, SweepFile
 from deepstack.yaml_reader import quote_key
 
 Path = tuple[str | int, ...]
@@ -16,6 +16,11 @@ Path = tuple[str | int, ...]
 def root() -> Schema:
     """Return the JSON schema of a configuration."""
     return schema_of(Config)
+
+
+@cache
+def _sweep() -> Schema:
+    return schema_of(SweepFile)
 
 
 @cache
@@ -38,7 +43,7 @@ def keys() -> list[str]:
 
 def at(path: Path) -> Schema:
     """Return the JSON schema at a path; {} where anything is allowed or nothing is known."""
-    schema = root()
+    schema = _sweep() if path[:1] == ("sweep",) else root()
     for part in path:
         inside = (_inside(option, part) for option in alternatives(schema))
         schema = next((inner for inner in inside if isinstance(inner, dict)), {})

@@ -49,16 +49,9 @@ def _scalar(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (int, float)):  # those of NumPy's that are one of these too
         return repr(float(value) if isinstance(value, float) else int(value))
-    if _PLAIN.fullmatch(value) and isinstance(_read(value), str):
+    if _PLAIN.fullmatch(value) and isinstance(parse_scalar(value), str):
         return value
     return '"' + "".join(map(_escaped, value)) + '"'
-
-
-def _read(text: str) -> Any:
-    try:
-        return parse_scalar(text)
-    except ValueError:
-        return None
 
 
 def _escaped(letter: str) -> str:

@@ -310,7 +310,7 @@ def _load_json(path: Path) -> dict[str, Any]:
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
-    root, problems = yaml_reader.read(files.read(path) or b"", path.name, limit=None)
+    root, problems = yaml_reader.read(files.read(path) or b"", path.name)
     if problems:
         raise damage_error(path, f"is no YAML ({problems[0]})")
     value = root.plain()

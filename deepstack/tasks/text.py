@@ -9,7 +9,6 @@ from typing import Annotated
 from weakref import WeakValueDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from deepstack.config import Family
@@ -29,10 +28,12 @@ from deepstack.tasks.windows import (
     HeldOut,
     MaskRate,
     MaskSplit,
+    Part,
     Reader,
     Span,
     Windows,
     count_tokens,
+    padded,
     smoothed,
 )
 
@@ -87,8 +88,8 @@ def text(
     corpus = read_corpus(path, encoding)
     reader = Reader(family, seq_len, mask_rate, mask_split, span)
     train, held = split(corpus.content, held_out, reader.window)
-    frequencies = smoothed_frequencies(train)
-    held_frequencies = count_tokens(held, BYTES) / len(held)
+    frequencies = smoothed(padded(count_tokens([train]), BYTES))
+    held_frequencies = padded(count_tokens([held]), BYTES) / len(held.tokens)
     sides = (Windows([part], reader.window) for part in (train, held))
     references = {"unigram_entropy": float(-(held_frequencies * np.log(frequencies)).sum())}
     if family == "encoder":
@@ -106,16 +107,11 @@ def text(
             "name": corpus.name,
             "sha256": corpus.sha256,
             "bytes": len(corpus.content),
-            "held_out_bytes": len(held),
+            "held_out_bytes": len(held.tokens),
         },
         memory=len(corpus.content),
         keep=corpus,
     )
-
-
-def smoothed_frequencies(tokens: NDArray[np.uint8]) -> Floats:
-    """Return p(b) = (count(b) + 1) / (number of bytes + 256), (256,)."""
-    return smoothed(count_tokens(tokens, BYTES))
 
 
 def context_free_entropy(p: Floats, h: Floats, mask_split: Sequence[float]) -> float:
@@ -183,28 +179,22 @@ def read_corpus(path: str | None, encoding: str = "utf-8") -> Corpus:
     return corpus
 
 
-def split(
-    content: bytes | bytearray, held_out: float, seq_len: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return (training bytes, held-out bytes), the first and the last part of the text.
+def split(content: bytes | bytearray, held_out: float, seq_len: int) -> tuple[Part, Part]:
+    """Return the training bytes and the held-out bytes, the first and the last part of the text.
 
     Raises ConfigError, naming the needed size, if either is shorter than seq_len + 1.
     """
     least = seq_len + 1
     held = math.floor(held_out * len(content))
     if min(held, len(content) - held) < least:
-        # From held_out n >= least and n - held_out n > least - 1; then past any rounding.
-        needed = max(math.ceil(least / held_out), math.floor((least - 1) / (1 - held_out)) + 1)
-        while min(math.floor(held_out * needed), needed - math.floor(held_out * needed)) < least:
-            needed += 1
         which, size = ("held-out", held) if held < least else ("training", len(content) - held)
         raise refusal(
             f"the text is too short: {len(content):,} bytes, of which the {which} part is "
             f"{size:,}; with seq_len {seq_len} and held_out {held_out:g} each part needs "
-            f"{least:,}, so {needed:,} bytes in all"
+            f"{least:,}"
         )
     tokens = np.frombuffer(content, dtype=np.uint8)
-    return tokens[: len(content) - held], tokens[len(content) - held :]
+    return Part(tokens[: len(content) - held]), Part(tokens[len(content) - held :])
 
 
 def _python_topics() -> Corpus:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
-from deepstack.errors import ConfigError, ResourceError
+from deepstack.errors import ConfigError
 from deepstack.tasks.files import (
     find_files,
     identity,
@@ -25,13 +24,12 @@ from deepstack.tasks.files import (
     text_pieces,
 )
 from deepstack.tasks.tokenizer import Tokenizer
-from deepstack.tasks.windows import Tokens
+from deepstack.tasks.windows import Part, Tokens
 
 Layout = Literal["auto", "uint16", "uint32", "llm.c"]
 
 HEADER = 256  # int32s before the tokens of llm.c's files: magic, version, number of tokens
 LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
-LLM_C_EVALUATION = 20240522
 MOST_TEXT = 2**31
 STATE, SPLITS = "state.json", "dataset_dict.json"
 
@@ -49,40 +47,6 @@ class Reading:
     def refusal(self, file: str | Path, reason: str) -> ConfigError:
         """Return the error for a file that cannot be used; `reason` follows its path."""
         return refusal(f"{printable(file)}{reason}", self.key)
-
-
-class Part(NamedTuple):
-    """Tokens of a file: all of them, or those of one batch of rows of a data set.
-
-    file, state, mapping: of a mapped file; None for tokens in memory.
-    """
-
-    tokens: Tokens
-    file: Path | None = None
-    state: os.stat_result | None = None
-    mapping: mmap.mmap | None = None
-
-    def release(self) -> None:
-        """Let the system take the memory of a mapped file back; it is read again when needed."""
-        if self.mapping is not None:
-            self.mapping.madvise(mmap.MADV_DONTNEED)
-
-    def refuse_changed(self) -> None:
-        """Raise ResourceError if the file has been written to since it was mapped.
-
-        A mapped file that became shorter would otherwise end the process.  A file that was removed
-        or replaced by another stays mapped as it was.
-        """
-        if self.file is None or self.state is None:
-            return
-        try:
-            now = self.file.stat()
-        except FileNotFoundError:
-            return
-        same_file = (now.st_dev, now.st_ino) == (self.state.st_dev, self.state.st_ino)
-        then = self.state.st_size, self.state.st_mtime_ns
-        if same_file and (now.st_size, now.st_mtime_ns) != then:
-            raise ResourceError(f"{printable(self.file)} was written to while a run read it")
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,10 +100,8 @@ def read_file(file: Path, reading: Reading) -> list[Part]:
     if file.suffix in (readers := {".bin": bin_tokens, ".npy": npy_tokens, ".arrow": arrow_tokens}):
         state, mapping = file.stat(), map_file(file, reading)
         arrays = readers[file.suffix](mapping, file, reading)
-        return [
-            Part(array, file, state, mapping) if is_mapped else Part(array)
-            for array, is_mapped in arrays
-        ]
+        # an array of its own memory holds the tokens of an arrow file's text
+        return [Part(a) if a.base is None else Part(a, file, state, mapping) for a in arrays]
     raise reading.refusal(
         file,
         ": allowed .bin (nanoGPT, llm.c), .npy, a data set saved by Hugging Face datasets, "
@@ -155,47 +117,37 @@ def map_file(file: Path, reading: Reading) -> mmap.mmap:
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def bin_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple[Tokens, bool]]:
+def bin_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]:
     """Read a .bin file: bare tokens as nanoGPT writes them, or llm.c's header and tokens."""
-    header = np.frombuffer(content, dtype="<i4", count=min(HEADER, len(content) // 4))
-    magic = int(header[0]) if len(header) == HEADER else 0
-    is_llm_c = reading.layout == "auto" and (magic in LLM_C or magic == LLM_C_EVALUATION)
-    if reading.layout != "llm.c" and not is_llm_c:
+    header = [0, 0, 0]
+    if len(content) >= 4 * HEADER:
+        header = np.frombuffer(content, dtype="<i4", count=3).tolist()
+    magic, version, count = header
+    if reading.layout != "llm.c" and (reading.layout != "auto" or magic not in LLM_C):
         dtype = np.dtype("<u4" if reading.layout == "uint32" else "<u2")
         if len(content) % dtype.itemsize:
             reason = f" has {len(content):,} bytes, no whole number of {dtype.name} tokens"
             raise reading.refusal(file, reason)
-        return [(np.frombuffer(content, dtype=dtype), True)]
-    if magic not in LLM_C:
-        kind = "; it is an evaluation file" if magic == LLM_C_EVALUATION else ""
-        reason = f" is no file of tokens of llm.c{kind}: its magic number is {magic}; allowed "
-        raise reading.refusal(file, reason + " or ".join(map(str, LLM_C)))
-    version, kind = LLM_C[magic]
-    tokens, rest = int(header[2]), len(content) - 4 * HEADER
-    if header[1] != version:
-        raise reading.refusal(file, f": found version {header[1]}; allowed {version}")
-    if rest != tokens * np.dtype(kind).itemsize:
-        reason = f": its header says {tokens:,} tokens, and {rest:,} bytes follow: is it whole?"
+        return [np.frombuffer(content, dtype=dtype)]
+    known, kind = LLM_C.get(magic, (0, "<u2"))
+    if version != known or magic not in LLM_C:
+        allowed = " or ".join(f"{magic}, {version}" for magic, (version, _) in LLM_C.items())
+        reason = f" is no file of tokens of llm.c: it begins with {magic}, {version}; allowed "
+        raise reading.refusal(file, reason + allowed)
+    rest = len(content) - 4 * HEADER
+    if rest != count * np.dtype(kind).itemsize:
+        reason = f": its header says {count:,} tokens, and {rest:,} bytes follow: is it whole?"
         raise reading.refusal(file, reason)
-    return [(np.frombuffer(content, dtype=kind, offset=4 * HEADER), True)]
+    return [np.frombuffer(content, dtype=kind, offset=4 * HEADER)]
 
 
-def npy_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple[Tokens, bool]]:
+def npy_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]:
     """Read a .npy file of one dimension; nothing in it is unpickled."""
-    npy = np.lib.format
-    with file.open("rb") as stream:
-        version = npy.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise reading.refusal(file, f": found format {version}; allowed 1.0 or 2.0")
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read(stream)
-        offset = stream.tell()
-    if len(shape) != 1 or dtype.kind not in "iu":
-        reason = f": found {dtype} of shape {shape}; allowed integers of one dimension"
+    array = np.lib.format.open_memmap(file, mode="r")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        reason = f": found {array.dtype} of shape {array.shape}; allowed integers of one dimension"
         raise reading.refusal(file, reason)
-    if offset + shape[0] * dtype.itemsize > len(content):
-        raise reading.refusal(file, f" ends before its {shape[0]:,} tokens: is it whole?")
-    return [(np.frombuffer(content, dtype=dtype, count=shape[0], offset=offset), True)]
+    return [np.frombuffer(content, array.dtype, array.size, array.offset)]
 
 
 def saved_files(folder: Path, reading: Reading) -> list[Path]:
@@ -211,7 +163,7 @@ def saved_files(folder: Path, reading: Reading) -> list[Path]:
     return [folder / name for name in names]
 
 
-def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple[Tokens, bool]]:
+def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]:
     """Read the column of an arrow file: lists of tokens, or text for the tokenizer."""
     try:
         import pyarrow as pa
@@ -236,7 +188,7 @@ def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple
             reason = f": {name!r} has more than {MOST_TEXT:,} bytes of text; store its tokens in "
             raise reading.refusal(file, f"{reason}.npy instead")
         texts = (text.as_py() or "" for chunk in chunks for text in chunk)
-        return [(np.concatenate([reading.tokenizer.encode([text]) for text in texts]), False)]
+        return [np.concatenate([reading.tokenizer.encode([text]) for text in texts])]
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not (is_list and pa.types.is_integer(kind.value_type)):
         reason = f": found {kind} in {name!r}; allowed text or lists of integers"
@@ -244,4 +196,4 @@ def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[tuple
     values = [chunk.flatten() for chunk in chunks]
     if any(array.null_count for array in values):
         raise reading.refusal(file, f": found null among the tokens of {name!r}")
-    return [(array.to_numpy(), True) for array in values]
+    return [array.to_numpy() for array in values]

@@ -1,7 +1,7 @@
 """Prediction of tokens from files: .bin shards, .npy, saved data sets, text with a tokenizer."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from weakref import WeakValueDictionary
@@ -17,26 +17,26 @@ from deepstack.tasks.files import (
     find_files,
     identity,
     joint_sha256,
-    printable,
     refusal,
     refusing,
 )
 from deepstack.tasks.task import Task, task
-from deepstack.tasks.token_files import Layout, Part, Reading, read_tokens
+from deepstack.tasks.token_files import Layout, Reading, read_tokens
 from deepstack.tasks.tokenizer import Tokenizer
 from deepstack.tasks.windows import (
-    AT_ONCE,
+    MOST_VOCABULARY,
     HeldOut,
     MaskRate,
     MaskSplit,
+    Part,
     Reader,
     Span,
     Windows,
+    count_tokens,
+    padded,
     smoothed,
 )
 
-MOST_VOCABULARY = 2**22
-CHUNKS_BEFORE_RELEASE = 16  # of AT_ONCE tokens each
 MOST_DECODED = 2**22
 
 
@@ -111,7 +111,7 @@ def tokens(
     vocabulary, decodes = corpus.vocabulary(vocab_size), family == "decoder"
     sides = []
     for side, parts in (("training", corpus.train), ("held-out", corpus.held)):
-        windows = Windows([p.tokens for p in parts], reader.window, refuser_of_changes(parts))
+        windows = Windows(parts, reader.window)
         if not len(windows):
             size = sum(len(part.tokens) for part in parts)
             raise refusal(
@@ -240,36 +240,6 @@ def split(parts: Sequence[Part], held_out: float) -> tuple[list[Part], list[Part
     return train, held
 
 
-def count_tokens(parts: Sequence[Part]) -> NDArray[np.int64]:
-    """Return how often each token occurs, up to the largest.
-
-    Raises ConfigError for tokens that are negative or too large for a vocabulary.
-    """
-    counts = np.zeros(0, dtype=np.int64)
-    for part in parts:
-        for i in range(0, len(part.tokens), AT_ONCE):
-            some = part.tokens[i : i + AT_ONCE]
-            for bad in (int(some.min()), int(some.max())):
-                if not 0 <= bad < MOST_VOCABULARY:
-                    where = f" in {printable(part.file)}" if part.file else ""
-                    raise refusal(
-                        f"found token {bad}{where}; allowed 0 to {MOST_VOCABULARY - 1:,}: is it "
-                        "of another layout?"
-                    )
-            more = np.bincount(some.astype(np.int64))
-            size = max(len(counts), len(more))
-            counts = padded(counts, size) + padded(more, size)
-            if (i // AT_ONCE) % CHUNKS_BEFORE_RELEASE == 0:
-                part.release()
-        part.release()
-    return counts
-
-
-def padded(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return the counts, and zeros for tokens that never occur, (size,)."""
-    return np.pad(counts, (0, size - len(counts)))
-
-
 def bytes_per_token(tokenizer: Tokenizer, parts: Sequence[Part]) -> float:
     """Return the mean bytes of a held-out token, of the first 2^22 of them."""
     size = count = 0
@@ -278,13 +248,3 @@ def bytes_per_token(tokenizer: Tokenizer, parts: Sequence[Part]) -> float:
         count += len(some)
         size += tokenizer.count_bytes(some)
     return size / max(1, count)
-
-
-def refuser_of_changes(parts: Sequence[Part]) -> Callable[[NDArray[np.int64]], None]:
-    """Return a function that raises ResourceError if one of the numbered parts has changed."""
-
-    def check(numbers: NDArray[np.int64]) -> None:
-        for part in {parts[number].file: parts[number] for number in numbers}.values():
-            part.refuse_changed()
-
-    return check

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -12,7 +15,8 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from deepstack.config import Family
-from deepstack.errors import ConfigError
+from deepstack.errors import ConfigError, ResourceError
+from deepstack.tasks.files import printable, refusal
 from deepstack.tasks.task import IGNORE, Batch, choose_positions
 
 Floats = NDArray[np.float64]
@@ -20,6 +24,7 @@ Tokens = NDArray[Any]
 Draw = Callable[[np.random.Generator, int, bool], Batch]
 
 AT_ONCE = 2**20  # tokens that are counted at a time, as int64
+MOST_VOCABULARY = 2**22
 
 
 def _sums_to_one(shares: Sequence[float]) -> Sequence[float]:
@@ -48,23 +53,44 @@ HeldOut = Annotated[
 ]
 
 
-class Windows:
-    """All windows of `length` tokens that lie within one of the parts, equally likely.
+class Part(NamedTuple):
+    """Tokens of a file: all of them, or those of one batch of rows of a data set.
 
-    parts: arrays of integers, in memory or mapped.  before: called with the numbers of the parts
-    that a draw reads, before it reads them.
+    file, state, mapping: of a mapped file; None for tokens in memory.
     """
 
-    def __init__(
-        self,
-        parts: Sequence[Tokens],
-        length: int,
-        before: Callable[[NDArray[np.int64]], None] | None = None,
-    ) -> None:
-        self.long = [i for i, part in enumerate(parts) if len(part) >= length]
-        self.views = [sliding_window_view(parts[i], length) for i in self.long]
+    tokens: Tokens
+    file: Path | None = None
+    state: os.stat_result | None = None
+    mapping: mmap.mmap | None = None
+
+    def release(self) -> None:
+        """Let the system take the memory of a mapped file back; it is read again when needed."""
+        if self.mapping is not None:
+            self.mapping.madvise(mmap.MADV_DONTNEED)
+
+    def refuse_changed(self) -> None:
+        """Raise ResourceError if the file has been written to since it was mapped.
+
+        A mapped file that became shorter would otherwise end the process.  A file that was removed
+        or replaced by another stays mapped as it was.
+        """
+        if self.file is None or self.state is None or not self.file.exists():
+            return
+        now, then = self.file.stat(), self.state
+        changed = (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns)
+        if changed and os.path.samestat(now, then):
+            raise ResourceError(f"{printable(self.file)} was written to while a run read it")
+
+
+class Windows:
+    """All windows of `length` tokens that lie within one of the parts, equally likely."""
+
+    def __init__(self, parts: Sequence[Part], length: int) -> None:
+        self.parts = [part for part in parts if len(part.tokens) >= length]
+        self.views = [sliding_window_view(part.tokens, length) for part in self.parts]
         self.ends = np.cumsum([len(view) for view in self.views], dtype=np.int64)
-        self.length, self.before = length, before
+        self.length = length
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if self.views else 0
@@ -73,11 +99,9 @@ class Windows:
         """Return `count` windows, (count, length)."""
         index = random.integers(0, len(self), count)
         which = np.searchsorted(self.ends, index, side="right")
-        chosen = np.unique(which)
-        if self.before:
-            self.before(np.asarray(self.long)[chosen])
         tokens = np.empty((count, self.length), dtype=np.int64)
-        for part in chosen:
+        for part in np.unique(which):
+            self.parts[part].refuse_changed()
             rows = which == part
             # counted from the end of the part's windows, so negative
             tokens[rows] = self.views[part][index[rows] - self.ends[part]]
@@ -170,12 +194,32 @@ def infilling(
     return Batch(np.hstack([source, shifted]), target, np.ones(target.shape, dtype=bool))
 
 
-def count_tokens(part: Tokens, vocabulary: int) -> NDArray[np.int64]:
-    """Return how often each token 0..vocabulary-1 occurs, (vocabulary,), in little memory."""
-    counts = np.zeros(vocabulary, dtype=np.int64)
-    for i in range(0, len(part), AT_ONCE):
-        counts += np.bincount(part[i : i + AT_ONCE], minlength=vocabulary)
+def count_tokens(parts: Sequence[Part]) -> NDArray[np.int64]:
+    """Return how often each token occurs, up to the largest, in little memory.
+
+    Raises ConfigError for tokens that are negative or too large for a vocabulary.
+    """
+    counts = np.zeros(0, dtype=np.int64)
+    for part in parts:
+        for i in range(0, len(part.tokens), AT_ONCE):
+            some = part.tokens[i : i + AT_ONCE]
+            for token in (int(some.min()), int(some.max())):
+                if not 0 <= token < MOST_VOCABULARY:
+                    where = f" in {printable(part.file)}" if part.file else ""
+                    raise refusal(
+                        f"found token {token}{where}; allowed 0 to {MOST_VOCABULARY - 1:,}: is it "
+                        "of another layout?"
+                    )
+            more = np.bincount(some.astype(np.int64))
+            size = max(len(counts), len(more))
+            counts = padded(counts, size) + padded(more, size)
+            part.release()
     return counts
+
+
+def padded(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return the counts, and zeros for tokens that never occur, (size,)."""
+    return np.pad(counts, (0, size - len(counts)))
 
 
 def smoothed(counts: NDArray[np.int64]) -> Floats:

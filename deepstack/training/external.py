@@ -287,7 +287,7 @@ class Probe:
                 if not isinstance(inner, dict):
                     raise ConfigError(f"config: {key}: found a key below the value of another one")
             inner[last] = as_plain(key, value)
-        _, problems = yaml_reader.read(conf.yaml_of(nested), "config", limit=None)
+        _, problems = yaml_reader.read(conf.yaml_of(nested), "config")
         if problems:
             raise ConfigError(f"config: {problems[0].key}: {problems[0].text}")
         return nested

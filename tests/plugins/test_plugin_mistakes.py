@@ -38,29 +38,15 @@ SCHEMES: dict[str, tuple[str, str]] = {
         RESIDUAL + "return norm(x + G(x)).mean(1)",
         r"own.py:8: residual gave \(2, ",
     ),
-    "turned": (RESIDUAL + "return norm(x + G(x)).transpose(0, 1)", r"residual gave \(5, 2, 8\)"),
     "doubled": (RESIDUAL + "return norm(x + G(x)).double()", "of torch.float64 for x"),
     "nothing": (RESIDUAL + "norm(x + G(x))", "residual gave None, as without `return`"),
-    "a layer of nothing": ("def layer(self, x, *sublayers):\n    pass", "layer gave None"),
     "a dict": (POST_LN + "def enter(self, x):\n    return {'x': x}", r"own.py:10: enter gave dict"),
     "x in place": (RESIDUAL + "x += G(x)\n    return norm(x)", "residual changes x in place"),
-    "G in place": (
-        RESIDUAL + "g = G(x)\n    return norm(g.add_(x))",
-        r"residual changes G\(x\) in ",
-    ),
-    "a number's method": (
-        RESIDUAL + "return norm(x + (0.5).view(1) * G(x))",
-        "own.py:9, in Own.residual: AttributeError: 'float' object has no",
-    ),
     "a name": (RESIDUAL + "return norm(x + torhc.tanh(G(x)))", "own.py:9, in .*: NameError"),
     "neither": ("merges = False", "defines neither residual nor layer; write residual"),
     "an order": (
         "def residual(self, x, norm, G):\n    return norm(x + G(x))",
         r"line 8: found residual\(self, x, norm, G\); allowed residual\(self, x, G, norm\)",
-    ),
-    "too few": (
-        "def residual(self, x, G):\n    return x",
-        r"line 8: found residual\(self, x, G\);",
     ),
     "two norms": (
         "norms_per_sublayer = 2\n" + POST_LN,
@@ -89,8 +75,6 @@ SCHEMES: dict[str, tuple[str, str]] = {
         r"allowed gain\(cls, role, layer, depth\): their order is another",
     ),
     "gain nan": (GAIN + "return float('nan')", r"own.py:10: gain\('embedding', 0, 2\) gave nan"),
-    "gain a tensor": (GAIN + "return torch.ones(2)", r"gave tensor.* allowed a finite number >= 0"),
-    "no gain": (GAIN + "pass", "gave None; allowed a finite number"),
     "1/l": (
         GAIN + "return 1 / layer",
         "division by zero; layer is 1..N, and 0 for what lies outsid",
@@ -131,17 +115,10 @@ FILES: dict[str, tuple[str, str]] = {
         "from deepstack.schemes import Scheme\nclass Own(Scheme):\n    '''x'''",
         "own.py:2: the scheme Own: its first line lacks name, label or paper",
     ),
-    "no docstring": (
-        "from deepstack.schemes import Scheme\n"
-        "class Own(Scheme, name='own', label='Own', paper='none'):\n    pass",
-        "own.py:2: the scheme own: it needs a docstring that opens with its equation",
-    ),
     "a dash": (
         FIRST.replace('"own"', '"my-own"'),
         "the scheme name 'my-own': allowed a word of let",
     ),
-    "a path": (FIRST.replace('"own"', '"../own"'), "did you mean 'own'?"),
-    "a number": (FIRST.replace('"own"', "3"), "the scheme name 3: allowed a word of letters"),
     "twice": (FIRST + FIRST, "the scheme name 'own' is given twice in this file"),
     "taken": (FIRST.replace('"own"', '"deepnorm"'), "'deepnorm' is already taken by deepstack."),
     "another import": (
@@ -157,19 +134,10 @@ FILES: dict[str, tuple[str, str]] = {
         "import deepstack\nconfig = deepstack.load_config('quick.yaml')\ndeepstack.train(config)",
         "own.py:3: it calls deepstack.train while it is loaded",
     ),
-    "sweeps": (
-        "import deepstack\nconfig = deepstack.load_config('quick.yaml')\n"
-        "deepstack.sweep(config, {'seed': [0]})",
-        "own.py:3: it calls deepstack.sweep while",
-    ),
     "a bare task": (
         "from deepstack.tasks import task\n@task\ndef own(*, seq_len: int, seed: int):\n"
         "    '''Own.'''",
         r"own.py:2: @task stands without a name; write @task\('own'\)",
-    ),
-    "a bare chart": (
-        "from deepstack.plots import chart\n@chart\ndef own(runs, *, options):\n    pass",
-        r"@chart stands without a name; write @chart\('own'\)",
     ),
 }
 
@@ -203,22 +171,13 @@ TASKS: dict[str, tuple[str, str]] = {
         TASK.format("pass"),
         "task 'own': .*own.py:10: draw gave NoneType; allowed a Batch",
     ),
-    "a label": (TASK.format("return Batch(x, x + 3, there)"), "targets with 7; allowed 0 to 4"),
     "short": (
         TASK.format("return Batch(x[:, 1:], x[:, 1:], there[:, 1:])"),
         r"gave inputs \(2, 7\) and targets \(2, 7\); allowed \(2, seq_len\), here \(2, 8\)",
     ),
-    "of two lengths": (
-        TASK.format("return Batch(x[:, 1:], x, there)"),
-        r"inputs \(2, 7\) and targ",
-    ),
     "a global state": (
         TASK.format("x = np.random.randint(0, 5, x.shape); return Batch(x, x, there)"),
         "draw gave two batches for one state of its generator; draw from `random`",
-    ),
-    "a counter": (
-        TASK.format("COUNT.append(1); x = (x + len(COUNT)) % 5; return Batch(x, x, there)"),
-        "draw gave two batches",
     ),
     "a name": (
         TASK.format("return Batch(x, y, there)"),

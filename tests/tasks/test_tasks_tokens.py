@@ -195,16 +195,14 @@ UNFIT: list[tuple[Callable[[Path], Path], str]] = [
     (raw("a.txt", b"words"), "text with task.tokenizer=tokenizer.json"),
     (lambda f: llm_c(f / "a.bin", count=999), "its header says 999 tokens, and 2,000 bytes"),
     (lambda f: llm_c(f / "a.bin", count=-1), "its header says -1 tokens"),
-    (lambda f: llm_c(f / "a.bin", version=2), "found version 2; allowed 1"),
-    (lambda f: llm_c(f / "a.bin", magic=20240801), "found version 1; allowed 7"),
-    (lambda f: llm_c(f / "a.bin", magic=20240522), "it is an evaluation file"),
+    (lambda f: llm_c(f / "a.bin", version=2), "it begins with 20240520, 2; allowed 20240520, 1 or"),
     (lambda f: npy(f / "a.npy", RAMP * 1.5), "found float64 of shape"),
     (lambda f: npy(f / "a.npy", RAMP.reshape(10, 100)), "found int64 of shape (10, 100)"),
     (lambda f: npy(f / "a.npy", RAMP[:0]), "is empty"),
     (lambda f: npy(f / "a.npy", -RAMP), "found token -"),
     (lambda f: npy(f / "a.npy", RAMP * 10**12), "is it of another layout?"),
-    (pickled, "found object of shape"),
-    (truncated, "ends before its 1,000 tokens"),
+    (pickled, "cannot read"),
+    (truncated, "cannot read"),
     (raw("a.npy", b"no npy file at all"), "cannot read"),
     (raw("a.npy", b"\x93NUMPY\x01\x00\xff\xff" + b"{" * 65_535), "cannot read"),
     (saved_dataset("{"), "cannot read"),
@@ -230,7 +228,7 @@ def test_unfit_files_are_refused(
 
 
 def test_a_wrong_magic_number_is_refused_where_llm_c_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="its magic number is 131073"):
+    with pytest.raises(ConfigError, match="it begins with 131073, 262147; allowed 20240520"):
         build(nanogpt(tmp_path / "a.bin", RAMP + 1), layout="llm.c", held_out=0.4)
 
 
@@ -288,7 +286,7 @@ def test_large_files_cost_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     block = np.random.default_rng(0).integers(0, 50_000, 10**6).astype("<u2").tobytes()
     with path.open("wb") as file:
-        for _ in range(200):
+        for _ in range(80):
             file.write(block)
     program = f"""if True:
         from deepstack.tasks import build_task
@@ -302,4 +300,4 @@ def test_large_files_cost_little_memory(tmp_path: Path) -> None:
     out = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert int(out.stdout) < 120_000_000  # the file has 400 MB
+    assert int(out.stdout) < 80_000_000  # the file has 160 MB
