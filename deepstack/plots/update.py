@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -183,32 +182,19 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
     )
 
 
-def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
-    """Return the last step at which all runs have a snapshot and most a value, and a note.
-
-    A run without one there, because it left the theorem's form on the way, does not hold back the
-    others.  Diverged runs have no say.  Raises NothingMatchedError when there is no such step.
-    """
-    finished = [run for run in tables if not has_diverged(run)] or list(tables)
-    snapshots = [
-        set(run.layers("bound_attention")[0].tolist()) & set(run.steps["step"].tolist())
-        for run in finished
-    ]
-    count = Counter(step for run in finished for step in tables[run]["step"].tolist())
-    good = [s for s in set.intersection(*snapshots) if 2 * count[s] > len(finished)]
-    if not good:
-        raise NothingMatchedError("the runs share no step with a snapshot")
-    step = int(max(good))
-    if step == max(map(max, snapshots)):
-        return step, []
-    return step, [f"step {step} is the last snapshot that all share and most have a value at"]
+def last_snapshot(runs: Sequence[Run]) -> tuple[int, list[str]]:
+    """Return the last step at which all runs that did not diverge have a snapshot, and a note."""
+    finished = [run for run in runs if not has_diverged(run)] or runs
+    last = [max(set(run.layers("bound_attention")[0]) & set(run.steps["step"])) for run in finished]
+    step = int(min(last))
+    return step, [f"step {step} is the last snapshot that all share"] if step < max(last) else []
 
 
 @chart("bound_vs_depth")
 def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
     tables = tables_of(runs)
-    step, note = last_step(tables) if options.at_step is None else (options.at_step, [])
+    step, note = last_snapshot(list(tables)) if options.at_step is None else (options.at_step, [])
     used = [run for run in tables if step in tables[run]["step"].to_numpy()]
     if not used:
         raise NothingMatchedError(f"no run has a snapshot at step {step}")
