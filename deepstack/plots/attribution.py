@@ -184,7 +184,7 @@ def finish(drawing: Drawing, axis: str) -> Chart:
 
 
 def fit_of_seeds(table: pd.DataFrame, by: str) -> Fit | None:
-    """Return the power law of the columns value in `by`, at which the values of all seeds are > 0."""
+    """Return the power law of `value` in the column `by`, where the values of all seeds are > 0."""
     members = {
         float(x): dict(zip(rows["seed"].astype(int), rows["value"], strict=True))
         for x, rows in table.groupby(by)
