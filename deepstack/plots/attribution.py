@@ -185,8 +185,8 @@ def finish(drawing: Drawing, axis: str) -> Chart:
 
 def fit_of_seeds(table: pd.DataFrame, by: str) -> Fit | None:
     """Return the power law of `value` in the column `by`, where the values of all seeds are > 0."""
-    members = {
-        float(x): dict(zip(rows["seed"].astype(int), rows["value"], strict=True))
+    members: dict[Any, dict[int, float]] = {
+        x: dict(zip(rows["seed"].astype(int), rows["value"], strict=True))
         for x, rows in table.groupby(by)
         if (rows["value"] > 0).all()
     }

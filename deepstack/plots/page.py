@@ -102,7 +102,7 @@ class Page:
             legend = self._legend(self.figure, handles, inner, title=legend_title)
             below += legend.get_window_extent().height / self.figure.dpi + PAD
         total = head + self.rows * (self.height + 0.5) + below
-        for _ in range(3):  # the last time without a change
+        for _ in range(2):  # the first time shows how much height the texts beside panels take
             self.figure.set_size_inches(self.width, total)
             rect = (0, below / total, 1, 1 - (head + below) / total)
             ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.04, wspace=0, hspace=0).execute(
