@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.plot_runs import make_run, make_runs
-from helpers.report_pages import Page, row_of
+from helpers.report_pages import Page, draw_only, row_of
 from typer.testing import CliRunner
 
 from deepstack.cli import app
@@ -75,7 +75,10 @@ def test_compare_prints_intervals_and_their_n(tmp_path: Path) -> None:
     assert (base["diff_low"], base["diff_high"], base["pairs"], base["n"]) == (None, None, 0, 3)
 
 
-def test_a_report_shows_intervals_and_their_n(tmp_path: Path) -> None:
+def test_a_report_shows_intervals_and_their_n(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
     page = Page(report(make_pairs(tmp_path, 3), against="deepnorm"))
     row = row_of(compare(tmp_path, "deepnorm"), setting="Post-LN")
     head = next(cells for cells in page.rows if cells[0] == "setting")
