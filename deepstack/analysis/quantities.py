@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepstack.analysis.settings import SCHEME, find_key, scheme_label, value_text
+from deepstack.analysis.selection import find_key
+from deepstack.analysis.settings import SCHEME, scheme_label, value_text
 from deepstack.analysis.statistics import layers_at
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import Run

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from deepstack.analysis.settings import DEPTH, Series, choose_series, evenly_spaced, find_key
+from deepstack.analysis.selection import find_key
+from deepstack.analysis.settings import DEPTH, Series, choose_series, evenly_spaced
 from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.errors import NothingMatchedError

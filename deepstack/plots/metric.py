@@ -23,10 +23,10 @@ from deepstack.analysis.quantities import (
     observations,
     setting_or_column,
 )
+from deepstack.analysis.selection import find_key
 from deepstack.analysis.settings import (
     DEPTH,
     SCHEME,
-    find_key,
     label_of,
     order_of,
     scheme_label,
