@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -219,16 +219,22 @@ def training_flops(run: Run) -> float:
 
 
 def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:
-    """Return name and value of the runs' levels: distinct values, at most three per name."""
-    levels: list[tuple[str, float]] = []
-    for name in names:
-        distinct: list[float] = []
-        for run in runs:
-            value = _reference(run, name)
-            if value is not None and not any(abs(v / value - 1) < 0.01 for v in distinct if value):
-                distinct.append(value)
-        levels += [(name, value) for value in distinct[:3]]
-    return levels
+    """Return name and value of the runs' levels (see `distinct_levels`)."""
+    return [
+        (name, value)
+        for name in names
+        for value in distinct_levels(_reference(run, name) for run in runs)
+    ]
+
+
+def distinct_levels(values: Iterable[float | None]) -> list[float]:
+    """Return the first three finite values that differ by more than one percent."""
+    levels: list[float] = []
+    for value in values:
+        if value is not None and math.isfinite(value):
+            if not any(math.isclose(value, level, rel_tol=0.01) for level in levels):
+                levels.append(value)
+    return levels[:3]
 
 
 def _reference(run: Run, name: str) -> float | None:

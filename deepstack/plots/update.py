@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from deepstack.analysis.fit import fit_points
 from deepstack.analysis.settings import depth_of, depths_of, scheme_label
 from deepstack.analysis.statistics import (
     SATURATED,
+    distinct_levels,
     has_diverged,
     has_diverged_by,
     last_row,
@@ -106,13 +106,9 @@ def update_label(runs: Sequence[Run], column: str) -> str:
 
 
 def draw_unrelated(panel: Panel, column: str) -> None:
-    """Draw the distances of unrelated states that differ by over two percent, three at most."""
+    """Draw the distances of unrelated states, at most three."""
     words = "√2·‖F$_0$‖" if column == "model_update" else "√2"
-    distinct: list[float] = []
-    for value in sorted(unrelated_distance(run, column) for run in panel.drawing.runs):
-        if math.isfinite(value) and (not distinct or value / distinct[-1] > 1.02):
-            distinct.append(value)
-    for value in distinct[:3]:
+    for value in distinct_levels(unrelated_distance(run, column) for run in panel.drawing.runs):
         panel.level(value, "unrelated states", f"unrelated states, {words}")
 
 
