@@ -4,7 +4,6 @@ import base64
 import csv
 import hashlib
 import io
-import json
 import math
 import re
 import statistics
@@ -244,12 +243,6 @@ def test_what_a_folder_says_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     page = Page(report(tmp_path))
     assert len(page.all("script")) == 2 and not page.all("i") and page.open == []
     assert "<script>alert(1)" in page.text and "{{ 7*7 }}" in page.text
-
-
-@pytest.mark.parametrize("meta", [{"environment": "x", "git": 3, "plugins": 5}, {"plugins": [1]}])
-def test_a_meta_that_is_another_thing_is_no_trouble(tmp_path: Path, meta: dict[str, Any]) -> None:
-    (make_run(tmp_path) / "meta.json").write_text(json.dumps(meta))
-    assert "1 run: 1 done" in Page(report(tmp_path)).text
 
 
 def test_the_floor_is_the_one_that_the_outcome_is_of(tmp_path: Path) -> None:
