@@ -46,11 +46,6 @@ def evaluated_runs(runs: Sequence[Run]) -> list[Run]:
     return final
 
 
-def shared_steps(runs: Sequence[Run]) -> list[int]:
-    """Return the steps for which all these runs have a row."""
-    return sorted(set.intersection(*(set(run.steps["step"].tolist()) for run in runs)))
-
-
 def points_of(
     members: Mapping[float, Sequence[Run]],
     value: Callable[[Run], float | None],

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from deepstack.analysis.compute import by_value
-from deepstack.analysis.fit import signed
-from deepstack.analysis.settings import LR, depth_of
+from deepstack.analysis.settings import LR, depth_of, setting_value
 from deepstack.analysis.statistics import (
     evaluated_runs,
     final_value,
@@ -23,7 +22,6 @@ from deepstack.analysis.statistics import (
 )
 from deepstack.analysis.transfer import (
     PUBLISHED_LAWS,
-    Interval,
     Losses,
     final_losses,
     mean_curve,
@@ -48,18 +46,14 @@ def runs_of_rates(runs: list[Run]) -> list[Run]:
     return final
 
 
-def rate_of(run: Run) -> float:
-    """Return the learning rate of a run."""
-    return float(run.get(LR))
-
-
 @chart("loss_vs_lr")
 def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     """Final validation loss against the learning rate, a curve a depth, the best rate of each."""
     final = runs_of_rates(runs)
     drawing = Drawing(final, options, but=[LR])
+    rate = partial(setting_value, key=LR)
     members = {
-        (s, n): by_value([run for run in s.runs if depth_of(run) == n], rate_of)
+        (s, n): by_value([run for run in s.runs if depth_of(run) == n], rate)
         for s in drawing.series
         for n in s.depths
     }
@@ -122,7 +116,7 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             columns=["x", "y", "low", "high", "n", "mark"],
         )  # fmt: skip
         panel.points(s.label, rows, style, bars=True)
-        drawing.entry(f"{s.label}: {exponent_text(result.exponent)}", **style)
+        drawing.entry(f"{s.label}: {result.exponent.text(2) if result.exponent else '–'}", **style)
         if result.exponent is not None:
             fit = result.exponent.columns("exponent")
             size = {"n": len(result.best), "seeds": result.best[0].seeds}
@@ -151,15 +145,6 @@ def losses_of_depths(runs: Sequence[Run]) -> Losses:
     if not (seeds := shared_seeds(losses)):
         return {}
     return {n: at for n, at in losses.items() if math.isfinite(mean_curve(at, seeds)[1].min())}
-
-
-def exponent_text(exponent: Interval | None) -> str:
-    """Return an exponent with its interval: `−0.52 (−0.61 to −0.44)`."""
-    if exponent is None:
-        return "–"
-    value, low, high = exponent
-    interval = "" if math.isnan(low) else f" ({signed(low, 2)} to {signed(high, 2)})"
-    return signed(value, 2) + interval
 
 
 def typeset_power(name: str) -> str:

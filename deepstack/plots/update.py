@@ -19,7 +19,6 @@ from deepstack.analysis.statistics import (
     has_diverged_by,
     last_row,
     points_of,
-    shared_steps,
     unrelated_distance,
     update_column,
     value_at,
@@ -43,10 +42,11 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Model update against depth at the first and at the last shared step, with exponents."""
     runs = with_steps(runs)
     depths = depths_of(runs)
-    shared = shared_steps([run for run in runs if not has_diverged(run)] or runs)
+    finished = [run for run in runs if not has_diverged(run)] or runs
+    shared = set.intersection(*(set(run.steps["step"].tolist()) for run in finished))
     if options.at_step is None and not shared:
         raise NothingMatchedError("the runs share no step")
-    last = shared[-1] if options.at_step is None else options.at_step
+    last = max(shared) if options.at_step is None else options.at_step
     if not any(last in run.steps["step"].to_numpy() for run in runs):
         raise NothingMatchedError(f"no run has a row for step {last}")
     column = update_column(runs)
