@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.captions import depth_words
 from deepstack.analysis.outcomes import loss_and_floor, outcome
-from deepstack.analysis.selection import Where, full_key, sort_rows
+from deepstack.analysis.selection import Where, find_key, sort_rows
 from deepstack.analysis.settings import (
     DEPTH,
     SCHEME,
@@ -262,12 +262,11 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
 
 
 def varying_key(word: str, varying: Sequence[str], runs: Sequence[Run], option: str) -> str:
-    """Return the varying setting that a word names (see `full_key`).
+    """Return the varying setting that a word names (see `find_key`).
 
     Raises ConfigError for an unknown key, and for one of which all runs have the same value.
     """
-    settings = dict.fromkeys([*varying, *(key for run in runs for key in run.flat_config)])
-    key = full_key(word, list(settings), option, prefer=varying)
+    key = find_key(word, runs, option)
     if key in varying:
         return key
     vary = f"; these vary: {', '.join(varying)}" if varying else "; no setting varies"

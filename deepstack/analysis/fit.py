@@ -85,10 +85,5 @@ def fit_points(points: pd.DataFrame) -> Fit | None:
 def exponent_title(fits: Sequence[Fit | None]) -> str:
     """Return the title of a legend of exponents, which explains their errors."""
     seeds = {fit.seeds for fit in fits if fit is not None and not math.isnan(fit.standard_error)}
-    if not seeds:
-        return "exponent of N"
-    if seeds == {1}:
-        return "exponent of N, ± standard error of the line"
-    if 1 in seeds:
-        return "exponent of N, ± standard error over seeds or of the line"
-    return f"exponent of N, ± standard error over {'–'.join(map(str, sorted(seeds)))} seeds"
+    errors = [f"over {n} seeds" if n > 1 else "of the line" for n in sorted(seeds, reverse=True)]
+    return f"exponent of N, ± standard error {' or '.join(errors)}" if errors else "exponent of N"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepstack.analysis.settings import SCHEME, find_key, scheme_label, value_text
+from deepstack.analysis.selection import find_key
+from deepstack.analysis.settings import SCHEME, scheme_label, value_text
 from deepstack.analysis.statistics import layers_at
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import Run
@@ -76,9 +77,7 @@ class Quantity:
             return pd.DataFrame({"step": taken_steps, "value": taken_steps * float(flops)}).dropna()
         if self.source != "layers":
             logged = getattr(run, self.source)
-            if self.column not in logged:
-                return pd.DataFrame({"step": [], "value": []})
-            return pd.DataFrame({"step": logged["step"], "value": logged[self.column]})
+            return pd.DataFrame({"step": logged["step"], "value": logged.get(self.column)})
         if self.column not in run.layer_names():
             return pd.DataFrame({"step": [], "value": []})
         steps, values = run.layers(self.column)
@@ -121,10 +120,10 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
                 return Quantity(name, source, name, words)
     if is_diagnostic:
         layers = layers or "mean"
-        of = f"{layers} of layers" if layers in REDUCTIONS else f"layer {layers}"
-        of = "growth per layer" if layers == "growth" else of
-        of = "last layer" if layers == "last" else of
-        return Quantity(name, "layers", name, f"{words}, {of}", layers)
+        of = {"growth": "growth per layer", "last": "last layer"}
+        of |= {name: f"{name} of layers" for name in ("mean", "max", "min")}
+        words = f"{words}, {of.get(str(layers), f'layer {layers}')}"
+        return Quantity(name, "layers", name, words, layers)
     for run in runs:
         known |= dict.fromkeys(run.layer_names())
     raise ConfigError(unknown("column", name, [*known, *VALIDATION, FLOPS]))

@@ -76,17 +76,18 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
     if len(shared) > 1:
         means = mean_of_seeds(losses, shared)
     best = solve(at, means)
+    if best[1] == 0:
+        raise NothingMatchedError("the loss does not fall with x, as E + c x^(-a) does")
     samples = [best]
     if len(shared) > 1:
-        known: dict[tuple[int, ...], tuple[float, float, float]] = {}  # few seeds have few samples
-        for seeds in map(sorted, resample(shared, draws)):
-            if tuple(seeds) not in known:
-                known[tuple(seeds)] = solve(at, mean_of_seeds(losses, seeds), best)
-            samples.append(known[tuple(seeds)])
+        drawn = [tuple(sorted(seeds)) for seeds in resample(shared, draws)]
+        # Few seeds have few samples.
+        fits = {seeds: solve(at, mean_of_seeds(losses, seeds)) for seeds in set(drawn)}
+        samples += [fits[seeds] for seeds in drawn]
     else:
         for points in resample(range(len(at)), draws):
             if len(set(at[points])) >= LEAST:
-                samples.append(solve(at[points], means[points], best))
+                samples.append(solve(at[points], means[points]))
     E, c, a = (interval(values) for values in np.array(samples).T.tolist())
     if not math.isfinite(a.low):
         raise NothingMatchedError(f"needs two seeds, or more than {LEAST} values, for an interval")
@@ -105,42 +106,32 @@ def mean_of_seeds(losses: Sequence[BySeed], seeds: Sequence[int]) -> np.ndarray:
     return np.array([np.mean([by_seed[seed] for seed in seeds]) for by_seed in losses])
 
 
-def solve(
-    x: np.ndarray, y: np.ndarray, near: Sequence[float] | None = None
-) -> tuple[float, float, float]:
-    """Return E, c and a of least squares.  near: where to start; else the best of several a."""
-    from scipy.optimize import least_squares
+def solve(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    """Return E, c and a of least squares; c is 0 if y does not fall with x."""
+    from scipy.optimize import minimize_scalar
 
     middle = math.exp(np.log(x).mean())  # k = c middle^(-a) is as large as the losses
     z = np.log(x / middle)
-    exponents = np.geomspace(0.02, 5, 40).tolist()
-    if near is None:
-        starts = [(*linear(z, y, a), a) for a in exponents]
-    else:
-        starts = [(near[0], near[1] * middle ** -near[2], near[2])]
-    starts = [start for start in starts if start[1] > 0]
-    if not starts:
-        raise NothingMatchedError("the loss does not fall with x, as E + c x^(-a) does")
 
-    def error(p: np.ndarray) -> np.ndarray:
-        return np.asarray(p[0] + np.exp(p[1] - p[2] * z) - y)
+    def error(log_a: float) -> float:
+        E, k = linear(z, y, math.exp(log_a))
+        return float(np.square(E + k * np.exp(-math.exp(log_a) * z) - y).sum())
 
-    points = [np.array([E, math.log(k), a]) for E, k, a in starts]
-    start = min(points, key=lambda p: float(np.square(error(p)).sum()))
-    low, high = np.array([0.0, -40.0, SMALLEST]), np.array([y.max(), 40.0, LARGEST])
-    inside = np.clip(start, low + 1e-9, high - 1e-9)
-    solution = least_squares(error, inside, bounds=(low, high), x_scale="jac", ftol=1e-12)
-    E, log_k, a = solution.x.tolist()
-    return (E if E > NO_FLOOR else 0.0), math.exp(log_k) * middle**a, a
+    grid = np.linspace(math.log(SMALLEST), math.log(LARGEST), 50)
+    near = int(np.argmin([error(log_a) for log_a in grid]))
+    bounds = grid[max(near - 1, 0)], grid[min(near + 1, len(grid) - 1)]
+    a = math.exp(minimize_scalar(error, bounds=bounds, options={"xatol": 1e-9}).x)
+    E, k = linear(z, y, a)
+    return (E if E > NO_FLOOR else 0.0), k * middle**a, a
 
 
 def linear(z: np.ndarray, y: np.ndarray, a: float) -> tuple[float, float]:
-    """Return E >= 0 and k of the least squares of E + k exp(-a z)."""
+    """Return E >= 0 and k >= 0 of the least squares of E + k exp(-a z)."""
     basis = np.exp(-a * z)
-    k, E = np.polyfit(basis, y, 1)
-    if E < 0:
-        E, k = 0.0, float(basis @ y / (basis @ basis))
-    return float(E), float(k)
+    away = basis - basis.mean()
+    k = max(float(away @ y / (away @ away)), 0.0)
+    E = float(y.mean() - k * basis.mean())
+    return (E, k) if E >= 0 else (0.0, float(basis @ y / (basis @ basis)))
 
 
 def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list[str]]:

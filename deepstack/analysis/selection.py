@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepstack.analysis.settings import hashable, order_of
+from deepstack.analysis.settings import DEPTH, hashable, order_of, varying_settings
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import LOGGED, STATES, Run, Summary, find_runs, rows_of, summarize
 from deepstack.registry import nearest, unknown
@@ -311,6 +311,13 @@ def full_key(word: str, keys: Sequence[str], option: str, prefer: Sequence[str] 
         if near
         else f"{option}: {unknown('key', word, keys)}"
     )
+
+
+def find_key(word: str, runs: Sequence[Run], option: str = "setting") -> str:
+    """Return the setting of runs that a word names (see `full_key`), of several one that varies."""
+    varying = varying_settings(runs)
+    known = dict.fromkeys([*varying, *(key for run in runs for key in run.flat_config)])
+    return full_key(word, list(known), option, prefer=[DEPTH, *varying])
 
 
 def nearest_key(word: str, keys: Sequence[str]) -> str | None:

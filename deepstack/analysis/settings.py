@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.errors import NothingMatchedError
 from deepstack.records import ENDED, Run, varying
-from deepstack.registry import nearest
 
 DEPTH, SEED, SCHEME, TASK, LR = "model.depth", "seed", "model.scheme", "task.name", "train.lr"
 EXPONENTS = "train.lr_exponents."
@@ -123,27 +122,6 @@ def hashable(value: Any) -> Any:
     if isinstance(value, dict):
         return repr(value)
     return tuple(map(hashable, value)) if isinstance(value, list) else value
-
-
-def find_key(word: str, runs: Sequence[Run]) -> str:
-    """Return the setting that a full or shortened key names: `lr` for `train.lr`.
-
-    Raises ConfigError if no setting, or more than one that varies, has this name.
-    """
-    known = list(dict.fromkeys(key for run in runs for key in run.flat_config))
-    names = [word] if word in known else [k for k in known if k.rpartition(".")[2] == word]
-    if len(names) > 1:
-        varied = [key for key in names if len({values_of(run, [key]) for run in runs}) > 1]
-        names = varied if len(varied) == 1 else names
-    if len(names) != 1:
-        if names:
-            raise ConfigError(f"{word!r} is short for {' and '.join(names)}; write one of these")
-        lasts = {key.rpartition(".")[2]: key for key in reversed(known)}
-        near = nearest(word, known) or lasts.get(nearest(word, lasts) or "")
-        varying = ", ".join([DEPTH, *varying_settings(runs)])
-        hint = f"did you mean {near!r}? " if near else ""
-        raise ConfigError(f"unknown setting {word!r}; {hint}these vary: {varying}")
-    return names[0]
 
 
 def label_of(run: Run, keys: Sequence[str], runs: Sequence[Run]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -46,11 +46,6 @@ def evaluated_runs(runs: Sequence[Run]) -> list[Run]:
     return final
 
 
-def shared_steps(runs: Sequence[Run]) -> list[int]:
-    """Return the steps for which all these runs have a row."""
-    return sorted(set.intersection(*(set(run.steps["step"].tolist()) for run in runs)))
-
-
 def points_of(
     members: Mapping[float, Sequence[Run]],
     value: Callable[[Run], float | None],
@@ -83,6 +78,32 @@ def points_of(
         by_seed = {int(run.get("seed", 0)): v for run, v in finite.items()}
         points.append((x, mean, mean - deviation, mean + deviation, len(values), mark, by_seed))
     return pd.DataFrame(points, columns=["x", "y", "low", "high", "n", "mark", "by_seed"])
+
+
+def array_statistics(x: np.ndarray, values: np.ndarray) -> pd.DataFrame:
+    """Return x, mean, mean ± deviation and number of seeds (x, y, low, high, n).
+
+    values: (seeds, x); where one seed's is NaN the mean is.
+    """
+    import pandas as pd
+
+    mean, n = values.mean(axis=0), len(values)
+    deviation = values.std(axis=0, ddof=1) if n > 1 else np.full_like(mean, np.nan)
+    columns = {"x": x, "y": mean, "low": mean - deviation, "high": mean + deviation, "n": n}
+    return pd.DataFrame(columns)
+
+
+def seed_statistics(table: pd.DataFrame, by: str = "step") -> pd.DataFrame:
+    """Return the mean y of the seeds at each x, y ± one deviation as low and high, and their n.
+
+    table: x and value of the seeds of one setting and depth.  by: the column of x.  Counts finite
+    values only.  The deviation of one seed is NaN.
+    """
+    values = table.assign(value=table["value"].astype(float))
+    finite = values[np.isfinite(values["value"])]
+    rows = finite.groupby(by)["value"].agg(y="mean", deviation="std", n="count")
+    rows["low"], rows["high"] = rows["y"] - rows["deviation"], rows["y"] + rows["deviation"]
+    return rows.reset_index(names="x")[["x", "y", "low", "high", "n"]]
 
 
 class Mean(NamedTuple):
@@ -219,16 +240,22 @@ def training_flops(run: Run) -> float:
 
 
 def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:
-    """Return name and value of the runs' levels: distinct values, at most three per name."""
-    levels: list[tuple[str, float]] = []
-    for name in names:
-        distinct: list[float] = []
-        for run in runs:
-            value = _reference(run, name)
-            if value is not None and not any(abs(v / value - 1) < 0.01 for v in distinct if value):
-                distinct.append(value)
-        levels += [(name, value) for value in distinct[:3]]
-    return levels
+    """Return name and value of the runs' levels (see `distinct_levels`)."""
+    return [
+        (name, value)
+        for name in names
+        for value in distinct_levels(_reference(run, name) for run in runs)
+    ]
+
+
+def distinct_levels(values: Iterable[float | None]) -> list[float]:
+    """Return the first three finite values that differ by more than one percent."""
+    levels: list[float] = []
+    for value in values:
+        if value is not None and math.isfinite(value):
+            if not any(math.isclose(value, level, rel_tol=0.01) for level in levels):
+                levels.append(value)
+    return levels[:3]
 
 
 def _reference(run: Run, name: str) -> float | None:

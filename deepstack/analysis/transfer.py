@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deepstack.analysis.fit import power_law
+from deepstack.analysis.fit import power_law, signed
 from deepstack.analysis.settings import LR, SEED, depth_of, split_series
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column
 from deepstack.errors import NothingMatchedError
@@ -30,6 +30,11 @@ class Interval(NamedTuple):
     def columns(self, name: str, low: str = "", high: str = "") -> dict[str, float]:
         """Return the estimate as columns of a table: name, name_low, name_high."""
         return dict(zip((name, low or f"{name}_low", high or f"{name}_high"), self, strict=True))
+
+    def text(self, digits: int) -> str:
+        """Return `−0.52 (−0.61 to −0.44)`, or the value alone without an interval."""
+        value, low, high = (signed(number, digits) for number in self)
+        return value if math.isnan(self.low) else f"{value} ({low} to {high})"
 
 
 class BestRate(NamedTuple):

@@ -11,7 +11,7 @@ import pandas as pd
 
 from deepstack.analysis.calibration import TOGETHER, role_updates
 from deepstack.analysis.captions import diverged_note
-from deepstack.analysis.fit import power_law_of_seeds
+from deepstack.analysis.fit import Fit, power_law_of_seeds
 from deepstack.analysis.settings import (
     LR,
     choose_panels,
@@ -21,8 +21,12 @@ from deepstack.analysis.settings import (
     values_of,
     varying_settings,
 )
-from deepstack.analysis.statistics import SATURATED, has_diverged, unrelated_distance
-from deepstack.analysis.tidy import seed_statistics
+from deepstack.analysis.statistics import (
+    SATURATED,
+    has_diverged,
+    seed_statistics,
+    unrelated_distance,
+)
 from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
@@ -161,12 +165,10 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         good = [n for n, mean in means.items() if is_in_order(seeds_of[label][n], mean)]
         left_out |= len(good) < len(means)
         fitted = table[table["x"].isin(good)]
-        moved = [role for role in colours if role in table and (table[role] > 0).any()]
-        for role in [*moved, "whole"]:
-            seeds = fitted.pivot(index="seed", columns="x", values=role)
-            moving = seeds.loc[:, seeds.mean() > 0]
-            by_seed: list[Any] = [moving[x].dropna().to_dict() for x in moving]
-            fit = power_law_of_seeds(moving.columns.to_numpy(float).tolist(), by_seed)
+        for role in [*colours, "whole"]:
+            if role not in table or not (table[role] > 0).any():
+                continue
+            fit = fit_of_seeds(fitted.assign(value=fitted[role]), "x")
             look: Any = {"color": colours[role], "lw": 0} if role in colours else {"alpha": 0}
             panel.add_fit(role, fit, label, role.replace("_", " "), **look)
     lost = "depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits"
@@ -183,6 +185,16 @@ def finish(drawing: Drawing, axis: str) -> Chart:
     """Finish a chart of shares with the meaning of its lower panels."""
     drawing.entry("sum of the parts / whole", color="black", marker="o", ms=2.4)
     return drawing.finish(f"Where the model update comes from, against {axis}", *NOTES)
+
+
+def fit_of_seeds(table: pd.DataFrame, by: str) -> Fit | None:
+    """Return the power law of `value` in the column `by`, where the values of all seeds are > 0."""
+    members: dict[Any, dict[int, float]] = {
+        x: dict(zip(rows["seed"].astype(int), rows["value"], strict=True))
+        for x, rows in table.groupby(by)
+        if (rows["value"] > 0).all()
+    }
+    return power_law_of_seeds(list(members), list(members.values()))
 
 
 def is_in_order(seeds: Sequence[Run], mean: float) -> bool:
@@ -235,16 +247,11 @@ def update_by_role(runs: list[Run], *, options: Options) -> Chart:
         table = tables[s.label]
         for role in roles:
             values = table[(table["role"] == role) & np.isfinite(table["value"])]
-            by_depth = {
-                float(n): dict(zip(at["seed"].astype(int), at["value"], strict=True))
-                for n, at in values.groupby("depth")
-                if (at["value"] > 0).all()
-            }
             rows = seed_statistics(values, "depth")
             rows = rows[rows["y"] > 0].assign(mark="")
             style = role_style(role, roles)
             panel.points(role, rows, style, bars=len(roles) > MOST_BANDS)
-            fit = power_law_of_seeds(list(by_depth), list(by_depth.values()))
+            fit = fit_of_seeds(values, "depth")
             panel.add_fit(role, fit, s.label, role.replace("_", " "), **style)
     drawing.depth_axes(depths)
     drawing.value_axis(typeset("‖ΔF_{role}‖"), drawing.panels)

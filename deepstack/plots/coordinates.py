@@ -15,7 +15,7 @@ from deepstack.analysis.coordinates import (
     swept,
 )
 from deepstack.analysis.settings import choose_series
-from deepstack.analysis.tidy import seed_statistics
+from deepstack.analysis.statistics import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
@@ -79,7 +79,16 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
     for label, table in tables.items():
         slopes = coordinate_slopes(table, over)
         for slope in slopes:
-            add_slope(drawing, label, slope, other)
+            drawing.table.add(
+                panel=f"{label}: {slope['quantity']}",
+                series=f"{other} {slope[other]}, {slope['layer']}",
+                kind="fit",
+                exponent=slope["exponent"],
+                exponent_low=slope["low"],
+                exponent_high=slope["high"],
+                mark=slope["verdict"],
+                seeds=slope["seeds"],
+            )
         last = [r for r in slopes if r["quantity"] == quantities[0]]
         name = "last" if any(r["layer"] == "last" for r in last) else "F"
         texts = [f"{other} {r[other]} {slope_text(r)}" for r in last if r["layer"] == name]
@@ -91,17 +100,3 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
         if layer in drawn:
             drawing.entry("F" if layer == "F" else f"{layer} layer", color=GREY, **style)
     return drawing.finish("Coordinate check")
-
-
-def add_slope(drawing: Drawing, label: str, slope: dict[str, Any], other: str) -> None:
-    """Add the exponent of one line to the table of the chart."""
-    drawing.table.add(
-        panel=f"{label}: {slope['quantity']}",
-        series=f"{other} {slope[other]}, {slope['layer']}",
-        kind="fit",
-        exponent=slope["exponent"],
-        exponent_low=slope["low"],
-        exponent_high=slope["high"],
-        mark=slope["verdict"],
-        seeds=slope["seeds"],
-    )

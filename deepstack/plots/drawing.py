@@ -16,10 +16,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.selection import find_key
 from deepstack.analysis.settings import (
     SCHEME,
     Series,
-    find_key,
     label_of,
     order_of,
     split_series,

@@ -9,11 +9,9 @@ import pandas as pd
 
 from deepstack.analysis.captions import means_note
 from deepstack.analysis.compute import WIDTH
-from deepstack.analysis.fit import signed
 from deepstack.analysis.scaling_law import LEAST, laws_by_setting
 from deepstack.analysis.settings import depth_of, setting_value
 from deepstack.analysis.statistics import final_value, loss_column, points_of
-from deepstack.analysis.transfer import Interval
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart, in_style
 from deepstack.plots.compute import COMPUTE
@@ -66,7 +64,7 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
         exponents = {"exponent": -fit.a.value, "exponent_low": -fit.a.high}
         exponents |= {"exponent_high": -fit.a.low, "n": fit.n, "seeds": fit.seeds}
         drawing.table.add(panel=panel.name, series="law", kind="fit", **exponents)
-        drawing.note(f"{label}: a = {with_interval(fit.a)}, E = {with_interval(fit.E)}")
+        drawing.note(f"{label}: a = {fit.a.text(3)}, E = {fit.E.text(3)}")
         if law == "compute":
             log_axis(panel.axes, "x", *extent(list(members)))
             panel.axes.set_xlabel(COMPUTE)
@@ -82,8 +80,3 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     drawing.notes += means_note(runs)
     x_name = {"depth": "depth", "width": "width", "compute": "training FLOPs"}[law]
     return drawing.finish(f"Law of the loss, E + c x$^{{-a}}$, x = {x_name}")
-
-
-def with_interval(value: Interval) -> str:
-    """Return a number with its interval: `0.142 (0.138 to 0.145)`."""
-    return f"{signed(value.value, 3)} ({signed(value.low, 3)} to {signed(value.high, 3)})"

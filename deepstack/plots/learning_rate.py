@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from deepstack.analysis.fit import signed
-from deepstack.analysis.outcomes import map_table
-from deepstack.analysis.settings import LR
+from deepstack.analysis.compute import by_value
+from deepstack.analysis.settings import LR, depth_of, setting_value
 from deepstack.analysis.statistics import (
-    SOME_DIVERGED,
     evaluated_runs,
     final_value,
     has_diverged,
     loss_column,
+    points_of,
     validation_levels,
 )
-from deepstack.analysis.tidy import seed_statistics
 from deepstack.analysis.transfer import (
     PUBLISHED_LAWS,
-    Interval,
     Losses,
     final_losses,
     mean_curve,
@@ -52,54 +50,47 @@ def runs_of_rates(runs: list[Run]) -> list[Run]:
 def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     """Final validation loss against the learning rate, a curve a depth, the best rate of each."""
     final = runs_of_rates(runs)
-    table = map_table(final, by_lr=True)
-    if table.groupby(["name", "depth"])["lr"].nunique().max() < 2:
-        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
-    column = loss_column(final)
-    table["diverged"] = [has_diverged(run) for run in table["run"]]
-    table["value"] = [math.nan if has_diverged(r) else final_value(r, column) for r in table["run"]]
-    table = table.sort_values(["depth", "lr"], kind="stable")
-    finite = set(table["name"][np.isfinite(table["value"])])
-    unfinished = [name for name in dict.fromkeys(table["name"]) if name not in finite]
-    table = table[table["name"].isin(finite)]
-    if table.empty:
-        raise NothingMatchedError("every run diverged, or has no finite validation loss")
-    colours = shades(sorted(set(table["depth"]), reverse=True))
     drawing = Drawing(final, options, but=[LR])
-    names = list(dict.fromkeys(table["name"]))
-    for panel, name in drawing.fill(names, names, height=1.9):
-        here = table[table["name"] == name]
-        draw_levels(panel, validation_levels(here["run"].tolist()))
-        for depth, members in here.groupby("depth"):
-            rows, series = seed_statistics(members, "lr"), f"N = {depth}"
-            diverged_at = members.groupby("lr")["diverged"].sum()
-            rows = rows.set_index("x").reindex(diverged_at.index).rename_axis("x").reset_index()
-            rows["n"] = rows["n"].fillna(0).astype(int)
-            rows["mark"] = [SOME_DIVERGED if count else "" for count in diverged_at]
-            drawn = rows[rows["n"] > 0]
-            style: dict[str, Any] = {"marker": "o", "color": colours[depth], "linestyle": "-"}
-            panel.mark_points(drawn, style)
-            undiverged = drawn[drawn["mark"] == ""]
-            best = [undiverged["y"].idxmin()] if len(undiverged) else []
-            ring = rows.loc[best]
-            panel.ring(ring["x"], ring["y"], color=colours[depth])
-            rows["kind"] = np.where(rows.index.isin(best), "best", "point")
-            rows["mark"] = [f"{count} diverged" if count else "" for count in diverged_at]
-            panel.add(rows, style, series=series)
+    rate = partial(setting_value, key=LR)
+    members = {
+        (s, n): by_value([run for run in s.runs if depth_of(run) == n], rate)
+        for s in drawing.series
+        for n in s.depths
+    }
+    if max(map(len, members.values())) < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
+    value = partial(final_value, column=loss_column(final))
+    curves = {cell: points_of(at, value).drop(columns="by_seed") for cell, at in members.items()}
+    curves = {cell: rows[rows["mark"] != "diverged"] for cell, rows in curves.items()}
+    shown = [s for s in drawing.series if any(len(curves[s, n]) for n in s.depths)]
+    if not shown:
+        raise NothingMatchedError("every run diverged, or has no finite validation loss")
+    colours = shades(sorted({depth_of(run) for run in final}, reverse=True))
+    for panel, s in drawing.fill([s.label for s in shown], shown, height=1.9):
+        draw_levels(panel, validation_levels(s.runs))
+        for depth in s.depths:
+            rows = curves[s, depth]
+            style = {"marker": "o", "color": colours[depth], "linestyle": "-"}
+            panel.mark_points(rows, style)
+            best = rows[rows["mark"] == ""].nsmallest(1, "y")
+            panel.ring(best["x"], best["y"], color=colours[depth])
+            kinds = np.where(rows.index.isin(best.index), "best", "point")
+            panel.add(rows.assign(kind=kinds), style, series=f"N = {depth}")
     rows = drawing.rows("point", "best")
     drawing.value_axis(loss_label(final), drawing.panels, log=False)
     for panel in drawing.panels:
         log_axis(panel.axes, "x", *extent(rows["x"].tolist()))
         panel.axes.set_xlabel("learning rate")
     for depth, colour in sorted(colours.items()):
-        if (rows["n"] * (rows["series"] == f"N = {depth}")).any():
+        if (rows["series"] == f"N = {depth}").any():
             drawing.entry(f"N = {depth}", marker="o", color=colour)
     if (rows["kind"] == "best").any():
         drawing.ring_entry("best")
     diverged = sum(map(has_diverged, final))
     left = f"left out: {counted('{} diverged runs', diverged)}; best is among rates without one"
     drawing.note(left, when=diverged)
-    drawing.note(f"nothing finished of {', '.join(unfinished)}", when=unfinished)
+    unfinished = ", ".join(s.label for s in drawing.series if s not in shown)
+    drawing.note(f"nothing finished of {unfinished}", when=unfinished)
     return drawing.finish("Final validation loss against learning rate")
 
 
@@ -125,7 +116,7 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             columns=["x", "y", "low", "high", "n", "mark"],
         )  # fmt: skip
         panel.points(s.label, rows, style, bars=True)
-        drawing.entry(f"{s.label}: {exponent_text(result.exponent)}", **style)
+        drawing.entry(f"{s.label}: {result.exponent.text(2) if result.exponent else '–'}", **style)
         if result.exponent is not None:
             fit = result.exponent.columns("exponent")
             size = {"n": len(result.best), "seeds": result.best[0].seeds}
@@ -154,15 +145,6 @@ def losses_of_depths(runs: Sequence[Run]) -> Losses:
     if not (seeds := shared_seeds(losses)):
         return {}
     return {n: at for n, at in losses.items() if math.isfinite(mean_curve(at, seeds)[1].min())}
-
-
-def exponent_text(exponent: Interval | None) -> str:
-    """Return an exponent with its interval: `−0.52 (−0.61 to −0.44)`."""
-    if exponent is None:
-        return "–"
-    value, low, high = exponent
-    interval = "" if math.isnan(low) else f" ({signed(low, 2)} to {signed(high, 2)})"
-    return signed(value, 2) + interval
 
 
 def typeset_power(name: str) -> str:

@@ -71,10 +71,9 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     if width == 1 and (multiples or count > MOST_BANDS * len(shown)):
         width = max(1, int(rows[TRAINING]["x"].max()) // CROWDED_PARTS)
     rows[TRAINING] = smoothed(rows[TRAINING], width)
-    if count <= SHARED_PANEL and len(shown) == 1:
-        cells, columns = [(shown[0], list(rows))], 1
-    elif multiples:
-        cells, columns = [(panel, list(rows)) for panel in shown], 3
+    together = multiples or (count <= SHARED_PANEL and len(shown) == 1)
+    if together:
+        cells, columns = [(panel, list(rows)) for panel in shown], min(3, len(shown))
     elif 1 < len(shown) <= 4:
         cells, columns = [(panel, [q]) for q in rows for panel in shown], len(shown)
     else:
@@ -105,7 +104,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     drawn = pd.concat(rows.values())
     if count > 1:
         arrangement.explain(drawn)
-    if len(cells) == 1 or multiples:
+    if together or len(cells) == 1:
         line, depth = drawn[["line", "depth"]].iloc[0]
         line_color = arrangement.style(line, depth)["color"]
         first, second = (GREY, GREY) if count > 1 else (line_color, "black")

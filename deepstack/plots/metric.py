@@ -23,10 +23,10 @@ from deepstack.analysis.quantities import (
     observations,
     setting_or_column,
 )
+from deepstack.analysis.selection import find_key
 from deepstack.analysis.settings import (
     DEPTH,
     SCHEME,
-    find_key,
     label_of,
     order_of,
     scheme_label,
@@ -35,8 +35,7 @@ from deepstack.analysis.settings import (
     value_text,
     varying_settings,
 )
-from deepstack.analysis.statistics import has_diverged
-from deepstack.analysis.tidy import seed_statistics
+from deepstack.analysis.statistics import has_diverged, seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, in_style
 from deepstack.plots.curves import bar_rows, smoothed
@@ -84,34 +83,32 @@ def metric(
     if options.ordered and by_key is not None:
         order = [setting_of(run, by_key) for run in runs]
         groups.sort(key=order.index)
-    labels = {group: line_label(by_key, group, runs) for group in groups}
-    styles = dict(zip(groups, line_styles(by_key, groups, str(runs[0].get(SCHEME))), strict=True))
-    categories = None if is_numeric(table["x"]) else sorted_values(table["x"])
+    lines = lines_of(by_key, groups, runs)
+    is_number = all(isinstance(value, (int, float, np.number)) for value in table["x"])
+    categories = None if is_number else sorted_values(table["x"])
     names = list(dict.fromkeys(table["panel"]))
     for panel, name in zip(drawing.add_panels(names), names, strict=True):
         here = table[table["panel"] == name]
-        for index, group in enumerate(groups):
+        for index, (group, (label, style)) in enumerate(lines.items()):
             rows = statistics(here[here["line"] == group], across)
             rows = smoothed(rows.assign(curve=0), options.smooth).drop(columns="curve")
-            if rows.empty:
-                continue
-            style = styles[group]
-            at = rows["x"] if categories is None else rows["x"].map(categories.index)
+            if categories is not None:
+                rows["x"] = rows["x"].map(categories.index)
             bars = None
-            if len(groups) > MOST_BANDS:
-                bars = bar_rows(at.to_numpy(float), index / len(groups))
+            if len(groups) > MOST_BANDS and len(rows):
+                bars = bar_rows(rows["x"].to_numpy(float), index / len(groups))
             look: Any = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
             if markers(len(rows)) or bars is not None:
                 look |= {"marker": style["marker"], "markevery": bars}
-            panel.lines(labels[group], rows.assign(x=at), bars=bars, **look)
+            panel.lines(label, rows, bars=bars, **look)
     rows = drawing.rows("line")
     positive = bool((rows["y"] > 0).all())
     wide = positive and rows["y"].max() / rows["y"].min() > WIDE
     drawing.value_axis(quantity_label(runs, quantity), drawing.panels, log=wide)
     for panel in drawing.panels:
         label_axis(panel.axes, "x", across, rows["x"], categories)
-    for group in groups if len(groups) > 1 else ():
-        drawing.entry(labels[group], **styles[group])
+    for label, style in lines.values() if len(groups) > 1 else ():
+        drawing.entry(label, **style)
     drawing.notes += notes_on(runs, quantity, across, options)
     return drawing.finish(f"{quantity.title} against {name_of(across)}")
 
@@ -131,40 +128,36 @@ def value_map(
     if keys[1] == SCHEME:
         table["line"] = [scheme_label(run) for run in table["run"]]
     columns, levels = (sorted_values(table[name]) for name in ("x", "line"))
-    every = table.groupby(["panel", "line", "x"], sort=False)["value"]
-    means = every.mean()
-    finite = means[np.isfinite(means)]
-    if finite.empty:
-        raise NothingMatchedError(f"{value}: no run that did not diverge has a finite value")
-    log = bool((finite > 0).all() and finite.max() / finite.min() > WIDE)
+    seeds = table.groupby(["panel", "line", "x"], sort=False)["value"]
+    cells = seeds.agg(value="mean", deviation="std", n="count").reset_index()
+    means = cells["value"].dropna()
+    log = bool((means > 0).all()) and means.max() / means.min() > WIDE
     if options.y_scale is not None:
-        log = options.y_scale == "log" and bool((finite > 0).all())
-    ends = (finite.min(), finite.max())
-    scale = LogNorm(*ends) if log else Normalize(*ends)
+        log = options.y_scale == "log" and bool((means > 0).all())
+    scale = (LogNorm if log else Normalize)(means.min(), means.max())
+    cells["low"] = cells["value"] - cells["deviation"]
+    cells["high"] = cells["value"] + cells["deviation"]
+    cells["mark"] = np.where(cells["n"] > 0, "", "diverged")
     drawing = Drawing(runs, options)
     height = min(max(0.2 * len(levels), 0.8), 3.0)
-    names = list(dict.fromkeys(table["panel"]))
+    names = list(dict.fromkeys(cells["panel"]))
     for panel, name in zip(drawing.add_panels(names, height=height), names, strict=True):
-        grid = np.full((len(levels), len(columns)), np.nan)
-        here = table[table["panel"] == name]
-        for (level, column), cell in here.groupby(["line", "x"]):
-            i, j = levels.index(level), columns.index(column)
-            finite = cell["value"][np.isfinite(cell["value"])]
-            deviation = float(finite.std())
-            grid[i, j] = mean = finite.mean()
-            if finite.empty:
-                panel.axes.plot(j, i, ms=4, **CROSS)
-                drawing.entry("all seeds diverged", **CROSS)
-            elif len(levels) * len(columns) <= MOST_NUMBERS:
-                colour = "white" if scale(mean) < 0.6 else "black"
-                style: Any = {"color": colour, "fontsize": 5.5, "ha": "center", "va": "center"}
-                panel.axes.text(j, i, f"{mean:.3g}", **style)
-            limits = {"low": mean - deviation, "high": mean + deviation, "n": len(finite)}
-            row = {"x": column, "y": level, "value": mean} | limits
-            row["mark"] = "diverged" if finite.empty else ""
-            panel.add(pd.DataFrame([row]), series=value_text(level), kind="cell")
+        here = cells[cells["panel"] == name]
+        grid = here.pivot(index="line", columns="x", values="value")
+        grid = grid.reindex(index=levels, columns=columns)
         edges = [np.arange(count + 1) - 0.5 for count in (len(columns), len(levels))]
         mesh = panel.axes.pcolormesh(*edges, np.ma.masked_invalid(grid), norm=scale, cmap="viridis")
+        for level, column, mean in zip(here["line"], here["x"], here["value"], strict=True):
+            at = columns.index(column), levels.index(level)
+            if math.isnan(mean):
+                panel.axes.plot(*at, ms=4, **CROSS)
+                drawing.entry("all seeds diverged", **CROSS)
+            elif grid.size <= MOST_NUMBERS:
+                colour = "white" if scale(mean) < 0.6 else "black"
+                style: Any = {"color": colour, "fontsize": 5.5, "ha": "center", "va": "center"}
+                panel.axes.text(*at, f"{mean:.3g}", **style)
+        rows = here.rename(columns={"line": "y"}).assign(series=here["line"].map(value_text))
+        panel.add(rows.drop(columns=["panel", "deviation"]), kind="cell")
         panel.axes.grid(False)
         panel.axes.set_facecolor("#DDDDDD")
         label_axis(panel.axes, "x", keys[0], pd.Series(columns), columns)
@@ -193,13 +186,16 @@ def labelled(
     panel_keys = undetermined(settings_beside(runs, known), known, runs)
     in_order = sorted(runs, key=lambda run: [order_of(setting_of(run, key)) for key in panel_keys])
     table = observations(in_order, quantity, across, at_step)
-    if not np.isfinite(table["value"].astype(float)).any():
-        raise NothingMatchedError(f"no run has a finite value of {quantity.name}")
+    table["value"] = table["value"].astype(float).where(np.isfinite)
     diverged = np.array([has_diverged(run) for run in table["run"]])
     if across not in (STEP, LAYER):
         table.loc[diverged, "value"] = math.nan
-    else:
-        table = table[~diverged] if not diverged.all() else table
+    elif not diverged.all():
+        table = table[~diverged]
+    if table["value"].isna().all():
+        raise NothingMatchedError(
+            f"no finite value of {quantity.name} of a run that did not diverge"
+        )
     labels = {
         run: ", ".join(
             f"N = {run.get(DEPTH)}" if key == DEPTH else label_of(run, [key], runs)
@@ -228,30 +224,23 @@ def sorted_values(values: pd.Series[Any]) -> list[Any]:
     return sorted(values.unique().tolist(), key=order_of)
 
 
-def is_numeric(values: pd.Series[Any]) -> bool:
-    return all(isinstance(value, (int, float, np.number)) for value in values)
-
-
-def line_styles(key: str | None, groups: Sequence[Any], scheme: str) -> list[dict[str, Any]]:
-    """Return the style of each line: schemes have their colours, other values are shades."""
+def lines_of(
+    key: str | None, groups: Sequence[Any], runs: Sequence[Run]
+) -> dict[Any, tuple[str, dict[str, Any]]]:
+    """Return label and style of each line: schemes have their colours, other values are shades."""
     if key is None:
-        return [scheme_style(scheme)]
+        label = ", ".join(dict.fromkeys(map(scheme_label, runs)))
+        return {group: (label, scheme_style(str(runs[0].get(SCHEME)))) for group in groups}
     if key == SCHEME:
-        return [scheme_style(str(group)) for group in groups]
+        labels = {run.get(SCHEME): scheme_label(run) for run in runs}
+        return {group: (labels[group], scheme_style(str(group))) for group in groups}
     colours = shades(groups[::-1])
-    return [
-        {"color": colours[group], "linestyle": "-", "marker": MARKERS[i % len(MARKERS)]}
-        for i, group in enumerate(groups)
-    ]
-
-
-def line_label(key: str | None, group: Any, runs: Sequence[Run]) -> str:
-    """Return the name of a line: `DeepNorm`, `N = 6`, `lr 0.001`; of an only one the runs'."""
-    if key is None:
-        return ", ".join(dict.fromkeys(map(scheme_label, runs)))
-    if key == SCHEME:
-        return next(scheme_label(run) for run in runs if run.get(SCHEME) == group)
-    return f"N = {group}" if key == DEPTH else f"{short_key(key)}\u00a0{value_text(group)}"
+    lines = {}
+    for i, group in enumerate(groups):
+        label = f"N = {group}" if key == DEPTH else f"{short_key(key)}\u00a0{value_text(group)}"
+        style = {"color": colours[group], "linestyle": "-", "marker": MARKERS[i % len(MARKERS)]}
+        lines[group] = (label, style)
+    return lines
 
 
 def name_of(across: str) -> str:
@@ -270,11 +259,10 @@ def label_axis(
         words = [number(v) if isinstance(v, (int, float)) else str(v) for v in categories]
         limits = (-0.5, len(categories) - 0.5)
         axes.set(**{f"{which}ticks": range(len(words)), f"{which}lim": limits})
-        long = which == "x" and max(map(len, words)) * len(words) > 24
         axes.set(**{f"{which}ticklabels": words})
-        if long:
-            axes.tick_params(axis="x", labelrotation=90)
         axes.tick_params(axis=which, length=0)
+        if which == "x" and max(map(len, words)) * len(words) > 24:
+            axes.tick_params(axis="x", labelrotation=90)
         return
     x = values.to_numpy(float)
     if (x > 0).all() and x.max() / x.min() >= WIDE and across != LAYER:

@@ -93,8 +93,6 @@ def plot(
     directory: Runs,
     charts: Any = None,
     out: str | os.PathLike[str] | None = None,
-    at_step: int | None = None,
-    diagnostic: str | None = None,
     say: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> list[Path] | Figure | list[Figure]:
@@ -113,8 +111,7 @@ def plot(
     if are_names(directory) and charts is not None and not are_names(charts):
         directory, charts = charts, directory
     names = [charts] if isinstance(charts, str) else list(charts or ())
-    more = {"at_step": at_step, "diagnostic": diagnostic}
-    options |= {key: value for key, value in more.items() if value is not None}
+    options = {key: value for key, value in options.items() if value is not None}
     selection: dict[str, Any] = {
         key: options.pop(key) for key in ("where", "sort", "last", "best") if key in options
     }

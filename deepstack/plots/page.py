@@ -29,8 +29,6 @@ PAD = 0.06  # inches around everything and between blocks
 LINE = 1.25  # distance of lines of text, in font sizes
 TITLE, SUBTITLE, CAPTION = 8.0, 7.0, 6.0  # points
 LONGEST = 1000  # letters of a title, a label or a caption
-# Where a line may end, from best to worst: spaces, no-break ones, marks, anywhere.
-BREAKS = tuple(map(re.compile, ("(?<= )", "(?<=\u00a0)", r"(?<=[/_.,:;\-])", "(?<=.)")))
 
 
 class ChartFigure(Figure):
@@ -102,7 +100,7 @@ class Page:
             legend = self._legend(self.figure, handles, inner, title=legend_title)
             below += legend.get_window_extent().height / self.figure.dpi + PAD
         total = head + self.rows * (self.height + 0.5) + below
-        for _ in range(3):  # the last time without a change
+        for _ in range(2):  # the first time shows how much height the texts beside panels take
             self.figure.set_size_inches(self.width, total)
             rect = (0, below / total, 1, 1 - (head + below) / total)
             ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.04, wspace=0, hspace=0).execute(
@@ -181,9 +179,9 @@ def wrap(
 ) -> list[str]:
     """Break at spaces so that each line fits the width in inches.
 
-    A no-break space is broken only in a part that is longer than a line.  `inside`: such a part is
-    also broken after marks and between letters.  The middle of a text of more than LONGEST letters
-    is left out, because every letter takes time.
+    A no-break space is no such place.  `inside`: a part longer than a line is broken between any
+    letters.  The middle of a text of more than LONGEST letters is left out, because every letter
+    takes time.
     """
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
@@ -191,21 +189,18 @@ def wrap(
 
     def fits(line: str) -> bool:
         # Outlines are measured, so that the width is the same at every resolution.
+        line = line.rstrip()
         points = text_to_path.get_text_width_height_descent(line, font, "$" in line)[0]
         return bool(points / 72 <= width)
 
-    def joined(parts: Sequence[str], breaks: Sequence[re.Pattern[str]]) -> list[str]:
-        lines: list[str] = []
-        for part in parts:
-            if lines and fits((lines[-1] + part).rstrip()):
-                lines[-1] += part
-            elif fits(part.rstrip()) or not breaks or ("$" in part and len(breaks) < 3):
-                lines.append(part)
+    lines = [""]
+    for part in re.split("(?<= )", text):
+        whole = fits(part) or not inside
+        for piece in [part] if whole else re.findall(r"\$[^$]*\$|[^$]|\$", part):
+            if fits(lines[-1] + piece):
+                lines[-1] += piece
             else:
-                lines += joined(breaks[0].split(part), breaks[1:])
-        return lines
-
-    lines = joined(BREAKS[0].split(text), BREAKS[1:] if inside else [])
+                lines.append(piece)
     return [line.strip(" \u00a0") for line in lines if line.strip(" \u00a0")]
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from deepstack.analysis.captions import diverged_note
 from deepstack.analysis.settings import choose_series, left_out_note
-from deepstack.analysis.tidy import array_statistics
+from deepstack.analysis.statistics import array_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
@@ -28,9 +28,10 @@ KINDS = {
     "feed_forward": "feed-forward",
 }
 KIND_COLOURS = dict(zip(KINDS, COLOURS, strict=False))
+WORDS = {"β_LN": "through the norm", "β_RC": "over the sum", "β_LN·β_RC": "both"}
+SYMBOLS = {"β_LN": "β_{LN}", "β_RC": "β_{RC}", "β_LN·β_RC": "β_{LN}·β_{RC}"}
 # Reported for Post-LN by Zhang et al. 2019, arXiv:1908.11365, section 3.
 PUBLISHED = {"β_LN": (0.82, 0.86), "β_RC": (1.10, 1.22)}
-WORDS = {"β_LN": "through the norm", "β_RC": "over the sum", "β_LN·β_RC": "both"}
 
 
 @dataclass(frozen=True)
@@ -77,38 +78,34 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     drawing = Drawing(usable, options)
     deepest = {s: s.at(s.depths[-1]) for s in drawing.series}
     ratios = {s: read_kinds(members) for s, members in deepest.items()}
-    if not any(ratios.values()):
+    shown, _ = choose_series([s for s in ratios if ratios[s]], drawing.limit(MOST_SETTINGS))
+    if not shown:
         raise NothingMatchedError("β_LN and β_RC: no value is finite")
-    # A setting with something to show in every panel comes first, one without any has none.
-    complete = [s for s in ratios if len({symbol for symbol, _ in ratios[s]}) == len(WORDS)]
-    partly = [s for s in ratios if ratios[s] and s not in complete]
-    most = drawing.limit(MOST_SETTINGS)
-    choice, _ = choose_series(complete, most)
-    choice += choose_series(partly, most - len(choice))[0]
-    shown = [s for s in drawing.series if s in choice]
     labels = {s: f"{s.label}, N\u00a0=\u00a0{s.depths[-1]}" for s in shown}
     several = len(shown) > 1 or len({depth for s in drawing.series for depth in s.depths}) > 1
     cells = [(s, symbol) for s in shown for symbol in WORDS]
     names = [f"{labels[s]}: {symbol}" for s, symbol in cells]
-    titles = [labels[s] if several else in_braces(symbol) for s, symbol in cells]
+    titles = [labels[s] if several else typeset(SYMBOLS[symbol]) for s, symbol in cells]
     layout: Any = {"titles": titles, "columns": len(WORDS), "height": 1.25}
     for panel, (s, symbol) in drawing.fill(names, cells, **layout):
         draw_published(panel, symbol)
         draw_ratios(panel, symbol, ratios[s], deepest[s])
     for column, symbol in enumerate(WORDS):
-        label = f"{in_braces(symbol)}, {WORDS[symbol]}"
+        label = f"{typeset(SYMBOLS[symbol])}, {WORDS[symbol]}"
         drawing.value_axis(label, drawing.panels[column :: len(WORDS)])
     drawing.note("each at its greatest depth", when=any(len(s.depths) > 1 for s in shown))
     drawing.notes += left_out_note([s.label for s in drawing.series if s not in shown])
     drawing.notes += sides_note(usable)
-    if gaps := [note for s in shown for note in gaps_of(labels[s], ratios[s])]:
-        drawing.note(f"no ratio where the gradient is 0: {'; '.join(gaps)}")
+    drawn = {s: list(ratios[s].values()) for s in shown}
+    gaps = [s for s in shown if any(len(r.rows(-1)) < len(r.rows(0)) for r in drawn[s])]
+    where = "; ".join(labels[s] for s in gaps)
+    drawing.note(f"no ratio of layers whose gradient is 0 at the last step: {where}", when=gaps)
     drawing.notes += diverged_note((labels[s], deepest[s]) for s in shown)
-    drawn = [each for s in shown for each in ratios[s].values()]
-    first, last = (sorted({int(each.steps[end]) for each in drawn}) for end in (0, -1))
     for kind, words in KINDS.items():
         if any(kind == known for s in shown for _, known in ratios[s]):
             drawing.entry(words, color=KIND_COLOURS[kind])
+    every = [each.steps for of_setting in drawn.values() for each in of_setting]
+    first, last = (sorted({int(steps[end]) for steps in every}) for end in (0, -1))
     drawing.entry(step_words(first, "first"), color=GREY, ls="-")
     if first != last:
         drawing.entry(step_words(last, "last"), color=GREY, ls=DASHES[1])
@@ -119,51 +116,29 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     return drawing.finish("Gradient ratios by layer")
 
 
-def in_braces(symbol: str) -> str:
-    """The symbol with both of its letters as subscripts."""
-    return typeset(symbol.replace("_LN", "_{LN}").replace("_RC", "_{RC}"))
-
-
-def gaps_of(label: str, ratios: dict[tuple[str, str], Ratios]) -> list[str]:
-    """Where the last record has no ratio of layers that the first one has: in one of the seeds."""
-    layers: set[int] = set()
-    for each in ratios.values():
-        layers |= set(each.rows(0)["x"]) - set(each.rows(-1)["x"])
-    if not layers:
-        return []
-    step = int(next(iter(ratios.values())).steps[-1])
-    low, high = min(layers), max(layers)
-    several = "" if len(layers) == high - low + 1 else f"{len(layers)} of "
-    return [f"{label}, step {step}, {several}layers {low} to {high}"]
-
-
 def draw_ratios(
     panel: Panel, symbol: str, ratios: dict[tuple[str, str], Ratios], members: Sequence[Run]
 ) -> None:
     """Draw one ratio of each kind of sublayer, and the prediction; broken where a stack ends."""
-    stacks = members[0].columns.get("stacks", {})
-    layer_axis(panel.axes, sum(stacks.values()) or 1, ticks=4)
+    first = members[0].columns.get("stacks", {}).get("encoder", 0)
+    depth = next(iter(ratios.values())).values.shape[2]
+    layer_axis(panel.axes, depth, ticks=4)
     for kind, colour in KIND_COLOURS.items():
         each = ratios.get((symbol, kind))
         if each is None:
             continue
-        layer_axis(panel.axes, each.values.shape[2], ticks=4)
-        styles: list[tuple[Ratios, int, str, str, Any]] = [
-            (each, record, f"step {int(each.steps[record])}", "line", dash)
+        lines = [
+            (f"step {int(each.steps[record])}", each.rows(record), {"ls": dash, "lw": 1.1})
             for record, dash in zip(sorted({0, len(each.steps) - 1}), DASHES, strict=False)
         ]
         expected = read(members, f"beta_ln_predicted_{kind}") if symbol == "β_LN" else None
         if expected is not None:
-            styles.append((expected, 0, "predicted", "predicted", DASHES[2]))
-        for source, record, name, row_kind, dash in styles:
-            rows, first = source.rows(record), stacks.get("encoder", 0)
-            width = 0.7 if row_kind == "predicted" else 1.1
-            style: Any = {"color": colour, "ls": dash, "lw": width, "ms": 1.8}
+            lines.append(("predicted", expected.rows(0), {"ls": DASHES[2], "lw": 0.7}))
+        for name, rows, look in lines:
+            style: Any = look | {"color": colour, "ms": 1.8, "marker": markers(len(rows))}
+            style |= {"kind": "predicted", "band": False} if name == "predicted" else {}
             for part in (rows[rows["x"] <= first], rows[rows["x"] > first]):
-                panel.lines(
-                    f"{KINDS[kind]}, {name}", part, kind=row_kind, band=row_kind == "line",
-                    marker=markers(len(rows)), **style,
-                )  # fmt: skip
+                panel.lines(f"{KINDS[kind]}, {name}", part, **style)
 
 
 def draw_published(panel: Panel, symbol: str) -> None:

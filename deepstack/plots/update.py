@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,11 +14,11 @@ from deepstack.analysis.fit import fit_points
 from deepstack.analysis.settings import depth_of, depths_of, scheme_label
 from deepstack.analysis.statistics import (
     SATURATED,
+    distinct_levels,
     has_diverged,
     has_diverged_by,
     last_row,
     points_of,
-    shared_steps,
     unrelated_distance,
     update_column,
     value_at,
@@ -44,10 +42,11 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Model update against depth at the first and at the last shared step, with exponents."""
     runs = with_steps(runs)
     depths = depths_of(runs)
-    shared = shared_steps([run for run in runs if not has_diverged(run)] or runs)
+    finished = [run for run in runs if not has_diverged(run)] or runs
+    shared = set.intersection(*(set(run.steps["step"].tolist()) for run in finished))
     if options.at_step is None and not shared:
         raise NothingMatchedError("the runs share no step")
-    last = shared[-1] if options.at_step is None else options.at_step
+    last = max(shared) if options.at_step is None else options.at_step
     if not any(last in run.steps["step"].to_numpy() for run in runs):
         raise NothingMatchedError(f"no run has a row for step {last}")
     column = update_column(runs)
@@ -107,13 +106,9 @@ def update_label(runs: Sequence[Run], column: str) -> str:
 
 
 def draw_unrelated(panel: Panel, column: str) -> None:
-    """Draw the distances of unrelated states that differ by over two percent, three at most."""
+    """Draw the distances of unrelated states, at most three."""
     words = "√2·‖F$_0$‖" if column == "model_update" else "√2"
-    distinct: list[float] = []
-    for value in sorted(unrelated_distance(run, column) for run in panel.drawing.runs):
-        if math.isfinite(value) and (not distinct or value / distinct[-1] > 1.02):
-            distinct.append(value)
-    for value in distinct[:3]:
+    for value in distinct_levels(unrelated_distance(run, column) for run in panel.drawing.runs):
         panel.level(value, "unrelated states", f"unrelated states, {words}")
 
 
@@ -183,32 +178,19 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
     )
 
 
-def last_step(tables: dict[Run, pd.DataFrame]) -> tuple[int, list[str]]:
-    """Return the last step at which all runs have a snapshot and most a value, and a note.
-
-    A run without one there, because it left the theorem's form on the way, does not hold back the
-    others.  Diverged runs have no say.  Raises NothingMatchedError when there is no such step.
-    """
-    finished = [run for run in tables if not has_diverged(run)] or list(tables)
-    snapshots = [
-        set(run.layers("bound_attention")[0].tolist()) & set(run.steps["step"].tolist())
-        for run in finished
-    ]
-    count = Counter(step for run in finished for step in tables[run]["step"].tolist())
-    good = [s for s in set.intersection(*snapshots) if 2 * count[s] > len(finished)]
-    if not good:
-        raise NothingMatchedError("the runs share no step with a snapshot")
-    step = int(max(good))
-    if step == max(map(max, snapshots)):
-        return step, []
-    return step, [f"step {step} is the last snapshot that all share and most have a value at"]
+def last_snapshot(runs: Sequence[Run]) -> tuple[int, list[str]]:
+    """Return the last step at which all runs that did not diverge have a snapshot, and a note."""
+    finished = [run for run in runs if not has_diverged(run)] or runs
+    last = [max(set(run.layers("bound_attention")[0]) & set(run.steps["step"])) for run in finished]
+    step = int(min(last))
+    return step, [f"step {step} is the last snapshot that all share"] if step < max(last) else []
 
 
 @chart("bound_vs_depth")
 def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
     tables = tables_of(runs)
-    step, note = last_step(tables) if options.at_step is None else (options.at_step, [])
+    step, note = last_snapshot(list(tables)) if options.at_step is None else (options.at_step, [])
     used = [run for run in tables if step in tables[run]["step"].to_numpy()]
     if not used:
         raise NothingMatchedError(f"no run has a snapshot at step {step}")

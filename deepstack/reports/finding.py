@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deepstack.analysis.comparison import choice_of
+from deepstack.analysis.comparison import Choice, choices
 from deepstack.analysis.fit import Fit
 from deepstack.analysis.outcomes import CLEAR, loss_and_floor, margin
 from deepstack.analysis.settings import (
@@ -18,7 +18,14 @@ from deepstack.analysis.settings import (
     split_series,
     varying_settings,
 )
-from deepstack.analysis.statistics import Mean, final_value, has_diverged, loss_column, mean_of
+from deepstack.analysis.statistics import (
+    Mean,
+    final_value,
+    finite_or_none,
+    has_diverged,
+    loss_column,
+    mean_of,
+)
 from deepstack.records import Run
 from deepstack.records.cells import counted
 
@@ -84,33 +91,28 @@ def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[s
     if len({run.get(TASK) for run in runs}) > 1:
         return []
     keys = [key for key in best if key in varying_settings(runs)]
-    series = split_series(runs, but=keys)[0]
+    column = loss_column(runs)
+    of_depths: dict[int, list[Candidate]] = {}
+    for label, choice in choices(runs, keys):
+        if candidate := candidate_of(label, choice, column):
+            of_depths.setdefault(depth_of(choice.runs[0]), []).append(candidate)
     rows = []
-    for depth in sorted({depth_of(run) for run in runs}):
-        there = [[run for run in s.runs if depth_of(run) == depth] for s in series]
-        column = loss_column([run for members in there for run in members])
-        candidates = [
-            candidate
-            for s, members in zip(series, there, strict=True)
-            if members and (candidate := candidate_of(s.label, members, keys, column))
-        ]
+    for depth, candidates in sorted(of_depths.items()):
         if len(candidates) < 2:
             continue
-        candidates.sort(key=lambda one: one.mean)
-        leader, *others = candidates
-        other_schemes = [one for one in others if one.scheme != leader.scheme]
-        second = (other_schemes or others)[0]
+        leader, *others = sorted(candidates, key=lambda one: one.mean)
+        second = next((one for one in others if one.scheme != leader.scheme), others[0])
         gap = margin_of(leader, second)
         rows.append(
             {
                 "depth": depth,
                 "leader": leader.label,
                 "loss": leader.mean,
-                "below": leader.floor - leader.mean if math.isfinite(leader.floor) else None,
+                "below": finite_or_none(leader.floor - leader.mean),
                 "second": second.label,
                 "margin": gap.value,
-                "low": gap.low if math.isfinite(gap.low) else None,
-                "high": gap.high if math.isfinite(gap.high) else None,
+                "low": finite_or_none(gap.low),
+                "high": finite_or_none(gap.high),
                 "pairs": gap.n,
                 "settings": len(candidates),
                 "verdict": verdict_of(gap),
@@ -119,11 +121,8 @@ def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[s
     return rows
 
 
-def candidate_of(
-    label: str, members: Sequence[Run], keys: Sequence[str], column: str
-) -> Candidate | None:
+def candidate_of(label: str, choice: Choice, column: str) -> Candidate | None:
     """Return a setting at one depth as a candidate; None if some seed is not done."""
-    choice = choice_of(members, keys)
     if not choice.complete or any(run.state != "done" for run in choice.runs):
         return None
     losses = {int(run.get(SEED, 0)): final_value(run, column) for run in choice.runs}
@@ -131,16 +130,14 @@ def candidate_of(
         return None
     floor = mean_of([loss_and_floor(run)[1] for run in choice.runs]).value
     chosen = "".join(f", {key.rpartition('.')[2]} {value}" for key, value in choice.values.items())
-    name = label.replace("\u00a0", " ") + chosen
-    return Candidate(scheme_label(choice.runs[0]), name, losses, floor)
+    return Candidate(scheme_label(choice.runs[0]), label + chosen, losses, floor)
 
 
 def margin_of(leader: Candidate, second: Candidate) -> Mean:
     """Return how far `leader` is below `second`: over shared seeds, or of the means without any."""
     shared = sorted(set(leader.losses) & set(second.losses))
     if not shared:
-        unknown = math.nan
-        return Mean(second.mean - leader.mean, unknown, unknown, unknown, unknown, 0)
+        return mean_of([])._replace(value=second.mean - leader.mean)
     return mean_of([second.losses[seed] - leader.losses[seed] for seed in shared])
 
 

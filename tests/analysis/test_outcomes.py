@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.plot_runs import make_chart, make_run, rows, words
+from helpers.report_pages import draw_only
 from typer.testing import CliRunner
 
 from deepstack.analysis.outcomes import CLEAR, margin, outcome
@@ -218,7 +219,10 @@ def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path
 # --- words ---------------------------------------------------------------------------------
 
 
-def test_readers_see_plain_words_and_files_keep_the_values(tmp_path: Path) -> None:
+def test_readers_see_plain_words_and_files_keep_the_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
     for depth, result in zip((6, 18, 48, 96), ENDS, strict=True):
         run_with(tmp_path / "study", result, depth=depth)
     chart = make_chart("outcomes", tmp_path)

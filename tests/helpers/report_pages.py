@@ -6,6 +6,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from deepstack.plots import CHARTS
+from deepstack.reports import page
+
+
+def draw_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let reports draw only these charts, which take most of their time."""
+    monkeypatch.setattr(page, "FIRST", names)
+    monkeypatch.setattr(page, "CHARTS", {name: CHARTS[name] for name in names})
+
 
 def row_of(table: Any, **wanted: Any) -> Any:
     for column, value in wanted.items():

@@ -83,7 +83,7 @@ def test_names_that_are_not_known_are_answered_with_the_nearest(tmp_path: Path) 
     make_runs(tmp_path, depth=(6, 18))
     with pytest.raises(ConfigError, match="did you mean 'val_loss'"):
         draw(tmp_path, "depth", "val_los")
-    with pytest.raises(ConfigError, match=r"unknown setting 'dpth'.*model.depth"):
+    with pytest.raises(ConfigError, match=r"unknown key 'dpth'; did you mean 'model.depth'"):
         draw(tmp_path, "dpth", "val_loss")
     with pytest.raises(NothingMatchedError, match="has no value of single layers"):
         draw(tmp_path, "layer", "loss")

@@ -186,15 +186,6 @@ def test_hollow_points_are_hollow(tmp_path: Path) -> None:
     assert faces[18][1] == faces[6][1] != faces[48][1]
 
 
-def test_one_diverged_seed_takes_its_point_out_of_the_fit(tmp_path: Path) -> None:
-    make_runs(tmp_path / "study", depth=DEPTHS, seed=(0, 1, 2))
-    make_run(tmp_path / "study", depth=100, seed=2, state="diverged")
-    chart = make_chart("update_vs_depth", tmp_path)
-    point = rows(chart, kind="point", panel="step 5", x=100).iloc[0]
-    assert point["mark"] == "some diverged" and point["n"] == 2
-    assert rows(chart, kind="fit", panel="step 5")["n"].item() == 3
-
-
 def test_schemes_without_a_last_norm_are_compared_relatively(tmp_path: Path) -> None:
     study, depths = tmp_path / "study", (6, 18, 48)
     make_runs(study, depth=depths, updates=[30.0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.plot_runs import make_chart, make_run, make_runs
-from helpers.report_pages import Page
+from helpers.report_pages import Page, draw_only
 from scipy.stats import t
 
 from deepstack.records import find_runs
@@ -48,7 +48,8 @@ def test_the_margin_is_taken_seed_by_seed(study: Path) -> None:
     assert second["low"] < 0 < second["high"] and second["verdict"].startswith("not clear")
 
 
-def test_the_page_begins_with_the_finding(study: Path) -> None:
+def test_the_page_begins_with_the_finding(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, "update_vs_depth")
     page = Page(report(study))
     text = page.text
     assert "At N = 48, Pre-LN has the lowest validation loss, 2.300 nats: 0.067 below" in text

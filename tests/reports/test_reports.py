@@ -4,7 +4,6 @@ import base64
 import csv
 import hashlib
 import io
-import json
 import math
 import re
 import statistics
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from helpers import ROOT
 from helpers.plot_runs import make_chart, make_run, make_runs, update
-from helpers.report_pages import Page, row_of
+from helpers.report_pages import Page, draw_only, row_of
 from typer.testing import CliRunner
 
 import deepstack
@@ -150,10 +149,15 @@ def content(address: str) -> bytes:
     return base64.b64decode(data, validate=True)
 
 
-def test_a_page_holds_every_table_and_chart(tmp_path: Path) -> None:
-    path = report(make_study(tmp_path / "mine"), against="post_ln")
-    assert path == tmp_path / "mine" / "report.html"
-    page = Page(path)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with every chart."""
+    return report(make_study(tmp_path_factory.mktemp("results") / "mine"), against="post_ln")
+
+
+def test_a_page_holds_every_table_and_chart(whole: Path) -> None:
+    assert whole.parts[-2:] == ("mine", "report.html")
+    page = Page(whole)
     assert page.open == []
     first = next(row for row in page.rows if row[:2] == ["DeepNorm", "2"])
     loss = statistics.fmean(LOSS["deepnorm", 2, seed] for seed in range(3))
@@ -178,8 +182,24 @@ def test_a_page_holds_every_table_and_chart(tmp_path: Path) -> None:
         if link.startswith("#"):
             assert link[1:] in anchors
         else:
-            assert RunFolder(path.parent / unquote(link)).exists()
+            assert RunFolder(whole.parent / unquote(link)).exists()
     assert "d_model: 64" in page.text and "scheme:" not in page.text.split("d_model")[0][-80:]
+
+
+def test_the_lowest_loss_of_each_depth_is_bold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single loss of a depth is not, and neither is a run that diverged."""
+    draw_only(monkeypatch)
+    for scheme, depth, loss in (
+        ("deepnorm", 1, 2.0), ("post_ln", 1, 2.5), ("deepnorm", 2, 2.6), ("post_ln", 2, 2.1),
+        ("deepnorm", 3, 2.4),
+    ):  # fmt: skip
+        make_run(tmp_path, scheme=scheme, depth=depth, masked=loss)
+    make_run(tmp_path, scheme="rezero", depth=1, masked=1.0, state="diverged")
+    text = report(tmp_path).read_text("utf-8")
+    assert re.findall(r"number best\"[^>]*>(.*?)<", text) == ["2.000", "2.100"]
+    assert re.search(r"\.best \{ font-weight: 700; \}", text) and "Bold: the least of" in text
 
 
 def test_lines_that_coincide_keep_their_colours(tmp_path: Path) -> None:
@@ -190,11 +210,15 @@ def test_lines_that_coincide_keep_their_colours(tmp_path: Path) -> None:
         assert list(panel["styles"].values()) == styles and panel["kinds"] == ["line"]
 
 
-def test_a_page_fetches_nothing_and_is_the_same_again(tmp_path: Path) -> None:
+def test_the_same_runs_give_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, "update_vs_depth", "outcomes")
     path = report(make_study(tmp_path))
     once = path.read_bytes()
     assert report(tmp_path, path) == path and path.read_bytes() == once
-    page = Page(path)
+
+
+def test_a_page_fetches_nothing(whole: Path) -> None:
+    once, page = whole.read_bytes(), Page(whole)
     assert page.all("script") == [{"type": "application/json", "id": "panels"}, {}]
     assert not page.all("link")
     assert all(i["src"].startswith("data:") for i in page.all("img"))
@@ -208,8 +232,9 @@ def test_a_page_fetches_nothing_and_is_the_same_again(tmp_path: Path) -> None:
         assert address.startswith((b"data:", b"#", b"deepnorm-", b"post_ln-"))
 
 
-def test_what_a_folder_says_is_text(tmp_path: Path) -> None:
+def test_what_a_folder_says_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names and messages of a folder that came from elsewhere."""
+    draw_only(monkeypatch, "loss_vs_step")
     evil = "<script>alert(1)</script>\"'&{{ 7*7 }}"
     path = make_run(tmp_path / "a&b <i>", state="failed", config={"task.name": evil})
     folder = RunFolder(path)
@@ -220,12 +245,6 @@ def test_what_a_folder_says_is_text(tmp_path: Path) -> None:
     assert "<script>alert(1)" in page.text and "{{ 7*7 }}" in page.text
 
 
-@pytest.mark.parametrize("meta", [{"environment": "x", "git": 3, "plugins": 5}, {"plugins": [1]}])
-def test_a_meta_that_is_another_thing_is_no_trouble(tmp_path: Path, meta: dict[str, Any]) -> None:
-    (make_run(tmp_path) / "meta.json").write_text(json.dumps(meta))
-    assert "1 run: 1 done" in Page(report(tmp_path)).text
-
-
 def test_the_floor_is_the_one_that_the_outcome_is_of(tmp_path: Path) -> None:
     """Without [MASK] that is the best without context, not the unigram of the [MASK] positions."""
     make_run(tmp_path, masked=math.nan)
@@ -233,7 +252,8 @@ def test_the_floor_is_the_one_that_the_outcome_is_of(tmp_path: Path) -> None:
     assert (row.val_loss, row.unigram, row.outcome) == (2.0, 2.98, "1 trained")
 
 
-def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
+def test_runs_that_did_not_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
     make_run(tmp_path, seed=0)
     make_run(tmp_path, seed=1, state="interrupted")
     broken = make_run(tmp_path, seed=2)
@@ -246,7 +266,10 @@ def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
     assert any(broken.name in line for line in said) and broken.name in page.text
 
 
-def test_a_page_of_one_run_and_of_several_studies(tmp_path: Path) -> None:
+def test_a_page_of_one_run_and_of_several_studies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
     run = make_run(tmp_path / "one")
     make_run(tmp_path / "two", scheme="post_ln")
     assert report(run) == run / "report.html"
@@ -262,7 +285,8 @@ def test_a_page_of_one_run_and_of_several_studies(tmp_path: Path) -> None:
     assert len(Page(report(several, tmp_path / "both.html")).all("section")) == 1
 
 
-def test_a_report_of_a_run_leaves_it_whole(tmp_path: Path) -> None:
+def test_a_report_of_a_run_leaves_it_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
     config = deepstack.load_config(
         ROOT / "configs" / "quick.yaml",
         ["model.depth=2", "train.steps=3", "train.batch_size=2", "train.eval_batches=1"],
@@ -318,7 +342,10 @@ def make_rates(root: Path) -> Path:
     return root
 
 
-def test_the_best_rate_is_chosen_where_every_seed_is_done(tmp_path: Path) -> None:
+def test_the_best_rate_is_chosen_where_every_seed_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
     table = compare(make_rates(tmp_path), "post_ln", ["train.lr"])
     assert len(table) == 2
     best = row_of(table, setting="DeepNorm")
@@ -342,7 +369,10 @@ def test_where_no_rate_is_whole_nothing_is_chosen(tmp_path: Path) -> None:
     assert (row.outcome, row.seeds, row.edge) == ("2 diverged", 1, "")
 
 
-def test_a_study_without_the_baseline_is_there_without_it(tmp_path: Path) -> None:
+def test_a_study_without_the_baseline_is_there_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
     make_rates(tmp_path / "rates")
     make_run(tmp_path / "alone")
     table = compare(tmp_path, "post_ln", ["train.lr"])
