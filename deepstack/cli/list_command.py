@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,14 +16,11 @@ from deepstack.cli.tables import emit
 from deepstack.config import Config, Family, values, with_overrides
 from deepstack.config.examples import description, example_paths
 from deepstack.config.walk import at, keys
+from deepstack.errors import ConfigError
+from deepstack.registry import unknown
 
 Rows = list[dict[str, Any]]
 Columns = Mapping[str, tuple[str, str, str]]
-Kind = StrEnum(
-    "Kind",
-    ["configs", "settings", "schemes", "tasks", "diagnostics", "analyses", "charts", "claims"],
-)
-"""The kinds of entries that can be listed."""
 
 DEPTH = 100  # of the coefficients in JSON and Markdown
 JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
@@ -37,8 +33,17 @@ CELLS: dict[str, Callable[[Any], str]] = {
 """Nested values as cells of a table."""
 
 
+def complete_kind(incomplete: str) -> list[str]:
+    """Return the kinds that start like the word."""
+    return [name for name in KINDS if name.startswith(incomplete)]
+
+
 def list_command(
-    kind: Kind = typer.Argument(metavar="KIND", help="Kind of entries."),
+    kind: str = typer.Argument(
+        metavar="KIND",
+        help="Kind of entries.",
+        autocompletion=complete_kind,
+    ),
     depth: int | None = option("Print the coefficients of schemes at this depth.", min=1),
     plugin: Plugins = [],
     json: Json = False,
@@ -48,19 +53,13 @@ def list_command(
 
     Each setting has its allowed values: norms, activations, optimizers, …
     """
+    if kind not in KINDS:
+        raise ConfigError(unknown("kind", kind, KINDS))
     load_plugins(plugin)
-    functions: dict[Kind, Callable[[], Rows]] = {
-        Kind.configs: config_rows,
-        Kind.settings: setting_rows,
-        Kind.schemes: lambda: scheme_rows(depth or DEPTH),
-        Kind.tasks: task_rows,
-        Kind.diagnostics: diagnostic_rows,
-        Kind.analyses: analysis_rows,
-        Kind.charts: chart_rows,
-        Kind.claims: claim_rows,
-    }
-    is_short = not (plugin or json or markdown or depth)
-    rows = DECLARED[kind]() if is_short and kind in DECLARED else functions[kind]()
+    if kind in DECLARED and not (plugin or json or markdown or depth):
+        rows = DECLARED[kind]()
+    else:
+        rows = scheme_rows(depth or DEPTH) if kind == "schemes" else KINDS[kind]()
     if not json:
         rows = [
             {k: CELLS[k](v) if k in CELLS else v for k, v in row.items() if k not in JSON_ONLY}
@@ -92,7 +91,7 @@ def setting_rows() -> Rows:
     return rows
 
 
-def scheme_rows(depth: int) -> Rows:
+def scheme_rows(depth: int = DEPTH) -> Rows:
     """Return name, equation, families, coefficients and gains of every scheme at a depth.
 
     alpha, beta and the gains of the first and last layer are an encoder's. `coefficients` has those
@@ -258,12 +257,22 @@ def declared_claims() -> Rows:
     ]
 
 
-DECLARED: dict[Kind, Callable[[], Rows]] = {
-    Kind.schemes: declared_schemes,
-    Kind.diagnostics: declared_diagnostics,
-    Kind.analyses: lambda: named_rows(declarations("depth_use", "measure")),
-    Kind.charts: lambda: named_rows(declarations("plots", "chart")),
-    Kind.claims: declared_claims,
+KINDS: dict[str, Callable[[], Rows]] = {
+    "configs": config_rows,
+    "settings": setting_rows,
+    "schemes": scheme_rows,
+    "tasks": task_rows,
+    "diagnostics": diagnostic_rows,
+    "analyses": analysis_rows,
+    "charts": chart_rows,
+    "claims": claim_rows,
+}
+DECLARED: dict[str, Callable[[], Rows]] = {
+    "schemes": declared_schemes,
+    "diagnostics": declared_diagnostics,
+    "analyses": lambda: named_rows(declarations("depth_use", "measure")),
+    "charts": lambda: named_rows(declarations("plots", "chart")),
+    "claims": declared_claims,
 }
 """Tables that need no torch: they are read from the source, without coefficients."""
 
