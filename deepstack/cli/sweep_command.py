@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -137,8 +136,7 @@ def sweep_command(
             opt.note(line)
         return
     todo = [cell for cell in cells if sweeps.is_wanted(cell, retried)]
-    refuse_full_disk(cells, out)
-    bring_reference(path, out / name)
+    make_study(cells, path, out / name)
     if slurm or submit:
         order = {"workers": workers, "hours": max_hours, "directives": sbatch}
         hand_to_slurm(todo, submit, study=name, out=out, **order)
@@ -216,37 +214,27 @@ def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
         )
 
 
-def bring_reference(path: Path, study: Path) -> None:
-    """Copy `<file>.reference.csv` from beside a study's file into the study.
+def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
+    """Make the folder of a study, with the `<file>.reference.csv` from beside the study's file.
 
     Charts draw these published values over those of the study (see `deepstack.plots.files`).
+    Raises ResourceError if the folder cannot be made, or if weights and checkpoints do not fit.
     """
-    reference = path.with_suffix(".reference.csv")
-    if reference.is_file():
+    try:
         study.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(reference, study / "reference.csv")
-
-
-def refuse_full_disk(cells: Sequence[Cell], out: Path) -> None:
-    """Raise ResourceError if the sweep's weights and checkpoints do not fit on the disk."""
+    except OSError as error:
+        raise ResourceError(
+            f"{study}: no folder can be made ({error.strerror}); give another one with --out"
+        ) from error
     todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
     sizes = [conf.disk_estimate(cell.config) for cell in todo]
     needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)
-    where = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    if not where.is_dir():
-        raise ResourceError(f"{where} is not a folder; give another one with --out")
-    try:
-        attempt = where / f".deepstack-{os.getpid()}"
-        attempt.mkdir()
-        attempt.rmdir()
-    except OSError as error:
-        raise ResourceError(
-            f"{out}: no folder can be made in {where} ({error.strerror}); give another one with "
-            "--out"
-        ) from error
-    free = shutil.disk_usage(where).free
+    free = shutil.disk_usage(study).free
     if needed > free:
         raise ResourceError(
-            f"{out}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
+            f"{study}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
             "give another folder with --out"
         )
+    reference = path.with_suffix(".reference.csv")
+    if reference.is_file():
+        shutil.copyfile(reference, study / "reference.csv")
