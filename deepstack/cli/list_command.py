@@ -10,6 +10,7 @@ from typing import Any, get_args
 import typer
 
 from deepstack.allowed import describe
+from deepstack.cli.completion import starting
 from deepstack.cli.declarations import Declaration, attributes, constants, declarations
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
 from deepstack.cli.tables import emit
@@ -35,7 +36,7 @@ CELLS: dict[str, Callable[[Any], str]] = {
 
 def complete_kind(incomplete: str) -> list[str]:
     """Return the kinds that start like the word."""
-    return [name for name in KINDS if name.startswith(incomplete)]
+    return starting(KINDS, incomplete)
 
 
 def list_command(
