@@ -99,12 +99,12 @@ def sweep_command(
     """
     if ray and (slurm or submit):
         raise ConfigError("found --ray and --slurm; allowed one of them")
-    address, words = (ray_address(words) if ray else None), list(words)
-    if address is not None:
-        words.remove(address)
-    named = bool(words) and "=" not in words[0]
-    path = example_or_file(Path(words[0])) if named else example(BUILT_IN)
-    settings = words[1:] if named else list(words)
+    address = ray_address(words) if ray else None
+    settings = [word for word in words if word != address]
+    if settings and "=" not in settings[0]:
+        path = example_or_file(Path(settings.pop(0)))
+    else:
+        path = example(BUILT_IN)
     lists = {"model.depth": depths, "model.scheme": schemes, "seed": seeds}
     lists |= {"model.d_model": widths, "train.flops": flops}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
@@ -146,11 +146,9 @@ def sweep_command(
         from deepstack.sweeps.ray import OnRay
 
         launcher = OnRay(todo, name, out, workers, address)
-        workers, count = None, launcher.workers
+        count = launcher.workers
     else:
         launcher = sweeps.Local(cells, name, out, count, budget=budget)
-    if workers is not None and not quiet:
-        warn_of_threads(cells, workers)
     seconds = None if max_hours is None else 3600 * max_hours
     with watch(quiet, cells, count) as show, stop_on_signal() as stop:
         pool = sweeps.Pool(cells, launcher, retried, stop, show, seconds, run_timeout)
@@ -160,9 +158,7 @@ def sweep_command(
         for line in sweep_finding([Run(entry.cell.folder.path) for entry in progress]):
             log(line)
         folder = shlex.quote(str(out / name))
-        opt.note(
-            f"for one page: deepstack report {folder}; compare and plot also accept the folder"
-        )
+        log(f"for one page: deepstack report {folder}; compare and plot also accept the folder")
     for entry in progress:
         if entry.message:
             opt.note(f"{entry.cell.folder.path}: {entry.state}: {entry.message}")
@@ -198,20 +194,6 @@ def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
     if not submitted:
         runs = counted("{} runs", len(todo))
         opt.note(f"{runs}; submit them with: sbatch {shlex.quote(str(script))}")
-
-
-def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
-    """Print a warning if the runs together have more threads than the machine has cores."""
-    from deepstack.sweeps import most_threads
-    from deepstack.training import cores
-
-    threads = most_threads(cells)
-    if workers * threads > cores():
-        fits = max(1, cores() // threads)
-        opt.note(
-            f"{workers} workers with {threads} threads each exceed the {cores()} cores and slow "
-            f"each other down; use --workers {fits}, or try runtime.threads=1"
-        )
 
 
 def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
