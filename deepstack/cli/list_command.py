@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import typer
@@ -71,15 +70,12 @@ def list_command(
 
 def config_rows() -> Rows:
     """Return name, command and description of every example configuration."""
-    return [
-        {"name": name, "command": command_of(path), "description": description(path)}
-        for name, path in example_paths().items()
-    ]
-
-
-def command_of(path: Path) -> str:
-    """Return the command that runs a configuration: `sweep` if it describes one."""
-    return "sweep" if "\nsweep:" in path.read_text(encoding="utf-8") else "train"
+    rows = []
+    for name, path in example_paths().items():
+        is_sweep = "\nsweep:" in path.read_text(encoding="utf-8")
+        command = "sweep" if is_sweep else "train"
+        rows.append({"name": name, "command": command, "description": description(path)})
+    return rows
 
 
 def setting_rows() -> Rows:
@@ -162,31 +158,26 @@ def diagnostic_rows() -> Rows:
     from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
     from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 
-    layers = {
-        file: (SYMBOLS[name], first_sentence(function))
-        for name, function in DIAGNOSTICS.items()
-        for file in file_names(name)
-    }
-    rows = measured_rows(COLUMNS, NOISE, SHARPNESS, layers)
+    rows = column_rows((COLUMNS, NOISE, SHARPNESS))
+    for name, function in DIAGNOSTICS.items():
+        rows += [layer_row(file, SYMBOLS[name], function) for file in file_names(name)]
     return [row | {"beat": row["interval"]} for row in rows]
 
 
-def measured_rows(
-    columns: Columns, noise: Columns, sharpness: Columns, layers: Mapping[str, tuple[str, str]]
-) -> Rows:
-    """Return the rows of the columns of model update, noise scale and sharpness, and of layers."""
-    values = [
-        (name, symbol, interval, sentence)
-        for table, interval in (
-            (columns, "every step"),
-            (noise, "every layer"),
-            (sharpness, "sharpness_every"),
-        )
+def column_rows(tables: Sequence[Columns]) -> Rows:
+    """Return the rows of the columns of model update, noise scale and sharpness."""
+    intervals = ("every step", "every layer", "sharpness_every")
+    return [
+        {"name": name, "symbol": symbol, "interval": interval, "description": sentence}
+        for table, interval in zip(tables, intervals, strict=True)
         for name, (symbol, _, sentence) in table.items()
     ]
-    values += [(name, symbol, "every layer", text) for name, (symbol, text) in layers.items()]
-    names = ("name", "symbol", "interval", "description")
-    return [dict(zip(names, row, strict=True)) for row in values]
+
+
+def layer_row(name: str, symbol: str, one: Any) -> dict[str, Any]:
+    """Return the row of a file of a per-layer diagnostic."""
+    text = first_sentence(one)
+    return {"name": name, "symbol": symbol, "interval": "every layer", "description": text}
 
 
 def analysis_rows() -> Rows:
@@ -234,15 +225,12 @@ def declared_schemes() -> Rows:
 def declared_diagnostics() -> Rows:
     """Return the rows of `diagnostic_rows` that the source declares."""
     usual = constants("diagnostics", "layers")["SUBLAYERS"]
-    layers = {
-        file: (one.arguments[0], first_sentence(one))
-        for name, one in declarations("diagnostics", "diagnostic").items()
-        for file in [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or [name]
-    }
-    columns, noise, sharpness = (
-        constants("diagnostics", file)["COLUMNS"] for file in ("update", "noise_scale", "sharpness")
-    )
-    return measured_rows(columns, noise, sharpness, layers)
+    files = ("update", "noise_scale", "sharpness")
+    rows = column_rows([constants("diagnostics", file)["COLUMNS"] for file in files])
+    for name, one in declarations("diagnostics", "diagnostic").items():
+        names = [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or [name]
+        rows += [layer_row(file, one.arguments[0], one) for file in names]
+    return rows
 
 
 def declared_claims() -> Rows:
