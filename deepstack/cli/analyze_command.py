@@ -66,8 +66,6 @@ def analyze_command(
         for run in find_runs(path)
     }
     chosen = folders | foreign
-    if other is not None and len(chosen) > 1:
-        raise ConfigError(f"--with: found {len(chosen)} runs; allowed one")
     if (text is None) is bool(foreign):
         problem = "no text" if foreign else "text and no Hugging Face folder"
         raise ConfigError(f"--text: found {problem}; allowed a text file with such a folder")

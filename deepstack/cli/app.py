@@ -28,32 +28,17 @@ from deepstack.registry import nearest
 
 COMMANDS = tuple(EXAMPLES)
 _CONTINUE = "an interrupted run continues when its train or sweep command is repeated"
+_STEPS = "training is measured in steps: train.steps=VALUE"
 COMMANDS_ELSEWHERE = {
     "run": "did you mean 'train' (one run), 'sweep' (a grid) or 'rerun' (a recorded run)?",
-    **dict.fromkeys(("resume", "continue", "restart"), _CONTINUE),
-    "start": "did you mean 'train'?",
+    **dict.fromkeys(("resume", "continue"), _CONTINUE),
     **dict.fromkeys(("show", "status", "runs"), "did you mean 'ls'?"),
-    **dict.fromkeys(("delete", "remove", "clean"), "did you mean 'rm'?"),
-    **dict.fromkeys(("grid", "multirun"), "did you mean 'sweep'?"),
+    **dict.fromkeys(("delete", "remove"), "did you mean 'rm'?"),
 }
-OPTIONS_ELSEWHERE = {
-    **dict.fromkeys(("resume", "continue", "restart", "ckpt"), _CONTINUE),
-    **dict.fromkeys(
-        ("epochs", "epoch", "max_epochs", "num_epochs"),
-        "training is measured in steps: train.steps=VALUE",
-    ),
-}
+OPTIONS_ELSEWHERE = {"resume": _CONTINUE, "epochs": _STEPS, "max_epochs": _STEPS}
 """Words of other programs, and the text to type here."""
-_ON_OTHER_MACHINES = "the page is for this machine alone; from another: ssh -L 8765:127.0.0.1:8765"
-COMMAND_OPTIONS_ELSEWHERE = {
-    **{(name, "out"): "did you mean --to?" for name in ("plot", "report")},
-    **{(name, "tag"): "did you mean --where tag=WORD?" for name in ("ls", "plot", "compare")},
-    ("compare", "csv"): "did you mean --json or --markdown?",
-    ("serve", "host"): f"{_ON_OTHER_MACHINES} HOST",
-    **{("tag", word): "write the word itself: tag RUN WORD" for word in ("add", "tag")},
-    **{("note", word): 'write the text itself: note RUN "TEXT"' for word in ("text", "message")},
-}
-"""The same by command."""
+SYNONYMS = {"out": "to", "tag": "where tag=WORD"}
+"""Options of some commands, and those of the others that do the same."""
 
 
 class Group(TyperGroup):
@@ -72,12 +57,6 @@ class Group(TyperGroup):
         if word in COMMANDS_ELSEWHERE and self.get_command(ctx, word) is None:
             ctx.fail(f"No such command {args[0]!r}; {COMMANDS_ELSEWHERE[word]}")
         return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the commands with the whole first sentence of each."""
-        rows = [(name, first_line(self.commands[name].help)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -120,34 +99,17 @@ class Command(TyperCommand):
                     formatter.write_dl(groups[heading])
 
 
-def suggest_choice(error: Any) -> None:
-    """Add the nearest name to the message of an argument that is none of several names."""
-    match = re.search(r"'([^']*)' is not one of (.*)", error.message, re.DOTALL)
-    if match:
-        choices = re.findall(r"'([^']+)'", match[2])
-        near = nearest(match[1], choices)
-        hint = f"did you mean {near!r}? " if near else ""
-        error.message = f"found {match[1]!r}; {hint}allowed: {', '.join(choices)}"
-
-
 def suggest_for_extra_words(error: Any) -> None:
     """Add the text to type to the message of words that a command does not take."""
-    match = re.search(r"unexpected extra argument\S* \((.*)\)", error.message)
-    options = {one.name for one in getattr(error.ctx.command, "params", ())} if match else set()
-    if not match or not options:
-        return
-    words = match[1].split()
-    if "where" in options and "=" in words[0]:
-        error.message += f"; to select runs: --where {shlex.quote(words[0])}"
+    match = re.search(r"unexpected extra argument\S* \((\S*).*\)", error.message)
+    command = getattr(error.ctx, "command", None)
+    options = {one.name for one in getattr(command, "params", ())} if match else set()
+    if match and "where" in options and "=" in match[1]:
+        error.message += f"; to select runs: --where {shlex.quote(match[1])}"
     elif "text" in options:
         error.message += '; put the text in quotes: note RUN "TEXT"'
     elif "directory" in options:
         error.message += "; allowed one folder, and the folder above several has the runs of all"
-
-
-def first_line(text: str | None) -> str:
-    """Return the first paragraph of a help text on one line."""
-    return " ".join((text or "").split("\n\n")[0].split())
 
 
 def suggest_option(error: Any) -> None:
@@ -158,33 +120,25 @@ def suggest_option(error: Any) -> None:
     from deepstack.config.walk import keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
-    command = getattr(error.ctx, "command", None)
-    elsewhere = COMMAND_OPTIONS_ELSEWHERE.get((getattr(command, "name", ""), word))
-    if elsewhere or word in OPTIONS_ELSEWHERE:
-        error.possibilities = None
-        elsewhere = elsewhere or OPTIONS_ELSEWHERE[word]
-        error.message = f"No such option: {error.option_name}; {elsewhere}"
-        return
-    parameters = getattr(command, "params", [])
+    parameters = getattr(error.ctx.command, "params", [])
     options = [text[2:] for one in parameters for text in one.opts if text.startswith("--")]
-    near = nearest(word, options)
+    synonym = SYNONYMS.get(word, "")
+    near = synonym if synonym.split(" ")[0] in options else nearest(word, options)
     settings = [key for key in keys() if word in (key, key.rpartition(".")[2])]
-    takes = any(one.name in ("overrides", "words") for one in parameters)
-    if settings and takes and not (near and near.startswith(word)):
-        meant = f"{settings[0]}=VALUE"
-    elif near or error.possibilities:
-        meant = f"--{near}" if near else error.possibilities[0]
+    takes_settings = any(one.name in ("overrides", "words") for one in parameters)
+    if word in OPTIONS_ELSEWHERE:
+        hint = OPTIONS_ELSEWHERE[word]
+    elif settings and takes_settings and not (near and near.startswith(word)):
+        hint = f"did you mean {settings[0]}=VALUE?"
+    elif near:
+        hint = f"did you mean --{near}?"
     else:
         return
     error.possibilities = None
-    error.message = f"No such option: {error.option_name}; did you mean {meant}?"
+    error.message = f"No such option: {error.option_name}; {hint}"
 
 
-SUGGESTIONS = {
-    "NoSuchOption": suggest_option,
-    "UsageError": suggest_for_extra_words,
-    "BadParameter": suggest_choice,
-}
+SUGGESTIONS = {"NoSuchOption": suggest_option, "UsageError": suggest_for_extra_words}
 """By the names of classes that are private to typer."""
 
 app = typer.Typer(
@@ -200,7 +154,9 @@ app = typer.Typer(
 for _name in COMMANDS:
     _module = import_module(f"deepstack.cli.{_name}_command")
     _function = getattr(_module, f"{_name}_command")
-    app.command(_name, cls=Command, epilog=f"Example: {EXAMPLES[_name]}")(_function)
+    _summary = " ".join((_function.__doc__ or "").split("\n\n")[0].split())  # never cut off
+    _example = f"Example: {EXAMPLES[_name]}"
+    app.command(_name, cls=Command, short_help=_summary, epilog=_example)(_function)
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,7 @@ import typer
 
 from deepstack.cli import options as opt
 from deepstack.cli.tables import emit, emit_json
-from deepstack.config import Config, load_config
+from deepstack.config import load_config
 from deepstack.errors import ConfigError
 
 COLUMNS = {
@@ -49,7 +49,8 @@ def bench_command(
     """
     if no_peers and peers:
         raise ConfigError("bench: found --peers and --no-peers; allowed one of them")
-    names = [] if no_peers else None if peers is None else split_names(peers)
+    names = None if peers is None else [name.strip() for name in peers.split(",")]
+    names = [] if no_peers else names
     if suite is not None:
         from deepstack.bench import run_suite
 
@@ -60,8 +61,15 @@ def bench_command(
         return
     if config is None:
         raise ConfigError("bench: found no config; allowed a YAML file, or narrow, or --suite cpu")
-    settings = named_shape(config, overrides) or load_config(config, overrides)
-    wanted = parse_depths(depths)
+    if config.suffix or config.exists():
+        settings = load_config(config, overrides)
+    else:
+        from deepstack.bench import shape_config
+
+        settings = shape_config(str(config), overrides)
+    wanted = sorted(set(opt.whole_numbers("--depths", depths))) if depths else []
+    if len(wanted) == 1:
+        raise ConfigError(f"--depths: found {depths}; allowed two or more depths, as in 6,48,200")
     if chart is not None:
         from deepstack.bench.chart import refuse_chart
 
@@ -80,15 +88,6 @@ def bench_command(
         opt.note(f"chart: {chart}")
 
 
-def named_shape(config: Path, overrides: list[str]) -> Config | None:
-    """Return the configuration of a shape that bench knows by name; None for a file."""
-    if config.suffix or config.exists():
-        return None
-    from deepstack.bench import shape_config
-
-    return shape_config(str(config), overrides)
-
-
 def show(result: dict[str, Any], as_json: bool) -> None:
     """Print a bench report as JSON, or as its three tables."""
     from deepstack.bench import where
@@ -105,23 +104,3 @@ def show(result: dict[str, Any], as_json: bool) -> None:
         keys = ("exponent", "standard_error")
         names = ("step_ms", "memory_mb")
         emit([{first: n, **{k.replace("_", " "): fits[n][k] for k in keys}} for n in names], False)
-
-
-def split_names(text: str) -> list[str]:
-    """Return the names in a comma-separated list."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def parse_depths(text: str | None) -> list[int]:
-    """Return the distinct depths in a comma-separated list.
-
-    Raises ConfigError for fewer than two.
-    """
-    if text is None:
-        return []
-    words = split_names(text)
-    if not all(word.isdecimal() and int(word) > 0 for word in words) or len(set(words)) < 2:
-        raise ConfigError(
-            f"--depths: found {text!r}; allowed two or more depths, as in 6,48,200,1000"
-        )
-    return sorted({int(word) for word in words})

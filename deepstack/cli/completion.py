@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from glob import escape, glob
 from typing import Any
 
 from deepstack.allowed import alternatives, literals
@@ -32,14 +33,17 @@ def cut_word_at_equals() -> None:
         os.environ |= {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(equals - 1)}
 
 
+def starting(names: Iterable[str], incomplete: str) -> list[str]:
+    """Return the names that start like the word."""
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def complete_config(incomplete: str) -> list[str]:
     """Return the examples, YAML files and folders that start like the word."""
-    head, tail = os.path.split(incomplete)
-    names = [name for name in sorted(example_paths()) if name.startswith(incomplete)]
-    with_head = [os.path.join(head, name) for name in _names_in(head or ".") if name[0] != "."]
-    matches = [path for path in with_head if os.path.basename(path).startswith(tail)]
-    files = [path for path in matches if path.endswith((".yaml", ".yml"))]
-    return [*names, *files, *(f"{path}/" for path in matches if os.path.isdir(path))]
+    paths = sorted(glob(f"{escape(incomplete)}*"))
+    files = [path for path in paths if path.endswith((".yaml", ".yml"))]
+    folders = [f"{path}/" for path in paths if os.path.isdir(path)]
+    return [*starting(sorted(example_paths()), incomplete), *files, *folders]
 
 
 def complete_setting(incomplete: str) -> list[str]:
@@ -50,7 +54,7 @@ def complete_setting(incomplete: str) -> list[str]:
     key, equals, _ = (split_key + incomplete).partition("=")
     if equals:
         return complete_value(incomplete, values_of(key))
-    matches = [each for each in keys() if each.startswith(key)]
+    matches = starting(keys(), key)
     if len(matches) == 1 and (values := values_of(matches[0])):
         return [f"{matches[0]}={value}" for value in values]
     return [f"{each}=" for each in matches]
@@ -60,7 +64,7 @@ def complete_value(incomplete: str, values: list[str]) -> list[str]:
     """Return the values that continue the last one of `key=a,b`."""
     key, equals, typed = incomplete.rpartition("=")
     earlier, comma, start = typed.rpartition(",")
-    return [f"{key}{equals}{earlier}{comma}{one}" for one in values if one.startswith(start)]
+    return [f"{key}{equals}{earlier}{comma}{one}" for one in starting(values, start)]
 
 
 def complete_where(incomplete: str) -> list[str]:
@@ -69,7 +73,7 @@ def complete_where(incomplete: str) -> list[str]:
 
     key, equals, _ = (split_key + incomplete).partition("=")
     if not equals:
-        return [f"{name}=" for name in keys_of_runs() if name.startswith(key)]
+        return [f"{name}=" for name in starting(keys_of_runs(), key)]
     try:
         key = full_key(key.removesuffix("!"), keys_of_runs(short=False), "where")
     except ConfigError:
@@ -81,7 +85,7 @@ def complete_where(incomplete: str) -> list[str]:
 def complete_sort(incomplete: str) -> list[str]:
     """Return the columns and settings that start like the word, after a `-` for descending."""
     minus = "-" * incomplete.startswith("-")
-    return [f"{minus}{one}" for one in keys_of_runs() if f"{minus}{one}".startswith(incomplete)]
+    return starting([f"{minus}{one}" for one in keys_of_runs()], incomplete)
 
 
 def keys_of_runs(short: bool = True) -> list[str]:
@@ -101,7 +105,7 @@ def complete_config_or_setting(incomplete: str) -> list[str]:
 
 def complete_key(incomplete: str) -> list[str]:
     """Return the dotted keys that start like the word."""
-    return [key for key in keys() if key.startswith(incomplete)]
+    return starting(keys(), incomplete)
 
 
 def complete_names(package: str, kind: str) -> Complete:
@@ -109,17 +113,15 @@ def complete_names(package: str, kind: str) -> Complete:
 
     def complete(incomplete: str) -> list[str]:
         earlier, comma, start = incomplete.rpartition(",")
-        names = declarations(package, kind)
-        return [f"{earlier}{comma}{name}" for name in names if name.startswith(start)]
+        return [f"{earlier}{comma}{name}" for name in starting(declarations(package, kind), start)]
 
     return complete
 
 
 def complete_chart_or_folder(incomplete: str) -> list[str]:
     """Return the charts and folders that start like the word."""
-    charts = [name for name in declarations("plots", "chart") if name.startswith(incomplete)]
-    paths = complete_config(incomplete)
-    return charts + [path for path in paths if path.endswith("/")]
+    folders = [path for path in complete_config(incomplete) if path.endswith("/")]
+    return starting(declarations("plots", "chart"), incomplete) + folders
 
 
 def values_of(key: str) -> list[str]:
@@ -136,10 +138,3 @@ def values_of(key: str) -> list[str]:
     if default not in values and isinstance(default, bool | int | float | str):
         values.insert(0, default)
     return [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
-
-
-def _names_in(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -115,15 +116,13 @@ def shorten(reference: str) -> str:
 
 def bars(values: list[float], width: int) -> str:
     """Return a quantity's history as blocks whose heights are means over equal spans."""
-    finite = [v for v in values if abs(v) < float("inf")]
+    finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
         return ""
-    count = max(2, min(width, 48, len(finite)))
-    edges = [round(i * len(finite) / count) for i in range(count + 1)]
-    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges) if b > a]
-    low, high = min(means), max(means)
-    span = (high - low) or 1.0
-    return "".join(BLOCKS[min(7, int(8 * (m - low) / span))] for m in means)
+    spans = np.array_split(finite, max(2, min(width, 48, len(finite))))
+    means = [span.mean() for span in spans]
+    heights = np.interp(means, (min(means), max(means)), (0, 7))
+    return "".join(BLOCKS[int(height)] for height in heights)
 
 
 @contextmanager

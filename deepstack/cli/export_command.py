@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from deepstack import config as conf
@@ -47,10 +46,10 @@ def export_command(
     import torch
 
     from deepstack.model.build import build_model
-    from deepstack.model.fold import compare, forward_times
+    from deepstack.model.fold import compare
     from deepstack.model.fold import fold as folded
     from deepstack.model.plain import export_paths, fill, values_of
-    from deepstack.training import load_trained, torch_settings
+    from deepstack.training import load_trained
 
     if to is None:
         raise ConfigError("--to is missing: give a new folder, or x.safetensors")
@@ -84,18 +83,14 @@ def export_command(
         }
         if not difference.equal:
             raise DifferenceError(
-                f"{run}: the folded model computes something else: "
-                f"logits of up to {difference.largest:.3g} "
-                f"differ by {difference.float64:.1e} in float64 "
-                f"and {difference.float32:.1e} in float32; "
-                "nothing was written"
+                f"{run}: the folded model computes something else: logits of up to "
+                f"{difference.largest:.3g} differ by {difference.float64:.1e} in float64 and "
+                f"{difference.float32:.1e} in float32; nothing was written"
             )
         small = build_model(config_after, vocab_size=len(after["embedding"]), draw=False)
         small.at_step(step)
         fill(small.model, after)
         facts["parameters folded"] = sum(small.banks.count().values())
-        with torch_settings(config, built.model.embedding.device) as facts["threads"]:
-            facts |= forward_facts(forward_times, {"": built.model, " folded": small.model}, inputs)
         config, built, values = config_after, small, values_of(small.model)
     facts["files"] = [str(path) for path in export_paths(to)]
     write(to, conf.to_yaml(config), built, values, facts)
@@ -109,24 +104,6 @@ def export_tracker_logs(folder: Path, tracker: str, to: Path, json: bool) -> Non
     runs = find_runs(folder)
     command = export_logs(runs, tracker, to)
     emit_facts({"runs": len(runs), "folder": str(to), "to look at it": command}, json)
-
-
-def forward_facts(measure: Any, models: dict[str, Any], inputs: Tensor) -> dict[str, Any]:
-    """Return the median forward time of each model and the median ratio within a round."""
-    import statistics
-
-    times = measure(models, inputs, perf_counter)
-    before, after = times.values()
-    ratios = sorted(b / a for b, a in zip(before, after, strict=True))
-    quarter = len(ratios) // 4
-    rows: dict[str, Any] = {
-        f"forward ms{name}": statistics.median(seconds) * 1000 for name, seconds in times.items()
-    }
-    return rows | {
-        "forward time over folded": statistics.median(ratios),
-        "middle half of the rounds": f"{ratios[quarter]:.3f} to {ratios[-1 - quarter]:.3f}",
-        "batch": " x ".join(map(str, inputs.shape)),
-    }
 
 
 def write(
@@ -143,8 +120,7 @@ def write(
 
     paths = export_paths(to)
     about = jsonlib.dumps(facts, indent=2) + "\n"
-    contents = [(paths.config.name, config.encode()), (paths.about.name, about.encode())]
-    replace_all(
-        paths.weights.parent,
-        [*contents, (paths.weights.name, save(to_plain(built.model, values)))],
-    )
+    weights = save(to_plain(built.model, values))
+    contents = [(paths.config, config.encode()), (paths.about, about.encode())]
+    files = [(path.name, data) for path, data in [*contents, (paths.weights, weights)]]
+    replace_all(paths.weights.parent, files)

@@ -51,24 +51,24 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
     from deepstack.analysis.outcomes import margin, outcome
 
     cells: dict[int, dict[str, list[Run]]] = {}
-    for run in runs:
-        if run.damage() is None and outcome(run) is not None:
-            of_depth = cells.setdefault(int(run.get("model.depth")), {})
-            of_depth.setdefault(label_of(run), []).append(run)
-    if not cells or len(cells) > MOST_GROUPS or max(map(len, cells.values())) > MOST_GROUPS:
+    known = [run for run in runs if run.damage() is None and outcome(run) is not None]
+    for run in known:
+        of_depth = cells.setdefault(int(run.get("model.depth")), {})
+        of_depth.setdefault(label_of(run), []).append(run)
+    if not known or max(len(cells), *map(len, cells.values())) > MOST_GROUPS:
         return []
-    lines = []
+    lines = [
+        f"runs that learned from context, and nats below {guess_of(known[0])} (mean of these):"
+    ]
     for depth, schemes in sorted(cells.items()):
         parts = []
         for label, members in schemes.items():
-            trained = [run for run in members if outcome(run) == "trained"]
-            gain = fmean(-(margin(run) or 0.0) for run in trained) if trained else 0.0
-            count = f"{len(trained)} of {len(members)}"
-            parts.append((-len(trained) / len(members), -gain, f"{label} {count}", gain))
-        texts = [text + (f" ({gain:.2f})" if gain else "") for _, _, text, gain in sorted(parts)]
-        lines.append(f"{depth} layers: {', '.join(texts)}")
-    guess = guess_of(next(iter(next(iter(cells.values())).values()))[0])
-    return [f"runs that learned from context, and nats below {guess} (mean of these):", *lines]
+            gains = [-(margin(run) or 0.0) for run in members if outcome(run) == "trained"]
+            gain = fmean(gains) if gains else 0.0
+            text = f"{label} {len(gains)} of {len(members)}" + (f" ({gain:.2f})" if gain else "")
+            parts.append((-len(gains) / len(members), -gain, text))
+        lines.append(f"{depth} layers: {', '.join(text for _, _, text in sorted(parts))}")
+    return lines
 
 
 def guess_of(run: Run) -> str:

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from enum import StrEnum
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import typer
 
 from deepstack.allowed import describe
+from deepstack.cli.completion import starting
 from deepstack.cli.declarations import Declaration, attributes, constants, declarations
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
 from deepstack.cli.tables import emit
 from deepstack.config import Config, Family, values, with_overrides
 from deepstack.config.examples import description, example_paths
 from deepstack.config.walk import at, keys
+from deepstack.errors import ConfigError
+from deepstack.registry import unknown
 
 Rows = list[dict[str, Any]]
 Columns = Mapping[str, tuple[str, str, str]]
-Kind = StrEnum(
-    "Kind",
-    ["configs", "settings", "schemes", "tasks", "diagnostics", "analyses", "charts", "claims"],
-)
-"""The kinds of entries that can be listed."""
 
 DEPTH = 100  # of the coefficients in JSON and Markdown
 JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
@@ -37,8 +33,17 @@ CELLS: dict[str, Callable[[Any], str]] = {
 """Nested values as cells of a table."""
 
 
+def complete_kind(incomplete: str) -> list[str]:
+    """Return the kinds that start like the word."""
+    return starting(KINDS, incomplete)
+
+
 def list_command(
-    kind: Kind = typer.Argument(metavar="KIND", help="Kind of entries."),
+    kind: str = typer.Argument(
+        metavar="KIND",
+        help="Kind of entries.",
+        autocompletion=complete_kind,
+    ),
     depth: int | None = option("Print the coefficients of schemes at this depth.", min=1),
     plugin: Plugins = [],
     json: Json = False,
@@ -48,19 +53,13 @@ def list_command(
 
     Each setting has its allowed values: norms, activations, optimizers, …
     """
+    if kind not in KINDS:
+        raise ConfigError(unknown("kind", kind, KINDS))
     load_plugins(plugin)
-    functions: dict[Kind, Callable[[], Rows]] = {
-        Kind.configs: config_rows,
-        Kind.settings: setting_rows,
-        Kind.schemes: lambda: scheme_rows(depth or DEPTH),
-        Kind.tasks: task_rows,
-        Kind.diagnostics: diagnostic_rows,
-        Kind.analyses: analysis_rows,
-        Kind.charts: chart_rows,
-        Kind.claims: claim_rows,
-    }
-    is_short = not (plugin or json or markdown or depth)
-    rows = DECLARED[kind]() if is_short and kind in DECLARED else functions[kind]()
+    if kind in DECLARED and not (plugin or json or markdown or depth):
+        rows = DECLARED[kind]()
+    else:
+        rows = scheme_rows(depth or DEPTH) if kind == "schemes" else KINDS[kind]()
     if not json:
         rows = [
             {k: CELLS[k](v) if k in CELLS else v for k, v in row.items() if k not in JSON_ONLY}
@@ -71,15 +70,12 @@ def list_command(
 
 def config_rows() -> Rows:
     """Return name, command and description of every example configuration."""
-    return [
-        {"name": name, "command": command_of(path), "description": description(path)}
-        for name, path in example_paths().items()
-    ]
-
-
-def command_of(path: Path) -> str:
-    """Return the command that runs a configuration: `sweep` if it describes one."""
-    return "sweep" if "\nsweep:" in path.read_text(encoding="utf-8") else "train"
+    rows = []
+    for name, path in example_paths().items():
+        is_sweep = "\nsweep:" in path.read_text(encoding="utf-8")
+        command = "sweep" if is_sweep else "train"
+        rows.append({"name": name, "command": command, "description": description(path)})
+    return rows
 
 
 def setting_rows() -> Rows:
@@ -92,7 +88,7 @@ def setting_rows() -> Rows:
     return rows
 
 
-def scheme_rows(depth: int) -> Rows:
+def scheme_rows(depth: int = DEPTH) -> Rows:
     """Return name, equation, families, coefficients and gains of every scheme at a depth.
 
     alpha, beta and the gains of the first and last layer are an encoder's. `coefficients` has those
@@ -162,31 +158,26 @@ def diagnostic_rows() -> Rows:
     from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
     from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 
-    layers = {
-        file: (SYMBOLS[name], first_sentence(function))
-        for name, function in DIAGNOSTICS.items()
-        for file in file_names(name)
-    }
-    rows = measured_rows(COLUMNS, NOISE, SHARPNESS, layers)
+    rows = column_rows((COLUMNS, NOISE, SHARPNESS))
+    for name, function in DIAGNOSTICS.items():
+        rows += [layer_row(file, SYMBOLS[name], function) for file in file_names(name)]
     return [row | {"beat": row["interval"]} for row in rows]
 
 
-def measured_rows(
-    columns: Columns, noise: Columns, sharpness: Columns, layers: Mapping[str, tuple[str, str]]
-) -> Rows:
-    """Return the rows of the columns of model update, noise scale and sharpness, and of layers."""
-    values = [
-        (name, symbol, interval, sentence)
-        for table, interval in (
-            (columns, "every step"),
-            (noise, "every layer"),
-            (sharpness, "sharpness_every"),
-        )
+def column_rows(tables: Sequence[Columns]) -> Rows:
+    """Return the rows of the columns of model update, noise scale and sharpness."""
+    intervals = ("every step", "every layer", "sharpness_every")
+    return [
+        {"name": name, "symbol": symbol, "interval": interval, "description": sentence}
+        for table, interval in zip(tables, intervals, strict=True)
         for name, (symbol, _, sentence) in table.items()
     ]
-    values += [(name, symbol, "every layer", text) for name, (symbol, text) in layers.items()]
-    names = ("name", "symbol", "interval", "description")
-    return [dict(zip(names, row, strict=True)) for row in values]
+
+
+def layer_row(name: str, symbol: str, one: Any) -> dict[str, Any]:
+    """Return the row of a file of a per-layer diagnostic."""
+    text = first_sentence(one)
+    return {"name": name, "symbol": symbol, "interval": "every layer", "description": text}
 
 
 def analysis_rows() -> Rows:
@@ -234,15 +225,12 @@ def declared_schemes() -> Rows:
 def declared_diagnostics() -> Rows:
     """Return the rows of `diagnostic_rows` that the source declares."""
     usual = constants("diagnostics", "layers")["SUBLAYERS"]
-    layers = {
-        file: (one.arguments[0], first_sentence(one))
-        for name, one in declarations("diagnostics", "diagnostic").items()
-        for file in [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or [name]
-    }
-    columns, noise, sharpness = (
-        constants("diagnostics", file)["COLUMNS"] for file in ("update", "noise_scale", "sharpness")
-    )
-    return measured_rows(columns, noise, sharpness, layers)
+    files = ("update", "noise_scale", "sharpness")
+    rows = column_rows([constants("diagnostics", file)["COLUMNS"] for file in files])
+    for name, one in declarations("diagnostics", "diagnostic").items():
+        names = [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or [name]
+        rows += [layer_row(file, one.arguments[0], one) for file in names]
+    return rows
 
 
 def declared_claims() -> Rows:
@@ -258,12 +246,22 @@ def declared_claims() -> Rows:
     ]
 
 
-DECLARED: dict[Kind, Callable[[], Rows]] = {
-    Kind.schemes: declared_schemes,
-    Kind.diagnostics: declared_diagnostics,
-    Kind.analyses: lambda: named_rows(declarations("depth_use", "measure")),
-    Kind.charts: lambda: named_rows(declarations("plots", "chart")),
-    Kind.claims: declared_claims,
+KINDS: dict[str, Callable[[], Rows]] = {
+    "configs": config_rows,
+    "settings": setting_rows,
+    "schemes": scheme_rows,
+    "tasks": task_rows,
+    "diagnostics": diagnostic_rows,
+    "analyses": analysis_rows,
+    "charts": chart_rows,
+    "claims": claim_rows,
+}
+DECLARED: dict[str, Callable[[], Rows]] = {
+    "schemes": declared_schemes,
+    "diagnostics": declared_diagnostics,
+    "analyses": lambda: named_rows(declarations("depth_use", "measure")),
+    "charts": lambda: named_rows(declarations("plots", "chart")),
+    "claims": declared_claims,
 }
 """Tables that need no torch: they are read from the source, without coefficients."""
 

@@ -16,8 +16,11 @@ from deepstack.cli.completion import complete_chart_or_folder
 from deepstack.cli.progress import show_work
 from deepstack.errors import BrokenChartError, ConfigError
 
-# Charts of any quantity, and the options that each needs.
-WORDED = {"metric": ("x", "y"), "map": ("x", "y", "value")}
+# Charts of any quantity: the options that each needs, those that it accepts, and an example.
+WORDED = {
+    "metric": (("x", "y"), ("x", "y", "by"), "--x depth --y val_loss --by scheme"),
+    "map": (("x", "y", "value"), ("x", "y", "value"), "--x depth --y lr --value val_loss"),
+}
 axis, look, files = (
     partial(opt.option, panel=heading)
     for heading in ("The charts metric and map", "Appearance", "Files")
@@ -74,18 +77,14 @@ def plot_command(
     opt.load_plugins(plugin)
     from deepstack.plots import CHARTS, plot
 
-    def is_chart(word: str) -> bool:
-        return word in CHARTS or word in WORDED
-
-    if all(map(is_chart, names := words[0].split(","))):  # charts may be joined by commas
-        words = [*names, *words[1:]]
-    charts = list(takewhile(lambda word: is_chart(word) or not Path(word).is_dir(), words[:-1]))
+    if not Path(words[0]).exists():  # charts may be joined by commas
+        words = [*words[0].split(","), *words[1:]]
+    known = [word for word in words if word in CHARTS or word in WORDED]
+    charts = list(takewhile(lambda word: word in known or not Path(word).is_dir(), words[:-1]))
     directories = words[len(charts) :]
-    directory = directories[-1]
-    if not Path(directory).is_dir() and is_chart(directory):
-        folders = [word for word in words if not is_chart(word)]
-        charts_named = [word for word in words if is_chart(word)]
-        command = shlex.join(["deepstack", "plot", *charts_named, *(folders or ["results/"])])
+    if directories[-1] in known and not Path(directories[-1]).is_dir():
+        folders = [word for word in words if word not in known]
+        command = shlex.join(["deepstack", "plot", *known, *(folders or ["results/"])])
         problem = "the folder comes last" if folders else "no folder given"
         raise ConfigError(f"plot: {problem}; try: {command}")
     axes = {"x": x, "y": y, "by": by, "value": value}
@@ -94,7 +93,7 @@ def plot_command(
     try:
         with show_work("drawing charts") as work:
             paths = plot(
-                directories if len(directories) > 1 else directory,
+                directories if len(directories) > 1 else directories[0],
                 charts or None,
                 out=to,
                 at_step=at_step,
@@ -128,22 +127,17 @@ def axis_options(
 ) -> dict[str, Any]:
     """Return the options of `metric` or `map`.  Raises ConfigError for missing and extra ones."""
     chosen = {name: word for name, word in axes.items() if word is not None}
-    worded = [name for name in charts if name in WORDED]
-    if not worded:
+    name = next((chart for chart in charts if chart in WORDED), None)
+    if name is None:
         if chosen:
             raise ConfigError(f"plot: --{next(iter(chosen))} belongs to the charts metric and map")
         return {}
-    if len(charts) > 1:
-        raise ConfigError(f"plot: {worded[0]} is drawn alone; name no other chart beside it")
-    (name,) = worded
-    allowed = {*WORDED[name], *(["by"] if name == "metric" else [])}
-    missing = [f"--{option}" for option in WORDED[name] if option not in chosen]
-    extra = [f"--{option}" for option in chosen if option not in allowed]
-    if missing or extra:
-        problem = f"needs {' and '.join(missing)}" if missing else f"has no {extra[0]}"
-        example = {
-            "metric": "--x depth --y val_loss --by scheme",
-            "map": "--x depth --y lr --value val_loss",
-        }[name]
-        raise ConfigError(f"plot {name}: {problem}; as in: deepstack plot {name} DIR {example}")
+    needed, accepted, example = WORDED[name]
+    problems = [f"needs --{option}" for option in needed if option not in chosen]
+    problems += [f"has no --{option}" for option in chosen if option not in accepted]
+    problems += ["is drawn alone"] if len(charts) > 1 else []
+    if problems:
+        raise ConfigError(
+            f"plot {name}: {' and '.join(problems)}; as in: deepstack plot {name} DIR {example}"
+        )
     return chosen | {"layers": layers}

@@ -24,11 +24,9 @@ DELAY_SECONDS = 0.5  # a command that ends before shows nothing
 class Work:
     """The progress of a command: a text, and the part that is done if the total is known."""
 
-    def __init__(self, text: str) -> None:
-        self.text, self.done, self.total = text, 0, 0
-        self._progress: Progress | None = None
-        self._is_over = False
-        self._lock = threading.Lock()
+    def __init__(self, progress: Progress, text: str) -> None:
+        self.progress, self.done = progress, 0
+        self.task = progress.add_task(one_line(text), total=None)
 
     def step(self, text: str, total: int) -> None:
         """Begin the next of `total` parts; `text` names it."""
@@ -37,48 +35,11 @@ class Work:
 
     def show(self, text: str, done: int, total: int) -> None:
         """Show a text, and that `done` of `total` parts are done."""
-        self.text, self.done, self.total = text, done, total
-        self._refresh()
+        self.progress.update(self.task, description=one_line(text), completed=done, total=total)
 
     def note(self, line: str) -> None:
         """Print a line on stderr, above the bar."""
-        with self._lock:
-            if self._progress is None:
-                log(line)
-            else:
-                self._progress.console.print(printable(line), soft_wrap=True)
-
-    def _refresh(self) -> None:
-        if self._progress is not None:
-            self._progress.update(
-                self._progress.task_ids[0], description=one_line(self.text),
-                completed=self.done, total=self.total or None,
-            )  # fmt: skip
-
-    def _show(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (
-            BarColumn(bar_width=24), TextColumn("{task.description}", markup=False),
-            TimeElapsedColumn(),
-        )  # fmt: skip
-        with self._lock:
-            if self._is_over:
-                return
-            self._progress = Progress(
-                *columns, console=terminal_console(), transient=True,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
-            self._progress.add_task(one_line(self.text), total=None)
-            self._refresh()
-            self._progress.start()
-
-    def _end(self) -> None:
-        with self._lock:
-            self._is_over = True
-            if self._progress is not None:
-                self._progress.stop()
-                self._progress = None
+        self.progress.console.print(printable(line), soft_wrap=True)
 
 
 @contextmanager
@@ -87,18 +48,30 @@ def show_work(text: str, quiet: bool = False) -> Iterator[Work]:
 
     It is shown on a terminal only, and not if quiet; it is gone after the block.
     """
-    work = Work(text)
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    progress = Progress(
+        BarColumn(bar_width=24),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=terminal_console(),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    work = Work(progress, text)
     if quiet or not raw(sys.stderr).isatty():
         yield work
         return
-    timer = threading.Timer(DELAY_SECONDS, work._show)
+    timer = threading.Timer(DELAY_SECONDS, progress.start)
     timer.daemon = True
     timer.start()
     try:
         yield work
     finally:
         timer.cancel()
-        work._end()
+        timer.join()
+        progress.stop()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -49,15 +49,25 @@ def run_table(rows: Sequence[RunRow], height: int, caption: str = "") -> Table:
         table.add_row(
             one_line(row.name),
             Text(row.state, COLOURS[row.state]),
-            f"{row.step}/{'?' if row.steps is None else row.steps}",
+            f"{row.step}/{row.steps or '?'}",
             *("-" if v is None else f"{v:.4g}" for v in (row.loss, row.model_update)),
-            "" if row.step_ms is None or not is_running else f"{row.step_ms:.3g}",
-            "" if row.seconds_left is None or not is_running else clock(row.seconds_left),
+            f"{row.step_ms:.3g}" if is_running and row.step_ms is not None else "",
+            clock(row.seconds_left) if is_running and row.seconds_left is not None else "",
         )
-    more = len(rows) - len(chosen)
-    parts = [f"and {more} more"] if more else []
-    table.caption = "; ".join([*parts, *filter(None, [caption])]) or None
+    more = f"and {len(rows) - count} more" if len(rows) > count else ""
+    table.caption = "; ".join(filter(None, [more, caption])) or None
     return table
+
+
+def changes_of_state(rows: Iterable[RunRow], seen: dict[str, str]) -> Iterator[str]:
+    """Yield a line for each run whose state is not that in `seen`, and put it there."""
+    for row in rows:
+        if seen.get(row.name) != row.state:
+            seen[row.name] = row.state
+            text = f"{row.state:<12} {one_line(row.name)}  step {row.step}/{row.steps or '?'}"
+            if row.loss is not None and row.model_update is not None:
+                text += f"  loss {row.loss:.4g}  ‖ΔF‖ {row.model_update:.4g}"
+            yield text
 
 
 def counts(states: Iterable[str]) -> str:

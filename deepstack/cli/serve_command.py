@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import html
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from deepstack.cli import options as opt
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.streams import log
+from deepstack.cli.watch_command import stamp
 from deepstack.errors import DeepstackError, NothingMatchedError, ResourceError
 from deepstack.records import find_runs
 from deepstack.records.cells import printable
-
-if TYPE_CHECKING:
-    from deepstack.reports.page import Page
 
 ADDRESS = "127.0.0.1"
 LOOK_SECONDS = 2.0
 # Drawing a page while runs train costs them time: the pauses are longer than the drawing.
 PAUSE_FACTOR = 4
-# Browsers keep no copy, show the page in no frame, and give it to no other site.
+# Browsers keep no copy, show the page in no frame, and give it to no other site. The page itself
+# has the policy for its contents.
 HEADERS = {
     "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-POLICY = "default-src 'none'; frame-ancestors 'none'"
 WAITING = (
     '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="3">'
     "<title>deepstack</title><p>{}</p></html>"
@@ -62,8 +59,8 @@ def serve_command(
     opt.load_plugins(plugin)
     from deepstack.reports.page import build_page
 
-    def build() -> Page:
-        return build_page(directories, None, against, best, at_step, diagnostic)
+    def build() -> str:
+        return build_page(directories, None, against, best, at_step, diagnostic).text
 
     live = LivePage([Path(folder) for folder in directories], build)
     try:
@@ -72,78 +69,65 @@ def serve_command(
         raise ResourceError(
             f"port {port} of {ADDRESS}: {error.strerror}; give another one with --port"
         ) from error
+    say = (lambda line: None) if quiet else log
     with ended_by_ctrl_c(), server:
         typer.echo(f"http://{ADDRESS}:{server.server_address[1]}/")
-        if not quiet:
-            log("Ctrl-C ends the server")
+        say("Ctrl-C ends the server")
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        live.follow(lambda line: None if quiet else log(line))
-
-
-class LivePage:
-    """The newest page of the runs below some folders, and its tag.
-
-    build: draws the page.  It runs in one thread only: matplotlib's style is global.
-    """
-
-    def __init__(self, folders: Sequence[Path], build: Callable[[], Page]) -> None:
-        self.folders, self.build = folders, build
-        self.signature: object = None
-        self.show(WAITING.format("The page is being drawn."))
-
-    def show(self, text: str) -> None:
-        """Make a text the newest page."""
-        data = printable(text).encode("utf-8")
-        self.current = data, f'"{hashlib.sha256(data).hexdigest()[:32]}"', policy_in(text)
-
-    def update(self) -> bool:
-        """Draw the page again if runs have changed; return whether they have."""
-        signature = signature_of(self.folders)
-        if signature == self.signature:
-            return False
-        self.signature = signature
-        try:
-            self.show(self.build().text)
-        except NothingMatchedError:
-            where = html.escape(", ".join(map(str, self.folders)))
-            self.show(WAITING.format(f"No runs below {where} yet."))
-        except DeepstackError as error:  # such as a log that is half copied from another machine
-            self.show(WAITING.format(html.escape(str(error))))
-        return True
-
-    def follow(self, say: Callable[[str], None]) -> None:
-        """Update the page until the process is interrupted."""
         while True:
             began = time.monotonic()
-            if self.update():
+            if live.update():
                 seconds = time.monotonic() - began
                 say(f"page drawn in {seconds:.1f} s")
                 time.sleep(PAUSE_FACTOR * seconds)
             time.sleep(LOOK_SECONDS)
 
 
-def signature_of(folders: Sequence[Path]) -> object:
-    """Return sizes and times of the files of all runs that a page shows."""
-    from deepstack.cli.watch_command import stamp
+class LivePage:
+    """The newest page of the runs below some folders.
 
-    files = []
-    for folder in folders:
+    build: returns the page.  It runs in one thread only: matplotlib's style is global.
+    """
+
+    def __init__(self, folders: Sequence[Path], build: Callable[[], str]) -> None:
+        self.folders, self.build = folders, build
+        self.seen: object = None
+        self.show_text("The page is being drawn.")
+
+    def show(self, page: str) -> None:
+        """Make this the newest page."""
+        self.page = printable(page).encode("utf-8")
+
+    def show_text(self, text: str) -> None:
+        """Show a text until the page can be drawn."""
+        self.show(WAITING.format(html.escape(text)))
+
+    def update(self) -> bool:
+        """Draw the page again if runs have changed; return whether they have."""
+        files = [one for folder in self.folders for one in files_of_runs(folder)]
+        if files == self.seen:
+            return False
+        self.seen = files
         try:
-            runs = find_runs(folder)
+            self.show(self.build())
         except NothingMatchedError:
-            continue
-        for run in runs:
-            one = run.folder
-            paths = (one.status_path, one.steps_path, one.evals_path, one.layers_dir / "steps.npy")
-            files.append((str(run.path), *map(stamp, paths)))
-    return files
+            self.show_text(f"No runs below {', '.join(map(str, self.folders))} yet.")
+        except DeepstackError as error:  # such as a log that is half copied from another machine
+            self.show_text(str(error))
+        return True
 
 
-def policy_in(text: str) -> str:
-    """Return the content security policy of a page for its header, where it can forbid frames."""
-    if stated := re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text):
-        return f"{html.unescape(stated[1])}; frame-ancestors 'none'"
-    return POLICY
+def files_of_runs(folder: Path) -> list[object]:
+    """Return sizes and times of the files of all runs that a page shows."""
+    try:
+        runs = [run.folder for run in find_runs(folder)]
+    except NothingMatchedError:
+        return []
+    return [
+        (path, stamp(path))
+        for run in runs
+        for path in (run.status_path, run.steps_path, run.evals_path, run.layers_dir / "steps.npy")
+    ]
 
 
 class PageServer(ThreadingHTTPServer):
@@ -168,31 +152,27 @@ class PageHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page."""
-        self._answer(with_body=True)
+        self.wfile.write(self.do_HEAD())
 
-    def do_HEAD(self) -> None:
-        """Answer with the headers of the page; its tag changes with the page."""
-        self._answer(with_body=False)
+    def do_HEAD(self) -> bytes:
+        """Answer with the headers of the page; return it, or nothing if it is refused.
 
-    def _answer(self, with_body: bool) -> None:
+        The tag changes with the page, which asks for it every few seconds.
+        """
         port = self.server.server_address[1]
-        allowed = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
-        if self.headers.get_all("Host", []) not in [[name] for name in allowed]:
+        if self.headers.get("Host") not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
             self.send_error(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
-        elif self.path.partition("?")[0] != "/":
+            return b""
+        if self.path.partition("?")[0] != "/":
             self.send_error(HTTPStatus.NOT_FOUND)
-        else:
-            data, tag, policy = self.server.live.current
-            is_known = self.headers.get("If-None-Match") == tag
-            self.send_response(HTTPStatus.NOT_MODIFIED if is_known else HTTPStatus.OK)
-            self.send_header("ETag", tag)
-            self.send_header("Content-Security-Policy", policy)
-            if not is_known:
-                self.send_header("Content-Type", "text/html; charset=utf-8")
-                self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            if with_body and not is_known:
-                self.wfile.write(data)
+            return b""
+        page = self.server.live.page
+        self.send_response(HTTPStatus.OK)
+        self.send_header("ETag", f'"{hashlib.sha256(page).hexdigest()}"')
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        return page
 
     def end_headers(self) -> None:
         """Add the headers of every answer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -100,12 +99,12 @@ def sweep_command(
     """
     if ray and (slurm or submit):
         raise ConfigError("found --ray and --slurm; allowed one of them")
-    address, words = (ray_address(words) if ray else None), list(words)
-    if address is not None:
-        words.remove(address)
-    named = bool(words) and "=" not in words[0]
-    path = example_or_file(Path(words[0])) if named else example(BUILT_IN)
-    settings = words[1:] if named else list(words)
+    address = ray_address(words) if ray else None
+    settings = [word for word in words if word != address]
+    if settings and "=" not in settings[0]:
+        path = example_or_file(Path(settings.pop(0)))
+    else:
+        path = example(BUILT_IN)
     lists = {"model.depth": depths, "model.scheme": schemes, "seed": seeds}
     lists |= {"model.d_model": widths, "train.flops": flops}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
@@ -137,8 +136,7 @@ def sweep_command(
             opt.note(line)
         return
     todo = [cell for cell in cells if sweeps.is_wanted(cell, retried)]
-    refuse_full_disk(cells, out)
-    bring_reference(path, out / name)
+    make_study(cells, path, out / name)
     if slurm or submit:
         order = {"workers": workers, "hours": max_hours, "directives": sbatch}
         hand_to_slurm(todo, submit, study=name, out=out, **order)
@@ -148,11 +146,9 @@ def sweep_command(
         from deepstack.sweeps.ray import OnRay
 
         launcher = OnRay(todo, name, out, workers, address)
-        workers, count = None, launcher.workers
+        count = launcher.workers
     else:
         launcher = sweeps.Local(cells, name, out, count, budget=budget)
-    if workers is not None and not quiet:
-        warn_of_threads(cells, workers)
     seconds = None if max_hours is None else 3600 * max_hours
     with watch(quiet, cells, count) as show, stop_on_signal() as stop:
         pool = sweeps.Pool(cells, launcher, retried, stop, show, seconds, run_timeout)
@@ -162,9 +158,7 @@ def sweep_command(
         for line in sweep_finding([Run(entry.cell.folder.path) for entry in progress]):
             log(line)
         folder = shlex.quote(str(out / name))
-        opt.note(
-            f"for one page: deepstack report {folder}; compare and plot also accept the folder"
-        )
+        log(f"for one page: deepstack report {folder}; compare and plot also accept the folder")
     for entry in progress:
         if entry.message:
             opt.note(f"{entry.cell.folder.path}: {entry.state}: {entry.message}")
@@ -202,51 +196,27 @@ def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
         opt.note(f"{runs}; submit them with: sbatch {shlex.quote(str(script))}")
 
 
-def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
-    """Print a warning if the runs together have more threads than the machine has cores."""
-    from deepstack.sweeps import most_threads
-    from deepstack.training import cores
-
-    threads = most_threads(cells)
-    if workers * threads > cores():
-        fits = max(1, cores() // threads)
-        opt.note(
-            f"{workers} workers with {threads} threads each exceed the {cores()} cores and slow "
-            f"each other down; use --workers {fits}, or try runtime.threads=1"
-        )
-
-
-def bring_reference(path: Path, study: Path) -> None:
-    """Copy `<file>.reference.csv` from beside a study's file into the study.
+def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
+    """Make the folder of a study, with the `<file>.reference.csv` from beside the study's file.
 
     Charts draw these published values over those of the study (see `deepstack.plots.files`).
+    Raises ResourceError if the folder cannot be made, or if weights and checkpoints do not fit.
     """
-    reference = path.with_suffix(".reference.csv")
-    if reference.is_file():
+    try:
         study.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(reference, study / "reference.csv")
-
-
-def refuse_full_disk(cells: Sequence[Cell], out: Path) -> None:
-    """Raise ResourceError if the sweep's weights and checkpoints do not fit on the disk."""
+    except OSError as error:
+        raise ResourceError(
+            f"{study}: no folder can be made ({error.strerror}); give another one with --out"
+        ) from error
     todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
     sizes = [conf.disk_estimate(cell.config) for cell in todo]
     needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)
-    where = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    if not where.is_dir():
-        raise ResourceError(f"{where} is not a folder; give another one with --out")
-    try:
-        attempt = where / f".deepstack-{os.getpid()}"
-        attempt.mkdir()
-        attempt.rmdir()
-    except OSError as error:
-        raise ResourceError(
-            f"{out}: no folder can be made in {where} ({error.strerror}); give another one with "
-            "--out"
-        ) from error
-    free = shutil.disk_usage(where).free
+    free = shutil.disk_usage(study).free
     if needed > free:
         raise ResourceError(
-            f"{out}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
+            f"{study}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
             "give another folder with --out"
         )
+    reference = path.with_suffix(".reference.csv")
+    if reference.is_file():
+        shutil.copyfile(reference, study / "reference.csv")

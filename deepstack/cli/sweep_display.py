@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deepstack.cli.run_table import RunRow, clock, counts, run_table
+from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, run_table
 from deepstack.cli.streams import log, terminal_console
 from deepstack.records.cells import counted
 from deepstack.sweeps import Cell, Progress
@@ -37,23 +37,29 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
             )
     else:
         log(f"{counted('{} runs', len(cells))}, {min(workers, len(cells))} at a time")
-        seen = {id(cell): cell.state for cell in cells}
+        seen = {cell.folder.name: cell.state for cell in cells}
         latest: Sequence[Progress] = ()
 
-        def lines(progress: Sequence[Progress]) -> None:
+        def show_lines(progress: Sequence[Progress]) -> None:
             nonlocal latest
             latest = progress
-            for entry in progress:
-                if seen[id(entry.cell)] != entry.state and entry.state != "waiting":
-                    seen[id(entry.cell)] = entry.state
-                    text = f"{entry.state:<12} {entry.cell.folder.name}  step {entry.step}"
-                    if entry.loss is not None:
-                        text += f"  loss {entry.loss:.4g}  ‖ΔF‖ {entry.model_update:.4g}"
-                    log(text)
+            begun = [entry for entry in progress if entry.state != "waiting"]
+            for line in changes_of_state(map(row_of, begun), seen):
+                log(line)
 
-        yield lines
+        yield show_lines
         if latest:
             log(summary(latest, time.monotonic() - began))
+
+
+def row_of(entry: Progress) -> RunRow:
+    """Return the values of a run for the table."""
+    steps, left = entry.cell.config.train.steps, entry.seconds_left
+    step_ms = 1000 * left / (steps - entry.step) if left and steps > entry.step else None
+    return RunRow(
+        entry.cell.folder.name, entry.state, entry.step, steps,
+        entry.loss, entry.model_update, step_ms, left,
+    )  # fmt: skip
 
 
 def summary(progress: Sequence[Progress], elapsed: float) -> str:
@@ -64,51 +70,31 @@ def summary(progress: Sequence[Progress], elapsed: float) -> str:
     return f"{states}; {clock(elapsed)} so far{about}"
 
 
+def work_of(entry: Progress, steps: int) -> float:
+    """Return the work of some steps of a run: layers times tokens times steps."""
+    return entry.cell.work * steps / max(entry.cell.config.train.steps, 1)
+
+
+def work_left(entry: Progress) -> float:
+    """Return the work that the sweep still has to do on a run."""
+    is_over = entry.state not in ("waiting", "running")
+    return 0.0 if is_over else work_of(entry, entry.cell.config.train.steps - entry.step)
+
+
 def seconds_left(progress: Sequence[Progress], elapsed: float) -> float | None:
     """Estimate the seconds left for all runs from the work done so far in this sweep.
 
-    The work of a run is layers times tokens times steps, as in the order of the plan. Returns None
-    if no work is done or left.
+    Returns None if no work is done or left.
     """
-    finished = left = 0.0
-    for entry in progress:
-        steps = entry.cell.config.train.steps
-        a_step = entry.cell.work / max(steps, 1)
-        if entry.began:
-            finished += a_step * (entry.step - entry.first_step)
-        if entry.state in ("waiting", "running"):
-            left += a_step * (steps - entry.step)
+    finished = sum(work_of(one, one.step - one.first_step) for one in progress if one.began)
+    left = sum(map(work_left, progress))
     return elapsed * left / finished if finished and left else None
 
 
 def as_group(progress: Sequence[Progress], height: int, elapsed: float = 0.0) -> Group:
     """Return one bar for the whole sweep with its counts, and a table of runs below it."""
-    states = [entry.state for entry in progress]
     total = sum(entry.cell.work for entry in progress)
-    ended = [is_over(state) for state in states]
-    completed = sum(
-        entry.cell.work * (1 if over else entry.step / max(entry.cell.config.train.steps, 1))
-        for entry, over in zip(progress, ended, strict=True)
-    )
-    rows = [
-        RunRow(
-            entry.cell.folder.name, entry.state, entry.step, entry.cell.config.train.steps,
-            entry.loss, entry.model_update, ms_a_step(entry), entry.seconds_left,
-        )
-        for entry in progress
-    ]  # fmt: skip
     head = Table.grid(expand=True)
-    head.add_row(ProgressBar(total=max(total, 1), completed=completed))
+    head.add_row(ProgressBar(total=max(total, 1), completed=total - sum(map(work_left, progress))))
     head.add_row(Text(summary(progress, elapsed)))
-    return Group(head, run_table(rows, height - 2))
-
-
-def ms_a_step(entry: Progress) -> float | None:
-    """Return the milliseconds of a step of a running run, from all of its steps so far."""
-    left = entry.cell.config.train.steps - entry.step
-    return None if entry.seconds_left is None or left <= 0 else 1000 * entry.seconds_left / left
-
-
-def is_over(state: str) -> bool:
-    """Return whether the sweep does no more work on a run of this state."""
-    return state not in ("waiting", "running")
+    return Group(head, run_table([row_of(entry) for entry in progress], height - 2))

@@ -22,45 +22,39 @@ def plan_rows(
     Every swept key and every key of an override has a column. Values of overrides end in '*'.
     """
     todo = [cell for cell in cells if is_wanted(cell, retry)]
-    seconds: dict[int, float | None] = dict.fromkeys(map(id, cells), 0.0)
-    seconds |= dict(zip(map(id, todo), seconds_per_run(todo), strict=True))
+    times = iter(seconds_per_run(todo))
+    seconds = [next(times) if is_wanted(cell, retry) else 0.0 for cell in cells]
     overridden = list(dict.fromkeys(key for cell in cells for key in cell.overridden))
     usual = values(study.base)
     rows: list[dict[str, Any]] = []
-    for cell in cells:
-        row: dict[str, Any] = {"run": cell.folder.name}
-        row |= {key: scalar(cell.values[key]) for key in study.keys}
-        for key in overridden:
-            is_set = key in cell.overridden
-            row[key] = f"{cell.overridden[key]}*" if is_set else scalar(usual.get(key))
-        row |= {
-            "state": cell.state,
-            "steps": cell.config.train.steps,
-            "flops": as_power(cell.flops),
-            "parameters": cell.parameters,
-            "memory_mb": round(cell.memory / 1e6),
-            "minutes": minutes(seconds[id(cell)]),
-        }
-        rows.append(row)
-    known = [s for s in seconds.values() if s is not None]
-    totals = f"{len(todo):,} to run, {workers} at a time"
-    if study.total > study.size:
-        totals += f", {study.total - study.size:,} left out"
-    rows.append(
-        {
-            "run": totals,
-            **dict.fromkeys([*study.keys, *overridden]),
-            "state": "",
-            "steps": sum(cell.config.train.steps for cell in todo),
-            "flops": as_power(sum(cell.flops for cell in todo)),
-            "parameters": None,
-            "memory_mb": round(sum(sorted(c.memory for c in todo)[-workers:]) / 1e6),
-            "minutes": minutes(max(sum(known) / workers, max(known, default=0.0)))
-            if len(known) == len(cells)
-            else None,
-        }
-    )
-    return rows
+    for cell, time in zip(cells, seconds, strict=True):
+        marked = {key: f"{value}*" for key, value in cell.overridden.items()}
+        rows.append(
+            {"run": cell.folder.name}
+            | {key: scalar(cell.values[key]) for key in study.keys}
+            | {key: marked.get(key, scalar(usual.get(key))) for key in overridden}
+            | {
+                "state": cell.state,
+                "steps": cell.config.train.steps,
+                "flops": as_power(cell.flops),
+                "parameters": cell.parameters,
+                "memory_mb": round(cell.memory / 1e6),
+                "minutes": minutes(time),
+            }
+        )
+    known = [one for one in seconds if one is not None]
+    longest = max(sum(known) / workers, max(known, default=0.0))
+    left_out = study.total - study.size
+    totals = {
+        "run": f"{len(todo):,} to run, {workers} at a time"
+        + (f", {left_out:,} left out" if left_out > 0 else ""),
+        "state": "",
+        "steps": sum(cell.config.train.steps for cell in todo),
+        "flops": as_power(sum(cell.flops for cell in todo)),
+        "memory_mb": round(sum(sorted(cell.memory for cell in todo)[-workers:]) / 1e6),
+        "minutes": minutes(longest if len(known) == len(cells) else None),
+    }
+    return [*rows, dict.fromkeys(rows[0]) | totals]
 
 
 def emit_plan(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
@@ -101,7 +95,7 @@ def minutes(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds / 60, 1)
 
 
-def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, Any]]:
+def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[str, Any]]:
     """Return last validation loss and ‖ΔF‖ as a table of scheme by depth; for JSON one row per run.
 
     Each scheme and value of the other swept keys has a row. A cell lists the seeds.
@@ -109,30 +103,28 @@ def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[Any, An
     runs = [Run(e.cell.folder.path) for e in progress if e.cell.folder.exists()]
     if nested:
         return run_rows(runs) if runs else []
-    table: dict[tuple[str, ...], dict[str, list[str]]] = {}
-    depths = sorted({e.cell.config.model.depth for e in progress})
-    others = other_keys(progress)
+    head, others = "validation loss (‖ΔF‖)", other_keys(progress)
+    depths = [str(n) for n in sorted({entry.cell.config.model.depth for entry in progress})]
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in sorted(progress, key=lambda e: e.cell.config.seed):
         model = entry.cell.config.model
-        row = (model.scheme, *(text(scalar(entry.cell.values.get(key))) for key in others))
-        table.setdefault(row, {}).setdefault(str(model.depth), []).append(outcome(entry))
-    names, schemes = ("validation loss (‖ΔF‖)", *others), list({row[0]: None for row in table})
-    return [
-        dict(zip(names, row, strict=True))
-        | {str(depth): table[row].get(str(depth)) for depth in depths}
-        for row in sorted(table, key=lambda row: schemes.index(row[0]))
-    ]
+        first = {head: model.scheme}
+        first |= {key: text(scalar(entry.cell.values.get(key))) for key in others}
+        row = rows.setdefault(tuple(first.values()), first | dict.fromkeys(depths))
+        row[str(model.depth)] = [*(row[str(model.depth)] or []), outcome(entry)]
+    schemes = [row[head] for row in rows.values()]
+    return sorted(rows.values(), key=lambda row: schemes.index(row[head]))
 
 
 def other_keys(progress: Sequence[Progress]) -> list[str]:
     """Return the swept keys that scheme, depth and seed do not determine."""
     known: dict[tuple[str, int, int], dict[str, Any]] = {}
-    keys: dict[str, None] = {}
+    keys: list[str] = []
     for entry in progress:
         config, values = entry.cell.config, entry.cell.values
         first = known.setdefault((config.model.scheme, config.model.depth, config.seed), values)
-        keys |= {key: None for key, value in values.items() if value != first.get(key)}
-    return list(keys)
+        keys += [key for key in values if values[key] != first.get(key) and key not in keys]
+    return keys
 
 
 def outcome(entry: Progress) -> str:
@@ -142,9 +134,7 @@ def outcome(entry: Progress) -> str:
         return "damaged"
     if entry.state != "done":
         return f"{entry.state} at {entry.step}"
-    evals = run.evals
-    if not len(evals):
+    if not len(run.evals):
         return "-"
-    masked = evals["loss_masked"].iloc[-1] if "loss_masked" in evals else float("nan")
-    loss = masked if masked == masked else evals["loss"].iloc[-1]
-    return f"{loss:.3f} ({entry.model_update:.3g})"
+    losses = run.evals.reindex(columns=["loss_masked", "loss"]).iloc[-1].dropna()
+    return f"{losses.iloc[0]:.3f} ({entry.model_update:.3g})"

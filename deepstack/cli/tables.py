@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import typer
+from rich.cells import cell_len
+from rich.console import Console
 
 from deepstack.cli.streams import raw
 from deepstack.errors import NothingMatchedError
@@ -38,32 +40,29 @@ def emit(
         emit_json([{k: plain(v) for k, v in row.items()} for row in rows])
         return
     names = list(dict.fromkeys(key for row in rows for key in row))
-    cells = {name: [_cell(row.get(name)) for row in rows] for name in names}
+    columns = {str(name): [cell_of(row.get(name)) for row in rows] for name in names}
     if markdown:
-        body = (
-            [cell.replace("|", "\\|") for cell in row] for row in zip(*cells.values(), strict=True)
-        )
-        for line in (names, ["---"] * len(names), *body):
-            typer.echo(f"| {' | '.join(line)} |")
+        body = zip(*columns.values(), strict=True)
+        for line in (columns, ["---"] * len(columns), *body):
+            escaped = [cell.replace("|", "\\|") for cell in line]
+            typer.echo(f"| {' | '.join(escaped)} |")
         return
-    from rich.console import Console
-
     console = Console()
-    least = {name: least_width(str(name), column) for name, column in cells.items()}
     width = console.width if console.is_terminal else 10_000  # a pipe has no width
-    shown = choose_columns(least, [*(n for n in first if n in least), *names], width)
-    numbers = [
-        all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in shown
-    ]
-    lines = layout({str(n): cells[n] for n in shown}, numbers, [least[n] for n in shown], width)
+    shown = columns_that_fit(columns, first, width)
+    numbers = {
+        str(name)
+        for name in names
+        if all(isinstance(row.get(name), int | float | None) for row in rows)
+    }
+    lines = table_lines(shown, numbers, width)
     if console.is_terminal and not console.no_color:
         lines[1] = f"\x1b[1m{lines[1]}\x1b[0m"
     raw(sys.stdout).write("\n".join(lines) + "\n")
     sys.stdout.flush()
-    if left_out := [str(name) for name in names if name not in shown]:
-        names_left_out = ", ".join(left_out)
+    if omitted := ", ".join(name for name in columns if name not in shown):
         typer.echo(
-            f"omitted on this narrow terminal: {names_left_out}; --json or a pipe has all", err=True
+            f"omitted on this narrow terminal: {omitted}; --json or a pipe has all", err=True
         )
 
 
@@ -112,55 +111,62 @@ def emit_facts(facts: Mapping[str, Any], as_json: bool) -> None:
     emit([facts] if as_json else rows, as_json)
 
 
-def _cell(value: Any) -> str:
+def cell_of(value: Any) -> str:
     """Return a value as a cell; only the values of a list are on separate lines."""
     return "\n".join(one_line(text(one)) for one in (value if isinstance(value, list) else [value]))
 
 
-def layout(
-    cells: Mapping[str, Sequence[str]], numbers: Sequence[bool], least: Sequence[int], width: int
+def columns_that_fit(
+    columns: Mapping[str, Sequence[str]], first: Sequence[str], width: int
+) -> dict[str, Sequence[str]]:
+    """Return the columns that fit in table order: one, then those of `first`, then the others."""
+    least = {name: least_width(name, column) for name, column in columns.items()}
+    chosen: list[str] = []
+    for name in dict.fromkeys([*first, *columns]):
+        if name in columns:
+            if not chosen or table_width(least[each] for each in [*chosen, name]) <= width:
+                chosen.append(name)
+    return {name: column for name, column in columns.items() if name in chosen}
+
+
+def table_lines(
+    columns: Mapping[str, Sequence[str]], numbers: Iterable[str], width: int
 ) -> list[str]:
-    """Return the lines of a table; sentences are folded where it would be wider than `width`."""
-    widths = [max(map(_width, [name, *column])) for name, column in cells.items()]
-    spare = [wide - narrow for wide, narrow in zip(widths, least, strict=True)]
-    for _ in range(min(sum(spare), table_width(widths) - width)):
-        widest = max(range(len(spare)), key=lambda n: (spare[n] > 0, widths[n]))
-        widths[widest] -= 1
-        spare[widest] -= 1
+    """Return the lines of a table; sentences are folded where it would be wider than `width`.
 
-    def row_lines(row: Sequence[str]) -> Iterator[str]:
-        folded = [list(_fold(cell, wide)) for cell, wide in zip(row, widths, strict=True)]
-        for parts in zip_longest(*folded, fillvalue=""):
-            line = (" " * GAP).join(
-                " " * (wide - _width(part)) + part if right else part + " " * (wide - _width(part))
-                for part, wide, right in zip(parts, widths, numbers, strict=True)
-            )
-            yield f" {line}".rstrip()
+    numbers: the columns that are aligned on the right.
+    """
+    widths = {name: least_width(name, column) for name, column in columns.items()}
+    missing = {name: full_width(name, column) - widths[name] for name, column in columns.items()}
+    spare = max(0, width - table_width(widths.values()))
+    folded = sorted(filter(missing.__getitem__, missing), key=missing.__getitem__)
+    for position, name in enumerate(folded):
+        share = min(missing[name], spare // (len(folded) - position))
+        widths[name] += share
+        spare -= share
 
-    rule = f" {'─' * (table_width(widths) - EDGES)}"
-    rows = [line for row in zip(*cells.values(), strict=True) for line in row_lines(row)]
-    return ["", *row_lines(list(cells)), rule, *rows, ""]
+    def lines_of(row: Sequence[str]) -> list[str]:
+        cells = [fold(cell, widths[name]) for cell, name in zip(row, columns, strict=True)]
+        lines = []
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = []
+            for part, name in zip(parts, columns, strict=True):
+                blank = " " * (widths[name] - cell_len(part))
+                padded.append(blank + part if name in numbers else part + blank)
+            lines.append(" " + (" " * GAP).join(padded).rstrip())
+        return lines
+
+    rule = f" {'─' * (table_width(widths.values()) - EDGES)}"
+    rows = [line for row in zip(*columns.values(), strict=True) for line in lines_of(row)]
+    return ["", *lines_of(list(columns)), rule, *rows, ""]
 
 
-def _fold(cell: str, width: int) -> Iterator[str]:
+def fold(cell: str, width: int) -> list[str]:
+    """Return the lines of a cell, folded at words where they are wider."""
+    lines: list[str] = []
     for line in cell.split("\n"):
-        yield from [line] if _width(line) <= width else textwrap.wrap(line, width)
-
-
-def _width(cell: str) -> int:
-    """Return the width of the longest line of a cell in the columns of a terminal."""
-    from rich.cells import cell_len
-
-    return max(map(cell_len, cell.split("\n")))
-
-
-def choose_columns(least: Mapping[Any, int], wanted: Sequence[Any], width: int) -> list[Any]:
-    """Return the columns that fit, in table order: the first wanted one, then others with space."""
-    chosen: list[Any] = []
-    for name in dict.fromkeys(wanted):
-        if not chosen or table_width(least[n] for n in [*chosen, name]) <= width:
-            chosen.append(name)
-    return [name for name in least if name in chosen]
+        lines += [line] if cell_len(line) <= width else textwrap.wrap(line, width)
+    return lines
 
 
 def table_width(widths: Iterable[int]) -> int:
@@ -169,10 +175,14 @@ def table_width(widths: Iterable[int]) -> int:
     return sum(columns) + GAP * (len(columns) - 1) + EDGES
 
 
+def full_width(name: str, column: Sequence[str]) -> int:
+    """Return the width of a column without folding, in the columns of a terminal."""
+    return max(cell_len(line) for cell in [name, *column] for line in cell.split("\n"))
+
+
 def least_width(name: str, column: Sequence[str]) -> int:
-    """Return the minimal width of a column; only long cells with spaces are folded."""
-    lines = [line for cell in column for line in cell.split("\n")]
-    if any(" " in line and len(line) > SENTENCE for line in lines):
-        longest = max(_width(word) for line in lines for word in [*line.split(), ""])
-        return max(_width(name), min(SENTENCE, longest))
-    return max(map(_width, [name, *lines]))
+    """Return the minimal width of a column; only cells with spaces are folded."""
+    words = [word for cell in column for word in cell.split()]
+    if not any(" " in cell for cell in column):
+        return full_width(name, column)
+    return min(full_width(name, column), max(SENTENCE, full_width(name, words)))

@@ -37,11 +37,6 @@ def theory_command(
         raise ConfigError("theory: found --json and --markdown; allowed one of them")
     if charts is not None and charts.exists() and not charts.is_dir():
         raise ConfigError(f"--charts {charts}: found a file; allowed a folder")
-    if any("," in name for name in claim):
-        several = [part.strip() for name in claim for part in name.split(",")]
-        raise ConfigError(
-            f"--claim: found a comma; give it once a claim: --claim {' --claim '.join(several)}"
-        )
     import torch
 
     opt.load_plugins(plugin)

@@ -12,11 +12,11 @@ import typer
 from rich.live import Live
 
 from deepstack.cli.options import flag, option
-from deepstack.cli.run_table import RunRow, clock, counts, run_table
+from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, run_table
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.streams import terminal_console
 from deepstack.errors import NothingMatchedError, ResourceError
-from deepstack.records import Run, RunFolder, find_runs
+from deepstack.records import Run, find_runs
 from deepstack.records.cells import one_line
 from deepstack.records.folder import last_rows
 
@@ -60,13 +60,8 @@ def print_lines(watcher: Watcher, directory: Path, interval: float) -> None:
     shown, last = -SUMMARY_SECONDS, ""
     while True:
         rows = watcher.read()
-        for row in rows:
-            if seen.get(row.name) != row.state:
-                seen[row.name] = row.state
-                text = f"{row.state:<12} {one_line(row.name)}  step {row.step}/{row.steps or '?'}"
-                if row.loss is not None and row.model_update is not None:
-                    text += f"  loss {row.loss:.4g}  ‖ΔF‖ {row.model_update:.4g}"
-                print(text, flush=True)
+        for line in changes_of_state(rows, seen):
+            print(line, flush=True)
         caption = caption_of(rows, directory)
         if caption != last and time.monotonic() - shown >= SUMMARY_SECONDS:
             shown, last = time.monotonic(), caption
@@ -91,7 +86,6 @@ class Watcher:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.readings: dict[Path, tuple[object, RunRow]] = {}
-        self.steps: dict[Path, int] = {}
 
     def read(self) -> list[RunRow]:
         """Return the rows of the runs that are there now, by study and in natural order."""
@@ -100,43 +94,43 @@ class Watcher:
         except NothingMatchedError:
             return []
         several = len({run.path.parent for run in runs}) > 1
-        return [self._row(run.path, several) for run in runs]
+        rows = []
+        for run in runs:
+            folder = run.folder
+            files = (
+                several,
+                *map(stamp, (folder.status_path, folder.steps_path, folder.timing_path)),
+            )
+            known, row = self.readings.get(run.path, (None, None))
+            # A process may end without a word: the lock of a running run is read every time.
+            if row is None or known != files or row.state in ("running", "interrupted"):
+                study = f"{run.path.resolve().parent.name}/" if several else ""
+                row = read_row(run, f"{study}{folder.name}")
+                self.readings[run.path] = files, row
+            rows.append(row)
+        return rows
 
-    def _row(self, path: Path, several: bool) -> RunRow:
 
-        folder = RunFolder(path)
-        files = several, *map(stamp, (folder.status_path, folder.steps_path, folder.timing_path))
-        known, row = self.readings.get(path, (None, None))
-        # A process may end without a word: the lock of a running run is read every time.
-        if row is None or known != files or row.state in ("running", "interrupted"):
-            name = f"{path.resolve().parent.name}/{folder.name}" if several else folder.name
-            row = self._read(path, name)
-            self.readings[path] = files, row
-        return row
-
-    def _read(self, path: Path, name: str) -> RunRow:
-
-        run = Run(path)
-        try:
-            state = run.read_state()
-            if state == "interrupted" and run.status.get("state") == "running":
-                changed = stamp(run.folder.steps_path)
-                if changed and time.time() - changed[0] / 1e9 < FRESH_SECONDS:
-                    state = "running"
-            last = run.folder.last_row()
-            step = int(last.get("step", "0"))
-            if path not in self.steps and isinstance(steps := run.get("train.steps"), int):
-                self.steps[path] = steps
-            _, times = last_rows(run.folder.timing_path)
-            values = [number(row[1]) for row in times if len(row) > 1]
-            known = [value for value in values if value is not None]
-            step_ms = statistics.median(known) if known else None
-        except (ResourceError, ValueError):
-            return RunRow(name, "damaged", 0, None)
-        steps = self.steps.get(path)
-        left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
+def read_row(run: Run, name: str) -> RunRow:
+    """Read the values that the table shows of a run."""
+    try:
+        state = run.read_state()
+        if state == "interrupted" and run.status.get("state") == "running":
+            changed = stamp(run.folder.steps_path)
+            if changed and time.time() - changed[0] / 1e9 < FRESH_SECONDS:
+                state = "running"
+        last = run.folder.last_row()
+        step = int(last.get("step", "0"))
         loss, update = (number(last.get(column, "")) for column in ("loss", "model_update"))
-        return RunRow(name, state, step, steps, loss, update, step_ms, left)
+        _, times = last_rows(run.folder.timing_path)
+        step_times = [float(row[1]) for row in times if len(row) > 1 and row[1]]
+        steps = run.get("train.steps")
+    except (ResourceError, ValueError):
+        return RunRow(name, "damaged", 0, None)
+    steps = steps if isinstance(steps, int) else None
+    step_ms = statistics.median(step_times) if step_times else None
+    left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
+    return RunRow(name, state, step, steps, loss, update, step_ms, left)
 
 
 def stamp(path: Path) -> tuple[int, int] | None:

@@ -91,7 +91,7 @@ def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(
         (["--peers", "torch+shards"], "allowed with shards: deepstack, deepstack_unlogged"),
         (["--peers", "torch", "--no-peers"], "allowed one of them"),
         (["--depths", "6"], "two or more depths"),
-        (["--depths", "6,x"], "as in 6,48,200,1000"),
+        (["--depths", "6,x"], "allowed whole numbers"),
         (["--chart", "rows.txt"], "allowed .png"),
         (["--chart", "nowhere/rows.png"], "there is no folder nowhere"),
         (["model.scheme=deepnrom"], "did you mean 'deepnorm'?"),

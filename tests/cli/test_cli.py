@@ -152,12 +152,15 @@ def test_a_sweep_with_a_failing_run_exits_3_and_keeps_the_others(tmp_path: Path)
     assert {r.get("model.scheme"): r.state for r in find_runs(tmp_path)} == {
         "broken": "failed", "post_ln": "done"
     }  # fmt: skip
+    again = deepstack(*words, "--plugin", plugin)
+    assert again.exit_code == 3 and f"(reasons: deepstack ls {tmp_path / 'quick'})" in again.stderr
+    assert again.stderr.rstrip().endswith("to run them again: --retry failed")
 
 
 def test_the_live_display_on_a_terminal(tmp_path: Path) -> None:
     words = ["train", QUICK, *TINY, "train.steps=60", "--out", str(tmp_path)]
     _, shown = run_on_terminal(*words)
-    for part in ("DeepNorm", "‖ΔF‖", "unigram 3.247", "60/60", "done"):
+    for part in ("loading PyTorch", "DeepNorm", "‖ΔF‖", "unigram 3.247", "60/60", "done"):
         assert part in shown, part
 
 

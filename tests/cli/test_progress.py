@@ -11,52 +11,48 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
-from helpers.command_line import typed
+from helpers import QUICK
+from helpers.command_line import TINY, typed
 from helpers.plot_runs import make_run
 from helpers.terminals import run_on_terminal
+from rich.progress import Progress
 
 from deepstack.cli import progress
 from deepstack.cli.progress import show_work
 
-TRAIN = ("train", str(ROOT / "configs" / "quick.yaml"), "model.depth=1", "train.steps=1",
-         "train.batch_size=1", "train.eval_batches=1", "--out")  # fmt: skip
-
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    ("words", "text"),
     [
-        ("check", "building the model"),
-        ("report", "study: "), ("compare", "reading runs"), ("plot", "drawing charts"),
-        ("train", "loading PyTorch"),
+        (["check", QUICK, *TINY], "building the model"),
+        (["compare"], "reading runs"),
+        (["plot", "loss_vs_step", "--format", "csv"], "drawing charts"),
+        (["verify"], "comparing checksums"),
+        (["fit"], "fitting"),
     ],
-)  # fmt: skip
-def test_a_terminal_shows_what_a_command_does(tmp_path: Path, command: str, words: str) -> None:
+)
+def test_a_command_has_a_text(
+    words: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(tmp_path / "study")
-    rest = {"check": [str(ROOT / "configs" / "quick.yaml")], "train": [*TRAIN[1:], str(tmp_path)]}
-    printed, shown = run_on_terminal(command, *rest.get(command, [str(tmp_path)]))
-    assert words in shown and words not in printed
-    assert printed and "\x1b[?25h" in shown  # the cursor is there again
-    if command == "report":
-        assert f"{tmp_path}" in printed and "━" in shown
-
-
-def test_verify_names_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path, seed=0), make_run(tmp_path, seed=1)
-    steps: list[tuple[str, int]] = []
+    texts: list[str] = []
+    monkeypatch.setattr(Progress, "add_task", lambda bar, text, total: texts.append(text))
     monkeypatch.setattr(
-        progress.Work, "step", lambda work, text, total: steps.append((text, total))
+        Progress, "update", lambda bar, task, description, **more: texts.append(description)
     )
-    assert typed("verify", tmp_path).exit_code == 0
-    words = "comparing checksums: deepnorm-d6-s{}-0.001"
-    assert steps == [(words.format(0), 2), (words.format(1), 2)]
+    typed(*words, *([tmp_path] if words[0] != "check" else []))
+    assert texts[0] == text
+    if words[0] == "verify":
+        assert texts[1:] == ["comparing checksums: deepnorm-d6-s0-0.001"]
 
 
-def test_quiet_shows_nothing_on_a_terminal(tmp_path: Path) -> None:
+def test_a_report_has_a_bar_on_a_terminal_unless_quiet(tmp_path: Path) -> None:
     make_run(tmp_path / "study")
-    for words in (("report", str(tmp_path), "--quiet"), (*TRAIN, str(tmp_path), "--quiet")):
-        printed, shown = run_on_terminal(*words)
-        assert printed and shown == ""
+    printed, shown = run_on_terminal("report", str(tmp_path))
+    assert f"{tmp_path}" in printed and "study: " in shown and "━" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is there again
+    printed, shown = run_on_terminal("report", str(tmp_path), "--quiet")
+    assert printed and shown == ""
 
 
 def test_a_pipe_gets_lines_alone(capfd: pytest.CaptureFixture[str]) -> None:

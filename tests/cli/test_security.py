@@ -44,16 +44,16 @@ LOG = os.open(os.environ["WATCHED_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT,
 FORBIDDEN = ("pickle.find_class", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname",
              "socket.sendto", "socket.bind", "urllib.Request", "os.system", "os.exec",
              "os.posix_spawn", "os.spawn", "pty.spawn")
-LOOKED_AT = ("marshal.loads", "import", "compile", "exec", "subprocess.Popen", "ctypes.dlopen",
-             "open")
+CHECKED = ("marshal.loads", "import", "compile", "exec", "subprocess.Popen", "ctypes.dlopen",
+           "open")
+UNPICKLERS = ("/pickle.py", "/_weights_only_unpickler.py", "/torch/serialization.py")
 FORK_SERVER = "from deepstack.sweeps.fork_server import serve; serve("
 
 def say(*words):
     os.write(LOG, (" ".join(map(str, words))[:300].replace("\\n", " ") + "\\n").encode())
 
 def is_data(path):
-    if isinstance(path, bytes):
-        path = os.fsdecode(path)
+    path = os.fsdecode(path) if isinstance(path, bytes) else path
     return isinstance(path, str) and os.path.abspath(path).startswith(DATA)
 
 def files_below(frame):
@@ -61,55 +61,39 @@ def files_below(frame):
         yield frame.f_code.co_filename
         frame = frame.f_back
 
-def strings(code):
-    for value in code.co_consts:
-        if isinstance(value, str):
-            yield value
-        elif hasattr(value, "co_consts"):
-            yield from strings(value)
+def has_canary(code):
+    return any(CANARY in one if isinstance(one, str) else hasattr(one, "co_consts")
+               and has_canary(one) for one in code.co_consts)
+
+def is_forbidden(event, args, caller):
+    calling = caller.f_code.co_filename if caller else ""
+    if event == "marshal.loads":
+        return not calling.startswith("<frozen importlib")
+    if event == "import":
+        return is_data(args[1])
+    if event == "compile":
+        text = args[0].decode("utf-8", "replace") if isinstance(args[0], bytes) else args[0]
+        # numpy parses the header of an array to a tree (ast.literal_eval), which runs nothing
+        is_parsed = calling.endswith("/ast.py")
+        return is_data(args[1]) or isinstance(text, str) and CANARY in text and not is_parsed
+    if event == "exec":
+        return is_data(args[0].co_filename) or has_canary(args[0])
+    if event == "subprocess.Popen":
+        words = [args[1]] if isinstance(args[1], str) else list(map(str, args[1]))
+        is_git = os.path.basename(words[0]) == "git" and words[1] == "-C"
+        is_fork_server = words[1:3] == ["-P", "-c"] and FORK_SERVER in words[3]
+        # fc-list is matplotlib's, where it has no cache
+        return not (is_git or is_fork_server or os.path.basename(words[0]) == "fc-list")
+    return is_data(args[0]) and (
+        event != "open" or any(file.endswith(UNPICKLERS) for file in files_below(caller)))
 
 def hook(event, args):
     if event in FORBIDDEN:
         say("found", event, args[:2])
-    if event not in LOOKED_AT:  # sys._getframe has an event of its own
-        return
-    caller = sys._getframe().f_back
-    calling = caller.f_code.co_filename if caller else ""
-    if event == "marshal.loads":
-        if not calling.startswith("<frozen importlib"):
-            say("found", event, "outside of an import")
-    elif event == "import":
-        if is_data(args[1]):
-            say("found", event, args[1])
-    elif event == "compile":
-        source, filename = args
-        text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
-        # numpy parses the header of an array to a tree (ast.literal_eval), which runs nothing
-        parsed = calling.endswith(os.sep + "ast.py")
-        if is_data(filename) or (isinstance(text, str) and CANARY in text and not parsed):
-            say("found", event, filename)
-    elif event == "exec":
-        code = args[0]
-        if is_data(code.co_filename) or any(CANARY in text for text in strings(code)):
-            say("found", event, code.co_filename)
-    elif event == "subprocess.Popen":
-        words = list(map(str, args[1])) if not isinstance(args[1], str) else [args[1]]
-        name = os.path.basename(words[0])
-        git = name == "git" and words[1] == "-C"
-        fork_server = words[1:3] == ["-P", "-c"] and FORK_SERVER in words[3]
-        if not (git or fork_server or name == "fc-list"):  # matplotlib's, where it has no cache
-            say("found", event, words)
-    elif event == "ctypes.dlopen":
-        if is_data(args[0]):
-            say("found", event, args[0])
-    elif event == "open":
-        if is_data(args[0]):
-            for file in files_below(caller):
-                if os.path.basename(file) in ("pickle.py", "_weights_only_unpickler.py") or (
-                    file.endswith(os.path.join("torch", "serialization.py"))
-                ):
-                    say("found", event, args[0], "for", file)
-                    break
+    elif event in CHECKED:  # sys._getframe has an event of its own
+        caller = sys._getframe().f_back
+        if is_forbidden(event, args, caller):
+            say("found", event, args[:2], *files_below(caller))
 
 sys.addaudithook(hook)
 say("watching", os.getpid())
@@ -190,28 +174,18 @@ def test_every_command_ran_and_nothing_forbidden_was_seen(told: tuple[Path, Path
     assert [run.state for run in runs] == ["done"] * 3
     assert any((run.path / "log.txt").read_text().count("steps 2 to 6") for run in runs)
     lines = log.read_text().splitlines()
-    assert len([line for line in lines if line.startswith("watching")]) >= 2  # the fork server too
+    assert sum(line.startswith("watching") for line in lines) >= 2  # the fork server too
     assert [line for line in lines if not line.startswith("watching")] == []
-
-
-def holding(folder: Path, words: dict[str, str]) -> set[tuple[str, str]]:
-    """Which of the words stand in which files, in their contents or names."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {
-        (path.name, name)
-        for path in files
-        for name, word in words.items()
-        if word.encode() in path.read_bytes() or word in str(path)
-    }
 
 
 def test_no_secret_of_the_environment_is_in_the_results(told: tuple[Path, Path, str]) -> None:
     data, _, said = told
-    written = [path for path in (data / "out").rglob("*") if path.is_file()]
+    written = {path: path.read_bytes() for path in (data / "out").rglob("*") if path.is_file()}
     assert len(written) > 30
-    assert holding(data / "out", SECRETS) == set()
-    assert not any(secret in said for secret in SECRETS.values())
-    assert ("config.yaml", "word") in holding(data / "out", {"word": CANARY})  # it would be seen
+    assert CANARY.encode() in next(text for path, text in written.items() if path.suffix == ".yaml")
+    for secret in SECRETS.values():
+        assert secret not in said
+        assert not any(secret.encode() in text or secret in str(p) for p, text in written.items())
 
 
 PLANTS = """
@@ -261,13 +235,12 @@ def test_the_watch_sees_what_is_planted(tmp_path: Path) -> None:
     log = tmp_path / "log"
     done = watched(PLANTS, data, data=data, log=log)
     assert done.returncode == 0, done.stderr
-    found = [line.split()[1:3] for line in log.read_text().splitlines() if "found" in line]
-    events = [event for event, *_ in found]
+    lines = log.read_text().splitlines()
+    events = {line.split()[1] for line in lines if "found" in line}
     assert {
         "pickle.find_class", "marshal.loads", "compile", "exec", "ctypes.dlopen", "os.system",
         "subprocess.Popen", "socket.connect", "open",
-    } <= set(events), found  # fmt: skip
-    lines = log.read_text().splitlines()
+    } <= events  # fmt: skip
     assert any("127.0.0.2" in line for line in lines)  # in a fork
     assert sum("serialization.py" in line for line in lines) >= 2  # both kinds of torch.load
     assert any("code_7f3a91.py" in line for line in lines)  # an import from the data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,7 +32,7 @@ def study(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving(study: Path) -> Iterator[PageServer]:
-    live = LivePage([study], lambda: build_page([study], None))
+    live = LivePage([study], lambda: build_page([study], None).text)
     live.update()
     with PageServer((ADDRESS, 0), live) as running:
         thread = threading.Thread(target=running.serve_forever)
@@ -77,15 +78,14 @@ def test_the_page_is_the_report(same_server: PageServer) -> None:
     answer, body = ask(same_server)
     assert answer.status == 200 and b"<h3>Finding</h3>" in body
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert answer.headers["X-Frame-Options"] == "DENY"
-    policy = answer.headers["Content-Security-Policy"]
-    assert policy.startswith("default-src 'none'") and "connect-src 'self'" in policy
-    assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert answer.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+    policy = re.findall(rb'http-equiv="Content-Security-Policy" content="(.*?)"', body)[0]
+    assert (
+        policy.startswith(b"default-src") and b"connect-src" in policy and b"unsafe" not in policy
+    )
     assert b"deepnorm-d6-s0" in body and b'href="deepnorm' not in body  # no link to a folder
     head, nothing = ask(same_server, method="HEAD")
     assert head.status == 200 and nothing == b"" and head.headers["ETag"] == answer.headers["ETag"]
-    again, nothing = ask(same_server, If_None_Match=answer.headers["ETag"])
-    assert again.status == 304 and nothing == b""
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_it_listens_to_this_host_alone(same_server: PageServer) -> None:
 
 
 def test_the_page_follows_its_runs(server: PageServer, study: Path) -> None:
-    before = server.live.current[1]
+    before = server.live.page
     assert not server.live.update()
     folder = RunFolder(make_run(study, seed=1, state="running"))
     assert server.live.update()
-    assert b"2 runs: " in ask(server)[1] and server.live.current[1] != before
+    assert b"2 runs: " in ask(server)[1] and server.live.page != before
     with open(folder.steps_path, "a") as file:
         file.write("6,2.5,0.1,1,0.125,1,1,1\n")
     assert server.live.update()

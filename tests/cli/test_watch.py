@@ -16,7 +16,7 @@ import pytest
 from helpers.command_line import typed
 from helpers.plot_runs import make_run, update
 
-from deepstack.cli import sweep_display
+from deepstack.cli import sweep_display, watch_command
 from deepstack.cli.run_table import RunRow
 from deepstack.cli.streams import PrintableStream
 from deepstack.cli.watch_command import Watcher, caption_of
@@ -72,7 +72,7 @@ def test_unchanged_runs_are_not_read_again(tmp_path: Path, monkeypatch: pytest.M
     run = make_run(tmp_path)
     watcher = Watcher(tmp_path)
     before = watcher.read()
-    monkeypatch.setattr(Watcher, "_read", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(watch_command, "read_row", lambda *_: pytest.fail("read again"))
     assert watcher.read() == before
     monkeypatch.undo()
     (run / "status.json").write_text("{")

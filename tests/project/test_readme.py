@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import ROOT
 from helpers.command_line import typed
-from typer.testing import CliRunner
 
 import deepstack
-from deepstack.cli import app
 from deepstack.cli.app import COMMANDS
+from deepstack.records import find_runs
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -94,34 +91,27 @@ def test_a_user_gets_no_package_of_another_project() -> None:
 
 @pytest.mark.parametrize("line", USED)
 def test_every_command_shown_is_one_that_is_understood(line: str) -> None:
-    """Read as the command line reads it, up to the point where work would begin."""
-    words = ["quick" if word == "quick.yaml" else word for word in shlex.split(line)[1:]]
-    assert words[0] in COMMANDS
-    configs = [word for word in words if word.startswith("configs/")]
-    assert all((ROOT / config).is_file() for config in configs)
-    if words[0] == "train" and not any("/path/" in word for word in words):
-        result = CliRunner().invoke(
-            app, ["check", *[w.replace("configs/", f"{ROOT}/configs/") for w in words[1:]]]
-        )
+    command, *words = shlex.split(line)[1:]
+    assert command in COMMANDS
+    shown = typed(command, "--help").stdout
+    assert all(word in shown for word in words if word.startswith("--"))
+    configs = [ROOT / word for word in words if word.startswith("configs/")]
+    assert all(config.is_file() for config in configs)
+    if command == "train" and "--extend" not in words and "/path/" not in line:
+        config = ROOT / "configs" / Path(words[0]).with_suffix(".yaml").name
+        overrides = [word for word in words[1:] if "=" in word]
+        result = typed("check", config, *overrides, "model.depth=6")
         assert result.exit_code == 0, result.stderr
-    else:
-        shown = typed(words[0], "--help").stdout
-        assert all(flag in shown for flag in words if flag.startswith("--"))
 
 
-def test_the_snippet_runs(tmp_path: Path) -> None:
+def test_the_snippet_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", snippet],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "model_update" in result.stdout and "3.810" in result.stdout
+    exec(snippet.replace("depth=12", "depth=2").replace("steps=20", "steps=2"), {})
+    assert "model_update" in capsys.readouterr().out and len(find_runs("results/readme")) == 2
 
 
 def test_the_calls_named_in_the_text_can_be_made() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,18 +15,9 @@ from helpers import ROOT, TESTS
 PACKAGE = ROOT / "deepstack"
 
 # A package imports only from the levels above its own line.
+BASE = "allowed ending errors gc_control interrupts notebook registry options plugins"
 LEVELS = (
-    (
-        "allowed",
-        "ending",
-        "errors",
-        "gc_control",
-        "interrupts",
-        "notebook",
-        "registry",
-        "options",
-        "plugins",
-    ),
+    tuple(BASE.split()),
     ("yaml_reader",),
     ("config", "records", "parameters"),
     ("distributed", "schemes", "tasks", "analysis"),
@@ -45,14 +36,17 @@ def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Yield the full name of every imported module or object, also of imports in functions."""
+@cache
+def imports_of(path: Path) -> list[str]:
+    """Return the full name of every imported module or object, also of imports in functions."""
+    names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def test_packages_import_only_from_lower_levels() -> None:

@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.plot_runs import make_run, update
 from helpers.small_runs import small
 
 import deepstack
 from deepstack import load_runs
-from deepstack.cli.export_command import forward_facts
 from deepstack.cli.sweep_tables import plan_rows
 from deepstack.config import Study
 from deepstack.records import EVALS_COLUMNS, TIMING_COLUMNS, RunFolder
@@ -42,13 +40,6 @@ def test_the_row_of_a_run_has_its_last_values_and_the_median_time(tmp_path: Path
     assert (row["step"], row["loss"]) == (5, 2.125)
     assert row["model_update"] == pytest.approx(update(6, 5))
     assert (row["val_loss"], row["val_loss_masked"], row["step_ms"]) == (2.0, 3.0, 20.0)
-
-
-def test_an_export_states_how_much_faster_the_folded_model_is() -> None:
-    times = {"": [0.004, 0.008, 0.003], " folded": [0.001, 0.004, 0.003]}
-    facts = forward_facts(lambda models, inputs, clock: times, {}, torch.zeros(2, 3))
-    assert facts["forward ms"] == 4.0 and facts["forward ms folded"] == 3.0
-    assert facts["forward time over folded"] == 2.0
 
 
 def test_a_plan_ends_with_the_memory_and_time_of_all_runs(
