@@ -30,7 +30,7 @@ def extend(run: Run, steps: int, *overrides: str, **options: Any) -> Run:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"train__optimizer": "muon", "model__dropout": 0.1}, {"train__schedule": "inverse_sqrt"}],
+    [{}, {"train__optimizer": "muon", "model__dropout": 0.1, "train__schedule": "inverse_sqrt"}],
     ids=str,
 )
 def test_an_extended_run_is_one_that_was_trained_at_once(
