@@ -55,16 +55,12 @@ def test_what_is_said_of_a_validation(loss: float, masked: float | None, said: s
 
 def test_the_pace_is_that_of_plain_steps() -> None:
     pace = Pace(few=3)
-    for seconds in (9.0, 5.0):
-        pace.add({"step_ms": 1000 * seconds})
+    for milliseconds in (9000.0, 5000.0):
+        pace.add({"step_ms": milliseconds})
         assert pace.text(100) == ""
     for _ in range(3):
         pace.add({"step_ms": 20.0})
-        pace.add({"loss": 1.0})
     assert pace.text(100) == "20 ms/step  2 s left"
-    for _ in range(50):
-        pace.add({"step_ms": 1234.5})
-    assert pace.text(100) == "1234 ms/step  123 s left"
 
 
 def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
@@ -155,6 +151,13 @@ def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> Non
         assert np.float32(loss.item()) == np.float32(logged[t - 1])
 
 
+# Several good rows, and then a loss above the bound.
+BLOW_UP = {
+    "train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None, "train.steps": 30,
+    "train.max_loss": 20.0,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("lag", "checkpoint_seconds", "stop"), some(product([1, 4, 10], [0.0, 120.0], [None, 4, 9]), 5)
 )
@@ -165,9 +168,8 @@ def test_divergence_is_a_result_however_late_it_is_seen(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Several good rows, then a bad one, which is the last: also where rows are read late."""
-    blow_up = {"train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None}
-    config = with_overrides(small(train__steps=30, train__max_loss=20.0), blow_up)
+    """The bad row is the last one, also where rows are read late."""
+    config = with_overrides(small(), BLOW_UP)
     first = deepstack.train(config, out=tmp_path / "a")
     assert first.state == "diverged"
     losses = first.steps["loss"]
@@ -190,23 +192,13 @@ def test_divergence_is_a_result_however_late_it_is_seen(
     assert data_of(Run(path)) == data_of(first)
 
 
-@pytest.mark.parametrize(
-    "change", [{"train.max_loss": 3.0}, {"train.lr": 1e6, "train.optimizer": "sgd"}]
-)
-def test_a_first_step_may_diverge(change: dict[str, Any], tmp_path: Path) -> None:
-    run = deepstack.train(with_overrides(small(), change), out=tmp_path)
-    assert run.state == "diverged" and len(run.steps) <= 3
-
-
 def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    blow_up = {"train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None}
-    more = blow_up | {"runtime.checkpoint_seconds": 0.0}
-    config = with_overrides(small(train__steps=30, train__max_loss=20.0), more)
+    config = with_overrides(small(runtime__checkpoint_seconds=0.0), BLOW_UP)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("deepstack.training.run.write_end", killed)
         deepstack.train(config, out=tmp_path)
