@@ -299,8 +299,6 @@ class Probe:
             inner = nested
             for section in sections:
                 inner = inner.setdefault(section, {})
-                if not isinstance(inner, dict):
-                    raise ConfigError(f"config: {key}: found a key below the value of another one")
             inner[last] = value
         _, problems = yaml_reader.read(conf.yaml_of(nested), "config", limit=None)
         if problems:
