@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deepstack.depth_use.layered import UNCHANGED, Changes, Layered, Sample, Take, ignore
 from deepstack.depth_use.measure import MEASURES, Request, measure_all
-from deepstack.diagnostics.subject import (
+from deepstack.diagnostics.foreign_model import (
     Layers,
     call_model,
     find_layers,

@@ -12,33 +12,21 @@ from deepstack.model import Transformer
 from deepstack.schemes import Stream, visible
 
 
-class Boundaries:
-    """The tensors of the stream at every layer boundary, by which a gradient is measured.
+def boundary_tensors(stream: Stream, known: set[int]) -> list[Tensor]:
+    """Return the tensors of the stream at a layer boundary, by which a gradient is measured.
 
-    tensors: at each boundary x_l, and those of its shape beside it in a stream of several.  Past
-    values do not count: neither in a nested tuple, nor if a scheme carries them on unchanged.
+    They are x_l, and those of its shape beside it in a stream of several.  Past values do not
+    count: neither in a nested tuple, nor if a scheme carries them on unchanged.  known: the ids of
+    the tensors of earlier boundaries.
     """
-
-    def __init__(self) -> None:
-        self.tensors: list[list[Tensor]] = []
-        self._known: set[int] = set()
-
-    def add(self, stream: Stream) -> None:
-        """Add the next boundary."""
-        x = visible(stream)
-        beside = () if stream is x else stream[1:]
-        others = [
-            y for y in beside
-            if isinstance(y, Tensor) and y.shape[-3:] == x.shape[-3:]
-            and y.requires_grad  # a stream may start at constants
-            and y is not x and id(y) not in self._known
-        ]  # fmt: skip
-        self.tensors.append([x, *others])
-        self._known |= {id(y) for y in (x, *others)}
-
-    def flat(self) -> list[Tensor]:
-        """Return the tensors of all boundaries in order."""
-        return [tensor for tensors in self.tensors for tensor in tensors]
+    x = visible(stream)
+    tensors = [x]
+    for y in () if stream is x else stream[1:]:
+        is_alike = isinstance(y, Tensor) and y.shape[-3:] == x.shape[-3:]
+        # a stream may start at constants, which have no gradient
+        if is_alike and y.requires_grad and y is not x and id(y) not in known:
+            tensors.append(y)
+    return tensors
 
 
 def gradient_norms(
@@ -53,22 +41,25 @@ def gradient_norms(
     of: F -> 0-d.  The norms by the stream are side -> (depth + 1,), one for each boundary.
     visit: receives the side and x_l at each of them, in their order.
     """
-    boundaries = Boundaries()
+    boundaries: list[list[Tensor]] = []
+    known: set[int] = set()
     # Detached leaves: the gradient goes down to the first sublayer and no further.
     inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
     F = None
     for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
         for x in stack.stream(x0, F):
-            boundaries.add(x)
+            boundaries.append(boundary_tensors(x, known))
+            known |= {id(tensor) for tensor in boundaries[-1]}
             visit(side, x)
         F = stack.leave(x)
     assert F is not None
     value = of(F)
     # A scheme may own a parameter that its wiring does not use: its gradient is zero.
-    gradients = torch.autograd.grad(value, [*parameters, *boundaries.flat()], allow_unused=True)
+    tensors = [*parameters, *(tensor for of_one in boundaries for tensor in of_one)]
+    gradients = torch.autograd.grad(value, tensors, allow_unused=True)
     norms = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in gradients])
     parts = torch.stack([norm.reshape(()) for norm in norms[len(parameters) :]])
-    each = parts.split([len(tensors) for tensors in boundaries.tensors])
+    each = parts.split([len(of_one) for of_one in boundaries])
     by_boundary = torch.stack([torch.linalg.vector_norm(part) for part in each])
     sizes = [len(stack.layers) + 1 for stack in model.stacks.values()]
     by_side = dict(zip(model.stacks, by_boundary.split(sizes), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack import yaml_reader
 from deepstack.diagnostics import COLUMNS, describe, model_update
-from deepstack.diagnostics.subject import Groups, Hidden, Layers, Subject, as_float, norm_of
+from deepstack.diagnostics.foreign_model import Layers, as_float
+from deepstack.diagnostics.parameter_groups import Groups, names_by_child, names_by_group
+from deepstack.diagnostics.subject import Hidden, Subject, norm_of
 from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
 from deepstack.records import AppendLog, Run, RunFolder, write_end
@@ -107,7 +110,11 @@ class Probe:
         self.layers_every, self.attribution_every = layers_every, attribution_every
         self._refuse_another_run()
         self.subject = Subject(model, batch, hidden, layers)
-        self.groups = self.subject.groups(groups)
+        self.groups = (
+            names_by_child(self.subject)
+            if groups is None
+            else names_by_group(list(self.subject.parameters), groups)
+        )
         self.name = name or type(model).__name__
         self.config = self._config(config or {})
         self.at = 0
@@ -123,7 +130,7 @@ class Probe:
         with ExitStack() as stack:
             stack.enter_context(self.folder.lock())
             self._refuse_another_run()
-            self._begin()
+            self._begin(stack)
             self._open = stack.pop_all()
         return self
 
@@ -133,7 +140,7 @@ class Probe:
                 f"{self.folder.path} holds a run already; give another name with out="
             )
 
-    def _begin(self) -> None:
+    def _begin(self, resources: ExitStack) -> None:
         """Create the run folder and take the snapshot before the first step."""
         subject, folder = self.subject, self.folder
         folder.write_config(conf.yaml_of(self.config))
@@ -142,15 +149,18 @@ class Probe:
         folder.write_status("running", 0)
         device = subject.initial.device
         no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
-        self._recorder = Recorder(folder, -1, device, no_limit, Observer(), 0.0)
+        recorder = Recorder(folder, -1, device, no_limit, Observer(), 0.0)
+        resources.callback(recorder.close)
         if self.attribution_every:
             columns = ("step", *self.groups, "whole", "unexplained")
             self._logs = [folder.log("attribution", columns)]
+            resources.callback(self._logs[0].close)
             self._start = subject.state()
         if is_due(self.layers_every, 0):
             self._take_snapshot()
-        self._prepare()
-        self._recorder.pause()
+        self._prepare_snapshot()
+        recorder.pause()
+        self._recorder = recorder
 
     def step(self, loss: Tensor | float) -> None:
         """Measure the model after a step: between optimizer.step() and the next zero_grad().
@@ -171,51 +181,34 @@ class Probe:
         if value.numel() != 1:
             raise ConfigError(f"loss: found a tensor {tuple(value.shape)}; allowed one number")
         self.at += 1
-        is_row = self.at == 1 or is_due(self.every, self.at)
-        is_on = recorder.divergence is None
-        if is_on and is_row:
-            self._row(recorder, value.reshape(()), norm_of(gradients))
-        snapshot = is_on and is_due(self.layers_every, self.at)
-        part = is_on and is_due(self.attribution_every, self.at)
-        if snapshot or part or self.every > 1:
-            recorder.flush()  # exclude the measurements below from a row's time
-        if snapshot:
-            self._take_snapshot()
-        if part:
-            parts = self.subject.attribution(self.groups, self._start)
-            shares = {name: float(value) for name, value in parts.items()}
-            self._logs[0].write({"step": self.at, **shares})
-        self._prepare()
-        if is_on and not is_row and is_due(self.every, self.at + 1):
-            self._previous = self.subject.hidden()  # the next row needs F_{t-1}
-        if snapshot or part or not is_row:
-            recorder.pause()
+        if recorder.divergence is None:
+            if self.at == 1 or is_due(self.every, self.at):
+                self._write_row(recorder, value.reshape(()), norm_of(gradients))
+            self._measure_more(recorder)
+            self._prepare_snapshot()
 
     def __exit__(
         self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         recorder, self._recorder = self._recorder, None
         assert recorder is not None
-        logs = [*recorder.logs, *self._logs]
         with self._open:
-            for close in (recorder.close, *(log.close for log in self._logs)):
-                self._open.callback(close)
             self._before, self._start = {}, {}
             recorder.flush()
             try:
-                sums = sync_logs(logs, ended=True)
+                sums = sync_logs([*recorder.logs, *self._logs], ended=True)
             except ChangedLogError as changed:
                 self.folder.write_status("failed", self.at, error=str(changed))
                 raise
             self._records.write()
-            self._finish(recorder.divergence, error, sums)
+            self._write_end(recorder.divergence, error, sums)
 
     @property
     def run(self) -> Run:
         """Return the run as read from its folder."""
         return Run(self.folder.path)
 
-    def _finish(
+    def _write_end(
         self, divergence: Divergence | None, error: BaseException | None, logs: dict[str, str]
     ) -> None:
         """Write to status.json how the run ended."""
@@ -230,14 +223,30 @@ class Probe:
             state, text = ("out_of_memory", str(error)) if is_memory else ("failed", repr(error))
             self.folder.write_status(state, self.at, error=text)
 
-    def _row(self, recorder: Recorder, loss: Tensor, grad_norm: Tensor) -> None:
+    def _write_row(self, recorder: Recorder, loss: Tensor, grad_norm: Tensor) -> None:
         """Write one row of steps.csv: loss and gradient of the step, model update at θ_t."""
         F, initial = self.subject.hidden(), self.subject.initial
         values = model_update(F, initial, self._previous, torch.linalg.vector_norm(initial))
         self._previous = F
-        device = F.device
-        measured = Measured(loss.to(device), grad_norm.to(device), values)
+        measured = Measured(loss.to(F.device), grad_norm.to(F.device), values)
         recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
+
+    def _measure_more(self, recorder: Recorder) -> None:
+        """Take the measurements due besides a row, and exclude them from the time of rows."""
+        snapshot = is_due(self.layers_every, self.at)
+        attribution = is_due(self.attribution_every, self.at)
+        if not (snapshot or attribution or self.every > 1):
+            return
+        recorder.flush()
+        if snapshot:
+            self._take_snapshot()
+        if attribution:
+            parts = self.subject.attribution(self.groups, self._start)
+            shares = {name: float(value) for name, value in parts.items()}
+            self._logs[0].write({"step": self.at, **shares})
+        if self.every > 1 and is_due(self.every, self.at + 1):
+            self._previous = self.subject.hidden()  # the next row needs F_{t-1}
+        recorder.pause()
 
     @torch.no_grad()
     def _take_snapshot(self) -> None:
@@ -251,16 +260,18 @@ class Probe:
             "grad_norm": subject.by_layer(lambda p: p.grad if self.at else None),
             "param_norm": subject.by_layer(lambda p: p),
             "param_update_norm": subject.by_layer(
-                lambda p: as_float(p) - as_float(before[p]) if before else torch.zeros_like(p)
+                lambda p: as_float(p) - as_float(before.get(p, p))
             ),
         }
         self._records.add(self.at, values)
 
-    def _prepare(self) -> None:
+    def _prepare_snapshot(self) -> None:
         """Copy the layers' parameters before a step after which a snapshot is due."""
-        due = is_due(self.layers_every, self.at + 1)
-        inside = [p for layer in self.subject.layers for p in layer.parameters()]
-        self._before = {p: p.detach().clone() for p in inside if p.requires_grad} if due else {}
+        self._before = {}
+        if is_due(self.layers_every, self.at + 1):
+            for layer in self.subject.layers:
+                for p in layer.parameters():
+                    self._before[p] = p.detach().clone()
 
     def _config(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content of config.yaml: the known settings of the run, nested by section."""
@@ -278,15 +289,19 @@ class Probe:
             "log.layers_every": self.layers_every,
             "log.attribution_every": self.attribution_every,
         }
+        try:
+            settings = json.loads(json.dumps({**known, **more}))  # lists for tuples
+        except TypeError as error:
+            raise ConfigError(f"config: {error}; allowed numbers, words and lists") from None
         nested: dict[str, Any] = {}
-        for key, value in {**known, **more}.items():
+        for key, value in settings.items():
             *sections, last = key.split(".")
             inner = nested
             for section in sections:
                 inner = inner.setdefault(section, {})
                 if not isinstance(inner, dict):
                     raise ConfigError(f"config: {key}: found a key below the value of another one")
-            inner[last] = as_plain(key, value)
+            inner[last] = value
         _, problems = yaml_reader.read(conf.yaml_of(nested), "config")
         if problems:
             raise ConfigError(f"config: {problems[0].key}: {problems[0].text}")
@@ -334,13 +349,3 @@ class Probe:
             **f0_norm(self.subject.initial),
             "references": {},
         }
-
-
-def as_plain(key: str, value: Any) -> Any:
-    """Return a config value with lists for tuples; raise ConfigError for types outside YAML."""
-    if isinstance(value, (list, tuple)):
-        return [as_plain(key, inner) for inner in value]
-    if not isinstance(value, (bool, int, float, str, type(None))):
-        kind = type(value).__name__
-        raise ConfigError(f"config: {key}: found {kind}; allowed numbers, words and lists")
-    return value

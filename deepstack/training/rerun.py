@@ -166,12 +166,14 @@ def other_code(meta: Mapping[str, Any]) -> str:
     known, now = meta.get("git") or {}, git_state()
     if known == now and not now.get("dirty"):
         return ""
-    names = ["of no commit", "of no commit"]
-    for i, git in enumerate((known, now)):
-        if git:
-            changed = " with changes" if git.get("dirty") else ""
-            names[i] = f"{str(git.get('commit'))[:12]}{changed}"
-    return f"{names[0]}, now {names[1]}"
+    return f"{commit_text(known)}, now {commit_text(now)}"
+
+
+def commit_text(git: Mapping[str, Any]) -> str:
+    """Return a commit in words, from commit and dirty flag."""
+    if not git:
+        return "of no commit"
+    return f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
 
 
 class Comparer(Observers):

@@ -208,7 +208,7 @@ class TrainingRun:
             self.folder, start, self.device, train.max_loss, self.observer, tolerance
         )
         resources.callback(self.recorder.close)
-        self.logs = [*self.recorder.logs, self.evals, *self.snapshots.logs]
+        self.logs = [*self.recorder.logs, self.evals, *self.snapshots.logs.values()]
         if resumed and self.ranks.is_rank0 and (names := ckpt.changed_logs(self.folder, resumed)):
             raise ChangedLogError(f"{self.folder.path / names[0]}: changed while its run resumed")
         self._saved = time.monotonic()

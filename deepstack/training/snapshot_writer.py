@@ -104,9 +104,7 @@ class SnapshotWriter:
         self.built, self.update = built, update
         self.inputs, self.targets = probe
         self.optimizer = optimizer
-        self.parts = []
-        if config.log.attribution_every:
-            self.parts = parts.parts_of(built)
+        self.parts = parts.parts_of(built) if config.log.attribution_every else []
         self._banks = [bank for bank in built.banks if bank.in_layers]
         banks = built.banks.all if self.parts else self._banks
         takes_any = config.log.layers_every or self.parts
@@ -122,18 +120,22 @@ class SnapshotWriter:
         self._passed = None
         if capture and sum(built.banks.count().values()) <= MOST_PARAMETERS:
             self._passed = capture(partial(pass_through, built.model, self.inputs, self._loss))
-        self.logs: list[AppendLog] = []  # the last one is that of the sharpness, if there is one
+        self.logs: dict[str, AppendLog] = {}
 
     def open(self, replay_from: int, tolerance: float) -> None:
         """Open the CSV logs; rows after `replay_from` that exist already are compared."""
-        names = ["attribution", "first_order"][: 1 + self.config.log.first_order]
-        logs = {name: self.columns() for name in names if self.parts}
-        logs |= {"noise_scale": NOISE} if self.config.log.noise_scale else {}
-        logs |= {"sharpness": SHARPNESS} if self.config.log.sharpness_every else {}
+        records = self.config.log
+        logs = {
+            "attribution": self.columns(),
+            "first_order": self.columns() if records.first_order else {},
+            "noise_scale": NOISE if records.noise_scale else {},
+            "sharpness": SHARPNESS if records.sharpness_every else {},
+        }
         for name, measures in logs.items():
-            columns = ("step", *measures)
-            log = self.records.folder.log(name, columns, replay_from, tolerance=tolerance)
-            self.logs.append(log)
+            if measures:
+                columns = ("step", *measures)
+                log = self.records.folder.log(name, columns, replay_from, tolerance=tolerance)
+                self.logs[name] = log
 
     def columns(self) -> dict[str, tuple[str, str, str]]:
         """Return symbol, unit and description of each column of attribution.csv except the step.
@@ -168,7 +170,7 @@ class SnapshotWriter:
             train = self.config.train
             loss = partial(mean_loss, targets=self.targets, smoothing=train.label_smoothing)
             row = sharpness_row(copy, self.optimizer, train, step, self.inputs, loss)
-            self.logs[-1].write({"step": step, **row})
+            self.logs["sharpness"].write({"step": step, **row})
 
     def _take_layers(self, whole: Built, step: int, before: list[Tensor] | None) -> None:
         banks = [bank for bank in whole.banks if bank.in_layers]
@@ -204,20 +206,22 @@ class SnapshotWriter:
 
         unique = whole.banks.unique
         noise = gradient_noise(whole.model, whole.trained, self.inputs, loss, unique)
-        log = next(log for log in self.logs if log.path.stem == "noise_scale")
-        log.write({"step": step, **noise.row()})
+        self.logs["noise_scale"].write({"step": step, **noise.row()})
         return noise.by_layer
 
     def _attribute(self, whole: Built, step: int) -> None:
         arguments = whole, self._initial, self.inputs, self.parts
         origin = self.config.log.attribution_from
-        rows = [parts.attribute(*arguments, start=self.update.initial, origin=origin)]
+        attributed = parts.attribute(*arguments, start=self.update.initial, origin=origin)
+        rows = {"attribution": attributed}
         # Use the probe's values after the step, so that the number equals that of steps.csv.
-        rows[0][parts.WHOLE] = parts.distance(self.update.previous - self.update.initial)
+        whole_update = parts.distance(self.update.previous - self.update.initial)
+        rows["attribution"][parts.WHOLE] = whole_update
         if self.config.log.first_order:
-            rows.append(parts.first_order(*arguments))
-        for log, row in zip(self.logs, rows, strict=False):
-            log.write({"step": step, **{name: value.item() for name, value in row.items()}})
+            rows["first_order"] = parts.first_order(*arguments)
+        for log, row in rows.items():
+            values = {name: value.item() for name, value in row.items()}
+            self.logs[log].write({"step": step, **values})
 
     def close(self) -> None:
         """Close the logs, and write the pending snapshots of a failed run if the disk allows.
@@ -226,7 +230,7 @@ class SnapshotWriter:
         it the cuBLAS workspace of its stream, which the next run's pass uses too.
         """
         self._passed = None
-        for log in self.logs:
+        for log in self.logs.values():
             log.close()
         with contextlib.suppress(ResourceError):
             self.records.write()

@@ -72,7 +72,7 @@ def dense(look: Look, names: list[str], unique: int | None) -> Tensor:
 
     start = torch.cat([named[name].detach().flatten() for name in names])
     with sdpa_kernel(SDPBackend.MATH):
-        return torch.autograd.functional.hessian(loss, start)
+        return torch.autograd.functional.hessian(loss, start, vectorize=True)
 
 
 def entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -23,6 +23,12 @@ def parent_run(out: Path, **settings: Any) -> Run:
     return deepstack.train(small(**STEPS | settings, runtime__keep_optimizer=True), out=out)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A parent for tests that train nothing further."""
+    return parent_run(tmp_path_factory.mktemp("parent"))
+
+
 def extend(run: Run, steps: int, *overrides: str, **options: Any) -> Run:
     parent = parent_of(run.path, steps, overrides)
     return deepstack.train(parent.config, out=run.path.parents[1], parent=parent, **options)
@@ -30,7 +36,7 @@ def extend(run: Run, steps: int, *overrides: str, **options: Any) -> Run:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"train__optimizer": "muon", "model__dropout": 0.1}, {"train__schedule": "inverse_sqrt"}],
+    [{}, {"train__optimizer": "muon", "model__dropout": 0.1, "train__schedule": "inverse_sqrt"}],
     ids=str,
 )
 def test_an_extended_run_is_one_that_was_trained_at_once(
@@ -104,11 +110,10 @@ def test_a_schedule_that_depends_on_the_steps_is_chosen(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_extension_cannot_change(
-    overrides: list[str], steps: int, message: str, tmp_path: Path
+    overrides: list[str], steps: int, message: str, finished: Run
 ) -> None:
-    run = parent_run(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        parent_of(run.path, steps, overrides)
+        parent_of(finished.path, steps, overrides)
 
 
 def test_runs_that_cannot_be_extended(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ import threading, torch, deepstack
 from deepstack.diagnostics.snapshot import take
 from deepstack.model import build_model
 
-small = ["model.depth=1000", "model.d_model=2", "model.n_heads=1"]
+small = ["model.depth=300", "model.d_model=2", "model.n_heads=1"]
 config = deepstack.load_config("configs/quick.yaml", small)
 built = build_model(config, vocab_size=5)
 banks = [bank for bank in built.banks if bank.in_layers]
@@ -119,7 +119,7 @@ def look():
     tokens, same = torch.zeros(1, 2, dtype=torch.long), [bank.values() for bank in banks]
     print(len(take(built.model, banks, tokens, lambda z: z.mean(), before=None, initial=same)))
 
-threading.stack_size(2**19)
+threading.stack_size(2**17)
 thread = threading.Thread(target=look)
 thread.start()
 thread.join()

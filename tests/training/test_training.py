@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers.sampling import some
@@ -37,8 +38,6 @@ def test_the_same_config_twice_is_the_same_bytes(task: str, tmp_path: Path) -> N
     assert one.state == "done"
     assert len(one.steps) == 12
     assert data_of(one) == data_of(two)
-    other = deepstack.train(with_overrides(config, {"seed": 1}), out=tmp_path / "c")
-    assert data_of(other)["steps.csv"] != data_of(one)["steps.csv"]
 
 
 @pytest.mark.parametrize(
@@ -55,16 +54,12 @@ def test_what_is_said_of_a_validation(loss: float, masked: float | None, said: s
 
 def test_the_pace_is_that_of_plain_steps() -> None:
     pace = Pace(few=3)
-    for seconds in (9.0, 5.0):
-        pace.add({"step_ms": 1000 * seconds})
+    for milliseconds in (9000.0, 5000.0):
+        pace.add({"step_ms": milliseconds})
         assert pace.text(100) == ""
     for _ in range(3):
         pace.add({"step_ms": 20.0})
-        pace.add({"loss": 1.0})
     assert pace.text(100) == "20 ms/step  2 s left"
-    for _ in range(50):
-        pace.add({"step_ms": 1234.5})
-    assert pace.text(100) == "1234 ms/step  123 s left"
 
 
 def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
@@ -131,17 +126,27 @@ UNSEEN: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[float, pd.DataFrame]:
+    """Dropout -> the steps of a run with the usual logging."""
+    out = tmp_path_factory.mktemp("plain")
+    runs = {p: deepstack.train(small(model__dropout=p), out=out) for p in (0.0, 0.1)}
+    return {p: run.steps for p, run in runs.items()}
+
+
 @pytest.mark.parametrize(("change", "dropout"), some(product(UNSEEN, [0.0, 0.1]), 3))
-def test_looking_does_not_disturb(change: dict[str, Any], dropout: float, tmp_path: Path) -> None:
-    config = small(model__dropout=dropout)
-    plain = deepstack.train(config, out=tmp_path / "a").steps
-    other = deepstack.train(with_overrides(config, change), out=tmp_path / "b").steps
-    assert plain[["loss", "grad_norm"]].equals(other[["loss", "grad_norm"]])
+def test_looking_does_not_disturb(
+    change: dict[str, Any], dropout: float, plain: dict[float, pd.DataFrame], tmp_path: Path
+) -> None:
+    config = with_overrides(small(model__dropout=dropout), change)
+    other = deepstack.train(config, out=tmp_path).steps
+    assert plain[dropout][["loss", "grad_norm"]].equals(other[["loss", "grad_norm"]])
 
 
-def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> None:
-    config = small()
-    logged = deepstack.train(config, out=tmp_path).steps["loss"]
+def test_training_without_any_logging_has_the_same_losses(
+    plain: dict[float, pd.DataFrame],
+) -> None:
+    config, logged = small(), plain[0.0]["loss"]
     built = deepstack.build_model(config, vocab_size=257)
     step = make_step(
         lambda x, y: mean_loss(built.model(x), y),
@@ -155,6 +160,13 @@ def test_training_without_any_logging_has_the_same_losses(tmp_path: Path) -> Non
         assert np.float32(loss.item()) == np.float32(logged[t - 1])
 
 
+# Several good rows, and then a loss above the bound.
+BLOW_UP = {
+    "train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None, "train.steps": 30,
+    "train.max_loss": 20.0,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("lag", "checkpoint_seconds", "stop"), some(product([1, 4, 10], [0.0, 120.0], [None, 4, 9]), 5)
 )
@@ -165,9 +177,8 @@ def test_divergence_is_a_result_however_late_it_is_seen(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Several good rows, then a bad one, which is the last: also where rows are read late."""
-    blow_up = {"train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None}
-    config = with_overrides(small(train__steps=30, train__max_loss=20.0), blow_up)
+    """The bad row is the last one, also where rows are read late."""
+    config = with_overrides(small(), BLOW_UP)
     first = deepstack.train(config, out=tmp_path / "a")
     assert first.state == "diverged"
     losses = first.steps["loss"]
@@ -190,23 +201,13 @@ def test_divergence_is_a_result_however_late_it_is_seen(
     assert data_of(Run(path)) == data_of(first)
 
 
-@pytest.mark.parametrize(
-    "change", [{"train.max_loss": 3.0}, {"train.lr": 1e6, "train.optimizer": "sgd"}]
-)
-def test_a_first_step_may_diverge(change: dict[str, Any], tmp_path: Path) -> None:
-    run = deepstack.train(with_overrides(small(), change), out=tmp_path)
-    assert run.state == "diverged" and len(run.steps) <= 3
-
-
 def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    blow_up = {"train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None}
-    more = blow_up | {"runtime.checkpoint_seconds": 0.0}
-    config = with_overrides(small(train__steps=30, train__max_loss=20.0), more)
+    config = with_overrides(small(runtime__checkpoint_seconds=0.0), BLOW_UP)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("deepstack.training.run.write_end", killed)
         deepstack.train(config, out=tmp_path)
@@ -285,7 +286,7 @@ def test_a_disk_too_small_for_the_run_is_refused_before_it_begins(
 
 
 def test_a_run_takes_no_more_disk_than_was_said(tmp_path: Path) -> None:
-    config = small(runtime__checkpoint_seconds=0.0, train__steps=40)
+    config = small(runtime__checkpoint_seconds=0.0, train__steps=15)
     kept, most = disk_estimate(config)
     seen = []
 
