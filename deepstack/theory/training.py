@@ -22,13 +22,14 @@ from deepstack.training import to_device
 
 Keys = Mapping[str, Any]
 
-PLAIN: Keys = {"model.scheme": "skip_init", "model.scheme_options": {"start": 1.0}}  # x <- x + G(x)
-POST, PRE, T_FIXUP = ({"model.scheme": name} for name in ("post_ln", "pre_ln", "t_fixup"))
+PLAIN: Keys = {"scheme": "skip_init", "scheme_options": {"start": 1.0}}  # x <- x + G(x)
+POST, PRE, T_FIXUP = ({"scheme": name} for name in ("post_ln", "pre_ln", "t_fixup"))
 STACKS: Mapping[str, Keys] = {
-    "Post-LN": POST, "Pre-LN": PRE, "Post-BN": {**POST, "model.norm.kind": "batch"},
+    "Post-LN": POST, "Pre-LN": PRE, "Post-BN": {"norm_kind": "batch"},
     "no norms": PLAIN, "T-Fixup": T_FIXUP,
 }  # fmt: skip
 TASKS = ("text", "markov")
+ADAM: Keys = {"optimizer": "adam", "lr": 3e-3}
 
 
 def late(losses: list[float] | Tensor, steps: int = 10) -> float:
@@ -42,21 +43,18 @@ def fan_in_trains(seed: int) -> Finding:
 
     DeepNorm stacks that differ in W_1 and W_2 alone, from the same random numbers, at two rates.
     """
-    repetitions, steps, blocks = seeds(seed, 8), 30, 2
+    repetitions, steps = seeds(seed, 8), 30
+
+    def losses(fan: str, rate: float) -> Tensor:
+        deepnorm = {"scheme": "deepnorm", "depth": 3, "init_fan": fan}
+        return per_seed(lambda s: started(s, lr=rate, **deepnorm).run(steps), repetitions)
+
     parts, lines = [], []
     for rate in (1e-3, 3e-3):
-        keys = {"model.scheme": "deepnorm", "model.depth": 3, "train.lr": rate}
-
-        def run(draw_seed: int, fan: str, keys: Keys = keys) -> list[float]:
-            return started(draw_seed, {**keys, "model.init.fan": fan}).run(steps)
-
-        by_fan = [per_seed(partial(run, fan=fan), repetitions) for fan in ("in", "in_out")]
-        less = by_fan[0] - by_fan[1]
-        halves = less.view(len(less), blocks, -1).mean(dim=2)
-        for at in range(blocks):
-            first, last = at * steps // blocks + 1, (at + 1) * steps // blocks
-            quantity = f"loss less Xavier's, lr {rate:g}, steps {first} to {last}"
-            parts.append(at_most(quantity, 0.0, halves[:, at]))
+        less = losses("in", rate) - losses("in_out", rate)
+        for words, half in (("1 to 15", less[:, :15]), ("16 to 30", less[:, 15:])):
+            quantity = f"loss less Xavier's, lr {rate:g}, steps {words}"
+            parts.append(at_most(quantity, 0.0, half.mean(dim=1)))
         lines.append(Line.mean(f"lr {rate:g}", range(1, steps + 1), less, measured=False))
     note = (
         f"3 layers, d = 32, {len(repetitions)} seeds, task text, AdamW.  The larger W_1 and the "
@@ -77,35 +75,27 @@ def larger_rates(seed: int) -> Finding:
     repetitions, steps, rates = seeds(seed, 6), 24, (1e-3, 3e-3, 1e-2, 1e-1)
     schemes = {label: keys for label, keys in STACKS.items() if label != "Post-BN"}
 
-    def ends(scheme: Keys, rate: float) -> Tensor:
-        """Return the last losses and whether they are below an even guess's, (seeds, 2)."""
-        keys = {**scheme, "model.depth": 3, "train.lr": rate, "train.optimizer": "adam"}
-        stacks = [started(s, keys) for s in repetitions]
-        even = math.log(stacks[0].task.vocab_size)
-        ends = [late(stack.run(steps)) for stack in stacks]
-        return torch.tensor([[loss, loss < even] for loss in ends], dtype=F64)
+    def end(draw_seed: int, rate: float, scheme: Keys) -> tuple[float, bool]:
+        """Return the last losses, and whether they are below an even guess's."""
+        stack = started(draw_seed, depth=3, lr=rate, optimizer="adam", **scheme)
+        loss = late(stack.run(steps))
+        return loss, loss < math.log(stack.task.vocab_size)
 
-    drawn = {
-        label: torch.stack([ends(keys, rate) for rate in rates], dim=1)
-        for label, keys in schemes.items()
-    }
-    best_step = {
-        label: (ends[:, :, 1] * torch.tensor(rates, dtype=F64)).amax(dim=1)
-        for label, ends in drawn.items()
-    }
+    drawn, largest = {}, {}
+    for label, scheme in schemes.items():
+        ends = torch.tensor([[end(s, lr, scheme) for lr in rates] for s in repetitions], dtype=F64)
+        drawn[label], trains = ends.unbind(dim=2)  # (seeds, rates) each
+        largest[label] = (trains * torch.tensor(rates, dtype=F64)).amax(dim=1)
     parts = []
     for label in ("Post-LN", "Pre-LN"):
-        ratio = best_step[label] / best_step["no norms"]
-        parts.append(at_least(f"{label}: largest rate that trains, over that without norms", 2.0,
-                              ratio))  # fmt: skip
+        quantity = f"{label}: largest rate that trains, over that without norms"
+        parts.append(at_least(quantity, 2.0, largest[label] / largest["no norms"]))
         for at, rate in enumerate(rates[:2]):
-            less = drawn[label][:, at, 0] - drawn["no norms"][:, at, 0]
+            less = drawn[label][:, at] - drawn["no norms"][:, at]
             parts.append(at_most(f"{label}: loss less that without norms, lr {rate:g}", 0.0, less))
-    parts.append(
-        at_least("Pre-LN: largest rate that trains, over T-Fixup's", 2.0,
-                 best_step["Pre-LN"] / best_step["T-Fixup"], stated=False)
-    )  # fmt: skip
-    lines = [Line.mean(label, rates, ends[:, :, 0]) for label, ends in drawn.items()]
+    quantity = "Pre-LN: largest rate that trains, over T-Fixup's"
+    parts.append(at_least(quantity, 2.0, largest["Pre-LN"] / largest["T-Fixup"], stated=False))
+    lines = [Line.mean(label, rates, losses) for label, losses in drawn.items()]
     note = (
         f"3 layers, d = 32, task text, {len(repetitions)} seeds, {steps} steps; the loss is the "
         "mean of the last ten.  Without norms 0.1 diverges, and so it does under T-Fixup, "
@@ -130,12 +120,11 @@ def power_of_alpha(seed: int) -> Finding:
     def sample(draw_seed: int, rate: float, power: float) -> list[float]:
         """Return ‖Δθ‖/‖θ_0‖ at the end and the mean loss of the last ten steps."""
         roles = ["v", "o", "w1", "w2"]
-        stack = started(draw_seed, {
-            "model.scheme": "deepnorm_power", "model.scheme_options": {"power": power},
-            "model.depth": depth, "task.name": "markov", "train.batch_size": 4, "train.lr": rate,
-            "train.optimizer": "sgd", "train.clip": None, "train.trainable": roles,
-        })  # fmt: skip
-        start = torch.cat([stack.matrices()[role].flatten().clone() for role in roles])
+        stack = started(
+            draw_seed, scheme="deepnorm_power", scheme_options={"power": power}, depth=depth,
+            task="markov", batch_size=4, lr=rate, optimizer="sgd", clip=None, trainable=roles,
+        )  # fmt: skip
+        start = torch.cat([stack.matrices()[role].flatten() for role in roles])
         loss = late(stack.run(steps))
         end = torch.cat([stack.matrices()[role].flatten() for role in roles])
         return [((end - start).norm() / start.norm()).item(), loss]
@@ -173,19 +162,13 @@ def warm_up(seed: int) -> Finding:
     """
     repetitions, steps, end = seeds(seed, 8), 24, 100
 
-    def run(draw_seed: int, scheme: str, depth: int, **train: Any) -> list[float]:
-        keys = {"model.scheme": scheme, "model.depth": depth, "train.optimizer": "adam"}
-        more = {f"train.{key}": value for key, value in train.items()}
-        stack = started(draw_seed, {**keys, "train.lr": 3e-3, **more})
-        return stack.run(train.get("steps", steps))
-
     def last(scheme: str, warmup: int) -> Tensor:
-        shared = {"warmup_steps": warmup, "batch_size": 4}
-        return per_seed(lambda s: late(run(s, scheme, 12, **shared)), repetitions)
+        deep = {"scheme": scheme, "depth": 12, "warmup_steps": warmup, "batch_size": 4, **ADAM}
+        return per_seed(lambda s: late(started(s, **deep).run(steps)), repetitions)
 
     def long(scheme: str) -> Tensor:
-        linear = {"steps": end, "schedule": "linear"}
-        return per_seed(lambda s: run(s, scheme, 3, **linear), seeds(seed, 10))
+        linear = {"scheme": scheme, "depth": 3, "steps": end, "schedule": "linear", **ADAM}
+        return per_seed(lambda s: started(s, **linear).run(end), seeds(seed, 10))
 
     pre_gain, post_gain = (last(name, 0) - last(name, 8) for name in ("pre_ln", "post_ln"))
     less = long("pre_ln") - long("post_ln")
@@ -228,8 +211,7 @@ def losses(stack: Trial) -> tuple[float, float]:
 
 def small_text(seed: int, task: str, keys: Keys, steps: int) -> tuple[float, float]:
     """Return losses of training and validation after these steps on two batches."""
-    changes = {**POST_LN, "model.depth": 2, "train.lr": 3e-3, "train.optimizer": "adam"}
-    stack = SmallText(seed, {**changes, "task.name": task, **keys})
+    stack = SmallText(seed, **{**POST_LN, **ADAM, "depth": 2, "task": task, **keys})
     stack.run(steps)
     return losses(stack)
 
@@ -277,8 +259,8 @@ def penalties(seed: int) -> Finding:
     repetitions, steps = seeds(seed, 8), 32
     kinds: dict[str, Keys] = {
         "none": PRE,
-        "L2, λ = 0.1": {**PRE, "train.weight_decay": 0.1},
-        "spectral, λ = 1": {**PRE, "train.spectral_penalty": 1.0},
+        "L2, λ = 0.1": {**PRE, "weight_decay": 0.1},
+        "spectral, λ = 1": {**PRE, "spectral_penalty": 1.0},
     }
     parts = []
     for task in TASKS:
@@ -319,10 +301,10 @@ def fine_tuning(seed: int) -> Finding:
     at = [float(layer) for layer in range(first + 1, layers + 1)]
 
     def falls(keys: Keys) -> Tensor:
-        drawn = gather(layer_by_layer(s, keys, layers) for s in repetitions)
+        drawn = gather(layer_by_layer(s, depth=layers, **keys) for s in repetitions)
         return exponents(at, drawn["contribution"][:, first:])
 
-    batch = falls({**PRE, "model.norm.kind": "batch"})
+    batch = falls({**PRE, "norm_kind": "batch"})
     parts.append(at_most(f"BN: {quantity}", 0.0, batch))
     parts.append(beside(f"no norms: {quantity}", 0.0, falls(PLAIN), tolerance=0.1))
     note = (
@@ -336,8 +318,7 @@ def fine_tuning(seed: int) -> Finding:
 
 def tune(seed: int, keys: Keys, depth: int) -> list[float]:
     """Return the last losses on the first chain and on the second."""
-    more = {"model.depth": depth, "task.name": "markov", "train.lr": 3e-3}
-    stack = started(seed, {**keys, **more, "train.optimizer": "adam"})
+    stack = started(seed, depth=depth, task="markov", **ADAM, **keys)
     before = late(stack.run(60))
     stack.task = task_of(with_overrides(stack.config, {"seed": seed + 500}))
     return [before, late(stack.run(30))]
