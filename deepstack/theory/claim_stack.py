@@ -66,12 +66,11 @@ class Trial:
         """
         train = self.config.train
         penalty = SpectralPenalty(self.config, self.built, ALONE)
-        step = make_step(
-            lambda inputs, targets: penalty(self.loss(inputs, targets)),
-            self.built,
-            make_optimizer(train, self.built),
-            train,
-        )
+
+        def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+            return penalty(self.loss(inputs, targets))
+
+        step = make_step(loss, self.built, make_optimizer(train, self.built), train)
         losses = []
         for t in range(1, steps + 1):
             self.built.at_step(t)

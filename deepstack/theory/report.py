@@ -121,14 +121,14 @@ def escaped(value: str | int) -> str:
     return cell if cell.startswith(("`", "[")) else re.sub(r"([*_<>])", r"\\\1", cell)
 
 
-def draw(claim: Claim, finding: Finding, folder: Path) -> Path | None:
-    """Draw the claim's chart as <folder>/<id>.png and return its path; None if it has no chart.
+def draw(claim: Claim, finding: Finding, folder: Path) -> None:
+    """Draw the claim's chart, if it has one, as <folder>/<id>.png.
 
     Measured points have a bar of ± one standard error, lines a band.  The same finding gives the
     same bytes.
     """
     if finding.curves is None:
-        return None
+        return
     from matplotlib.ticker import MaxNLocator
 
     from deepstack.plots.page import Page
@@ -153,9 +153,7 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> Path | None:
         axes.set_ylabel(lowered(curves.y))
         figure = page.finish(f"{claim.id}: {finding.verdict}", claim.formula, (), handles)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{claim.id}.png"
-        figure.savefig(path, dpi=150, metadata={"Software": None})
-    return path
+        figure.savefig(folder / f"{claim.id}.png", dpi=150, metadata={"Software": None})
 
 
 def lowered(label: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,9 +32,9 @@ TASKS = ("text", "markov")
 ADAM: Keys = {"optimizer": "adam", "lr": 3e-3}
 
 
-def late(losses: list[float] | Tensor, steps: int = 10) -> float:
-    """Return the mean of the last losses."""
-    return float(torch.as_tensor(losses, dtype=F64)[-steps:].mean())
+def late(losses: list[float]) -> float:
+    """Return the mean of the last ten losses."""
+    return torch.tensor(losses[-10:], dtype=F64).mean().item()
 
 
 @claim("C45", LAYER_CAKE)
@@ -196,24 +196,19 @@ class SmallText(Trial):
         return super().batch(1 + (step - 1) % 2)
 
 
-@torch.no_grad()
-def losses(stack: Trial) -> tuple[float, float]:
-    """Return the mean losses of two batches of training and of validation."""
-    held_out = [to_device(stack.task.validation_batch(i, 32), CPU) for i in range(2)]
-    stack.model.eval()
-    seen, unseen = (
-        sum(stack.loss(*batch).item() for batch in batches) / 2
-        for batches in ([stack.batch(1), stack.batch(2)], held_out)
-    )
-    stack.model.train()
-    return seen, unseen
+def small_texts(seeds: Sequence[int], task: str, keys: Keys, steps: int) -> Tensor:
+    """Return losses of training and validation after these steps on two batches, (seeds, 2)."""
 
+    def sample(seed: int) -> list[float]:
+        stack = SmallText(seed, **{**POST_LN, **ADAM, "depth": 2, "task": task, **keys})
+        stack.run(steps)
+        stack.model.eval()
+        seen = [stack.batch(1), stack.batch(2)]
+        held_out = [to_device(stack.task.validation_batch(i, 32), CPU) for i in range(2)]
+        with torch.no_grad():
+            return [sum(stack.loss(*batch).item() for batch in b) / 2 for b in (seen, held_out)]
 
-def small_text(seed: int, task: str, keys: Keys, steps: int) -> tuple[float, float]:
-    """Return losses of training and validation after these steps on two batches."""
-    stack = SmallText(seed, **{**POST_LN, **ADAM, "depth": 2, "task": task, **keys})
-    stack.run(steps)
-    return losses(stack)
+    return per_seed(sample, seeds)
 
 
 @claim("C42", ADD_AND_NORM)
@@ -226,10 +221,7 @@ def against_overfitting(seed: int) -> Finding:
     repetitions, steps = seeds(seed, 8), 30
     parts = []
     for task in TASKS:
-        drawn = {
-            label: per_seed(partial(small_text, task=task, keys=keys, steps=steps), repetitions)
-            for label, keys in STACKS.items()
-        }
+        drawn = {label: small_texts(repetitions, task, k, steps) for label, k in STACKS.items()}
         gaps = {label: pairs[:, 1] - pairs[:, 0] for label, pairs in drawn.items()}
         for label in ("Post-LN", "Pre-LN", "Post-BN"):
             over = gaps[label] / gaps["no norms"]
@@ -264,10 +256,7 @@ def penalties(seed: int) -> Finding:
     }
     parts = []
     for task in TASKS:
-        drawn = {
-            label: per_seed(partial(small_text, task=task, keys=keys, steps=steps), repetitions)
-            for label, keys in kinds.items()
-        }
+        drawn = {label: small_texts(repetitions, task, k, steps) for label, k in kinds.items()}
         for label in list(kinds)[1:]:
             less = drawn[label] - drawn["none"]
             parts.append(at_most(f"{task}: validation loss less that without, {label}", 0.0,
@@ -290,8 +279,8 @@ def fine_tuning(seed: int) -> Finding:
     nats, one in a hundred.  BN: the share ‖x_{l+1} − x_l‖/‖x_{l+1}‖ of
     layer l at the start falls with l under x ← x + G(BN(x)), and does not under x ← x + G(x).
     """
-    repetitions, depth = seeds(seed, 10), 3
-    post, pre = (per_seed(partial(tune, keys=k, depth=depth), repetitions) for k in (POST, PRE))
+    repetitions = seeds(seed, 10)
+    post, pre = (per_seed(partial(tune, keys=keys), repetitions) for keys in (POST, PRE))
     less = post - pre
     parts = [
         at_most("second chain: loss of Post-LN less Pre-LN's, last 10 steps", -0.03, less[:, 1]),
@@ -308,7 +297,7 @@ def fine_tuning(seed: int) -> Finding:
     parts.append(at_most(f"BN: {quantity}", 0.0, batch))
     parts.append(beside(f"no norms: {quantity}", 0.0, falls(PLAIN), tolerance=0.1))
     note = (
-        f"{depth} layers, d = 32, {len(repetitions)} seeds, 60 steps of Adam at 0.003 on the first "
+        f"3 layers, d = 32, {len(repetitions)} seeds, 60 steps of Adam at 0.003 on the first "
         "chain and 30 on the second; the share in stacks of 32 layers, d = 64, exponents over the "
         "upper three quarters.  Post-LN ends level with Pre-LN on the second chain.  "
         "experiments/fine_tuning has 12 layers and longer runs."
@@ -316,9 +305,9 @@ def fine_tuning(seed: int) -> Finding:
     return Finding(parts, note)
 
 
-def tune(seed: int, keys: Keys, depth: int) -> list[float]:
+def tune(seed: int, keys: Keys) -> list[float]:
     """Return the last losses on the first chain and on the second."""
-    stack = started(seed, depth=depth, task="markov", **ADAM, **keys)
+    stack = started(seed, depth=3, task="markov", **ADAM, **keys)
     before = late(stack.run(60))
     stack.task = task_of(with_overrides(stack.config, {"seed": seed + 500}))
     return [before, late(stack.run(30))]
