@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deepstack.depth_use.layered import calling
 from deepstack.depth_use.measure import Request, measure, numbers
 from deepstack.records import Analysis, Column
 
@@ -66,7 +67,7 @@ def effects(request: Request, result: Analysis) -> None:
     maxima = torch.full((len(removed), model.depth), float("nan"), dtype=torch.float64)
     mean, losses, changes = maxima.clone(), [], []
     for row, index in enumerate(removed):
-        changed, logits = model.states_and_logits(sample, {index: model.without(index)})
+        changed, logits = model.states_and_logits(sample, {index: calling()})
         if index + 1 < model.depth:
             after = contributions(changed[index + 1 :])
             moved = (before[index + 1 :] - after).norm(dim=-1).flatten(1)

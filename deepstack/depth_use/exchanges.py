@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from deepstack.depth_use.layered import Call, Change
+from deepstack.depth_use.layered import Change, calling
 from deepstack.depth_use.measure import Request, measure, numbers
 from deepstack.errors import ConfigError
 from deepstack.records import Analysis, Column
@@ -46,7 +44,7 @@ def swap(request: Request, result: Analysis) -> None:
     arXiv:2603.15389, exchange any two layers; here they are neighbours.
     """
     request.refuse_no_tensor("swap")
-    refuse_no_targets(request, "swap")
+    request.refuse_no_targets("swap")
     model, sample = request.model, request.held_out
     chosen = request.chosen(result)
     swapped = [
@@ -64,17 +62,6 @@ def swap(request: Request, result: Analysis) -> None:
     result.add("permutation_score", ((numbers(swapped) - loss).abs() / loss).nanmean())
 
 
-def calling(*indices: int) -> Change:
-    """Return the change that runs these layers, one after the other."""
-
-    def change(call: Call, x: Any) -> Any:
-        for index in indices:
-            x = call(index, x)
-        return x
-
-    return change
-
-
 @measure("linear", LINEAR)
 def linear(request: Request, result: Analysis) -> None:
     """Replace a layer by the linear map of a token's stream that fits it best.
@@ -85,7 +72,7 @@ def linear(request: Request, result: Analysis) -> None:
     training batches for all maps, and one forward pass a layer.
     """
     request.refuse_no_tensor("linear")
-    refuse_no_targets(request, "linear")
+    request.refuse_no_targets("linear")
     if request.training is None:
         raise ConfigError("linear: found no training batches; give training=…")
     model, sample = request.model, request.held_out
@@ -102,16 +89,15 @@ def linear(request: Request, result: Analysis) -> None:
     tokens, width = inputs[0].flatten(0, -2).shape
     if tokens < 4 * width:
         result.notes.append(f"the maps of {width} inputs are fitted on only {tokens} tokens")
-    states = model.states(sample)
+    states, logits = model.states_and_logits(sample)
     losses, errors, rests = [], [], []
     for index in chosen:
-        W, b = maps[index]
         before, after = states[index], states[index + 1]
-        predicted = affine(before, W, b)
+        predicted = affine(before, *maps[index])
         errors.append(unexplained(after, predicted))
         rests.append(unexplained(after - before, predicted - before))
-        losses.append(model.loss(sample, {index: replacing(W, b)}))
-    loss = model.loss(sample)
+        losses.append(model.loss(sample, {index: replacing(*maps[index])}))
+    loss = sample.loss(logits)
     result.add("changed", [index + 1 for index in chosen])
     result.add("loss_linear", losses)
     result.add("unexplained", numbers(errors))
@@ -151,9 +137,3 @@ def unexplained(y: Tensor, predicted: Tensor) -> Tensor:
     error = (Y - P).square().sum()
     total = (Y - Y.mean(dim=0)).square().sum()
     return torch.where(error > 0, error / total, 0.0)
-
-
-def refuse_no_targets(request: Request, name: str) -> None:
-    """Raise ConfigError unless the held-out sample has targets, from which a loss is computed."""
-    if request.held_out.targets is None:
-        raise ConfigError(f"{name}: found no targets, which a loss needs; give targets=…")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -88,12 +88,11 @@ class ForeignLayers(Layered):
         if len(set(self.layers)) < self.depth:
             raise ConfigError("layers: found one module several times; allowed each once")
         names = [head] if isinstance(head, str) else head
-        self.head = names if callable(names) else in_order([find_module(modules, n) for n in names])
+        found = names if callable(names) else [find_module(modules, name) for name in names]
+        self.head = found if callable(found) else nn.Sequential(*found)
 
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        with undisturbed(self.model):
-            yield
+    def ready(self) -> AbstractContextManager[None]:
+        return undisturbed(self.model)
 
     def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
         order = iter(range(self.depth))
@@ -105,21 +104,21 @@ class ForeignLayers(Layered):
             x, rebuild = stream_of(args, kwargs)
             if index == 0:
                 take(0, x)
-            form: list[Any] = []  # the form of a layer's output
 
             def call(other: int, x: Tensor) -> Tensor:
                 args, kwargs = rebuild(x)
-                form[:] = [forwards[other](*args, **kwargs)]
-                y = tensor_of(form[0])
+                return stream_in(forwards[other](*args, **kwargs))
+
+            def stream_in(output: Any) -> Tensor:
+                y = tensor_of(output)
                 if y is None or y.shape != x.shape:
-                    raise ConfigError(f"layers: layer {other + 1} does not return the stream")
+                    raise ConfigError(f"layers: layer {index + 1} does not return the stream")
                 return y
 
-            y = change[index](call, x) if index in change else call(index, x)
-            if not form:  # the layer was left out, and its form is not known
-                call(index, x)
+            output = forwards[index](*args, **kwargs)  # has the form to return
+            y = change[index](call, x) if index in change else stream_in(output)
             take(index + 1, y)
-            return (y, *form[0][1:]) if isinstance(form[0], tuple) else y
+            return (y, *output[1:]) if isinstance(output, tuple) else y
 
         with ExitStack() as stack:
             for index, layer in enumerate(self.layers):
@@ -146,17 +145,6 @@ class ForeignLayers(Layered):
                 f"{tuple(logits.shape)}; name all that follows the layers, as in "
                 "head=('transformer.ln_f', 'lm_head')"
             )
-
-
-def in_order(modules: Sequence[nn.Module]) -> Callable[[Tensor], Tensor]:
-    """Return the function that applies these modules one after the other."""
-
-    def apply(x: Tensor) -> Tensor:
-        for module in modules:
-            x = module(x)
-        return x
-
-    return apply
 
 
 def stream_of(

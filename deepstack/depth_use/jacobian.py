@@ -52,18 +52,13 @@ def jacobian(request: Request, result: Analysis) -> None:
     request.refuse_no_tensor("jacobian")
     chosen = request.chosen(result)
     generator = torch.Generator().manual_seed(request.seed)
-    rows: dict[str, list[Any]] = {name: [] for name, column in COLUMNS.items() if column.axes}
+    rows: list[Tensor] = []
 
     def observe(index: int, call: Call, x: Tensor) -> Tensor:
         f = partial(call, index)
-        rows["changed"].append(index + 1)
         distance, error = distance_from_identity(f, x, request.probes, generator)
         norms, change = spectral_norms(f, x, request.iterations, generator)
-        rows["from_identity"].append(distance)
-        rows["from_identity_error"].append(error)
-        rows["spectral_norm"].append(norms.mean())
-        rows["spectral_norm_max"].append(norms.max())
-        rows["last_change"].append(change)
+        rows.append(numbers([distance, error, norms.mean(), norms.max(), change]))
         return f(x)
 
     # torch's fused attentions and layers have no forward-mode derivative, and its own forward mode
@@ -71,12 +66,14 @@ def jacobian(request: Request, result: Analysis) -> None:
     with sdpa_kernel(SDPBackend.MATH), unfused_layers(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         request.model.run(request.probe, {index: partial(observe, index) for index in chosen})
-    result.add("changed", rows.pop("changed"))
-    for name, values in rows.items():
-        result.add(name, numbers(values))
+    result.add("changed", [index + 1 for index in chosen])
+    columns = torch.stack(rows, dim=1)
+    names = "from_identity", "from_identity_error", "spectral_norm", "spectral_norm_max"
+    for name, values in zip((*names, "last_change"), columns, strict=True):
+        result.add(name, values)
     result.add("probes", request.probes)
     result.add("iterations", request.iterations)
-    result.add("mean_from_identity", numbers(rows["from_identity"]).mean())
+    result.add("mean_from_identity", columns[0].mean())
 
 
 @contextmanager
@@ -98,19 +95,13 @@ def distance_from_identity(
     for _ in range(probes):
         signs = torch.randint(0, 2, x.shape, generator=generator)
         v = (2.0 * signs - 1.0).to(x)
-        moved = forward_product(f, x, v)
+        moved = torch.func.jvp(f, (x,), (v,))[1]
         squares.append((moved - v).double().square().mean())  # ‖I‖_F² is the number of coordinates
     values = numbers(squares)
     mean = values.mean().item()
     error = values.std().item() / math.sqrt(probes)
     root = math.sqrt(mean)
     return root, error / (2 * root) if root else 0.0
-
-
-def forward_product(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
-    """Return J v by forward-mode differentiation of f at x."""
-    product: Tensor = torch.func.jvp(f, (x,), (v,))[1]
-    return product
 
 
 def spectral_norms(
@@ -129,7 +120,7 @@ def spectral_norms(
         transposed: Any = torch.func.vjp(f, x)[1]
     sizes, change = norm(v), math.inf
     for _ in range(iterations):
-        u = forward_product(f, x, v)
+        u = torch.func.jvp(f, (x,), (v,))[1]
         before, sizes = sizes, norm(u)
         change = ((sizes - before).abs() / sizes).max().item()
         if change < CONVERGED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor
 from deepstack.diagnostics import evaluating
 from deepstack.diagnostics.watch import tapped
 from deepstack.model import Transformer
-from deepstack.model.stack import Layer
 from deepstack.schemes import Tap
 from deepstack.tasks import IGNORE
 
@@ -62,6 +61,17 @@ def ignore(index: int, x: Any) -> None:
     """Take a stream and do nothing with it."""
 
 
+def calling(*indices: int) -> Change:
+    """Return the change that runs these layers, one after the other; with none, the identity."""
+
+    def change(call: Call, x: Any) -> Any:
+        for index in indices:
+            x = call(index, x)
+        return x
+
+    return change
+
+
 class Layered(ABC):
     """A model as x_l = layer_l(x_{l-1}), l = 1..depth, and logits that a head reads from x_depth.
 
@@ -81,15 +91,9 @@ class Layered(ABC):
     def read_out(self, sample: Sample, x: Any) -> Tensor:
         """Return the logits that the head reads from a stream x_l of this sample."""
 
-    @contextmanager
-    def ready(self) -> Iterator[None]:
+    @abstractmethod
+    def ready(self) -> AbstractContextManager[None]:
         """Set evaluation mode, plain operations and no gradients inside the block."""
-        with torch.no_grad():
-            yield
-
-    def without(self, index: int) -> Change:
-        """Return the change that makes a layer the identity."""
-        return lambda call, x: x
 
     def sublayer_cosines(self, sample: Sample) -> dict[str, Tensor]:
         """Return sublayer -> (depth,), the mean cosine of its output with the stream; {} if none.
@@ -97,10 +101,6 @@ class Layered(ABC):
         The stream is that which enters the sublayer.
         """
         return {}
-
-    def states(self, sample: Sample) -> list[Tensor]:
-        """Return x_0, …, x_depth."""
-        return self.states_and_logits(sample)[0]
 
     def states_and_logits(
         self, sample: Sample, change: Changes = UNCHANGED
@@ -155,10 +155,13 @@ class StackLayers(Layered):
             yield
 
     def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
-        starts = dict(zip(self.model.stacks, self.model.inputs(sample.inputs), strict=True))
-        both = self.side == "decoder" and "encoder" in starts
-        memory = self.model.stacks["encoder"](starts["encoder"]) if both else None
-        x = self.stack.enter(starts[self.side])
+        *source, start = self.model.inputs(sample.inputs)
+        memory = None
+        if source and self.side == "decoder":
+            memory = self.model.stacks["encoder"](*source)
+        elif source:
+            (start,) = source
+        x = self.stack.enter(start)
         take(0, x)
 
         def call(index: int, x: Any) -> Any:
@@ -175,10 +178,6 @@ class StackLayers(Layered):
             output = model.stacks["decoder"](model.inputs(sample.inputs)[-1], output)
         logits: Tensor = model.head(output, model.embedding)
         return logits
-
-    def without(self, index: int) -> Change:
-        layer: Layer = self.layers[index]
-        return lambda call, x: layer.scheme.pass_over(x)
 
     def sublayer_cosines(self, sample: Sample) -> dict[str, Tensor]:
         tap, names = CosineTap(), self.stack.schemes[0].sublayers

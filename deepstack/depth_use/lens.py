@@ -39,29 +39,27 @@ def lens(request: Request, result: Analysis) -> None:
     final = torch.log_softmax(sample.chosen(model.run(sample)).float(), dim=-1)
     k = min(request.top, final.shape[-1])
     best = final.topk(k, dim=-1).indices
-    losses: list[float] = []
-    kls: list[Tensor] = []
-    overlaps: list[Tensor] = []
-    agreements: list[Tensor] = []
+    rows: list[Tensor] = []
 
     def take(_: int, x: Any) -> None:
         logits = model.read_out(sample, x)
-        losses.append(sample.loss(logits))
         log_p = torch.log_softmax(sample.chosen(logits).float(), dim=-1)
-        kls.append((log_p.exp() * (log_p - final)).sum(dim=-1).double().mean())
+        kl = (log_p.exp() * (log_p - final)).sum(dim=-1).double().mean()
         best_here = log_p.topk(k, dim=-1).indices
         shared = (best_here[:, :, None] == best[:, None, :]).any(dim=-1)
-        overlaps.append(shared.double().mean())
-        agreements.append((best_here[:, 0] == best[:, 0]).double().mean())
+        same = best_here[:, 0] == best[:, 0]
+        loss = sample.loss(logits)
+        rows.append(numbers([kl, shared.double().mean(), same.double().mean(), loss]))
 
     model.run(sample, take=take)
-    kl = numbers(kls).clamp(min=0.0)  # rounding may give -1e-9
+    kl, overlap, agreement, losses = torch.stack(rows, dim=1)
+    kl = kl.clamp(min=0.0)  # rounding may give -1e-9
     result.add("kl", kl)
-    result.add("overlap", numbers(overlaps))
-    result.add("agreement", numbers(agreements))
+    result.add("overlap", overlap)
+    result.add("agreement", agreement)
     result.add("k", k)
     if sample.targets is not None:
-        result.add("loss", numbers(losses))
+        result.add("loss", losses)
         result.add("final_loss", losses[-1])
     depth = effective_depth(kl.numpy())
     result.add("effective_depth", depth)

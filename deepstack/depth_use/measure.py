@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -45,8 +44,7 @@ class Request:
     begin: Callable[[str], None] = field(default=lambda _: None)
 
     def __post_init__(self) -> None:
-        limits = {"every": 1, "top": 1, "probes": 2, "iterations": 2}
-        for name, least in limits.items():
+        for name, least in {"every": 1, "top": 1, "probes": 2, "iterations": 2}.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}: found {value}; allowed {least} or more")
@@ -70,18 +68,22 @@ class Request:
         if not self.model.one_tensor:
             raise ConfigError(f"{name}: {self.model.why_not}; allowed for it: lens")
 
+    def refuse_no_targets(self, name: str) -> None:
+        """Raise ConfigError unless the held-out sample has targets, which a loss needs."""
+        if self.held_out.targets is None:
+            raise ConfigError(f"{name}: found no targets, which a loss needs; give targets=…")
+
 
 Measure = Callable[[Request, Analysis], None]
-M = TypeVar("M", bound=Measure)
 MEASURES: Registry[Measure] = Registry("analysis")
 COLUMNS: dict[str, Mapping[str, Column]] = {}
 """The columns of each analysis."""
 
 
-def measure(name: str, columns: Mapping[str, Column]) -> Callable[[M], M]:
+def measure(name: str, columns: Mapping[str, Column]) -> Callable[[Measure], Measure]:
     """Register a function that measures and adds its values to an Analysis with these columns."""
 
-    def register(function: M) -> M:
+    def register(function: Measure) -> Measure:
         MEASURES.register(name, function)
         COLUMNS[name] = columns
         return function
@@ -101,6 +103,6 @@ def measure_all(names: Sequence[str], request: Request) -> dict[str, Analysis]:
     return results
 
 
-def numbers(values: list[Tensor] | list[float]) -> Tensor:
+def numbers(values: Sequence[Tensor | float]) -> Tensor:
     """Return 0-d tensors or floats as one tensor on the CPU, in double precision."""
     return torch.stack([torch.as_tensor(value, dtype=torch.float64).cpu() for value in values])

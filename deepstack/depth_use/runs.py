@@ -121,9 +121,9 @@ def refuse_other_inputs(config: conf.Config, second: Trained) -> None:
     """Raise ConfigError unless a second run reads the same inputs: task and family."""
     one, two = conf.values(config), conf.values(second.config)
     for key in sorted({*one, *two}):
-        if key.startswith("task.") or key == "model.family":
-            if one.get(key) != two.get(key):
-                raise ConfigError(
-                    f"--with: {second.folder.path} has another {key}: found {two.get(key)}, "
-                    f"allowed {one.get(key)}"
-                )
+        is_input = key.startswith("task.") or key == "model.family"
+        if is_input and one.get(key) != two.get(key):
+            raise ConfigError(
+                f"--with: {second.folder.path} has another {key}: found {two.get(key)}, "
+                f"allowed {one.get(key)}"
+            )

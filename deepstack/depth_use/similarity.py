@@ -34,7 +34,10 @@ def similarity(request: Request, result: Analysis) -> None:
     One forward pass, and products of d² times the tokens for each pair.
     """
     request.refuse_no_tensor("similarity")
-    layers, states = chosen_states(request, result)
+    states = request.model.states_and_logits(request.held_out)[0]
+    # every so many-th layer, with the first and the last
+    layers = sorted({0, *(index + 1 for index in request.chosen(result)), len(states) - 1})
+    states = [states[index] for index in layers]
     result.add("layers", layers)
     units = torch.stack([F.normalize(x.flatten(0, -2).double(), dim=-1).flatten() for x in states])
     tokens = states[0].flatten(0, -2).shape[0]
@@ -44,18 +47,11 @@ def similarity(request: Request, result: Analysis) -> None:
         if not request.other.one_tensor:
             raise ConfigError(f"similarity with another run: {request.other.why_not}")
         with request.other.ready():
-            others = request.other.states(request.held_out)
+            others = request.other.states_and_logits(request.held_out)[0]
         step = max(request.step, -(-len(others) // len(states)))
         chosen = sorted({*range(0, len(others), step), len(others) - 1})
         result.add("layers_with", chosen)
         result.add("cka_with", linear_cka(states, [others[i] for i in chosen]).float().cpu())
-
-
-def chosen_states(request: Request, result: Analysis) -> tuple[list[int], list[Tensor]]:
-    """Return every so many-th layer, with the first and the last, and the streams after them."""
-    states = request.model.states(request.held_out)
-    layers = sorted({0, *(index + 1 for index in request.chosen(result)), len(states) - 1})
-    return layers, [states[index] for index in layers]
 
 
 def linear_cka(first: list[Tensor], second: list[Tensor]) -> Tensor:

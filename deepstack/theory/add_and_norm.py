@@ -1,9 +1,10 @@
-"""Claims about Add & Norm: gradients with a residual, kinds of norms, the width of pre-norm."""
+"""Claims about Add & Norm: gradients with a residual, kinds of norms, width, sizes of words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,30 @@ from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_mos
 from deepstack.theory.claim_stack import Trial, flat_part, growth
 from deepstack.theory.draws import normals, random, repeats, seeds
 from deepstack.theory.sources import ADD_AND_NORM
-from deepstack.theory.statistics import exponents, gather, means
+from deepstack.theory.statistics import exponents, gather, means, slopes, time_ratios
 
+EPS = 1e-6  # of the listed norms
 Joined = Callable[[Tensor, nn.Module], Tensor]
+
+
+def listed_layer_norm(
+    x: Tensor, gain: Tensor | float = 1.0, bias: Tensor | float = 0.0, eps: float = EPS
+) -> Tensor:
+    """Return the document's layer norm, line by line."""
+    mean = x.mean(-1, keepdim=True)
+    std = x.std(-1, keepdim=True, unbiased=False)
+    return gain * (x - mean) / (std + eps) + bias
+
+
+def layer_norm_by_root(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    """Return the same with σ = √mean((x − μ)²), which is faster than torch's std on a CPU."""
+    centred = x - x.mean(-1, keepdim=True)
+    return gain * centred / (centred.pow(2).mean(-1, keepdim=True).sqrt() + EPS) + bias
+
+
+def listed_rms_norm(x: Tensor, gain: Tensor) -> Tensor:
+    """Return the document's RMSNorm, line by line."""
+    return gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS))
 
 
 def norm(x: Tensor) -> Tensor:
@@ -63,7 +85,7 @@ def residual(seed: int) -> Finding:
     depth, draws = 20, repeats(40)
 
     def sample(draw_seed: int) -> dict[str, Tensor]:
-        trial = Trial(draw_seed, {"model.scheme": "pre_ln", "model.depth": depth})
+        trial = Trial(draw_seed, scheme="pre_ln", depth=depth)
         x = trial.model.start(trial.probe).detach()
         sublayers = trial.model.layers[0].modules_in_order()
         added = torch.stack([added_jacobian(G, x[:1, :4]) for G in sublayers])
@@ -107,16 +129,10 @@ def norms(seed: int) -> Finding:
     deepstack's norms on x (batch, positions, channels) of every channel's own mean and scale.
     """
     rng, draws, shape, eps = random(seed), repeats(8), (8, 16, 48), 1e-5
-    batch, layer, rms = (
-        NORMS[kind](shape[-1], gain=False, bias=False, eps=eps)
-        for kind in ("batch", "layer", "rms")
-    )
+    kinds, trained = ("batch", "layer", "rms"), seeds(seed, 8)
+    batch, layer, rms = (NORMS[kind](shape[-1], gain=False, bias=False, eps=eps) for kind in kinds)
     exact = math.sqrt(2 * eps) / (math.sqrt(eps) + eps)
-
-    def listed(x: Tensor) -> Tensor:
-        """Return the document's layer norm, which divides by σ + ε."""
-        deviation = x.var(-1, keepdim=True, correction=0).sqrt()
-        return (x - x.mean(-1, keepdim=True)) / (deviation + eps)
+    listed = partial(listed_layer_norm, eps=eps)
 
     def unit(quantity: str, value: Tensor) -> Part:
         return Part.mean(quantity, 1.0, value.mean(), tolerance=1e-4)
@@ -148,9 +164,9 @@ def norms(seed: int) -> Finding:
         ]
 
     parts = means(sample() for _ in range(draws))
-    for kind in ("batch", "layer", "rms"):
-        keys = {"model.scheme": "post_ln", "model.depth": 2, "model.norm.kind": kind}
-        losses = [Trial(s, keys | {"train.lr": 3e-3}).run(20) for s in seeds(seed, 8)]
+    for kind in kinds:
+        stacks = (Trial(s, scheme="post_ln", depth=2, norm_kind=kind, lr=3e-3) for s in trained)
+        losses = [stack.run(20) for stack in stacks]
         quantity = f"{kind} norm: loss after 20 steps over before, Post-LN of 2 layers"
         parts.append(at_most(quantity, 1.0, [last_loss(run) / run[0] for run in losses]))
     return Finding(
@@ -174,28 +190,26 @@ def beta_at_run_time(seed: int) -> Finding:
     Each number is that of the listing over DeepNorm's, from the same random numbers, N = 36.
     """
     depths, repetitions = (6, 36), seeds(seed, 8)
-    listing, deepnorm = {"model.scheme": "deepnorm_runtime_beta"}, {"model.scheme": "deepnorm"}
+    schemes = "deepnorm_runtime_beta", "deepnorm"
 
     def sample(draw_seed: int) -> list[Part]:
-        theirs, ours = (
-            start_sizes(Trial(draw_seed, scheme | {"model.depth": depths[-1]}))
-            for scheme in (listing, deepnorm)
-        )
+        stacks = (Trial(draw_seed, scheme=scheme, depth=depths[-1]) for scheme in schemes)
+        theirs, ours = map(start_sizes, stacks)
         return [Part.mean(q, 1.0, theirs[q] / ours[q], tolerance=0.01) for q in ours]
 
-    theirs, ours = (growth(repetitions, scheme, depths) for scheme in (listing, deepnorm))
-    losses = [
-        torch.tensor(
-            [last_loss(Trial(s, scheme | {"model.depth": 6}).run(25)) for s in repetitions]
-        )
-        for scheme in (listing, deepnorm)
-    ]
+    def trained(scheme: str) -> Tensor:
+        stacks = (Trial(s, scheme=scheme, depth=6) for s in repetitions)
+        return torch.tensor([last_loss(stack.run(25)) for stack in stacks])
+
+    theirs, ours = (growth(repetitions, depths, scheme=scheme) for scheme in schemes)
     moved = theirs[:, 1] / ours[:, 1]
     parts = [
         *means(map(sample, repetitions)),
         Part.mean("‖ΔF‖ after one SGD step", 1.0, moved, tolerance=0.01),
         flat_part("its own ‖ΔF‖ at N = 36 over that at N = 6", theirs, stated=False),
-        beside("loss after 25 steps of AdamW, N = 6", 1.0, losses[0] / losses[1]),
+        beside(
+            "loss after 25 steps of AdamW, N = 6", 1.0, trained(schemes[0]) / trained(schemes[1])
+        ),
     ]
     beta = (8 * depths[-1]) ** -0.25
     return Finding(
@@ -214,14 +228,15 @@ def start_sizes(trial: Trial) -> dict[str, float]:
     attention, feed_forward = layer.modules_in_order()
     assert isinstance(attention, Attention)
     alpha, residual = layer.scheme.alpha(trial.config.model.depth) or 1.0, layer.scheme.residual
-    sizes = {}
+    read: list[Tensor] = []
 
-    def record_logits(y: Tensor) -> Tensor:
-        q, k, _ = attention.project(y)
-        sizes["root mean square of q kᵀ"] = (q @ k.transpose(-1, -2)).square().mean().sqrt().item()
+    def record(y: Tensor) -> Tensor:
+        read.append(y)
         return y
 
-    residual(x, record_logits, lambda z: z)
+    residual(x, record, lambda z: z)
+    q, k, _ = attention.project(read[0])
+    sizes = {"root mean square of q kᵀ": (q @ k.transpose(-1, -2)).square().mean().sqrt().item()}
     for name, G in (("attention", attention), ("feed-forward", feed_forward)):
         branch = residual(x, G, lambda z: z) - alpha * x
         sizes[f"‖branch‖ of the {name} at the start"] = branch.norm().item()
@@ -229,13 +244,13 @@ def start_sizes(trial: Trial) -> dict[str, float]:
 
 
 @torch.no_grad()
-def layer_by_layer(seed: int, keys: Mapping[str, Any], depth: int) -> dict[str, Tensor]:
+def layer_by_layer(seed: int, **changes: Any) -> dict[str, Tensor]:
     """Return three numbers of every layer, each (depth,).
 
     contribution: ‖x_l − x_{l−1}‖/‖x_l‖; angle: of the two; change: of layer l's branch, relative,
     if its input is x_{l−2} in place of x_{l−1}.
     """
-    trial = Trial(seed, {**keys, "model.depth": depth, "model.d_model": 64})
+    trial = Trial(seed, d_model=64, **changes)
     (snapshot,) = trial.snapshots(trial.probe_batch)
     x = snapshot.states
     added, size = x[1:] - x[:-1], (x[1:] - x[:-1]).norm(dim=-1)
@@ -257,9 +272,7 @@ def width_not_depth(seed: int) -> Finding:
     """
     depth, repetitions = 64, seeds(seed, 20)
     pre, post = (
-        gather(
-            layer_by_layer(draw_seed, {"model.scheme": scheme}, depth) for draw_seed in repetitions
-        )
+        gather(layer_by_layer(s, scheme=scheme, depth=depth) for s in repetitions)
         for scheme in ("pre_ln", "post_ln")
     )
     layers, start = [float(layer) for layer in range(1, depth + 1)], depth // 4
@@ -277,17 +290,80 @@ def width_not_depth(seed: int) -> Finding:
         beside("Post-LN: exponent of the contribution", 0.0, exponent(post["contribution"])),
         beside("Post-LN: exponent of the angle", 0.0, exponent(post["angle"])),
     ]
+    drawn = {f"Pre-LN, {name}": values for name, values in pre.items()}
+    drawn["Post-LN, contribution"] = post["contribution"]
     lines = []
-    for label, name, values in (
-        *(("Pre-LN", name, values) for name, values in pre.items()),
-        ("Post-LN", "contribution", post["contribution"]),
-    ):
+    for label, values in drawn.items():
         # layer 1 has no layer before it whose input it could be shown
-        first = int(name == "change")
-        line = Line.mean(f"{label}, {name}", layers[first:], values[:, first:], measured=False)
-        lines.append(line)
+        first = int(label.endswith("change"))
+        lines.append(Line.mean(label, layers[first:], values[:, first:], measured=False))
     return Finding(
         parts,
         f"Depth {depth}, d = 64, {len(repetitions)} seeds, before training.",
         Curves("layer l", "share of the stream, radians", lines, log_x=True, log_y=True),
     )
+
+
+@claim("C43", ADD_AND_NORM)
+def comparable_words(seed: int) -> Finding:
+    """LN keeps the relative sizes of the words of a sentence, BN does not; RMSNorm computes less
+    than LN and saves time.
+
+    x (sentences, words, channels): words of their own lengths, channels of their own means;
+    deepstack's norms.  'Comparable' has three readings.  Lengths: the slope of log ‖y‖ against
+    log ‖x‖ over the words.  Order: the share of pairs of words that keep it in a channel.  Angles:
+    the slope of the cosines of two words.  Operations are counted by hand, a number of
+    x at a time, with gain and bias.  Times are of the document's listings, in turn.
+    """
+    rng, draws, shape = random(seed), repeats(96), (8, 16, 64)
+    norms = {kind: NORMS[kind](shape[-1], gain=False, bias=False, eps=EPS) for kind in NORMS}
+    pairs = torch.triu_indices(shape[1], shape[1], 1)
+
+    def cosines(x: Tensor) -> Tensor:
+        unit = x / x.norm(dim=-1, keepdim=True)
+        return (unit @ unit.transpose(1, 2))[:, pairs[0], pairs[1]]
+
+    def sample() -> list[Part]:
+        lengths = (0.5 * normals(rng, *shape[:2], 1)).exp()
+        x = lengths * (normals(rng, 1, 1, shape[-1]) + normals(rng, *shape))
+        parts = []
+        for kind, word in (("layer", "LN"), ("batch", "BN")):
+            y = norms[kind](x)
+            length = slopes_by_row(x.norm(dim=-1).log(), y.norm(dim=-1).log())
+            angle = slopes_by_row(cosines(x), cosines(y))
+            up, still_up = (z[:, pairs[0]] > z[:, pairs[1]] for z in (x, y))
+            order, stated = (up == still_up).double().mean(), kind == "layer"
+            parts += [
+                Part.mean(f"{word}: slope of log ‖y‖ against log ‖x‖", 1.0, length,
+                          tolerance=0.1, stated=stated),
+                Part.mean(f"{word}: share of pairs of words in the same order, by channel", 1.0,
+                          order, tolerance=0.01, stated=stated),
+                Part.mean(f"{word}: slope of the cosines of words", 1.0, angle, tolerance=0.05,
+                          stated=stated),
+            ]  # fmt: skip
+        return parts
+
+    parts = means(sample() for _ in range(draws))
+    # mean, difference, square, its mean, quotient, gain, bias; square, its mean, quotient, gain
+    parts.append(Part("operations a number, RMSNorm over LN", 1.0, 4 / 7, 0.0, relation="<="))
+    x, gain, bias = torch.randn(256, 256, generator=rng), torch.ones(256), torch.zeros(256)
+    listed, built_in = partial(listed_rms_norm, x, gain), partial(torch.rms_norm, x, (256,), gain)
+    built_in_words = "time, torch.rms_norm over torch.layer_norm: above the share of operations"
+    for words, norm in (("", listed_layer_norm), (", σ as a root", layer_norm_by_root)):
+        times = time_ratios(listed, partial(norm, x, gain, bias), repeats(12))
+        parts.append(at_most(f"time, RMSNorm over LN, the listings{words}", 1.0, times))
+    times = time_ratios(built_in, partial(torch.layer_norm, x, (256,), gain, bias), repeats(12))
+    parts.append(at_least(built_in_words, 4 / 7, times, stated=False))
+    note = (
+        f"{draws} draws of x {shape}; times on a CPU, in fp32.  LN works on each word alone and "
+        "gives all words the length √d, so that two words differ by their angle alone.  BN, which "
+        "the document says does not keep words comparable, keeps their order in every channel.  "
+        "The listed RMSNorm saves time; torch's own is not one kernel on this CPU and saves less."
+    )
+    return Finding(parts, note)
+
+
+def slopes_by_row(x: Tensor, y: Tensor) -> float:
+    """Return the mean least-squares slope of y against x, a row at a time."""
+    rows = zip(x, y, strict=True)
+    return torch.cat([slopes(a, b[None]) for a, b in rows]).mean().item()

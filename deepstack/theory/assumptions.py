@@ -194,11 +194,9 @@ def sizes_of_gradients(seed: int) -> Finding:
 
 def output_gradient(seed: int, scheme: str, depth: int) -> float:
     """Return ‖∂L/∂F‖ of the first batch at the start."""
-    trial = Trial(seed, {"model.scheme": scheme, "model.depth": depth})
+    trial = Trial(seed, scheme=scheme, depth=depth)
     inputs, targets = trial.batch(1)
-    with torch.no_grad():
-        hidden = trial.model.hidden(inputs)
-    hidden.requires_grad_()
+    hidden = trial.model.hidden(inputs).detach().requires_grad_()
     logits = trial.model.head(hidden, trial.model.embedding)
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     return torch.autograd.grad(loss, hidden)[0].norm().item()

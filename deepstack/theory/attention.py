@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from deepstack.model.heads import BertHead
 from deepstack.model.sublayers import Attention
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, started
-from deepstack.theory.draws import normals, power, random, repeats, seeds
+from deepstack.theory.draws import F64, normals, power, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
 from deepstack.theory.statistics import agreement, exponents, gather, means, sweep, time_ratios
 
@@ -52,7 +52,7 @@ def dot_product(seed: int) -> Finding:
 @torch.no_grad()
 def first_logits(seed: int) -> float:
     """Return E[(q·k)²]/d_head of the first layer of a stack at its start."""
-    stack = started(seed, {"model.depth": 1, "model.scheme": "post_ln"})
+    stack = started(seed, depth=1)
     attention = cast(Attention, stack.model.layers[0].attention)
     x = torch.layer_norm(stack.model.start(stack.batch(1)[0]), (32,))
     q, k, _ = attention.project(x)
@@ -96,10 +96,8 @@ def saturation(seed: int) -> Finding:
         return softmax_gradient(torch.softmax(lengths * normals(rng, 256, keys), -1)).mean().item()
 
     pairs = torch.tensor([[gradient(narrow), gradient(wide)] for _ in range(draws)])
-    falls, flat = (
-        exponents((narrow, wide), pairs),
-        exponents(sizes[2:], drawn["with, logits"][:, 2:]),
-    )
+    falls = exponents((narrow, wide), pairs)
+    flat = exponents(sizes[2:], drawn["with, logits"][:, 2:])
     over = {n: drawn[f"without, {n}"] / drawn[f"with, {n}"] for n in ("logits", "q", "median")}
     top_weight = drawn["without, largest"][:, -1]
     parts = [
@@ -137,13 +135,8 @@ def softmax_gradient(s: Tensor) -> Tensor:
     return (power - 2 * s.pow(3).sum(dim=-1) + power.square()).clamp(min=0).sqrt()
 
 
-def translator(seed: int, kind: str, **more: int | float) -> Trial:
-    """Return the trial of a Post-LN encoder-decoder on task `markov` with this attention."""
-    keys = {
-        "model.family": "encoder_decoder", "model.scheme": "post_ln", "model.depth": 1,
-        "model.decoder_attention": kind, "task.name": "markov",
-    }  # fmt: skip
-    return started(seed, keys | {key.replace("__", "."): value for key, value in more.items()})
+TRANSLATOR: dict[str, Any] = {"family": "encoder_decoder", "depth": 1, "task": "markov"}
+KINDS = "separate", "merged"  # attentions of a decoder
 
 
 @claim("C31", DEPTH_SCALED)
@@ -156,7 +149,10 @@ def merged_attention(seed: int) -> Finding:
     """
 
     def sample(draw_seed: int) -> dict[str, Tensor | float]:
-        stacks = {k: translator(draw_seed, k, train__lr=3e-3) for k in ("merged", "separate")}
+        stacks = {
+            kind: started(draw_seed, decoder_attention=kind, lr=3e-3, **TRANSLATOR)
+            for kind in KINDS
+        }
         G = cast(MergedAttention, stacks["merged"].model.layers[-1].attention)
         S, H = torch.randn(2, 4, 12, 32, generator=random(draw_seed))
         near = agreement(G(S, H), merged_formula(G, S, H))
@@ -190,18 +186,16 @@ def merged_attention(seed: int) -> Finding:
 
 def nats_below_unigram(stack: Trial, steps: int = 50) -> Tensor:
     """Return the unigram's loss on the batches less the loss of training, means of ten steps."""
-    losses = torch.tensor(stack.run(steps), dtype=torch.float64)
-    batches = (
-        stack.task.train_batch(t, stack.config.train.batch_size) for t in range(1, steps + 1)
-    )
+    losses, size = torch.tensor(stack.run(steps), dtype=F64), stack.config.train.batch_size
+    batches = (stack.task.train_batch(t, size) for t in range(1, steps + 1))
     unigram = torch.tensor([stack.task.unigram_loss(batch) for batch in batches]).double()
     return (unigram - losses).view(-1, 10).mean(dim=1)
 
 
 def decoding_speeds(seed: int, length: int) -> list[float]:
     """Return times of decoding with self- and cross-attention over those of merged attention."""
-    sizes = {"model__decoder_depth": 4, "task__seq_len": length}
-    stacks = [translator(seed, kind, **sizes) for kind in ("separate", "merged")]
+    sizes = {"decoder_depth": 4, "seq_len": length}
+    stacks = [started(seed, decoder_attention=kind, **TRANSLATOR, **sizes) for kind in KINDS]
     begin, source = torch.zeros(4, 1, dtype=torch.long), stacks[0].batch(1)[0][:4, :8]
     apart, merged = (partial(generate, s.model, begin, length, source=source) for s in stacks)
     return time_ratios(apart, merged, repeats(12) + 1, rounds=1)[1:]  # the first one warms up
@@ -238,7 +232,7 @@ def masked_token_head(seed: int) -> Finding:
 
     @torch.no_grad()
     def sample(draw_seed: int) -> list[Part]:
-        stack = started(draw_seed, {"model.depth": 1, "model.head": "bert"})
+        stack = started(draw_seed, depth=1, head="bert")
         model, rng, vocab = stack.model, random(draw_seed), stack.task.vocab_size
         head = cast(BertHead, model.head)
         for parameter in head.parameters():

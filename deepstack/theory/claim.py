@@ -68,15 +68,7 @@ class Part:
         disagrees: the whole interval violates the claim.  undecided: the estimate violates the
         claim but its interval does not, or the interval is too wide to confirm an equality.
         """
-        if not math.isfinite(self.measured):
-            return "disagrees"
-        if not math.isfinite(self._interval):
-            return "undecided"
-        if self._excess > self._interval:
-            return "disagrees"
-        if self.relation == "=" and self._interval > self._resolution:
-            return "undecided"
-        return "undecided" if self._excess > 0 and not self._exact else "agrees"
+        return self._judgement[0]
 
     @property
     def agrees(self) -> bool:
@@ -89,37 +81,27 @@ class Part:
 
         Assumes that the estimate and the spread of the draws stay the same.
         """
-        if self.decision != "undecided" or not self.draws or not math.isfinite(self._interval):
-            return None
-        limits = [self._excess] if self._excess > 0 else []
-        if self.relation == "=" and (self._exact or not limits):
-            limits.append(self._resolution)
-        return math.ceil(self.draws * (self._interval / max(limits)) ** 2)
+        return self._judgement[1]
 
     @property
-    def _scale(self) -> float:
-        return abs(self.predicted) or 1.0
-
-    @property
-    def _exact(self) -> bool:
-        return self.relation == "=" and not self.tolerance
-
-    @property
-    def _interval(self) -> float:
-        """Half the width of the 99.73 % interval."""
-        return sure(self.draws) * self.uncertainty
-
-    @property
-    def _resolution(self) -> float:
-        """Half the width of the widest interval that can confirm an equality."""
-        return (self.tolerance or RESOLUTION) * self._scale
-
-    @property
-    def _excess(self) -> float:
-        """The distance of the estimate from the claim and its tolerance; negative if inside."""
-        above = self.measured - self.predicted
+    def _judgement(self) -> tuple[Decision, int | None]:
+        interval = sure(self.draws) * self.uncertainty  # half its width
+        if not math.isfinite(self.measured):
+            return "disagrees", None
+        if not math.isfinite(interval):
+            return "undecided", None
+        scale, above = abs(self.predicted) or 1.0, self.measured - self.predicted
         beyond = {"=": abs(above), "<=": above, ">=": -above}[self.relation]
-        return beyond - self.tolerance * self._scale
+        excess = beyond - self.tolerance * scale  # negative if the estimate satisfies the claim
+        if excess > interval:
+            return "disagrees", None
+        equality, exact = self.relation == "=", self.relation == "=" and not self.tolerance
+        resolution = (self.tolerance or RESOLUTION) * scale  # of an equality
+        if (exact or excess <= 0) and not (equality and interval > resolution):
+            return "agrees", None
+        limit = excess if excess > 0 else resolution  # the interval must shrink to it
+        limit = max(limit, resolution) if exact else limit
+        return "undecided", math.ceil(self.draws * (interval / limit) ** 2) or None
 
 
 def beside(what: str, predicted: float, draws: Draws, **more: Any) -> Part:

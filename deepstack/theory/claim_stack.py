@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from deepstack.config import Config, with_overrides
+from deepstack.config import Config, values, with_overrides
 from deepstack.config.roles import MATRICES
 from deepstack.diagnostics import ModelUpdate, Snapshot, take
 from deepstack.diagnostics.attribution import restored
@@ -25,13 +25,11 @@ from deepstack.training import make_optimizer, mean_loss, to_device
 from deepstack.training.penalty import SpectralPenalty
 from deepstack.training.schedule import learning_rate
 
-SMALL: Mapping[str, Any] = {
-    "model.d_model": 32, "task.seq_len": 16, "train.batch_size": 4, "train.warmup_steps": 0,
-    "train.schedule": "constant",
-}  # fmt: skip
-POST_LN: Mapping[str, Any] = {
-    "model.scheme": "post_ln", "model.depth": 4, "model.n_heads": 4, "train.batch_size": 8,
-}  # fmt: skip
+KEYS = {key.split(".", 1)[-1].replace(".", "_"): key for key in values(Config())}
+KEYS |= {"scheme_options": "model.scheme_options", "task": "task.name"}
+"""Short names of settings, as in depth and norm_kind, and their keys."""
+SMALL = {"d_model": 32, "seq_len": 16, "batch_size": 4, "warmup_steps": 0, "schedule": "constant"}
+POST_LN = {"scheme": "post_ln", "depth": 4, "n_heads": 4, "batch_size": 8}
 FLAT = 0.2  # tolerance of a growth of 1 that is claimed to be of the same order
 CPU = torch.device("cpu")
 
@@ -39,11 +37,13 @@ CPU = torch.device("cpu")
 class Trial:
     """An initialised stack, the batches of its task, and a fixed probe batch.
 
-    changes: dotted key -> value, added to SMALL.  They and the seed determine all numbers.
+    changes: short name of a setting -> value, added to SMALL.  They and the seed determine all
+    numbers.
     """
 
-    def __init__(self, seed: int, changes: Mapping[str, Any]) -> None:
-        self.config = with_overrides(Config(), {**SMALL, **changes, "seed": seed})
+    def __init__(self, seed: int, **changes: Any) -> None:
+        settings = {KEYS[name]: value for name, value in {**SMALL, **changes}.items()}
+        self.config = with_overrides(Config(), settings | {"seed": seed})
         self.task = task_of(self.config)
         self.built = build_model(self.config, vocab_size=self.task.vocab_size)
         self.model = self.built.model
@@ -66,12 +66,11 @@ class Trial:
         """
         train = self.config.train
         penalty = SpectralPenalty(self.config, self.built, ALONE)
-        step = make_step(
-            lambda inputs, targets: penalty(self.loss(inputs, targets)),
-            self.built,
-            make_optimizer(train, self.built),
-            train,
-        )
+
+        def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+            return penalty(self.loss(inputs, targets))
+
+        step = make_step(loss, self.built, make_optimizer(train, self.built), train)
         losses = []
         for t in range(1, steps + 1):
             self.built.at_step(t)
@@ -128,9 +127,9 @@ def descend(banks: Sequence[Bank], lr: float) -> None:
         parameter.sub_(parameter.grad, alpha=lr)
 
 
-def started(seed: int, changes: Mapping[str, Any]) -> Trial:
+def started(seed: int, **changes: Any) -> Trial:
     """Return the trial of a Post-LN stack of four layers with these changes."""
-    return Trial(seed, {**POST_LN, **changes})
+    return Trial(seed, **{**POST_LN, **changes})
 
 
 def flat_part(quantity: str, updates: Tensor, stated: bool = True) -> Part:
@@ -141,16 +140,16 @@ def flat_part(quantity: str, updates: Tensor, stated: bool = True) -> Part:
 
 def growth(
     seeds: Sequence[int],
-    changes: Mapping[str, Any],
     depths: Sequence[int],
     roles: Sequence[str] = MATRICES,
-    lr: float = 1e-4,
+    step: float = 1e-4,
+    **changes: Any,
 ) -> Tensor:
-    """Return ‖ΔF‖ of one SGD step on these roles, over the learning rate: (seeds, depths)."""
+    """Return ‖ΔF‖ of one SGD step on these roles, over its size: (seeds, depths)."""
 
     def update(seed: int, depth: int) -> float:
-        trial = Trial(seed, {**changes, "model.depth": depth})
+        trial = Trial(seed, depth=depth, **changes)
         trial.backward()
-        return trial.update_of(lr, trial.banks_of(*roles)) / lr
+        return trial.update_of(step, trial.banks_of(*roles)) / step
 
     return per_seed(lambda seed: [update(seed, depth) for depth in depths], seeds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import torch
@@ -30,12 +31,12 @@ GROUPS = {
 }
 
 
-def feed_forward_gradients(seed: int, changes: dict[str, Any]) -> dict[str, Tensor]:
+def feed_forward_gradients(seed: int, **changes: Any) -> dict[str, Tensor]:
     """Return ‖∂F/∂θ‖ of each layer's feed-forward over the last one's, measured and claimed.
 
     The gradient of <F, R>, R of independent N(0, 1), has the mean square ‖∂F/∂θ‖_F².
     """
-    trial = Trial(seed, changes)
+    trial = Trial(seed, **changes)
     trial.built.banks.zero_gradients()
     F = trial.model.hidden(trial.probe)
     R = torch.randn(F.shape, generator=torch.Generator().manual_seed(seed))
@@ -53,31 +54,31 @@ def gradient_by_layer(seed: int) -> Finding:
     The feed-forward of layer 1 over that of layer N at the start; α, v, w of each sublayer.
     """
     repetitions = seeds(seed, 16)
-    small = {"model.init.distribution": "normal", "model.init.std": 0.1}
-    stacks: dict[str, dict[str, Any]] = {
-        "Post-LN, Xavier": {"model.scheme": "post_ln", "model.depth": 16},
-        "Post-LN, N(0, 0.1²)": {"model.scheme": "post_ln", "model.depth": 16, **small},
-        "DeepNorm (tight)": {"model.scheme": "deepnorm_tight", "model.depth": 16},
-        "DeepNorm, N = 48": {"model.scheme": "deepnorm", "model.depth": 48},
-    }
+    small = {"init_distribution": "normal", "init_std": 0.1}
     parts, lines = [], []
-    for label, changes in stacks.items():
-        drawn = gather(feed_forward_gradients(s, changes) for s in repetitions)
+    for label, scheme, depth, start in (
+        ("Post-LN, Xavier", "post_ln", 16, {}),
+        ("Post-LN, N(0, 0.1²)", "post_ln", 16, small),
+        ("DeepNorm (tight)", "deepnorm_tight", 16, {}),
+        ("DeepNorm, N = 48", "deepnorm", 48, {}),
+    ):
+        drawn = gather(
+            feed_forward_gradients(s, scheme=scheme, depth=depth, **start) for s in repetitions
+        )
         measured, claimed = drawn["measured"], drawn["claimed"].mean(dim=0).tolist()
         quantity = f"‖∂F/∂θ‖ of layer 1 over layer N, {label}"
         parts.append(Part.mean(quantity, claimed[0], measured[:, 0], tolerance=0.05))
-        if len(claimed) < 40:
-            layers = list(range(1, len(claimed) + 1))
+        if depth == 16:
+            layers = range(1, depth + 1)
             lines.append(Line.mean(f"{label}, measured", layers, measured))
             lines.append(Line(f"{label}, claimed", layers, claimed, False))
     # the model of the derivation: every sublayer multiplies by (alpha ± v w)/sqrt(alpha² + v²w²)
     K, share = 32, 0.1  # share = v w / alpha
     sign = 2.0 * torch.randint(2, (4000, K), generator=random(seed), dtype=F64) - 1
     factors = ((1 + share * sign) / math.sqrt(1 + share**2)).log().sum(dim=1)
-    typical, scalar = K / 2 * math.log((1 - share**2) / (1 + share**2)), "the scalar model"
-    parts.append(
-        beside(f"{scalar}, v w/α = 0.1, K = 32: mean log of the product", typical, factors)
-    )
+    typical = K / 2 * math.log((1 - share**2) / (1 + share**2))
+    scalar = "the scalar model, v w/α = 0.1, K = 32: mean log of the product"
+    parts.append(beside(scalar, typical, factors))
     parts.append(beside("the same: mean square of the product", 1.0, (2 * factors).exp()))
     return Finding(
         parts,
@@ -95,17 +96,17 @@ def one_step(seed: int) -> Finding:
     DeepNorm, one step on one group of parameters at a time; the derivation covers the matrices.
     """
     depths, repetitions = (6, 18, 54), seeds(seed, 8)
-    deepnorm, post_ln = {"model.scheme": "deepnorm"}, {"model.scheme": "post_ln"}
     updates = {
-        group: growth(repetitions, deepnorm, depths, roles) for group, roles in GROUPS.items()
+        group: growth(repetitions, depths, roles, scheme="deepnorm")
+        for group, roles in GROUPS.items()
     }
-    halves = growth(repetitions, deepnorm, depths[-1:], lr=0.5e-4)[:, 0]
+    halves = growth(repetitions, depths[-1:], step=0.5e-4, scheme="deepnorm")[:, 0]
     full_step = updates["matrices"][:, -1]
     parts = [Part.mean("‖ΔF‖(η)/‖ΔF‖(η/2), N = 54", 2.0, 2 * full_step / halves, tolerance=0.02)]
     for group, moved in updates.items():
         quantity = f"{group}: ‖ΔF‖ at N = 54 over N = 6"
         parts.append(flat_part(quantity, moved, stated=group == "matrices"))
-    updates["Post-LN: matrices"] = moved = growth(repetitions, post_ln, depths, lr=1e-6)
+    updates["Post-LN: matrices"] = moved = growth(repetitions, depths, step=1e-6, scheme="post_ln")
     growing = (moved[:, -1] / moved[:, 0]).log()  # spread over an order of magnitude
     parts.append(beside("Post-LN's matrices: ln of the same", 0.0, growing))
     lines = [Line.mean(group, depths, moved) for group, moved in updates.items()]
@@ -128,14 +129,14 @@ def sizes_do_not_matter(seed: int) -> Finding:
     depths, repetitions = (6, 36), seeds(seed, 8)
     shapes: dict[str, dict[str, Any]] = {
         "d = 32, m = 128, 2 heads": {},
-        "d = 16, m = 64": {"model.d_model": 16},
-        "d = 64, m = 256": {"model.d_model": 64},
-        "d = 32, m = 32": {"model.d_ff": 32},
-        "d = 32, 8 heads": {"model.n_heads": 8},
+        "d = 16, m = 64": {"d_model": 16},
+        "d = 64, m = 256": {"d_model": 64},
+        "d = 32, m = 32": {"d_ff": 32},
+        "d = 32, 8 heads": {"n_heads": 8},
     }
     parts, lines = [], []
     for label, shape in shapes.items():
-        moved = growth(repetitions, {"model.scheme": "deepnorm", **shape}, depths)
+        moved = growth(repetitions, depths, scheme="deepnorm", **shape)
         parts.append(flat_part(f"{label}: ‖ΔF‖ at N = 36 over N = 6", moved))
         lines.append(Line.mean(label, depths, moved))
     return Finding(
@@ -152,12 +153,11 @@ OF_THE_THEOREM = ("post_ln", "post_ln_init", "ds_init", "admin", "deepnorm", "de
 
 def bound_over_update(seed: int, scheme: str, optimizer: str, steps: int) -> list[float]:
     """Return the right-hand side over ‖ΔF‖ of a random step, then of every training step."""
-    trained = {"train.trainable": ["v", "o", "w1", "w2"], "train.optimizer": optimizer}
-    changes = {"model.scheme": scheme, "model.depth": 6, "train.lr": 1e-3, "train.clip": None}
-    trial = Trial(seed, changes | trained)
+    roles, train = ["v", "o", "w1", "w2"], {"lr": 1e-3, "clip": None, "optimizer": optimizer}
+    trial = Trial(seed, scheme=scheme, depth=6, trainable=roles, **train)
     if trial.model.schemes[0].reads_data:
         trial.built.calibrate(trial.batch(1)[0])
-    update, banks = ModelUpdate(trial.model, trial.probe), trial.banks_of("v", "o", "w1", "w2")
+    update, banks = ModelUpdate(trial.model, trial.probe), trial.banks_of(*roles)
     before, ratios = trial.values(), []
 
     def measure(step: int = 0) -> None:
@@ -251,15 +251,14 @@ def condition(seed: int) -> Finding:
         ("DeepNorm (power): 2N (2β²)/α²", 2, "deepnorm_power", powers),
     ):
         values = []
-        for N in depths:
-            for chosen in options:
-                scheme = StackScheme(name, chosen, StackPosition(encoder_depth=N))
-                assert scheme.alpha is not None and scheme.beta is not None
-                values.append(2 * N * share * scheme.beta**2 / scheme.alpha**2)
+        for N, chosen in product(depths, options):
+            scheme = StackScheme(name, chosen, StackPosition(encoder_depth=N))
+            assert scheme.alpha is not None and scheme.beta is not None
+            values.append(2 * N * share * scheme.beta**2 / scheme.alpha**2)
         parts.append(Part.mean(label, 1.0, values, **exact))
 
     def gains(draw_seed: int) -> dict[str, Tensor]:
-        (snapshot,) = Trial(draw_seed, {"model.depth": 6}).snapshots()
+        (snapshot,) = Trial(draw_seed, depth=6).snapshots()
         symbols = terms(snapshot)
         sums = 12 * (symbols.v**2 + symbols.w**2) / 12**0.5
         return dict(zip(snapshot.sublayers, sums.mean(dim=0), strict=True))
@@ -267,13 +266,12 @@ def condition(seed: int) -> Finding:
     drawn, ours = gather(map(gains, repetitions)), "2N (v² + w²)/α² of initial weights"
     parts.append(Part.mean(f"{ours}, attention", 1.0, drawn["attention"]))
     parts.append(beside(f"{ours}, feed-forward", 0.9, drawn["feed_forward"]))
-    for name, label, chosen in (
-        ("deepnorm_tight", "", {}),
-        ("deepnorm_power", ", p = 0.4", {"power": 0.4}),
+    for label, name, chosen in (
+        ("DeepNorm (tight)", "deepnorm_tight", {}),
+        ("DeepNorm (power), p = 0.4", "deepnorm_power", {"power": 0.4}),
     ):
-        changes = {"model.scheme": name, "model.scheme_options": chosen}
-        quantity = f"{SCHEMES[name].label}{label}: ‖ΔF‖ at N = 36 over N = 6"
-        parts.append(flat_part(quantity, growth(repetitions, changes, (6, 36)), stated=False))
+        moved = growth(repetitions, (6, 36), scheme=name, scheme_options=chosen)
+        parts.append(flat_part(f"{label}: ‖ΔF‖ at N = 36 over N = 6", moved, stated=False))
     return Finding(
         parts,
         f"Algebra at N = 1, 6, 100, 1000, and {len(repetitions)} initial stacks of depth 6.  "
@@ -291,15 +289,13 @@ def tokens(seed: int) -> Finding:
     """
     sizes, repetitions = (4, 8, 16, 32, 64), seeds(seed, 48)
 
-    @torch.no_grad()
     def sample(draw_seed: int) -> dict[str, Tensor]:
-        changes = {"model.scheme": "deepnorm", "task.seq_len": 64, "train.batch_size": 2}
-        trial = Trial(draw_seed, changes)
-        with torch.enable_grad():
-            trial.backward()
-        before = [trial.model.hidden(trial.probe[:, :n]) for n in sizes]
-        descend(trial.banks_of(*MATRICES), 1e-3)
-        after = [trial.model.hidden(trial.probe[:, :n]) for n in sizes]
+        trial = Trial(draw_seed, scheme="deepnorm", seq_len=64, batch_size=2)
+        trial.backward()
+        with torch.no_grad():
+            before = [trial.model.hidden(trial.probe[:, :n]) for n in sizes]
+            descend(trial.banks_of(*MATRICES), 1e-3)
+            after = [trial.model.hidden(trial.probe[:, :n]) for n in sizes]
         moved = [(F - F_0).norm(dim=-1) for F, F_0 in zip(after, before, strict=True)]
         return {
             "‖ΔF‖_F": torch.stack([m.square().sum(dim=1).sqrt().mean() for m in moved]),
@@ -309,10 +305,11 @@ def tokens(seed: int) -> Finding:
     drawn = gather(map(sample, repetitions))
     ratio = (drawn["‖ΔF‖_F"] / drawn["Σ_p‖Δx_p‖"]).amax(dim=1)
     parts = [at_most("largest ‖ΔF‖_F/Σ_p‖Δx_p‖", 1.0, ratio)]
+    lines = []
     for power, (name, values) in zip((0.5, 1.0), drawn.items(), strict=True):
         slope = exponents(sizes, values)
         parts.append(beside(f"exponent of {name} in n", power, slope, tolerance=0.1))
-    lines = [Line.mean(name, sizes, values) for name, values in drawn.items()]
+        lines.append(Line.mean(name, sizes, values))
     return Finding(
         parts,
         f"Depth 6, d = 32, {len(repetitions)} seeds, 4 sequences each.  The sum grows as n, the "

@@ -52,11 +52,9 @@ def error_signals(seed: int) -> Finding:
     encoder-decoder at its start and after a short training.
     """
     repetitions, steps, depth = seeds(seed, 48), 10, 6
-    encoder = {"model.scheme": "post_ln", "model.depth": depth}
-    both = {**encoder, "model.family": "encoder_decoder", "task.name": "reverse"}
 
     def sample(draw_seed: int) -> dict[str, Tensor | float]:
-        stack = started(draw_seed, both)
+        stack = started(draw_seed, depth=depth, family="encoder_decoder", task="reverse")
         start = stack.snapshots()
         ln, rc = beta_ln(start[0]).flatten(), beta_rc(start[0]).flatten()
         stack.run(steps)
@@ -65,7 +63,7 @@ def error_signals(seed: int) -> Finding:
             **mean_ratios(start),
             **{f"{quantity}, step {steps}": value for quantity, value in trained.items()},
             **{"β of LN": ln, "β of the sum": rc, "both": ln * rc},
-            "explosion": explosion(started(draw_seed, encoder).snapshots()[0]),
+            "explosion": explosion(started(draw_seed, depth=depth).snapshots()[0]),
         }
 
     drawn = gather(map(sample, repetitions))
@@ -131,29 +129,27 @@ def no_warmup(seed: int) -> Finding:
     moments = {"start": 0, "no warm-up": 1, "warm-up": 1000}
 
     def sample(draw_seed: int, moment: str) -> dict[str, Tensor]:
-        keys = {"model.scheme": "post_ln", "model.depth": depth, "train.optimizer": "adam"}
-        stack = started(draw_seed, {**keys, "train.warmup_steps": moments[moment]})
+        warm_up = moments[moment]
+        stack = started(draw_seed, depth=depth, optimizer="adam", warmup_steps=warm_up)
         moved = {} if moment == "start" else {"moved": update_norms(stack, steps)}
         norm, share = signal_share(stack, batches)
         return {"norm": norm, "share": share, **moved}
 
     drawn = {moment: gather(sample(s, moment) for s in repetitions) for moment in moments}
 
-    def ends(moment: str, name: str) -> tuple[Tensor, Tensor]:
-        by_layer = drawn[moment][name]
+    def ends(by_layer: Tensor) -> tuple[Tensor, Tensor]:
         return by_layer[:, : depth // 3].mean(dim=1), by_layer[:, -(depth // 3) :].mean(dim=1)
 
-    def ratio(moment: str, name: str) -> Tensor:
-        low, top = ends(moment, name)
-        return low / top
-
-    (low, top), (start_low, start_top) = ends("no warm-up", "share"), ends("start", "share")
-    falling = {moment: ratio(moment, "norm").log() for moment in moments}
+    low, top = ends(drawn["no warm-up"]["share"])
+    start_low, start_top = ends(drawn["start"]["share"])
+    lower_moved, upper_moved = ends(drawn["no warm-up"]["moved"])
+    norms = {moment: ends(drawn[moment]["norm"]) for moment in moments}
+    falling = {moment: (lower / upper).log() for moment, (lower, upper) in norms.items()}
     gains = [last_gain(draw_seed) for draw_seed in repetitions]
     lower_over_upper = "ln ‖∂L/∂θ_l‖, lower over upper"
     parts = [
         at_most(f"{lower_over_upper}, after {steps} steps", 0.0, falling["no warm-up"]),
-        Part.mean("Adam's update, lower over upper", 1.0, ratio("no warm-up", "moved"),
+        Part.mean("Adam's update, lower over upper", 1.0, lower_moved / upper_moved,
                   tolerance=0.1),
         at_most("share of signal, lower", 0.5, low),
         at_least("gain of the last LN over the mean of the others", 1.0, gains),
@@ -205,7 +201,7 @@ def last_gain(seed: int, steps: int = 30) -> float:
 
     The head is tied to a token table that starts with the standard deviation 0.02.
     """
-    stack = started(seed, {"model.scheme": "post_ln", "model.depth": 3, "train.lr": 3e-3})
+    stack = started(seed, depth=3, lr=3e-3)
     embedding = stack.model.embedding
     with torch.no_grad():
         embedding.mul_(0.02 / embedding.std())

@@ -41,22 +41,21 @@ def folded(seed: int) -> Finding:
         quantity = f"1 − relative distance, d = {d}, {n_out} outputs"
         return [Part.mean(quantity, 1.0, near, tolerance=ROUNDING)]
 
-    @torch.no_grad()
+    def of_stack(draw_seed: int, scheme: str) -> tuple[float, int]:
+        """Return the agreement of a trained stack with the folded one, and the numbers saved."""
+        stack = started(draw_seed, scheme=scheme, depth=3, lr=3e-3)
+        stack.run(8)
+        tokens = stack.batch(9)[0]
+        with torch.no_grad():
+            model, saved = fold(stack.model)
+            return agreement(model(tokens), stack.model.double()(tokens)), saved
+
     def of_stacks(draw_seed: int) -> list[Part]:
-        near, saved = {}, {}
-        for scheme in ("pre_ln", "post_ln"):
-            keys = {"model.scheme": scheme, "model.depth": 3, "train.lr": 3e-3}
-            stack = started(draw_seed, keys)
-            with torch.enable_grad():
-                stack.run(8)
-            tokens = stack.batch(9)[0]
-            model, saved[scheme] = fold(stack.model)
-            before = copy.deepcopy(stack.model).double()(tokens)
-            near[scheme] = agreement(model(tokens), before)
+        (pre, saved), (post, _) = (of_stack(draw_seed, name) for name in ("pre_ln", "post_ln"))
         return [
-            Part.mean("the same, a trained Pre-LN stack", 1.0, near["pre_ln"], tolerance=ROUNDING),
-            Part.mean("parameters less over 2d a norm", 1.0, saved["pre_ln"] / (6 * 2 * 32)),
-            beside("Post-LN folded alike", 1.0, near["post_ln"], tolerance=ROUNDING),
+            Part.mean("the same, a trained Pre-LN stack", 1.0, pre, tolerance=ROUNDING),
+            Part.mean("parameters less over 2d a norm", 1.0, saved / (6 * 2 * 32)),
+            beside("Post-LN folded alike", 1.0, post, tolerance=ROUNDING),
         ]
 
     draws, sizes = repeats(8), ((8, 32), (64, 256), (256, 64))
@@ -144,7 +143,7 @@ def unrolled(seed: int) -> Finding:
     depth, repetitions = 8, seeds(seed, 96)
 
     def sample(draw_seed: int, scheme: str, start: str) -> dict[str, Tensor]:
-        stack = started(draw_seed, {"model.scheme": scheme, "model.depth": depth})
+        stack = started(draw_seed, scheme=scheme, depth=depth)
         if start == "unit":
             unit_branches(stack)
         return stream_powers(stack)
@@ -237,9 +236,8 @@ def weight_decay(seed: int) -> Finding:
 
     def end(draw_seed: int, scheme: str, kind: str) -> tuple[float, float]:
         optimizer, decay = decays[kind]
-        keys = {"model.scheme": scheme, "model.depth": 2, "train.lr": 3e-3}
-        more = {"train.optimizer": optimizer, "train.weight_decay": decay}
-        stack = started(draw_seed, {**keys, **more})
+        train = {"lr": 3e-3, "optimizer": optimizer, "weight_decay": decay}
+        stack = started(draw_seed, scheme=scheme, depth=2, **train)
         stack.run(steps)
         return stack.mean_spectral_norm(), sensitivity(stack, random(draw_seed))
 
@@ -274,28 +272,24 @@ def small_deviation(seed: int) -> Finding:
     BERT's sizes: d = 768, 12 heads, GELU, matrices N(0, 0.0176²), the deviation of N(0, 0.02²) cut
     at ±2σ.  Beside Xavier's start.
     """
-    keys = {
-        "model.scheme": "post_ln", "model.depth": 1, "model.d_model": 768, "model.n_heads": 12,
-        "model.activation": "gelu", "train.batch_size": 2,
+    bert: dict[str, Any] = {
+        "depth": 1, "d_model": 768, "n_heads": 12, "activation": "gelu", "batch_size": 2,
     }  # fmt: skip
 
-    def sample(draw_seed: int, word: str, start: dict[str, Any]) -> list[Part]:
-        attention, feed_forward = stream_powers(started(draw_seed, {**keys, **start}))["sum"]
+    def sample(draw_seed: int, word: str, **start: Any) -> list[Part]:
+        attention, feed_forward = stream_powers(started(draw_seed, **bert, **start))["sum"]
         weight, stated = (attention * feed_forward) ** -6, word != "Xavier"
         within: dict[str, Any] = {"tolerance": 0.1, "stated": stated}
+        kept = f"weight of x_0 after 12 such layers, {word}"
         return [
             Part.mean(f"D, attention, {word}", 1.0, attention, **within),
             Part.mean(f"D, feed-forward, {word}", 1.0, feed_forward, **within),
-            at_least(
-                f"weight of x_0 after 12 such layers, {word}", 2.0**-12, weight, stated=stated
-            ),
+            at_least(kept, 2.0**-12, weight, stated=stated),
         ]
 
-    starts: dict[str, dict[str, Any]] = {
-        "0.0176": {"model.init.distribution": "normal", "model.init.std": 0.0176},
-        "Xavier": {"model.init.distribution": "xavier_normal"},
-    }
-    parts = means(sample(s, *start) for start in starts.items() for s in seeds(seed, 24))
+    repetitions, normal = seeds(seed, 24), {"init_distribution": "normal", "init_std": 0.0176}
+    parts = means(sample(s, "0.0176", **normal) for s in repetitions)
+    parts += means(sample(s, "Xavier", init_distribution="xavier_normal") for s in repetitions)
     note = (
         f"One layer of BERT's size, 32 tokens, {parts[0].draws} seeds; 2^(−12) is the weight for "
         "D = 2. Xavier's branches have far less than unit variance too, so that D is 1.2 "
@@ -319,19 +313,17 @@ def rms_without_biases(seed: int) -> Finding:
         rms.gain = with_storage(gain, ("norm_gain",), "one")
         x = 1 + normals(rng, 64, d)
         formula = gain * x / (x.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
-        mean, near = (
-            torch.rms_norm(1 + normals(rng, 64, 4096), (4096,)).mean(),
-            agreement(rms(x), formula),
-        )
+        mean = torch.rms_norm(1 + normals(rng, 64, 4096), (4096,)).mean()
+        near = agreement(rms(x), formula)
         return [
             Part.mean("1 − distance from the formula", 1.0, near, tolerance=ROUNDING),
             Part.mean("mean of RMSNorm(x), x ~ N(1, 1): 1/√2", math.sqrt(0.5), mean),
         ]
 
     def sample(draw_seed: int) -> list[Part]:
-        t5 = {"model.norm.kind": "rms", "model.norm.bias": False, "model.bias": False}
-        keys = {"model.scheme": "pre_ln", "model.depth": depth, "train.lr": 3e-3}
-        small, usual = (started(draw_seed, {**keys, **more}) for more in (t5, {}))
+        pre_ln: dict[str, Any] = {"scheme": "pre_ln", "depth": depth, "lr": 3e-3}
+        small = started(draw_seed, norm_kind="rms", norm_bias=False, bias=False, **pre_ln)
+        usual = started(draw_seed, **pre_ln)
         saved, small_saved = (sum(s.built.banks.count().values()) for s in (usual, small))
         ratio = sum(small.run(24)[-8:]) / sum(usual.run(24)[-8:])
         return [

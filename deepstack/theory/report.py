@@ -66,18 +66,15 @@ def rows(findings: Findings) -> list[dict[str, str]]:
 
 def as_json(findings: Findings) -> list[dict[str, Any]]:
     """Return the findings as lists and dicts that JSON can hold."""
+    judged = ("agrees", "decision", "draws_needed")
     return [
-        {
-            "id": claim.id,
-            "formula": claim.formula,
-            "source": claim.source._asdict(),
-            "verdict": finding.verdict,
-            **asdict(finding),
+        {"id": claim.id, "formula": claim.formula, "source": claim.source._asdict()}
+        | {"verdict": finding.verdict}
+        | asdict(finding)
+        | {
             "parts": [
-                asdict(part)
-                | {name: getattr(part, name) for name in ("agrees", "decision", "draws_needed")}
-                for part in finding.parts
-            ],
+                asdict(p) | {name: getattr(p, name) for name in judged} for p in finding.parts
+            ]
         }
         for claim, finding in findings
     ]
@@ -98,32 +95,24 @@ def page(findings: Findings, command: str, charts: str | None) -> str:
         environment.filters[text.__name__] = text
     total = Counter(finding.verdict for _, finding in findings)
     counted = ", ".join(f"{verdict}: {count}" for verdict, count in sorted(total.items()))
-    undecided = [(claim, part) for claim, finding in findings for part in finding.parts
-                 if part.decision == "undecided"]  # fmt: skip
-    return (
-        environment.get_template("page.md")
-        .render(
-            findings=findings,
-            command=command,
-            charts=charts,
-            torch=torch.__version__,
-            counted=counted.capitalize(),
-            undecided=undecided,
-        )
-        .removesuffix("\n")
+    parts = [(claim, part) for claim, finding in findings for part in finding.parts]
+    page = environment.get_template("page.md").render(
+        findings=findings,
+        command=command,
+        charts=charts,
+        torch=torch.__version__,
+        counted=counted.capitalize(),
+        undecided=[(claim, part) for claim, part in parts if part.decision == "undecided"],
     )
+    return page.removesuffix("\n")
 
 
 def cited(source: Source) -> str:
     """Return title, address and papers of a document, with links."""
+    link = r"[arXiv:\1](https://arxiv.org/abs/\1)"
     papers = re.sub(r"arXiv:(\S+?)(?=[,.;]?(?:\s|$))", link, source.papers)
     address = f", {source.address}" if source.address else ""
     return f"{source.title}{address}" + (f" (on {papers})." if papers else ".")
-
-
-def link(match: re.Match[str]) -> str:
-    """Return an arXiv id as a link."""
-    return f"[arXiv:{match[1]}](https://arxiv.org/abs/{match[1]})"
 
 
 def escaped(value: str | int) -> str:
@@ -132,21 +121,22 @@ def escaped(value: str | int) -> str:
     return cell if cell.startswith(("`", "[")) else re.sub(r"([*_<>])", r"\\\1", cell)
 
 
-def draw(claim: Claim, finding: Finding, folder: Path) -> Path | None:
-    """Draw the claim's chart as <folder>/<id>.png and return its path; None if it has no chart.
+def draw(claim: Claim, finding: Finding, folder: Path) -> None:
+    """Draw the claim's chart, if it has one, as <folder>/<id>.png.
 
     Measured points have a bar of ± one standard error, lines a band.  The same finding gives the
     same bytes.
     """
     if finding.curves is None:
-        return None
+        return
     from matplotlib.ticker import MaxNLocator
 
     from deepstack.plots.page import Page
     from deepstack.plots.style import deepstack_style, extent, log_axis
 
     curves = finding.curves
-    xs, ys = ([float(v) for line in curves.lines for v in getattr(line, w)] for w in ("x", "y"))
+    xs = [float(x) for line in curves.lines for x in line.x]
+    ys = [float(y) for line in curves.lines for y in line.y]
     with deepstack_style():
         page = Page(1, 1, height=1.7)
         axes = page.axes[0]
@@ -163,9 +153,7 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> Path | None:
         axes.set_ylabel(lowered(curves.y))
         figure = page.finish(f"{claim.id}: {finding.verdict}", claim.formula, (), handles)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{claim.id}.png"
-        figure.savefig(path, dpi=150, metadata={"Software": None})
-    return path
+        figure.savefig(folder / f"{claim.id}.png", dpi=150, metadata={"Software": None})
 
 
 def lowered(label: str) -> str:
@@ -185,14 +173,14 @@ def lines(axes: Axes, curves: Curves) -> list[Line2D]:
 
     fronts = [line.label.rpartition(", ")[0] for line in curves.lines]
     kinds = {(front, line.measured) for front, line in zip(fronts, curves.lines, strict=True)}
-    names = [
-        front if front and {(front, True), (front, False)} <= kinds else line.label
-        for front, line in zip(fronts, curves.lines, strict=True)
-    ]
-    families = list(dict.fromkeys(names))
+    families: list[str] = []
     handles = []
-    for name, line in zip(names, curves.lines, strict=True):
-        index = families.index(name)
+    for front, line in zip(fronts, curves.lines, strict=True):
+        paired = front and {(front, True), (front, False)} <= kinds
+        family = front if paired else line.label
+        if family not in families:
+            families.append(family)
+        index = families.index(family)
         style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)]}
         if line.measured:
             style |= {"marker": MARKERS[index % len(MARKERS)], "linestyle": "none"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,18 +22,19 @@ from deepstack.training import to_device
 
 Keys = Mapping[str, Any]
 
-PLAIN: Keys = {"model.scheme": "skip_init", "model.scheme_options": {"start": 1.0}}  # x <- x + G(x)
-POST, PRE, T_FIXUP = ({"model.scheme": name} for name in ("post_ln", "pre_ln", "t_fixup"))
+PLAIN: Keys = {"scheme": "skip_init", "scheme_options": {"start": 1.0}}  # x <- x + G(x)
+POST, PRE, T_FIXUP = ({"scheme": name} for name in ("post_ln", "pre_ln", "t_fixup"))
 STACKS: Mapping[str, Keys] = {
-    "Post-LN": POST, "Pre-LN": PRE, "Post-BN": {**POST, "model.norm.kind": "batch"},
+    "Post-LN": POST, "Pre-LN": PRE, "Post-BN": {"norm_kind": "batch"},
     "no norms": PLAIN, "T-Fixup": T_FIXUP,
 }  # fmt: skip
 TASKS = ("text", "markov")
+ADAM: Keys = {"optimizer": "adam", "lr": 3e-3}
 
 
-def late(losses: list[float] | Tensor, steps: int = 10) -> float:
-    """Return the mean of the last losses."""
-    return float(torch.as_tensor(losses, dtype=F64)[-steps:].mean())
+def late(losses: list[float]) -> float:
+    """Return the mean of the last ten losses."""
+    return torch.tensor(losses[-10:], dtype=F64).mean().item()
 
 
 @claim("C45", LAYER_CAKE)
@@ -42,21 +43,18 @@ def fan_in_trains(seed: int) -> Finding:
 
     DeepNorm stacks that differ in W_1 and W_2 alone, from the same random numbers, at two rates.
     """
-    repetitions, steps, blocks = seeds(seed, 8), 30, 2
+    repetitions, steps = seeds(seed, 8), 30
+
+    def losses(fan: str, rate: float) -> Tensor:
+        deepnorm = {"scheme": "deepnorm", "depth": 3, "init_fan": fan}
+        return per_seed(lambda s: started(s, lr=rate, **deepnorm).run(steps), repetitions)
+
     parts, lines = [], []
     for rate in (1e-3, 3e-3):
-        keys = {"model.scheme": "deepnorm", "model.depth": 3, "train.lr": rate}
-
-        def run(draw_seed: int, fan: str, keys: Keys = keys) -> list[float]:
-            return started(draw_seed, {**keys, "model.init.fan": fan}).run(steps)
-
-        by_fan = [per_seed(partial(run, fan=fan), repetitions) for fan in ("in", "in_out")]
-        less = by_fan[0] - by_fan[1]
-        halves = less.view(len(less), blocks, -1).mean(dim=2)
-        for at in range(blocks):
-            first, last = at * steps // blocks + 1, (at + 1) * steps // blocks
-            quantity = f"loss less Xavier's, lr {rate:g}, steps {first} to {last}"
-            parts.append(at_most(quantity, 0.0, halves[:, at]))
+        less = losses("in", rate) - losses("in_out", rate)
+        for words, half in (("1 to 15", less[:, :15]), ("16 to 30", less[:, 15:])):
+            quantity = f"loss less Xavier's, lr {rate:g}, steps {words}"
+            parts.append(at_most(quantity, 0.0, half.mean(dim=1)))
         lines.append(Line.mean(f"lr {rate:g}", range(1, steps + 1), less, measured=False))
     note = (
         f"3 layers, d = 32, {len(repetitions)} seeds, task text, AdamW.  The larger W_1 and the "
@@ -77,35 +75,27 @@ def larger_rates(seed: int) -> Finding:
     repetitions, steps, rates = seeds(seed, 6), 24, (1e-3, 3e-3, 1e-2, 1e-1)
     schemes = {label: keys for label, keys in STACKS.items() if label != "Post-BN"}
 
-    def ends(scheme: Keys, rate: float) -> Tensor:
-        """Return the last losses and whether they are below an even guess's, (seeds, 2)."""
-        keys = {**scheme, "model.depth": 3, "train.lr": rate, "train.optimizer": "adam"}
-        stacks = [started(s, keys) for s in repetitions]
-        even = math.log(stacks[0].task.vocab_size)
-        ends = [late(stack.run(steps)) for stack in stacks]
-        return torch.tensor([[loss, loss < even] for loss in ends], dtype=F64)
+    def end(draw_seed: int, rate: float, scheme: Keys) -> tuple[float, bool]:
+        """Return the last losses, and whether they are below an even guess's."""
+        stack = started(draw_seed, depth=3, lr=rate, optimizer="adam", **scheme)
+        loss = late(stack.run(steps))
+        return loss, loss < math.log(stack.task.vocab_size)
 
-    drawn = {
-        label: torch.stack([ends(keys, rate) for rate in rates], dim=1)
-        for label, keys in schemes.items()
-    }
-    best_step = {
-        label: (ends[:, :, 1] * torch.tensor(rates, dtype=F64)).amax(dim=1)
-        for label, ends in drawn.items()
-    }
+    drawn, largest = {}, {}
+    for label, scheme in schemes.items():
+        ends = torch.tensor([[end(s, lr, scheme) for lr in rates] for s in repetitions], dtype=F64)
+        drawn[label], trains = ends.unbind(dim=2)  # (seeds, rates) each
+        largest[label] = (trains * torch.tensor(rates, dtype=F64)).amax(dim=1)
     parts = []
     for label in ("Post-LN", "Pre-LN"):
-        ratio = best_step[label] / best_step["no norms"]
-        parts.append(at_least(f"{label}: largest rate that trains, over that without norms", 2.0,
-                              ratio))  # fmt: skip
+        quantity = f"{label}: largest rate that trains, over that without norms"
+        parts.append(at_least(quantity, 2.0, largest[label] / largest["no norms"]))
         for at, rate in enumerate(rates[:2]):
-            less = drawn[label][:, at, 0] - drawn["no norms"][:, at, 0]
+            less = drawn[label][:, at] - drawn["no norms"][:, at]
             parts.append(at_most(f"{label}: loss less that without norms, lr {rate:g}", 0.0, less))
-    parts.append(
-        at_least("Pre-LN: largest rate that trains, over T-Fixup's", 2.0,
-                 best_step["Pre-LN"] / best_step["T-Fixup"], stated=False)
-    )  # fmt: skip
-    lines = [Line.mean(label, rates, ends[:, :, 0]) for label, ends in drawn.items()]
+    quantity = "Pre-LN: largest rate that trains, over T-Fixup's"
+    parts.append(at_least(quantity, 2.0, largest["Pre-LN"] / largest["T-Fixup"], stated=False))
+    lines = [Line.mean(label, rates, losses) for label, losses in drawn.items()]
     note = (
         f"3 layers, d = 32, task text, {len(repetitions)} seeds, {steps} steps; the loss is the "
         "mean of the last ten.  Without norms 0.1 diverges, and so it does under T-Fixup, "
@@ -130,12 +120,11 @@ def power_of_alpha(seed: int) -> Finding:
     def sample(draw_seed: int, rate: float, power: float) -> list[float]:
         """Return ‖Δθ‖/‖θ_0‖ at the end and the mean loss of the last ten steps."""
         roles = ["v", "o", "w1", "w2"]
-        stack = started(draw_seed, {
-            "model.scheme": "deepnorm_power", "model.scheme_options": {"power": power},
-            "model.depth": depth, "task.name": "markov", "train.batch_size": 4, "train.lr": rate,
-            "train.optimizer": "sgd", "train.clip": None, "train.trainable": roles,
-        })  # fmt: skip
-        start = torch.cat([stack.matrices()[role].flatten().clone() for role in roles])
+        stack = started(
+            draw_seed, scheme="deepnorm_power", scheme_options={"power": power}, depth=depth,
+            task="markov", batch_size=4, lr=rate, optimizer="sgd", clip=None, trainable=roles,
+        )  # fmt: skip
+        start = torch.cat([stack.matrices()[role].flatten() for role in roles])
         loss = late(stack.run(steps))
         end = torch.cat([stack.matrices()[role].flatten() for role in roles])
         return [((end - start).norm() / start.norm()).item(), loss]
@@ -173,19 +162,13 @@ def warm_up(seed: int) -> Finding:
     """
     repetitions, steps, end = seeds(seed, 8), 24, 100
 
-    def run(draw_seed: int, scheme: str, depth: int, **train: Any) -> list[float]:
-        keys = {"model.scheme": scheme, "model.depth": depth, "train.optimizer": "adam"}
-        more = {f"train.{key}": value for key, value in train.items()}
-        stack = started(draw_seed, {**keys, "train.lr": 3e-3, **more})
-        return stack.run(train.get("steps", steps))
-
     def last(scheme: str, warmup: int) -> Tensor:
-        shared = {"warmup_steps": warmup, "batch_size": 4}
-        return per_seed(lambda s: late(run(s, scheme, 12, **shared)), repetitions)
+        deep = {"scheme": scheme, "depth": 12, "warmup_steps": warmup, "batch_size": 4, **ADAM}
+        return per_seed(lambda s: late(started(s, **deep).run(steps)), repetitions)
 
     def long(scheme: str) -> Tensor:
-        linear = {"steps": end, "schedule": "linear"}
-        return per_seed(lambda s: run(s, scheme, 3, **linear), seeds(seed, 10))
+        linear = {"scheme": scheme, "depth": 3, "steps": end, "schedule": "linear", **ADAM}
+        return per_seed(lambda s: started(s, **linear).run(end), seeds(seed, 10))
 
     pre_gain, post_gain = (last(name, 0) - last(name, 8) for name in ("pre_ln", "post_ln"))
     less = long("pre_ln") - long("post_ln")
@@ -213,25 +196,19 @@ class SmallText(Trial):
         return super().batch(1 + (step - 1) % 2)
 
 
-@torch.no_grad()
-def losses(stack: Trial) -> tuple[float, float]:
-    """Return the mean losses of two batches of training and of validation."""
-    held_out = [to_device(stack.task.validation_batch(i, 32), CPU) for i in range(2)]
-    stack.model.eval()
-    seen, unseen = (
-        sum(stack.loss(*batch).item() for batch in batches) / 2
-        for batches in ([stack.batch(1), stack.batch(2)], held_out)
-    )
-    stack.model.train()
-    return seen, unseen
+def small_texts(seeds: Sequence[int], task: str, keys: Keys, steps: int) -> Tensor:
+    """Return losses of training and validation after these steps on two batches, (seeds, 2)."""
 
+    def sample(seed: int) -> list[float]:
+        stack = SmallText(seed, **{**POST_LN, **ADAM, "depth": 2, "task": task, **keys})
+        stack.run(steps)
+        stack.model.eval()
+        seen = [stack.batch(1), stack.batch(2)]
+        held_out = [to_device(stack.task.validation_batch(i, 32), CPU) for i in range(2)]
+        with torch.no_grad():
+            return [sum(stack.loss(*batch).item() for batch in b) / 2 for b in (seen, held_out)]
 
-def small_text(seed: int, task: str, keys: Keys, steps: int) -> tuple[float, float]:
-    """Return losses of training and validation after these steps on two batches."""
-    changes = {**POST_LN, "model.depth": 2, "train.lr": 3e-3, "train.optimizer": "adam"}
-    stack = SmallText(seed, {**changes, "task.name": task, **keys})
-    stack.run(steps)
-    return losses(stack)
+    return per_seed(sample, seeds)
 
 
 @claim("C42", ADD_AND_NORM)
@@ -244,10 +221,7 @@ def against_overfitting(seed: int) -> Finding:
     repetitions, steps = seeds(seed, 8), 30
     parts = []
     for task in TASKS:
-        drawn = {
-            label: per_seed(partial(small_text, task=task, keys=keys, steps=steps), repetitions)
-            for label, keys in STACKS.items()
-        }
+        drawn = {label: small_texts(repetitions, task, k, steps) for label, k in STACKS.items()}
         gaps = {label: pairs[:, 1] - pairs[:, 0] for label, pairs in drawn.items()}
         for label in ("Post-LN", "Pre-LN", "Post-BN"):
             over = gaps[label] / gaps["no norms"]
@@ -277,15 +251,12 @@ def penalties(seed: int) -> Finding:
     repetitions, steps = seeds(seed, 8), 32
     kinds: dict[str, Keys] = {
         "none": PRE,
-        "L2, λ = 0.1": {**PRE, "train.weight_decay": 0.1},
-        "spectral, λ = 1": {**PRE, "train.spectral_penalty": 1.0},
+        "L2, λ = 0.1": {**PRE, "weight_decay": 0.1},
+        "spectral, λ = 1": {**PRE, "spectral_penalty": 1.0},
     }
     parts = []
     for task in TASKS:
-        drawn = {
-            label: per_seed(partial(small_text, task=task, keys=keys, steps=steps), repetitions)
-            for label, keys in kinds.items()
-        }
+        drawn = {label: small_texts(repetitions, task, k, steps) for label, k in kinds.items()}
         for label in list(kinds)[1:]:
             less = drawn[label] - drawn["none"]
             parts.append(at_most(f"{task}: validation loss less that without, {label}", 0.0,
@@ -308,8 +279,8 @@ def fine_tuning(seed: int) -> Finding:
     nats, one in a hundred.  BN: the share ‖x_{l+1} − x_l‖/‖x_{l+1}‖ of
     layer l at the start falls with l under x ← x + G(BN(x)), and does not under x ← x + G(x).
     """
-    repetitions, depth = seeds(seed, 10), 3
-    post, pre = (per_seed(partial(tune, keys=k, depth=depth), repetitions) for k in (POST, PRE))
+    repetitions = seeds(seed, 10)
+    post, pre = (per_seed(partial(tune, keys=keys), repetitions) for keys in (POST, PRE))
     less = post - pre
     parts = [
         at_most("second chain: loss of Post-LN less Pre-LN's, last 10 steps", -0.03, less[:, 1]),
@@ -319,14 +290,14 @@ def fine_tuning(seed: int) -> Finding:
     at = [float(layer) for layer in range(first + 1, layers + 1)]
 
     def falls(keys: Keys) -> Tensor:
-        drawn = gather(layer_by_layer(s, keys, layers) for s in repetitions)
+        drawn = gather(layer_by_layer(s, depth=layers, **keys) for s in repetitions)
         return exponents(at, drawn["contribution"][:, first:])
 
-    batch = falls({**PRE, "model.norm.kind": "batch"})
+    batch = falls({**PRE, "norm_kind": "batch"})
     parts.append(at_most(f"BN: {quantity}", 0.0, batch))
     parts.append(beside(f"no norms: {quantity}", 0.0, falls(PLAIN), tolerance=0.1))
     note = (
-        f"{depth} layers, d = 32, {len(repetitions)} seeds, 60 steps of Adam at 0.003 on the first "
+        f"3 layers, d = 32, {len(repetitions)} seeds, 60 steps of Adam at 0.003 on the first "
         "chain and 30 on the second; the share in stacks of 32 layers, d = 64, exponents over the "
         "upper three quarters.  Post-LN ends level with Pre-LN on the second chain.  "
         "experiments/fine_tuning has 12 layers and longer runs."
@@ -334,10 +305,9 @@ def fine_tuning(seed: int) -> Finding:
     return Finding(parts, note)
 
 
-def tune(seed: int, keys: Keys, depth: int) -> list[float]:
+def tune(seed: int, keys: Keys) -> list[float]:
     """Return the last losses on the first chain and on the second."""
-    more = {"model.depth": depth, "task.name": "markov", "train.lr": 3e-3}
-    stack = started(seed, {**keys, **more, "train.optimizer": "adam"})
+    stack = started(seed, depth=3, task="markov", **ADAM, **keys)
     before = late(stack.run(60))
     stack.task = task_of(with_overrides(stack.config, {"seed": seed + 500}))
     return [before, late(stack.run(30))]

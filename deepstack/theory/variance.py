@@ -80,9 +80,8 @@ def xavier_as_published(seed: int) -> Finding:
     parts, shapes = [], {"v": "(d, d)", "w1": "(d, 4d)", "w2": "(4d, d)"}
     claimed = {"as published": ("in_out", 1.0, 2 / 5, 8 / 5), "1/n_in": ("in", 1.0, 1.0, 1.0)}
     for label, (fan, *ratios) in claimed.items():
-        keys = {"model.scheme": "post_ln", "model.depth": depth, "model.init.fan": fan}
         for draw_seed in seeds(seed, 4):
-            matrices = Trial(draw_seed, keys).matrices()
+            matrices = Trial(draw_seed, scheme="post_ln", depth=depth, init_fan=fan).matrices()
             for (role, shape), ratio in zip(shapes.items(), ratios, strict=True):
                 parts += [part(f"{label}, {shape}", ratio, W) for W in matrices[role].double()]
     parts = means([parts])
@@ -113,27 +112,22 @@ def attention_keeps_the_size(seed: int) -> Finding:
 
     norm, ratio, flat = sweep(sizes, draws, sample).values()
     ratio, flat = ratio.movedim(2, 0), flat.movedim(2, 0)  # (spreads, draws, sizes)
-    labels = [f"spread {deviation}" for deviation in spreads.tolist()]
     bound_label = "largest ‖softmax(q)X‖/√d of all draws"
     parts = [
         Part.mean("‖x_i‖/√d", 1.0, norm.t(), tolerance=1e-9),
         Part(bound_label, 1.0, ratio.max().item(), 0.0, relation="<="),
-        *(
-            Part.mean(f"exponent of ‖softmax(q)X‖ in n, {label}", 0.0, exponents(sizes, values))
-            for label, values in zip(labels, ratio, strict=True)
-        ),
-        *(
-            beside(f"‖softmax(q)X‖/√(d Σs_i²), n = 256, {label}", 1.0, values, tolerance=0.02)
-            for label, values in zip(labels, (ratio / flat)[:, :, 3], strict=True)
-        ),
     ]
-    lines = []
-    for deviation, measured, law in zip(spreads.tolist(), ratio, flat, strict=True):
-        lines.append(Line.mean(f"q of spread {deviation:g}, measured", sizes, measured))
+    also, lines = [], []
+    for spread, measured, law in zip(spreads.tolist(), ratio, flat, strict=True):
+        quantity = f"exponent of ‖softmax(q)X‖ in n, spread {spread}"
+        parts.append(Part.mean(quantity, 0.0, exponents(sizes, measured)))
+        quantity, values = f"‖softmax(q)X‖/√(d Σs_i²), n = 256, spread {spread}", measured / law
+        also.append(beside(quantity, 1.0, values[:, 3], tolerance=0.02))
+        lines.append(Line.mean(f"q of spread {spread:g}, measured", sizes, measured))
         claimed = law.mean(dim=0).tolist()
-        lines.append(Line(f"q of spread {deviation:g}, √(Σs_i²)", sizes, claimed, False))
+        lines.append(Line(f"q of spread {spread:g}, √(Σs_i²)", sizes, claimed, False))
     return Finding(
-        parts,
+        [*parts, *also],
         f"{draws} draws for each n in {sizes}, d = {d}.  The bound is Jensen's and holds; equality "
         "of magnitude does not, for independent rows are averaged: the norm is √(d Σs_i²), which "
         "is √(d/n) for flat weights.  It holds where rows are alike or one weight is near 1.",

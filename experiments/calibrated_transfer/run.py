@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from deepstack.analysis.statistics import final_value, has_diverged
-from deepstack.analysis.transfer import Losses, transfer
+from deepstack.analysis.transfer import Interval, Losses, final_losses, transfer
 from deepstack.config import Config, Study, load_config, with_overrides
-from deepstack.records import Run, find_runs
+from deepstack.records import find_runs
 from deepstack.sweeps import calibrate
 from deepstack.sweeps.refine import refine
 
@@ -26,17 +25,8 @@ SCHEMES = (
     "post_ln,pre_ln,deepnorm,deepnorm_rates,rezero,layer_scale,peri_ln,sub_ln,depth_mup,"
     "complete_p,res_post_norm,ngpt"
 )
+UNKNOWN = Interval(math.nan, math.nan, math.nan)
 HERE = Path(__file__).parent
-
-
-def losses_of(runs: list[Run]) -> Losses:
-    """Return depth -> learning rate -> seed -> final loss, infinite for a diverged run."""
-    table: dict[int, dict[float, dict[int, float]]] = {}
-    for run in runs:
-        value = math.inf if has_diverged(run) else final_value(run, "loss_masked")
-        by_seed = table.setdefault(run.get("model.depth"), {}).setdefault(run.get("train.lr"), {})
-        by_seed[run.get("seed")] = value if math.isfinite(value) else math.inf
-    return table
 
 
 def search(config: Config, name: str, given: argparse.Namespace) -> Losses:
@@ -51,7 +41,7 @@ def search(config: Config, name: str, given: argparse.Namespace) -> Losses:
         out=given.out,
         workers=given.workers,
     )
-    return losses_of(find_runs(given.out / name))
+    return final_losses(find_runs(given.out / name), "loss_masked")
 
 
 def main() -> None:
@@ -78,29 +68,20 @@ def main() -> None:
                 out=args.out,
                 workers=args.workers,
             )
-            exponents = {
-                state: next(r.exponent for r in table if (r.role, r.step) == ("together", 10))
-                for state, table in {"before": measured.rows, "after": measured.rows_after}.items()
-            }
-            for state, tuned in {"before": config, "after": measured.corrected}.items():
+            for state, tuned, table in (
+                ("before", config, measured.rows),
+                ("after", measured.corrected, measured.rows_after),
+            ):
                 result = transfer(search(tuned, f"transfer_{name}_{state}", args))
-                deepest = max(args.depths)
-                exponent, cost = result.exponent, result.costs[deepest]
+                exponent, cost = result.exponent, result.costs[max(args.depths)]
+                together = {row.step: row.exponent for row in table if row.role == "together"}
                 rows.append(
-                    {
-                        "scheme": scheme,
-                        "optimizer": optimizer,
-                        "state": state,
-                        "update_exponent": exponents[state],
-                        "rate_exponent": None if exponent is None else exponent.value,
-                        "rate_low": None if exponent is None else exponent.low,
-                        "rate_high": None if exponent is None else exponent.high,
-                        "cost": None if cost is None else cost.value,
-                        "cost_low": None if cost is None else cost.low,
-                        "cost_high": None if cost is None else cost.high,
-                        "seeds": min(best.seeds for best in result.best),
-                        "inside": all(best.inside for best in result.best),
-                    }
+                    {"scheme": scheme, "optimizer": optimizer, "state": state}
+                    | {"update_exponent": together[10]}
+                    | (exponent or UNKNOWN).columns("rate_exponent", "rate_low", "rate_high")
+                    | (cost or UNKNOWN).columns("cost")
+                    | {"seeds": min(best.seeds for best in result.best)}
+                    | {"inside": all(best.inside for best in result.best)}
                     | {f"rate_{best.depth}": best.rate.value for best in result.best}
                     | {f"loss_{best.depth}": best.loss for best in result.best}
                 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
+from deepstack.analysis.statistics import mean_of
 from deepstack.plots.style import deepstack_style, scheme_style
 from deepstack.records import Run, find_runs
 
@@ -18,22 +17,25 @@ LABELS = {"post_ln": "Post-LN", "pre_ln": "Pre-LN"}
 
 def row_of(run: Run) -> dict[str, object]:
     """Return the settings, the loss of the starting point and the last loss, above the optimum."""
-    last, start = run.evals.iloc[-1], run.get("model.start")
+    start = run.get("model.start")
     row = {key.split(".")[-1]: run.get(key) for key in ("model.scheme", "train.lr", "seed")}
-    row |= {"start": bool(start), "gap": last["loss"] - last["optimal_loss"]}
+    row |= {"start": bool(start), "gap": last_gap(run)}
     if start:
-        there = Run(start)
-        end = there.evals.iloc[-1]
-        row |= {"start_steps": there.get("train.steps")}
-        row |= {"start_gap": end["loss"] - end["optimal_loss"]}
+        before = Run(start)
+        row |= {"start_steps": before.get("train.steps"), "start_gap": last_gap(before)}
     return row
+
+
+def last_gap(run: Run) -> float:
+    """Return the last validation loss above the optimum."""
+    last = run.evals.iloc[-1]
+    return last["loss"] - last["optimal_loss"]
 
 
 def interval(values: pd.Series) -> str:
     """Return mean and 95 % interval (Student's t) of paired values."""
-    half = student.ppf(0.975, len(values) - 1) * values.std() / np.sqrt(len(values))
-    mean = values.mean()
-    return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
+    mean = mean_of(values.tolist())
+    return f"{mean.value:.3f} ({mean.low:.3f} to {mean.high:.3f})"
 
 
 def main() -> None:
@@ -42,7 +44,8 @@ def main() -> None:
     table = table.sort_values(["lr", "scheme", "start", "seed"])
     table.round(5).to_csv(HERE / "figures" / "equal.csv", index=False)
     gaps = table.pivot(index="seed", columns=["lr", "scheme", "start"], values="gap")
-    for lr in sorted(set(table["lr"])):
+    rates = sorted(set(table["lr"]))
+    for lr in rates:
         post, pre = gaps[lr]["post_ln"], gaps[lr]["pre_ln"]
         print(
             f"lr {lr}: {gaps[lr].mean().round(3).to_dict()} ± {gaps[lr].std().round(3).to_dict()}"
@@ -53,7 +56,6 @@ def main() -> None:
         print("  gain of the start:", {name: interval(gain) for name, gain in gains.items()})
         print("  gain of Post-LN minus of Pre-LN:", interval(gains["Post-LN"] - gains["Pre-LN"]))
     with deepstack_style():
-        rates = sorted(set(table["lr"]))
         figure, panels = plt.subplots(
             1, len(rates), figsize=(6.8, 2.8), sharey=True, layout="constrained"
         )

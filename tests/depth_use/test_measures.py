@@ -249,24 +249,9 @@ def test_a_layer_without_weights_has_no_effect() -> None:
     swap, jacobian = measured("swap", model), measured("jacobian", model)
     assert effects.arrays["effect_max"][2, 3] == 0.0 and effects.arrays["output_change"][2] == 0.0
     assert effects.arrays["loss_without"][2] == effects.scalars["loss"]
-    assert effects.arrays["effect_max"][1, 3] > 0.0
     assert swap.arrays["loss_repeated"][2] == swap.scalars["loss"]
-    assert swap.arrays["loss_repeated"][1] != swap.scalars["loss"]
     assert jacobian.arrays["from_identity"][2] == pytest.approx(0.0, abs=1e-12)
     assert jacobian.arrays["spectral_norm"][2] == pytest.approx(1.0)
-
-
-@torch.no_grad()
-def test_a_linear_layer_is_replaced_exactly() -> None:
-    model = stack(task__seq_len=64)
-    W, b = torch.randn(16, 16, dtype=torch.double), torch.randn(16, dtype=torch.double)
-    model.layers = [*model.layers]
-    model.layers[1] = lambda x, memory: x @ W.T + b
-    batches = [Sample(torch.randint(0, VOCAB, (2, 64)), torch.zeros(2, 64).long()) for _ in "12"]
-    request = Request(model, batches[0], batches[0], batches[1], ridge=1e-12)
-    result = measure_all(["linear"], request)["linear"]
-    assert result.arrays["loss_linear"][1] == pytest.approx(result.scalars["loss"], rel=1e-9)
-    assert result.arrays["unexplained"][1] < 1e-12 < result.arrays["unexplained"][0]
 
 
 def test_every_so_many_layers_are_changed() -> None:

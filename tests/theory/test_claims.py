@@ -22,7 +22,15 @@ LONG = (
     "C8", "C9", "C11", "C13", "C15", "C16", "C24", "C27", "C29", "C31", "C34", "C35", "C39", "C40",
     "C41", "C42", "C44", "C45", "C46", "C47",
 )  # fmt: skip
-Measured = dict[str, float]
+
+
+# true statements beside the wrong claims C18, C25 and C29
+TRUE = {
+    # a square matrix is as far from orthogonal as I is from 0, at any size
+    "‖WᵀW − I‖_F/‖I‖_F, √(1 + 1/m)", "‖WᵀW − I‖₂, (1 + 1)² − 1",
+    "the same, symmetric",  # eigenvalues give the norm of a symmetric matrix
+    "the same, I − (11ᵀ + r̄r̄ᵀ)/d",  # the right Jacobian of LN has both signs negative
+}  # fmt: skip
 
 
 @cache
@@ -30,7 +38,7 @@ def finding(name: str) -> Finding:
     return CLAIMS[name].measure(0)
 
 
-@pytest.mark.parametrize("name", some(PUBLISHED, 3))
+@pytest.mark.parametrize("name", some(PUBLISHED, 3, 2))
 def test_a_claim_is_measured_and_judged(name: str) -> None:
     before = torch.get_rng_state()
     result = finding(name)
@@ -39,6 +47,7 @@ def test_a_claim_is_measured_and_judged(name: str) -> None:
     assert (result.verdict, wrong) == PUBLISHED[name]
     assert 20 < len(result.note) < 500
     for part in result.parts:
+        assert part.agrees or part.what not in TRUE
         assert math.isfinite(part.measured) and math.isfinite(part.uncertainty)
         # one without an error is the largest value over all draws, or exact
         exact = part.relation == "<=" or part.tolerance > 0 or part.uncertainty == 0
@@ -52,8 +61,11 @@ def test_a_claim_is_measured_and_judged(name: str) -> None:
     if result.curves:
         for line in result.curves.lines:
             assert len(line.x) == len(line.y) == len(line.error or line.y)
-    if name in ALSO:
-        ALSO[name]({part.what: part.measured for part in result.parts})
+    measured = {part.what: part.measured for part in result.parts}
+    for what, (least, most) in ALSO.get(name, {}).items():
+        assert least < measured[what] < most, what
+    if name == "C8":  # a random step keeps the bound, and training does not
+        assert all((ratio > 5) if "random" in w else (ratio < 1) for w, ratio in measured.items())
     if name not in LONG:
         assert_repeatable(name)
 
@@ -69,65 +81,35 @@ def test_the_same_seed_gives_the_same_numbers_of_long_claims(name: str) -> None:
     assert_repeatable(name)
 
 
-@pytest.mark.parametrize("name", ["C4", "C18", "C19", "C20", "C22", "C28"])
+@pytest.mark.parametrize("name", ["C19", "C22", "C28"])
 def test_another_seed_gives_other_numbers(name: str) -> None:
     pairs = zip(finding(name).parts, CLAIMS[name].measure(1).parts, strict=True)
     assert any(one.measured != other.measured for one, other in pairs)
 
 
-def flat_weights_average(measured: Measured) -> None:
-    assert measured["exponent of ‖softmax(q)X‖ in n, spread 0.0"] == pytest.approx(-0.5, abs=0.02)
-
-
-def one_tokens_gradient_step_is_longer_by_the_root_of_m(measured: Measured) -> None:
-    assert measured["‖∂z/∂V ΔV‖/(w‖ΔV‖), a gradient step on 1 token"] == pytest.approx(16, rel=0.05)
-    assert measured["the same, a gradient step on 1 token"] > 100
-
-
-def a_random_step_keeps_the_bound_and_training_does_not(measured: Measured) -> None:
-    for what, ratio in measured.items():
-        assert (ratio > 5) if "random" in what else (ratio < 1), what
-
-
-def gradients_do_not_decay_as_the_formula(measured: Measured) -> None:
-    for label in ("Post-LN, Xavier", "DeepNorm (tight)"):
-        assert 0.7 < measured[f"‖∂F/∂θ‖ of layer 1 over layer N, {label}"] < 1.5
-
-
-def matrices_and_tables_alone_are_flat(measured: Measured) -> None:
-    grows = {what.split(":")[0]: ratio for what, ratio in measured.items()}
-    assert grows["matrices"] == pytest.approx(1, abs=0.1)
-    assert grows["norm gains"] == pytest.approx(9, rel=0.1)  # as N, from 6 to 54 layers
-    assert grows["linear biases"] == pytest.approx(3, rel=0.2)  # as the root of N
-    assert grows["Post-LN's matrices"] > 1  # a logarithm
-
-
-def run_time_beta_is_squared_in_logits_and_missing_in_branches(measured: Measured) -> None:
-    beta = (8 * 36) ** -0.25
-    assert measured["root mean square of q kᵀ"] == pytest.approx(beta**2, rel=1e-5)
-    branch = measured["‖branch‖ of the feed-forward at the start"]
-    assert branch == pytest.approx(1 / beta, rel=1e-4)
-
-
-ALSO = {
-    "C3": flat_weights_average,
-    "C7": one_tokens_gradient_step_is_longer_by_the_root_of_m,
-    "C8": a_random_step_keeps_the_bound_and_training_does_not,
-    "C9": gradients_do_not_decay_as_the_formula,
-    "C11": matrices_and_tables_alone_are_flat,
-    "C15": run_time_beta_is_squared_in_logits_and_missing_in_branches,
+BETA = (8 * 36) ** -0.25
+# claim -> a part -> the least and the most that its number may be
+ALSO: dict[str, dict[str, tuple[float, float]]] = {
+    "C3": {"exponent of ‖softmax(q)X‖ in n, spread 0.0": (-0.52, -0.48)},  # flat weights average
+    "C7": {
+        "‖∂z/∂V ΔV‖/(w‖ΔV‖), a gradient step on 1 token": (15.2, 16.8),  # the root of m
+        "the same, a gradient step on 1 token": (100, math.inf),
+    },
+    "C9": {  # gradients do not decay as the formula
+        "‖∂F/∂θ‖ of layer 1 over layer N, Post-LN, Xavier": (0.7, 1.5),
+        "‖∂F/∂θ‖ of layer 1 over layer N, DeepNorm (tight)": (0.7, 1.5),
+    },
+    "C11": {
+        "matrices: ‖ΔF‖ at N = 54 over N = 6": (0.9, 1.1),
+        "norm gains: ‖ΔF‖ at N = 54 over N = 6": (8.1, 9.9),  # as N
+        "linear biases: ‖ΔF‖ at N = 54 over N = 6": (2.4, 3.6),  # as the root of N
+        "Post-LN's matrices: ln of the same": (1, math.inf),
+    },
+    "C15": {  # β at run time is squared in logits and missing in branches
+        "root mean square of q kᵀ": (BETA**2 - 1e-6, BETA**2 + 1e-6),
+        "‖branch‖ of the feed-forward at the start": (1 / BETA - 4e-4, 1 / BETA + 4e-4),
+    },
 }
-
-
-def test_true_statements_stand_beside_wrong_claims() -> None:
-    shown = {part.what: part for name in ("C18", "C25", "C29") for part in finding(name).parts}
-    for what in (
-        # a square matrix is as far from orthogonal as I is from 0, at any size
-        "‖WᵀW − I‖_F/‖I‖_F, √(1 + 1/m)", "‖WᵀW − I‖₂, (1 + 1)² − 1",
-        "the same, symmetric",  # eigenvalues give the norm of a symmetric matrix
-        "the same, I − (11ᵀ + r̄r̄ᵀ)/d",  # the right Jacobian of LN has both signs negative
-    ):  # fmt: skip
-        assert shown[what].agrees
 
 
 def test_slopes_exponents_and_agreement() -> None:
@@ -141,7 +123,7 @@ def test_slopes_exponents_and_agreement() -> None:
 
 
 def test_a_trials_step_is_undone() -> None:
-    trial = Trial(0, {"model.depth": 2})
+    trial = Trial(0, depth=2)
     trial.backward()
     before = trial.values()
     moved = trial.update_of(0.1, trial.banks_of("w1"))
@@ -151,7 +133,7 @@ def test_a_trials_step_is_undone() -> None:
 
 
 def test_unit_branches_have_unit_mean_square() -> None:
-    stack = started(0, {"model.scheme": "pre_ln", "model.depth": 3})
+    stack = started(0, scheme="pre_ln", depth=3)
     unit_branches(stack)
     (snapshot,) = stack.snapshots()
     powers = snapshot.branch.square().mean(dim=-1) / 32
@@ -160,7 +142,7 @@ def test_unit_branches_have_unit_mean_square() -> None:
 
 
 def test_fold_leaves_no_gain_and_no_bias() -> None:
-    stack = started(0, {"model.scheme": "pre_ln", "model.depth": 2})
+    stack = started(0, scheme="pre_ln", depth=2)
     with torch.no_grad():
         for scheme in stack.model.schemes:
             for parameter in scheme.parameters():

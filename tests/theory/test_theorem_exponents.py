@@ -32,11 +32,10 @@ def update_after_one_step(
     optimizer: str = "sgd",
     trained: str | tuple[str, ...] = MATRICES,
 ) -> float:
-    changes = {
-        "model.scheme": scheme, "model.depth": depth, "train.optimizer": optimizer, "train.lr": lr,
-        "train.clip": None, "train.trainable": trained if trained == "all" else list(trained),
-    }  # fmt: skip
-    trial = Trial(seed, changes)
+    roles = trained if trained == "all" else list(trained)
+    trial = Trial(
+        seed, scheme=scheme, depth=depth, optimizer=optimizer, lr=lr, clip=None, trainable=roles
+    )
     update = ModelUpdate(trial.model, trial.probe)
     trial.run(1)
     return update.measure()["model_update"].item()
