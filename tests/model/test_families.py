@@ -330,16 +330,6 @@ def test_what_lies_inside_of_the_sublayers_of_a_decoder() -> None:
     assert set(fixup.cross_attention.slots) == {"before_cross_out"}
 
 
-def test_the_encoder_beside_a_decoder_has_its_own_alpha() -> None:
-    depths = {"model__depth": 5, "model__decoder_depth": 9}
-    layer = perturbed(model__family="encoder_decoder", **depths).model.encoder.layers[2]
-    x = torch.randn(2, 4, 16)
-    alpha = 0.81 * (5**4 * 9) ** (1 / 16)
-    first, second = (norms[0] for norms in layer.scheme.each("norms"))
-    y = first(alpha * x + layer.attention(x))
-    torch.testing.assert_close(layer(x), second(alpha * y + layer.feed_forward(y)))
-
-
 @pytest.mark.parametrize("role", ["cross_q", "cross_k", "cross_v", "cross_o"])
 def test_ds_init_shrinks_the_matrices_of_cross_attention_too(role: str) -> None:
     assert SCHEMES["ds_init"].gain(role, 4, 9) == pytest.approx(0.5)

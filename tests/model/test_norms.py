@@ -13,7 +13,7 @@ from helpers.small_runs import interrupted
 
 import deepstack
 from deepstack import config as conf
-from deepstack.config import Config, config_hash, parse_config, with_overrides
+from deepstack.config import Config, parse_config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast import compiled
 from deepstack.fast.fuse import norm_function
@@ -169,28 +169,6 @@ def test_norms_inside_of_sublayers_are_in_fp32_under_bf16(kind: str, tmp_path: P
     assert 0 < (a / b - 1).abs().max() < 0.02
 
 
-def test_each_choice_makes_another_experiment() -> None:
-    hashes = [config_hash(with_overrides(Config(), choice)) for choice in CHOICES]
-    defaults = {"model.norm.kind": "layer"}, {"model.activation": "relu"}
-    usual = [config_hash(Config()) for choice in defaults]
-    usual.append(
-        config_hash(with_overrides(Config(), {"model.init.distribution": "xavier_normal"}))
-    )
-    assert len(set(hashes)) == len(CHOICES) - 2 and set(usual) < set(hashes)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SCHEMES.names())
-def test_every_scheme_takes_every_norm(name: str, kind: str) -> None:
-    found = built(model__scheme=name, model__norm__kind=kind)
-    tokens = torch.arange(24).view(3, 8) % 17
-    found.banks.zero_gradients()
-    found.model(tokens).square().mean().backward()
-    assert all(bool(bank.gradients().isfinite().all()) for bank in found.banks)
-    inside = [m for m in found.model.modules() if isinstance(m, StackNorm)]
-    assert {type(m) for m in inside} <= {NORMS[kind]}
-
-
 BOTH = {"model.family": "encoder_decoder", "model.decoder_depth": 5}
 COUNTED: list[dict[str, Any]] = [
     *CHOICES,
@@ -302,12 +280,6 @@ def test_what_means_nothing_is_refused_in_one_line(text: str, said: str) -> None
         parse_config(f"model: {{{text}}}", "f.yaml")
     assert said in str(error.value) and "\n" not in str(error.value)
     assert str(error.value).startswith("f.yaml:1:")
-
-
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_a_resolved_config_is_read_back(choice: dict[str, Any]) -> None:
-    given = with_overrides(Config(), choice)
-    assert parse_config(conf.to_yaml(given)) == given
 
 
 def test_dynamic_tanh_fixes_no_scale(tmp_path: Path) -> None:
