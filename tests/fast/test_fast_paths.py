@@ -85,19 +85,6 @@ def test_fused_sublayers_train_as_plain_ones(name: str, activation: str, tmp_pat
     assert_same_losses(*runs, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_fused_gradients_are_autograd_s(fused: bool) -> None:
-    built = build_model(config(train__trainable=["q", "k", "v", "bias", "w2"]), vocab_size=11)
-    enable_fast_paths(built.model, FastPaths(fused, False, False), 0, print)
-    built.banks.zero_gradients()
-    tokens = torch.arange(24).view(2, 12) % 11
-    plain = [p for bank in built.trained for p in bank.parameters]
-    frozen = [bank for bank in built.banks if bank not in built.trained]
-    built.model(tokens).square().mean().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in plain)
-    assert all(bank.gradients().abs().sum() == 0 for bank in frozen)
-
-
 @pytest.mark.parametrize("every", some([2, 1, 5, 9], 4))
 @pytest.mark.parametrize("fused", [True, False])
 def test_recomputation_changes_no_number(every: int, fused: bool, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.gradients import assert_same_gradients
 from helpers.sampling import some
 from helpers.small_runs import interrupted
 
@@ -96,19 +97,10 @@ def test_norms_are_their_formulas(kind: str, gain: bool, bias: bool) -> None:
 def test_an_rms_norm_is_one_node_on_a_cpu(gain: bool, bias: bool) -> None:
     """And the same as the module, there and back, rows of a batch or of more than one axis."""
     norm = a_norm("rms", gain=gain, bias=bias)
-    leaves = list(norm.parameters())
     for shape in [(2, 7, 5), (3, 2, 7, 5)]:
-        z, towards = torch.randn(shape, requires_grad=True), torch.randn(shape)
-        wanted = norm(z)
-        expected = torch.autograd.grad(wanted, (z, *leaves), towards)
-        for leaf in leaves:
-            leaf.grad = torch.zeros_like(leaf)
-        y = norm_function(norm)(z)
-        assert y.grad_fn.name() == "_NodeBackward"
-        torch.testing.assert_close(y, wanted)
-        y.backward(towards)
-        for ours, theirs in zip((z, *leaves), expected, strict=True):
-            torch.testing.assert_close(ours.grad, theirs, rtol=1e-4, atol=1e-5)
+        assert_same_gradients(norm, norm, lambda: norm_function(norm), torch.randn(shape))
+    y = norm_function(norm)(torch.randn(2, 7, 5, requires_grad=True))
+    assert y.grad_fn is not None and y.grad_fn.name() == "_NodeBackward"
 
 
 def test_running_averages_follow_training_batches_and_nothing_else() -> None:
@@ -176,7 +168,7 @@ COUNTED: list[dict[str, Any]] = [
     {"model.norm.gain": False, "model.norm.bias": False},
     {"model.family": "decoder"},
     BOTH,
-    BOTH | {"model.decoder_attention": "merged"},
+    *(BOTH | {"model.decoder_attention": kind} for kind in ("merged", "average")),
     BOTH | {"model.gated": True},
     *({"model.qk_norm": True, "model.positions": "rotary", "model.norm.kind": k} for k in KINDS),
     BOTH | {"model.qk_norm": True, "model.positions": "rotary", "model.norm.kind": "dynamic_tanh"},

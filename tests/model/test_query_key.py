@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from helpers import scheme_pieces
 from helpers.family_models import perturbed, same_one_by_one
+from helpers.gradients import assert_same_gradients
 from helpers.small_runs import data_of, small
 from torch import Tensor
 
@@ -91,21 +92,12 @@ def test_attention_is_a_chain_on_a_cpu(
     }  # fmt: skip
     model = perturbed(model__family=family, **changes).model
     attention = model.layers[1].attention
-    x, towards = torch.randn(3, 6, 16, requires_grad=True), torch.randn(3, 6, 16)
-    names, leaves = zip(*attention.named_parameters(), strict=True)
-    wanted = attention(x)
-    expected = torch.autograd.grad(wanted, (x, *leaves), towards)
-    for leaf in leaves:
-        leaf.grad = torch.zeros_like(leaf)
+    x = torch.randn(3, 6, 16)
     chain = fused_sublayer(attention)
     assert isinstance(chain, FusedSublayer)
     with torch.no_grad():
         torch.testing.assert_close(chain(x[:, :4]), attention(x[:, :4]), rtol=1e-4, atol=1e-5)
-    y = chain(x)
-    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
-    y.backward(towards)
-    for name, leaf, theirs in zip(("x", *names), (x, *leaves), expected, strict=True):
-        torch.testing.assert_close(leaf.grad, theirs, rtol=1e-3, atol=1e-5, msg=name)
+    assert_same_gradients(attention, attention, lambda: fused_sublayer(attention), x)
 
 
 def test_what_has_no_operation_is_no_chain() -> None:

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from helpers.scheme_literals import (
     attn_res,
+    dense_former,
     enter,
     frac_connections,
     hyper_connections,
     laurel,
     mhc,
-    pre_ln,
     stream_into,
 )
-from helpers.scheme_pieces import TOKENS, Pieces, built, config, perturbed, pieces
+from helpers.scheme_pieces import TOKENS, built, config, perturbed, pieces
 
 from deepstack.config import with_overrides
 from deepstack.errors import ConfigError
@@ -27,27 +27,14 @@ from deepstack.model import build_model
 from deepstack.schemes import visible
 from deepstack.schemes.hyper_connections import sinkhorn
 
-
-def dilated(p: Pieces, stream: Any, k: int, period: int) -> Any:
-    """DenseFormer's k x period, as the paper's Figure 5 draws it: every k-th, back from block i."""
-    x, outputs = stream
-    y = pre_ln(p, x)
-    outputs = (*outputs, y)
-    if p.l % period:
-        return y, outputs
-    read = [j for j in range(p.l + 1) if (p.l - j) % k == 0]
-    assert len(read) <= len(p.s.weights)
-    return y + sum(w * outputs[j] for w, j in zip(p.s.weights, read, strict=False)), outputs
-
-
 OPTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
     ("attn_res", {"blocks": 0}, lambda p, x: attn_res(p, x, blocks=2 * p.N)),
     ("attn_res", {"blocks": 1}, lambda p, x: attn_res(p, x, blocks=1)),
     ("attn_res", {"blocks": 3}, lambda p, x: attn_res(p, x, blocks=3)),
     ("attn_res", {"blocks": 99}, lambda p, x: attn_res(p, x, blocks=2 * p.N)),
-    ("dense_former", {"dilation": 2}, lambda p, x: dilated(p, x, 2, 1)),
-    ("dense_former", {"period": 3}, lambda p, x: dilated(p, x, 1, 3)),
-    ("dense_former", {"dilation": 3, "period": 2}, lambda p, x: dilated(p, x, 3, 2)),
+    ("dense_former", {"dilation": 2}, lambda p, x: dense_former(p, x, 2, 1)),
+    ("dense_former", {"period": 3}, lambda p, x: dense_former(p, x, 1, 3)),
+    ("dense_former", {"dilation": 3, "period": 2}, lambda p, x: dense_former(p, x, 3, 2)),
     ("mhc", {"iterations": 3}, lambda p, x: mhc(p, x, iterations=3)),
     ("mhc", {"streams": 2}, mhc),
     ("mhc", {"streams": 1}, mhc),
