@@ -141,11 +141,6 @@ def test_a_tied_head_keeps_the_last_gain_unless_untied(changes: dict[str, Any]) 
     count = build_model(small, vocab_size=VOCAB).banks.count()
     assert sum(count.values()) == sum(value.numel() for value in values.values())
     assert count == parameter_count(small, VOCAB, final_norm=True)
-    if small.model.norm.final_gain:
-        if small.model.norm.bias is False:
-            again = build_model(small, vocab_size=VOCAB)
-            with pytest.raises(ConfigError, match="nothing to fold"):
-                fold(small, again)
     small, values, found = folded(config, built, untie=True)
     assert found.equal and small.model.head == "separate"
     assert values["head.weight"].shape == (VOCAB, 16)
@@ -169,14 +164,6 @@ def test_a_matrix_that_also_reads_another_tensor_makes_a_difference() -> None:
     both = {"model__family": "encoder_decoder", "model__decoder_attention": "merged"}
     config = config_of(**both)
     assert not folded(config, moved(config))[-1].equal
-
-
-def test_a_gain_of_zero_leaves_a_bias_nowhere_to_go() -> None:
-    config = config_of(model__bias=False)
-    built = moved(config)
-    with torch.no_grad():
-        built.model.get_parameter("encoder.layers.1.scheme.attention_norms.0.gain")[3] = 0.0
-    assert not folded(config, built)[-1].equal
 
 
 def test_one_wrong_number_would_be_seen() -> None:
