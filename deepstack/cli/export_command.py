@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deepstack import config as conf
 from deepstack.cli.options import Json, Plugins, RunPath, flag, load_plugins, note, option
 from deepstack.cli.tables import emit_facts
-from deepstack.errors import ConfigError, DifferenceError
+from deepstack.errors import ConfigError
 from deepstack.records import existing_run, find_runs
 from deepstack.records.files import replace_all
 
@@ -49,6 +49,7 @@ def export_command(
     from deepstack.model.fold import compare
     from deepstack.model.fold import fold as folded
     from deepstack.model.plain import export_paths, fill, values_of
+    from deepstack.schemes import SCHEMES
     from deepstack.training import load_trained
 
     if to is None:
@@ -82,10 +83,11 @@ def export_command(
             "rounding of the model itself (float32)": difference.rounding,
         }
         if not difference.equal:
-            raise DifferenceError(
-                f"{run}: the folded model computes something else: logits of up to "
-                f"{difference.largest:.3g} differ by {difference.float64:.1e} in float64 and "
-                f"{difference.float32:.1e} in float32; nothing was written"
+            raise ConfigError(
+                f"cannot fold {SCHEMES[config.model.scheme].label}: the folded model computes "
+                f"something else (logits of up to {difference.largest:.3g} differ by "
+                f"{difference.float64:.1e}), because not only linear maps read its norms: in "
+                "Post-LN and its relatives the residual does too; leave --fold out"
             )
         small = build_model(config_after, vocab_size=len(after["embedding"]), draw=False)
         small.at_step(step)

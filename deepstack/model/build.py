@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -105,10 +104,9 @@ def build_model(
             f"train.trainable: found {list(chosen)}, of which this model has none; it has {there}",
             key="train.trainable",
         )
-    left_out = {bank.key for bank in banks} - {bank.key for bank in trained}
-    for name, parameter in model.named_parameters() if left_out else ():
-        key = re.sub(r"^(\w+\.layers)\.\d+", r"\1", name)  # of its bank
-        parameter.requires_grad_(key not in left_out)
+    for bank in banks:
+        for name in bank.names if bank not in trained else ():
+            model.get_parameter(name).requires_grad_(False)
     built = Built(model, banks, trained, schemes, partial(optimizer_factors, config, first))
     if device.type != "meta":
         built.at_step(0)

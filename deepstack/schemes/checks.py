@@ -12,7 +12,7 @@ from deepstack.errors import PluginError
 from deepstack.parameters.role import has_role
 from deepstack.registry import line_of, nearest, place_of
 
-GIVEN_BY_NAME = {"place", "qkv", "optimizer"}
+GIVEN_BY_NAME = {"place", "config", "qkv", "optimizer"}
 SETTINGS = (
     "families",
     "merges",
@@ -34,9 +34,8 @@ def check_class(cls: Any, base: Any) -> None:
     cls: a subclass of `base`, which is Scheme.
     """
     owner, defined = f"the scheme {cls.name}", vars(cls)
-    for name, parameter in inspect.signature(cls.__init__).parameters.items():
-        keyword = parameter.kind is parameter.KEYWORD_ONLY
-        if keyword and parameter.empty in (parameter.annotation, parameter.default):
+    for name, option in cls.argument_options.items():
+        if option.annotation is Any or option.default is inspect.Parameter.empty:
             raise PluginError(f"{owner}: option {name!r} needs a type annotation and a default")
     if not (defined.get("__doc__") or "").strip():
         raise PluginError(
@@ -46,19 +45,22 @@ def check_class(cls: Any, base: Any) -> None:
     options = {*cls.attribute_options, *cls.argument_options, *GIVEN_BY_NAME}
     count = cls.norms_per_sublayer
     norms = [f"norm{i + 1}" for i in range(count)] if count > 1 else ["norm"] * count
-    for name in ["__init__", *(name for name in defined if not name.startswith("_"))]:
-        method, value = vars(base).get(name), defined.get(name)
+    for name, value in defined.items():
+        method = vars(base).get(name)
         if isinstance(method, classmethod):
-            check_class_method(owner, name, value, method, options)
+            passed = tuple(inspect.signature(method.__func__).parameters)
+            check_class_method(owner, name, value, passed, options)
         elif name == "layer":
-            for sublayers in (SUBLAYERS[::2], SUBLAYERS)[: 1 + ("encoder_decoder" in cls.families)]:
-                check_arguments(owner, value, ("self", "x", *sublayers))
+            check_arguments(owner, value, ("self", "x", *SUBLAYERS[::2]))
+            if "encoder_decoder" in cls.families:
+                check_arguments(owner, value, ("self", "x", *SUBLAYERS))
         elif name == "residual":
             if not cls.joins_sublayers:
                 check_arguments(owner, value, ("self", "x", "G", *norms), cls.residual_values)
-        elif inspect.isfunction(method) and name != "calibrate":
-            named = cls.argument_options if name == "__init__" else ()
-            check_arguments(owner, value, tuple(inspect.signature(method).parameters), named)
+        elif name == "__init__":
+            check_arguments(owner, value, ("self", "layer", "depth", "parts"), cls.argument_options)
+        elif inspect.isfunction(method) and not name.startswith("_") and name != "calibrate":
+            check_arguments(owner, value, tuple(inspect.signature(method).parameters))
 
 
 def check_names(owner: str, cls: Any, base: Any) -> None:
@@ -83,23 +85,20 @@ def check_names(owner: str, cls: Any, base: Any) -> None:
 
 
 def check_class_method(
-    owner: str, name: str, value: Any, method: Any, options: Collection[str]
+    owner: str, name: str, value: Any, passed: tuple[str, ...], options: Collection[str]
 ) -> None:
     """Raise PluginError for a method such as alpha or gain that needs more than its class.
 
-    method: that of the base class, whose arguments it has.  options: further arguments that it may
-    have.
+    passed: the arguments of the base class's method.  options: further ones that it may have.
     """
-    parameters = tuple(inspect.signature(method.__func__).parameters)
     if not isinstance(value, classmethod | staticmethod):
         kind = "takes self" if callable(value) else f"is {value!r}"
         raise PluginError(
             f"{owner}{line_of(value)}: {name} {kind}; it is asked before there is a layer: "
-            f"@classmethod def {name}({', '.join(parameters)})"
+            f"@classmethod def {name}({', '.join(passed)})"
         )
     named = [key for key in inspect.signature(value.__func__).parameters if key in options]
-    passed = parameters[isinstance(value, staticmethod) :]
-    check_arguments(owner, value.__func__, passed, named)
+    check_arguments(owner, value.__func__, passed[isinstance(value, staticmethod) :], named)
 
 
 def check_arguments(
@@ -142,13 +141,16 @@ def check_equal_parameters(schemes: Sequence[Any], base: Any) -> None:
         check_attributes(scheme, base)
         shapes = parameter_shapes(scheme, owners)
         first = first or shapes
-        name = next((n for n in {**first, **shapes} if first.get(n) != shapes.get(n)), None)
-        if name is not None:
-            raise PluginError(
-                f"the scheme {scheme.name}: layer {scheme.layer_index} has "
-                f"{describe(name, shapes)}, layer 1 {describe(name, first)}; every layer needs the "
-                "same parameters, used there or not"
+        for name in {**first, **shapes}:
+            here, there = (
+                f"the parameter {name} {all_[name]}" if name in all_ else f"no parameter {name}"
+                for all_ in (shapes, first)
             )
+            if here != there:
+                raise PluginError(
+                    f"the scheme {scheme.name}: layer {scheme.layer_index} has {here}, layer 1 "
+                    f"{there}; every layer needs the same parameters, used there or not"
+                )
 
 
 def check_attributes(scheme: Any, base: Any) -> None:
@@ -201,10 +203,6 @@ def parameter_shapes(scheme: Any, owners: dict[int, str]) -> dict[str, tuple[int
             )
         shapes[name] = tuple(value.shape)
     return shapes
-
-
-def describe(name: str, shapes: dict[str, tuple[int, ...]]) -> str:
-    return f"the parameter {name} {shapes[name]}" if name in shapes else f"no parameter {name}"
 
 
 def sizes(tensor: Tensor) -> str:

@@ -25,6 +25,7 @@ class StackNorm(nn.Module):
     """z -> norm(z), over the last axis of z, with a gain g and a bias b, (d,), if configured.
 
     roles: the role of the gain (and of every trained parameter but the bias), and that of the bias.
+    start: the initial value of the trained scalars of norms that have them.
     A subclass with a kind registers itself in NORMS; its memory is in `config.NORM_KINDS`.
     """
 
@@ -46,7 +47,7 @@ class StackNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = (d,)
-        self.eps = eps
+        self.eps, self.start, self.roles = eps, start, roles
         self.gain = parameter(d, role=roles[0], start="one") if gain else None
         self.bias = parameter(d, role=roles[1], start="zero") if bias else None
 
@@ -91,10 +92,9 @@ class DynamicTanh(StackNorm, kind="dynamic_tanh"):
 
     fixes_scale = False
 
-    def __init__(self, d: int, *, start: float = 0.5, **common: Any) -> None:
+    def __init__(self, d: int, **common: Any) -> None:
         super().__init__(d, **common)
-        roles = common.get("roles", ("norm_gain", "norm_bias"))
-        self.scale = parameter(1, role=roles[0], start=start)
+        self.scale = parameter(1, role=self.roles[0], start=self.start)
 
     def forward(self, z: Tensor) -> Tensor:
         return self.scaled(torch.tanh(self.scale * z))
@@ -110,11 +110,10 @@ class DynamicErf(StackNorm, kind="dynamic_erf"):
 
     fixes_scale = False
 
-    def __init__(self, d: int, *, start: float = 0.5, **common: Any) -> None:
+    def __init__(self, d: int, **common: Any) -> None:
         super().__init__(d, **common)
-        roles = common.get("roles", ("norm_gain", "norm_bias"))
-        self.scale = parameter(1, role=roles[0], start=start)
-        self.shift = parameter(1, role=roles[0], start="zero")
+        self.scale = parameter(1, role=self.roles[0], start=self.start)
+        self.shift = parameter(1, role=self.roles[0], start="zero")
 
     def forward(self, z: Tensor) -> Tensor:
         return self.scaled(torch.erf(self.scale * z + self.shift))

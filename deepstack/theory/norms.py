@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deepstack.diagnostics.watch import tapped
 from deepstack.model import Transformer
-from deepstack.model.fold import fold_norm, follow
+from deepstack.model.fold import fold_norm, readers_of_norms
 from deepstack.model.plain import fill, values_of
 from deepstack.schemes import NORMS, Tap, with_storage
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
@@ -75,19 +75,17 @@ def folded(seed: int) -> Finding:
 def fold(model: Transformer) -> tuple[Transformer, int]:
     """Return a copy of the model in fp64 whose layers' norms are folded, and the parameters saved.
 
-    Unlike `deepstack.model.fold.fold`, this folds a norm that the stream reads too (Post-LN).
+    The last norm stays if the head's matrix is the token table.
     """
     values = {name: value.double() for name, value in values_of(model).items()}
-    names = {parameter: name for name, parameter in model.named_parameters()}
     saved = 0
-    for norm, reading in follow(model).readings.items():
-        if any(weight is model.embedding for reader in reading.maps for weight in reader.weights):
+    for norm, readers in readers_of_norms(model).items():
+        if any("embedding" in reader.weights for reader in readers):
             continue
-        fold_norm(values, names, norm, reading, keeps_gain=False, keeps_bias=False)
-        for parameter, neutral in ((norm.gain, torch.ones_like), (norm.bias, torch.zeros_like)):
-            assert parameter is not None
-            values[names[parameter]] = neutral(parameter)
-            saved += parameter.numel()
+        gain, bias = (values[f"{norm}.{name}"] for name in ("gain", "bias"))
+        fold_norm(values, norm, readers)
+        values |= {f"{norm}.gain": torch.ones_like(gain), f"{norm}.bias": torch.zeros_like(bias)}
+        saved += gain.numel() + bias.numel()
     result = copy.deepcopy(model).double()
     fill(result, values)
     return result, saved

@@ -25,7 +25,7 @@ from deepstack.schemes import SCHEMES, Scheme
 
 BASE = {
     "model.depth": 5, "model.d_model": 24, "model.n_heads": 3, "task.name": "markov",
-    "task.seq_len": 12, "train.batch_size": 4, "train.steps": 20, "train.eval_every": 0,
+    "task.seq_len": 12, "train.batch_size": 4, "train.steps": 10, "train.eval_every": 0,
     "train.eval_batches": 1, "train.clip": 0.1, "runtime.device": "cpu", "runtime.threads": 1,
 }  # fmt: skip
 
@@ -85,19 +85,6 @@ def test_fused_sublayers_train_as_plain_ones(name: str, activation: str, tmp_pat
     assert_same_losses(*runs, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_fused_gradients_are_autograd_s(fused: bool) -> None:
-    built = build_model(config(train__trainable=["q", "k", "v", "bias", "w2"]), vocab_size=11)
-    enable_fast_paths(built.model, FastPaths(fused, False, False), 0, print)
-    built.banks.zero_gradients()
-    tokens = torch.arange(24).view(2, 12) % 11
-    plain = [p for bank in built.trained for p in bank.parameters]
-    frozen = [bank for bank in built.banks if bank not in built.trained]
-    built.model(tokens).square().mean().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in plain)
-    assert all(bank.gradients().abs().sum() == 0 for bank in frozen)
-
-
 @pytest.mark.parametrize("every", some([2, 1, 5, 9], 4))
 @pytest.mark.parametrize("fused", [True, False])
 def test_recomputation_changes_no_number(every: int, fused: bool, tmp_path: Path) -> None:
@@ -118,15 +105,16 @@ def test_layers_are_computed_twice_where_memory_is_short(
     assert whole.meta["flops"]["with_probe"] < again.meta["flops"]["with_probe"]
 
 
-def test_a_run_that_compiles_nothing_leaves_the_compiler_alone(tmp_path: Path) -> None:
-    """It takes a second to import, a third of what a run of 1000 layers needs to begin."""
+def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None:
+    """They take seconds to import, a third of what a run of 1000 layers needs to begin."""
     script = (
         "import sys, deepstack\n"
         "from deepstack.config import parse_config\n"
         "config = parse_config('{task: {name: copy, seq_len: 8}, model: {depth: 2, d_model: 8}, '\n"
         "    'train: {steps: 2, eval_batches: 1}}')\n"
         f"assert deepstack.train(config, out={str(tmp_path)!r}).state == 'done'\n"
-        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])\n"
+        "modules = 'torch._dynamo', 'torch._inductor', 'triton'\n"
+        "print([name for name in modules if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -141,7 +129,7 @@ WIRINGS = {
 }  # fmt: skip
 
 
-QUICK = ("deepnorm", "keel", "rezero")
+QUICK = [("deepnorm", "encoder"), ("deepnorm", "decoder"), ("keel", "encoder")]
 GRAPHS = [name for name in SCHEMES.names() if SCHEMES[name].uniform]  # others' inputs grow
 
 
@@ -153,7 +141,7 @@ WIRED = [(name, "encoder") for name in GRAPHS] + [
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [w if w[0] in QUICK else pytest.param(*w, marks=pytest.mark.slow) for w in WIRED],
+    [w if w in QUICK else pytest.param(*w, marks=pytest.mark.slow) for w in WIRED],
 )
 def test_one_graph_for_all_layers_of_a_kind_in_each_mode(name: str, family: str) -> None:
     graphs = []

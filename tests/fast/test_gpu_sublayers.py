@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -81,7 +82,11 @@ def small_products(layers: nn.ModuleList, tokens: int) -> list[Any]:
     return [product for product in products_of(layers) if product.small_kernels(tokens)]
 
 
-def built(layer: Any) -> nn.ModuleList:
+def relu_layer() -> Layer:
+    return Layer(True, "relu", F.linear, True)
+
+
+def built(layer: Callable[[], Layer] = relu_layer) -> nn.ModuleList:
     """Layers on banks, with equal parameters every time."""
     model, model_stack = nn.Module(), nn.Module()
     model.encoder = model_stack
@@ -90,6 +95,14 @@ def built(layer: Any) -> nn.ModuleList:
         torch.manual_seed(0)
         for bank in Banks(model, {"encoder": list(layers)}, torch.device("cpu")):
             bank.copy_(0.2 * torch.randn(DEPTH, *bank.shape) + (bank.start == "one"))
+    return layers
+
+
+def fused(layers: nn.ModuleList, whole: bool = False) -> nn.ModuleList:
+    """The layers with fused sublayers and norms, or fused as a whole."""
+    for each in layers:
+        assert isinstance(each, Layer)
+        each.fuse_all() if whole else each.fuse()
     return layers
 
 
@@ -142,11 +155,8 @@ def test_gradients_are_those_of_the_modules(
     else:
         with_kernels(monkeypatch)
     monkeypatch.setattr(gpu_products, "SMALL", small)
-    plain, fused = built(layer), built(layer)
-    for each in fused:
-        assert isinstance(each, Layer)
-        each.fuse()
-    for one, other in zip(gradients(plain), gradients(fused), strict=True):
+    both = gradients(built(layer)), gradients(fused(built(layer)))
+    for one, other in zip(*both, strict=True):
         assert alike(one, other)
     assert not deferred_gradients._queues
 
@@ -158,22 +168,16 @@ def test_a_sublayer_its_sum_and_its_norm_as_one_node(
 ) -> None:
     pytest.importorskip("triton")
 
-    def layer() -> Layer:
-        return Layer(True, "relu", F.linear, True)
-
     with_kernels(monkeypatch, "norm_kernels", "sum_kernels")
     monkeypatch.setattr(gpu_products, "SMALL", small)
-    plain, fused = built(layer), built(layer)
-    for each in fused:
-        assert isinstance(each, Layer)
-        each.fuse_all()
+    plain, whole = built(), fused(built(), whole=True)
     half = torch.float32 if lowered else None  # as a GPU's are under autocast
-    for one, other in zip(gradients(plain), gradients(fused, half), strict=True):
+    for one, other in zip(gradients(plain), gradients(whole, half), strict=True):
         assert alike(one, other)
     assert not deferred_gradients._queues
     x = torch.randn(2, 4, WIDTH)
     with torch.inference_mode():
-        assert alike(plain[0](x), fused[0](x))
+        assert alike(plain[0](x), whole[0](x))
 
 
 def test_weights_that_lie_evenly_apart_are_no_copy() -> None:
@@ -190,17 +194,11 @@ def test_weights_that_lie_evenly_apart_are_no_copy() -> None:
 def test_what_is_not_trained_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     with_kernels(monkeypatch)
 
-    def layer() -> Layer:
-        return Layer(True, "relu", F.linear, True)
-
-    plain, fused = built(layer), built(layer)
-    for name, parameter in [*plain.named_parameters(), *fused.named_parameters()]:
+    plain, other = built(), built()
+    for name, parameter in [*plain.named_parameters(), *other.named_parameters()]:
         parameter.requires_grad_(name.endswith(("inner.w1", "norm.bias")))
-    for each in fused:
-        assert isinstance(each, Layer)
-        each.fuse()
-    for one, other in zip(gradients(plain), gradients(fused), strict=True):
-        assert alike(one, other) or not (one.any() or other.any())
+    for one, two in zip(gradients(plain), gradients(fused(other)), strict=True):
+        assert alike(one, two) or not (one.any() or two.any())
 
 
 def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,10 +212,7 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
             raise RuntimeError("out of memory")
 
     with_kernels(monkeypatch)
-    layers = built(lambda: Layer(True, "relu", F.linear, True))
-    for each in layers:
-        assert isinstance(each, Layer)
-        each.fuse()
+    layers = fused(built())
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         x = Fails.apply(inputs.requires_grad_())
@@ -241,11 +236,9 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
 
 
 def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = built(lambda: Layer(True, "relu", F.linear, True))
+    layers = built()
     assert not small_products(layers, 8)  # those are modules
-    for each in layers:
-        assert isinstance(each, Layer)
-        each.fuse()
+    fused(layers)
     monkeypatch.setattr(gpu_products, "kernels", lambda module: object())
     most = gpu_products.SMALLER // (WIDTH * INSIDE)
     assert len(small_products(layers, most)) == 2 * DEPTH

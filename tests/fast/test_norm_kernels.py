@@ -7,19 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.kernels import DEVICES, HALF
 from torch import Tensor
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
-
-
-@pytest.fixture
-def kernels(device: str) -> Any:
-    """The module of kernels: compiled on a GPU, interpreted on a CPU (tests/conftest.py)."""
-    pytest.importorskip("triton")
-    from deepstack.fast.gpu import norm_kernels
-
-    return norm_kernels
+KERNELS = "norm_kernels"
 
 
 def close(one: Tensor, two: Tensor, error: float = 2e-6) -> bool:

@@ -52,16 +52,18 @@ def read_buffer(scheme: Any) -> Any:
 
 
 def trained(folder: Path, replay: bool | str, steps: int = 12) -> tuple[dict[str, bytes], bool]:
-    config = small(model__scheme="late", train__eval_every=0, log__layers_every=0,
-                   runtime__replay=replay, train__steps=steps, runtime__device="cpu")  # fmt: skip
+    config = small(
+        model__scheme="late", model__depth=1, train__steps=steps, train__eval_every=0,
+        log__layers_every=0, runtime__replay=replay,
+    )  # fmt: skip
     run = deepstack.train(config, out=folder / str(replay))
     return data_of(run), run.meta["environment"]["replayed"]
 
 
 def test_a_scheme_that_declares_nothing_is_not_replayed(tmp_path: Path) -> None:
     define(set_attribute, read_attribute, static=False)
-    eager, _ = trained(tmp_path, False, steps=60)
-    chosen, replayed = trained(tmp_path, "auto", steps=60)
+    eager, _ = trained(tmp_path, False, steps=50)
+    chosen, replayed = trained(tmp_path, "auto", steps=50)
     assert not replayed
     assert chosen == eager
 

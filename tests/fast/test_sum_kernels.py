@@ -6,29 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.kernels import DEVICES, dtype_of
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-KINDS = ["float32", "half"]
-HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
-
-
-@pytest.fixture
-def kernels(device: str) -> Any:
-    """The module of kernels: compiled on a GPU, interpreted on a CPU (tests/conftest.py)."""
-    pytest.importorskip("triton")
-    from deepstack.fast.gpu import sum_kernels
-
-    return sum_kernels
+KERNELS = "sum_kernels"
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", KINDS)
+@pytest.mark.parametrize("precision", ["float32", "half"])
 @pytest.mark.parametrize("shape", [(7, 24), (130, 40), (300, 300)], ids=str)
 def test_the_gate_of_a_relu(
     shape: tuple[int, int], precision: str, device: str, kernels: Any
 ) -> None:
     torch.manual_seed(0)
-    kind = HALF[device] if precision == "half" else torch.float32
+    kind = dtype_of(precision, device)
     y = torch.relu(torch.randn(shape, device=device)).to(kind)
     dy = torch.randn(shape, device=device).to(kind)
     y[2, 3] = float("nan")
@@ -42,7 +32,7 @@ def test_the_gate_of_a_relu(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", KINDS)
+@pytest.mark.parametrize("precision", ["float32", "half"])
 @pytest.mark.parametrize("apart", [False, True], ids=["by_head", "by_place"])
 @pytest.mark.parametrize("shape", [(2, 3, 9, 8), (1, 2, 130, 16), (3, 40, 7, 8)], ids=str)
 def test_heads_side_by_side(
@@ -50,7 +40,7 @@ def test_heads_side_by_side(
 ) -> None:
     batch, heads, seq, head = shape
     torch.manual_seed(0)
-    kind = HALF[device] if precision == "half" else torch.float32
+    kind = dtype_of(precision, device)
     layout = (batch, seq, heads, head) if apart else shape
     parts = [torch.randn(layout, device=device).to(kind) for _ in range(3)]
     given = [part.transpose(1, 2) for part in parts] if apart else parts

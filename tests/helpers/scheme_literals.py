@@ -70,14 +70,19 @@ def hyper_connections(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
     return around_streams(p, stream, weights)
 
 
-def dense_former(p: Any, stream: Any) -> Any:
-    """Section 3: block i, then X_i = sum_j alpha_ij X_j, where alpha starts as (0, …, 0, 1)."""
+def dense_former(p: Any, stream: Any, k: int = 1, period: int = 1) -> Any:
+    """Section 3: block i, then X_i = sum_j alpha_ij X_j, where alpha starts as (0, …, 0, 1).
+
+    k x period, as Figure 5 draws it: every k-th, back from block i.
+    """
     x, outputs = stream
-    y = mixed = pre_ln(p, x)
+    y = pre_ln(p, x)
     outputs = (*outputs, y)
-    for w, one in zip(p.s.weights, outputs, strict=False):
-        mixed = mixed + w * one
-    return mixed, outputs
+    if p.l % period:
+        return y, outputs
+    read = [j for j in range(p.l + 1) if (p.l - j) % k == 0]
+    assert len(read) <= len(p.s.weights)
+    return y + sum(w * outputs[j] for w, j in zip(p.s.weights, read, strict=False)), outputs
 
 
 def attn_res(p: Any, stream: Any, blocks: int = 8) -> Any:

@@ -191,15 +191,3 @@ def test_one_that_gives_something_is_told_to_write_in_place() -> None:
         PluginError, match=r"own: .*test_constraints\.py:\d+: project gave .* place"
     ):
         build_model(config(), vocab_size=7)
-
-
-def test_one_of_other_arguments_is_refused_where_it_is_written() -> None:
-    with pytest.raises(
-        PluginError, match=r"project takes self; .*def project\(cls, role, matrices\)"
-    ):
-
-        class Own(Scheme, name="own", label="Own", paper="none"):
-            """x <- LN(x + G(x))."""
-
-            def project(self, role: str, matrices: Any) -> None:  # type: ignore[override]
-                pass

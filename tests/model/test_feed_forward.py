@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.gradients import assert_same_gradients
 from helpers.sampling import some
 from helpers.small_runs import data_of, small
 
@@ -63,25 +64,17 @@ def test_it_is_its_formula_there_and_back(name: str, gated: bool, bias: bool) ->
         | ({"w13_bias" if gated else "w1_bias", "w2_bias"} if bias else set())
     )
     inner, inner_bias = module.into()
-    x = torch.randn(2, 8, 12, requires_grad=True)
-    hidden = x @ inner.T + (0 if inner_bias is None else inner_bias)
-    if gated:
-        hidden = LITERAL[name](hidden[..., :20]) * hidden[..., 20:]
-    else:
-        hidden = LITERAL[name](hidden)
-    wanted = hidden @ module.w2.T + (0 if module.w2_bias is None else module.w2_bias)
-    towards = torch.randn_like(wanted)
-    names, leaves = zip(*module.named_parameters(), strict=True)
-    expected = torch.autograd.grad(wanted, (x, *leaves), towards)
-    for way in (module, fused_sublayer(module)):
-        found.banks.zero_gradients()
-        fresh = x.detach().requires_grad_()
-        y = way(fresh)
-        torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
-        y.backward(towards)
-        gradients = (fresh.grad, *(leaf.grad for leaf in leaves))
-        for key, ours, theirs in zip(("x", *names), gradients, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4, msg=key)
+
+    def formula(x: torch.Tensor) -> torch.Tensor:
+        hidden = x @ inner.T + (0 if inner_bias is None else inner_bias)
+        if gated:
+            hidden = LITERAL[name](hidden[..., :20]) * hidden[..., 20:]
+        else:
+            hidden = LITERAL[name](hidden)
+        return hidden @ module.w2.T + (0 if module.w2_bias is None else module.w2_bias)
+
+    for make in (lambda: module, lambda: fused_sublayer(module)):
+        assert_same_gradients(module, formula, make, torch.randn(2, 8, 12), atol=1e-4)
 
 
 def test_a_gate_starts_alike_whether_its_matrix_is_apart() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.scheme_literals import direction, ngpt
-from helpers.scheme_pieces import HEADS, TOKENS, D, built, perturbed, pieces
+from helpers.scheme_pieces import TOKENS, D, built, perturbed, pieces
 from helpers.small_runs import small, weights_of
 
 import deepstack
@@ -47,23 +47,6 @@ def test_a_gate_has_a_scale_of_its_own(bias: bool, apart: dict[str, Any]) -> Non
     v, u = (x @ w1.T + b1) * s_v * math.sqrt(D), (x @ w3.T + b3) * s_u
     expected = (u * F.silu(v)) @ module.w2.T + (module.w2_bias if bias else 0.0)
     torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_logits_are_cosines_of_what_is_scaled() -> None:
-    attention = perturbed("ngpt", 2).layers[0].attention
-    q, k, _ = attention.project(torch.randn(2, 6, D))
-    d_head = D // HEADS
-    s = attention.slots["q"].s * math.sqrt(D)  # (head, 1, d_head)
-    bare = attention.slots.copy()
-    attention.slots = {}
-    torch.manual_seed(0)
-    x = torch.randn(2, 6, D)
-    plain_q, plain_k, _ = attention.project(x)
-    attention.slots = bare
-    q, k, _ = attention.project(x)
-    found = q @ k.transpose(-1, -2) / math.sqrt(d_head)
-    scaled = (s * direction(plain_q)) @ (s * direction(plain_k)).transpose(-1, -2)
-    torch.testing.assert_close(found, math.sqrt(d_head) * scaled, rtol=1e-4, atol=1e-5)
 
 
 def test_the_stream_stays_on_the_sphere() -> None:

@@ -13,7 +13,7 @@ from helpers.scheme_pieces import built
 from helpers.small_runs import interrupted, rewrite_tensors, small
 
 import deepstack
-from deepstack.config import Config, config_hash, with_overrides
+from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.schemes import SCHEMES
@@ -69,14 +69,6 @@ def test_packed_q_k_v_start_at_the_deviation_of_one_wide_matrix(name: str, famil
         ratio = math.sqrt(0.5) if role in PACKED and role not in undone else 1.0
         for one, other in zip(tensors, packed[role], strict=True):
             torch.testing.assert_close(other, ratio * one)
-
-
-def test_separate_matrices_are_the_default_and_keep_the_hash() -> None:
-    assert Config().model.init.qkv == "separate"
-    explicit = with_overrides(Config(), {"model.init.qkv": "separate"})
-    assert config_hash(explicit) == config_hash(Config())
-    packed = with_overrides(Config(), {"model.init.qkv": "packed"})
-    assert config_hash(packed) != config_hash(Config())
 
 
 @pytest.mark.parametrize(

@@ -325,17 +325,6 @@ def test_admin_is_profiled_as_its_code_does() -> None:
             x = n[0](ratio * x + f)
 
 
-@pytest.mark.parametrize(
-    ("start", "value"),
-    [("log", math.sqrt(13 / math.log(13) - 1)), ("one", math.sqrt(12)), ("linear", 1.0)],
-)
-def test_admins_closed_forms(start: str, value: float) -> None:
-    model = built("admin", 6, model__scheme_options={"start": start})
-    model.calibrate(TOKENS)
-    for layer in model.model.layers:
-        assert layer.scheme.attention_omega.tolist() == pytest.approx([value] * D)
-
-
 @pytest.mark.parametrize("name", some(SCHEMES.names(), 3, 1))
 def test_snapshots_see_every_scheme(name: str, tmp_path: Path) -> None:
     run = deepstack.train(config(name, 4, train__steps=2, runtime__device="cpu"), out=tmp_path)

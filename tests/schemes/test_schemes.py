@@ -88,6 +88,8 @@ def test_options_choose_the_other_reading() -> None:
     sandwich_ln = SCHEMES["sandwich_ln"].configure({"start": "plain"})
     assert {sandwich_ln.gain(role, 1, 50) for role in IN_LAYERS} == {1.0}
     assert SCHEMES["b2t"].configure({"rescale": True}).gain("q", 2, 16) == 0.25
+    hyper_connections = SCHEMES["hyper_connections"].configure({"output_gain": 2.0})
+    assert [hyper_connections.gain(role, 1, 5) for role in ("v", "o", "w2")] == [1, 2, 2]
     for p in (0.0, 0.3, 0.5):  # on the curve 2N (v² + w²) / alpha² = 1
         power = SCHEMES["deepnorm_power"].configure({"power": p})
         alpha, beta = power.alpha(50), power.beta(50)
@@ -117,14 +119,30 @@ def test_learning_rates_under_sgd(name: str, power: float) -> None:
     assert optim("head") == (1.0, 1.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("depth", "options", "value"),
-    [(18, {}, 0.1), (19, {}, 1e-5), (24, {}, 1e-5), (25, {}, 1e-6), (6, {"start": 0.3}, 0.3)],
-)
-def test_layer_scale_starts_by_depth(depth: int, options: dict[str, float], value: float) -> None:
-    state = built("layer_scale", depth, model__scheme_options=options).banks.state()
-    for part in ("attention", "feed_forward"):
-        assert (state[f"encoder.layers.scheme.{part}_scale"] == torch.tensor(value)).all()
+STARTS: list[tuple[str, int, dict[str, Any], str, float]] = [
+    *(("layer_scale", N, {}, "_scale", s) for N, s in ((18, 0.1), (19, 1e-5), (24, 1e-5))),
+    ("layer_scale", 25, {}, "_scale", 1e-6),
+    ("layer_scale", 6, {"start": 0.3}, "_scale", 0.3),
+    ("mv_split", 2, {}, "_mean", 0.0),
+    ("mv_split", 2, {"mean": 0.5}, "_mean", 0.5),
+    ("mv_split", 2, {"mean": 0.5}, "_centred", 0.03),
+    ("x0_lambdas", 2, {"start": 0.1}, ".s", 0.1),
+    ("res_post_norm", 2, {"start": 0.25}, "_norms.0.gain", 0.25),
+    ("admin", 6, {"start": "log"}, "_omega", math.sqrt(13 / math.log(13) - 1)),
+    ("admin", 6, {"start": "one"}, "_omega", math.sqrt(12)),
+    ("admin", 6, {"start": "linear"}, "_omega", 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "depth", "options", "ending", "value"), STARTS)
+def test_trained_values_start_where_options_and_depth_say(
+    name: str, depth: int, options: dict[str, Any], ending: str, value: float
+) -> None:
+    model = built(name, depth, model__scheme_options=options)
+    model.calibrate(TOKENS)
+    state = model.banks.state().items()
+    starts = [values for key, values in state if ".scheme." in key and key.endswith(ending)]
+    assert starts and all((values == torch.tensor(value)).all() for values in starts)
 
 
 @pytest.mark.parametrize(
@@ -169,36 +187,15 @@ def test_initial_standard_deviations(name: str, depth: int, fan: str, distributi
                         assert row.abs().max().item() <= math.sqrt(3) * wanted * 1.000001
 
 
-@pytest.mark.parametrize("name", ["post_ln", "pre_ln"])
-def test_schemes_without_coefficients(name: str) -> None:
-    scheme = SCHEMES[name]
-    assert scheme.alpha(100) is None and scheme.beta(100) is None
-    assert {scheme.gain(role, 3, 100) for role in IN_LAYERS} == {1.0}
-    assert scheme.final_norm is (name == "pre_ln")
+def test_a_class_method_receives_the_configuration_if_it_names_it() -> None:
+    class Wide(SCHEMES["post_ln"], name="wide", label="Wide", paper="none"):  # type: ignore[misc]
+        """x <- LN(x + G(x)), matrices start at 1/d_model."""
 
+        @classmethod
+        def gain(cls, role: str, layer: int, depth: int, *, config: Any) -> float:
+            return 1 / config.model.d_model
 
-@pytest.mark.parametrize("name", sorted(set(SCHEMES.names()) - {"deepnorm_runtime_beta"}))
-def test_beta_appears_in_no_forward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = built(name, 6).model
-    before = model(TOKENS)
-    monkeypatch.setattr(SCHEMES[name], "beta", classmethod(lambda cls, depth: 1e9))
-    assert torch.equal(model(TOKENS), before)
-
-
-def test_deepnorm_with_coefficients_of_one_is_post_ln_bit_for_bit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    deepnorm = SCHEMES["deepnorm"]
-    monkeypatch.setattr(deepnorm, "alpha", classmethod(lambda cls, depth, **_: 1.0))
-    monkeypatch.setattr(deepnorm, "beta", classmethod(lambda cls, depth, **_: 1.0))
-    outputs, gradients = [], []
-    for name in ("post_ln", "deepnorm"):
-        model = built(name, 6)
-        outputs.append(model.model(TOKENS))
-        F.cross_entropy(outputs[-1].flatten(0, 1), TOKENS.flatten()).backward()
-        gradients.append(torch.cat([bank.gradients().flatten() for bank in model.banks]))
-    assert torch.equal(*outputs)
-    assert torch.equal(*gradients)
+    assert built("wide", 2).schemes["encoder"].gain("v", 1) == 1 / D
 
 
 DEEP = [

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.scheme_pieces import HEADS, TOKENS, D, Pieces, built, perturbed, pieces
+from helpers.scheme_pieces import TOKENS, D, Pieces, built, perturbed, pieces
 
 from deepstack.errors import ConfigError
-from deepstack.model import generate
 
 One = Callable[[torch.Tensor], torch.Tensor]
 
@@ -78,28 +77,6 @@ def test_learnable_coefficients_start_at_a_half_and_are_trained() -> None:
         assert bool(slot.of_first.grad) == bool(slot.of_own.grad) == (l > 1)
 
 
-def test_a_model_that_shares_its_values_does_not_read_the_other_w_v() -> None:
-    model = perturbed("res_former", 4, model__scheme_options={"first": 1.0, "own": 0.0})
-    before = model.hidden(TOKENS)
-    with torch.no_grad():
-        for layer in model.layers[1:]:
-            layer.attention.qkv[2 * D :].normal_()
-    assert torch.equal(model.hidden(TOKENS), before)
-
-
-@pytest.mark.parametrize("options", [{}, {"learnable": True}, {"last": 2}], ids=str)
-def test_values_of_a_position_are_mixed_once_where_positions_come_one_by_one(
-    options: dict[str, Any],
-) -> None:
-    changes = {"model__family": "decoder", "model__scheme_options": options}
-    model = perturbed("res_former", 4, **changes)
-    said = generate(model, TOKENS[:, :2], 4)
-    shown = TOKENS[:, :2]
-    for _ in range(4):
-        shown = torch.cat([shown, model(shown)[:, -1:].argmax(-1)], dim=1)
-    assert torch.equal(said, shown[:, 2:])
-
-
 def test_value_residuals_drop_attention_weights_as_pre_ln_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -129,14 +106,6 @@ def test_the_stream_is_cut_into_equal_parts() -> None:
         built("frac_connections", 2, model__scheme_options={"fractions": 5})
 
 
-def test_one_part_is_one_stream_of_hyper_connections() -> None:
-    """Both start alike, and so do their parameters' names: here they are moved alike."""
-    whole = perturbed("frac_connections", 4, model__scheme_options={"fractions": 1})
-    one = perturbed("hyper_connections", 4, model__scheme_options={"streams": 1})
-    ours, theirs = whole.hidden(TOKENS), one.hidden(TOKENS)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["frac_connections", "hyper_connections"])
 def test_mixed_streams_are_not_rounded_under_autocast(name: str) -> None:
     model = built(name, 6).model
@@ -162,32 +131,6 @@ def test_layers_grow_in_one_after_the_other_and_end_as_pre_ln() -> None:
     torch.testing.assert_close(slow.model.hidden(TOKENS), pre_ln.model.hidden(TOKENS))
 
 
-def test_the_embedding_comes_in_again_before_every_layer() -> None:
-    """With silent sublayers and r = 1, layer l gives (1 + l s) LN(x_0)."""
-    model = built("x0_lambdas", 3, model__scheme_options={"start": 0.1}).model
-    with torch.no_grad():
-        for layer in model.layers:
-            layer.attention.o.zero_(), layer.feed_forward.w2.zero_()
-    x = model.start(TOKENS)
-    normed = torch.layer_norm(x, (D,), eps=1e-5)
-    for l, (now, first) in enumerate(model.last.stream(x)):
-        assert torch.equal(first, normed)
-        torch.testing.assert_close(now, (1 + l / 10) * normed)
-
-
-def test_one_of_two_streams_is_a_plain_sum() -> None:
-    """y_N = x_0 + sum of u, as in Pre-LN, while x is normed on its way."""
-    model = perturbed("siamese_norm", 4)
-    given: list[torch.Tensor] = []
-    for layer in model.layers:
-        for module in layer.modules_in_order():
-            module.register_forward_hook(lambda _, inputs, output: given.append(output))
-    x = model.start(TOKENS)
-    *_, (now, y) = model.last.stream(x)
-    torch.testing.assert_close(y, x + sum(given))
-    assert now.norm() < y.norm()
-
-
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_siamese_norm_has_no_parameter_without_use(family: str) -> None:
     """Six norms in each layer, and three at the end of the stack."""
@@ -201,47 +144,3 @@ def test_siamese_norm_has_no_parameter_without_use(family: str) -> None:
     for bank in one.banks:
         used = bank.gradients().flatten(1).any(dim=1)
         assert used.all() or bank.key.startswith("head"), bank.key
-
-
-def test_means_and_what_differs_from_them_are_scaled_apart() -> None:
-    """b = a = 0 leaves LN(x); b = a = 1 puts the branch's mean in the place of the stream's."""
-    x = torch.randn(2, 6, D)
-    model = perturbed("mv_split", 2)
-    layer = model.layers[0]
-    scheme = layer.scheme
-    apart = [scheme.attention_mean, scheme.attention_centred]
-    found = []
-    for value in (0.0, 1.0):
-        with torch.no_grad():
-            [vector.fill_(value) for vector in apart]
-            a, b = apart
-            found.append(scheme.residual(x, layer.attention, lambda z: z, mean=a, centred=b))
-    assert torch.equal(found[0], x)
-    g = layer.attention(x)
-    centred = x - x.mean(1, keepdim=True)
-    torch.testing.assert_close(found[1], centred + g)
-
-
-def test_the_vectors_of_mv_split_start_where_they_are_told() -> None:
-    usual, other = built("mv_split", 2), built("mv_split", 2, model__scheme_options={"mean": 0.5})
-    for found, mean in ((usual, 0.0), (other, 0.5)):
-        state = found.banks.state()
-        for part in ("attention", "feed_forward"):
-            assert (state[f"encoder.layers.scheme.{part}_mean"] == mean).all()
-            centred = state[f"encoder.layers.scheme.{part}_centred"]
-            torch.testing.assert_close(centred, torch.full_like(centred, 0.03))
-
-
-@pytest.mark.parametrize("name", ["res_former", "real_former"])
-def test_what_is_handed_on_is_of_the_layer_s_heads(name: str) -> None:
-    model = built(name, 3).model
-    *_, (_, handed) = model.last.stream(model.start(TOKENS))
-    assert handed.shape[:2] == (2, HEADS)
-
-
-def test_matrices_apart_give_the_same_values() -> None:
-    """W_v as a parameter of its own, which an optimizer may treat apart."""
-    apart = built("res_former", 3, train__lr_factors={"v": 0.5})
-    torch.testing.assert_close(
-        apart.model.hidden(TOKENS), built("res_former", 3).model.hidden(TOKENS)
-    )

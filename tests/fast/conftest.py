@@ -1,0 +1,15 @@
+"""Shared by the tests of kernels for a GPU."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def kernels(request: pytest.FixtureRequest) -> Any:
+    """The module that a test file names `KERNELS`: compiled on a GPU, interpreted on a CPU."""
+    pytest.importorskip("triton")
+    return import_module(f"deepstack.fast.gpu.{request.module.KERNELS}")
