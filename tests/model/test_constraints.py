@@ -54,7 +54,7 @@ def own() -> Any:
 
 def config(**more: Any) -> Any:
     usual = {"model__scheme": "own", "model__depth": 3, "runtime__device": "cpu"}
-    return small(**(usual | {"train__steps": 6, "train__lr": 0.01} | more))
+    return small(**(usual | {"train__steps": 4, "train__lr": 0.01} | more))
 
 
 def norms_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
