@@ -18,10 +18,10 @@ from deepstack.records import Inspection, Run, RunFolder
 from deepstack.training import Observer, checkpoint
 from deepstack.training import run as training_run
 
-LOGS = ("steps.csv", "evals.csv", "timing.csv", "attribution.csv", "first_order.csv")
+LOGS = ("steps.csv", "evals.csv", "timing.csv", "attribution.csv")
 CONFIG = small(
     model__depth=1, model__d_model=8, train__steps=8, log__layers_every=0,
-    log__attribution_every=4, log__first_order=True,
+    log__attribution_every=4,
 )  # fmt: skip
 
 
