@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from deepstack.records.files import LARGE, open_file, parse_object, trouble
+from deepstack.records.files import open_file, parse_object, trouble
 from deepstack.records.folder import RunFolder
 
 CHECKSUMS = "checksums.json"
 STATUS = "status.json"
 STATE = "state.json"
+LARGEST_JSON = 2**26  # bytes
 # log.txt and .lock record what people and processes did; they are no results.  status.json holds
 # the sha256 of checksums.json, which in turn holds one of the rest of status.json.
 DATA = (
@@ -24,7 +25,7 @@ DATA = (
 
 
 def sha256(path: Path) -> str:
-    """Return the sha256 of a file in hexadecimal.  Raises OSError for a sparse one."""
+    """Return the sha256 of a file in hexadecimal."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -91,7 +92,7 @@ def write_end(
 def status_sum(status: Mapping[str, Any]) -> str:
     """Return the sha256 of status.json's values without that of checksums.json.
 
-    Required by test_a_flipped_bit_of_how_a_run_diverged_is_noticed.
+    Required by test_a_change_of_a_finished_run_is_named.
     """
     values = {key: value for key, value in status.items() if key != "checksums"}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -108,4 +109,4 @@ def mapping(path: Path) -> dict[str, Any]:
 
     Raises OSError if it is not a regular file or is too large, ValueError if it is not an object.
     """
-    return parse_object(plain_file(path, LARGE).read_bytes())
+    return parse_object(plain_file(path, LARGEST_JSON).read_bytes())

@@ -30,9 +30,6 @@ PATIENCE_SECONDS = 0.6
 # Do not follow a link (its target would be overwritten), do not wait for a pipe.
 _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-# Files of more bytes are checked for holes before they are read.
-LARGE = 2**26
-
 # Errors that more space on the disk may cure; libraries such as safetensors give no number.
 _OF_SPACE = (None, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
@@ -80,42 +77,14 @@ def parse_object(data: bytes) -> dict[str, Any]:
 def open_file(path: Path) -> BufferedReader:
     """Open a file to read it; raises OSError, and ResourceError if it is not a regular file."""
     file = open(path, "rb", opener=_open_at_once)
-    try:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ResourceError(f"{path}: found something that is no file; it is not read")
-        _refuse_sparse(path, file.fileno())
-    except BaseException:
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise
+        raise ResourceError(f"{path}: found something that is no file; it is not read")
     return file
 
 
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _refuse_sparse(path: Path, descriptor: int) -> None:
-    """Raise OSError for a large file of which the disk holds less than half.
-
-    It takes no space and hours to read; deepstack itself writes every byte of its files.
-    Required by test_a_terabyte_of_another_file_is_refused.
-    """
-    size = os.fstat(descriptor).st_size
-    if size <= LARGE:
-        return
-    held = end = 0
-    while end < size:
-        try:
-            start = os.lseek(descriptor, end, os.SEEK_DATA)
-            end = os.lseek(descriptor, start, os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # no data behind `end`
-                break
-            return  # this file system cannot list holes
-        held += end - start
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    if 2 * held < size:
-        raise OSError(f"{path.name} has {size:,} bytes, of which the disk holds {held:,}")
 
 
 def sync_folder(path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from deepstack.errors import ConfigError, LockedError, NothingMatchedError
 from deepstack.records.files import describe_holder, sync_folder, trouble
 from deepstack.records.folder import RunFolder
+from deepstack.records.published import refuse_published
 from deepstack.records.run import RESULTS, find_runs
 
 TRASH = ".trash"
@@ -95,6 +96,7 @@ def _check_path(path: Path, out: Path) -> tuple[Path, Path]:
             f"{path} is not below {out}; allowed a run or a study there, or give its folder "
             "of results with --out"
         )
+    refuse_published(real)
     relative = real.relative_to(root)
     if real.is_symlink():
         raise ConfigError(f"{path} is a symbolic link; allowed a folder of its own")

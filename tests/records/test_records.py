@@ -1,12 +1,10 @@
 """Run folders: what is on disk after anything, and what is read back."""
 
-import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.record_runs import COLUMNS, ROWS, make_run, python
+from helpers.record_runs import COLUMNS, ROWS, make_run
 
 from deepstack.errors import DifferenceError, ResourceError
 from deepstack.records import (
@@ -83,18 +81,6 @@ def test_resume_after_a_cut_at_every_byte_gives_the_same_file(
         checkpoint = max(whole_rows - 2, -1)
         write_rows(path, [row for row in ROWS if row[0] > checkpoint], checkpoint)
         assert path.read_bytes() == reference, cut
-
-
-def test_every_write_leaves_a_prefix(tmp_path: Path, reference: bytes) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_bytes(reference[:-5])
-    sizes = [path.stat().st_size]
-    with AppendLog(path, COLUMNS, 4) as log:
-        for row in ROWS[4:]:
-            log.write(dict(zip(COLUMNS, row, strict=True)))
-            assert reference.startswith(path.read_bytes())
-            sizes.append(path.stat().st_size)
-    assert sizes == sorted(sizes)
 
 
 @pytest.mark.parametrize("torn", [0, 3])
@@ -194,54 +180,6 @@ def test_errors_of_the_system_name_file_and_cause(tmp_path: Path) -> None:
 
 
 # --- files that are replaced ---------------------------------------------------------------
-
-
-def test_replacing_syncs_the_file_then_renames_then_syncs_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_run(tmp_path / "run")
-    calls: list[str] = []
-    sync, rename = os.fsync, os.replace
-
-    def record_sync(descriptor: int) -> None:
-        calls.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
-        sync(descriptor)
-
-    def record_rename(*paths: str) -> None:
-        calls.append("rename")
-        rename(*paths)
-
-    monkeypatch.setattr(os, "fsync", record_sync)
-    monkeypatch.setattr(os, "replace", record_rename)
-    folder.write_status("done", 4)
-    assert calls == ["file", "rename", "folder"]
-
-
-REWRITER = """
-import sys
-from deepstack.records import RunFolder
-folder = RunFolder(sys.argv[1])
-step = 0
-while True:
-    step += 1
-    folder.write_status("running", step, padding="x" * 20000)
-"""
-
-
-def test_a_reader_never_sees_half_a_file_and_a_kill_leaves_a_whole_one(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    process = python(REWRITER, folder.path)
-    seen = set()
-    end = time.monotonic() + 10
-    while time.monotonic() < end and len(seen) < 30:
-        status = folder.read_status()
-        if status:
-            assert len(status["padding"]) == 20000
-            seen.add(status["step"])
-    process.kill()
-    process.communicate()
-    assert len(seen) >= 3
-    assert folder.read_status()["step"] >= max(seen)
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"state": "done"', "\x00"])

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.skipif(bool(storage_calls.MISSING), reason=storage_call
 
 Trials = Callable[[Harness], Iterator[str]]
 FEW: dict[str, Trials] = {
-    "kills": lambda harness: trials.kills(harness, every=160),
-    "kills at the end": lambda harness: trials.kills_at_the_end(harness, 20),
+    "kills": lambda harness: trials.kills(harness, every=240),
+    "kills at the end": lambda harness: trials.kills_at_the_end(harness, 30),
     "random kills": lambda harness: trials.random_kills(harness, 2),
-    "refusals": lambda harness: trials.refusals(harness, 150, kinds=trials.REFUSALS[1:3]),
-    "power cuts": lambda harness: trials.power_cuts(harness, every=180),
+    "refusals": lambda harness: trials.refusals(harness, 250, kinds=trials.REFUSALS[1:3]),
+    "power cuts": lambda harness: trials.power_cuts(harness, every=300),
 }
 MANY: dict[str, Trials] = {
     "all kills": trials.kills,

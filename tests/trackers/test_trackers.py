@@ -20,6 +20,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from helpers.command_line import typed
+from helpers.record_runs import make_run
 from helpers.small_runs import interrupted
 
 import deepstack
@@ -68,11 +69,12 @@ def test_scalars_are_those_of_the_run(runs: dict[str, Run]) -> None:
     assert len(keys) <= 3 * len(run.layer_names())
 
 
-def test_heat_maps_show_values_of_layers_and_steps(runs: dict[str, Run]) -> None:
-    maps = {key: (step, png) for key, step, png in heat_maps(runs["done"])}
-    assert f"layers/{runs['done'].layer_names()[0]}" in maps
-    step, png = maps["layers/grad_norm"]
-    assert step == 12 and matplotlib.image.imread(io.BytesIO(png)).shape == (350, 600, 4)
+def test_heat_maps_show_values_of_layers_and_steps(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    folder.write_layers({"a": np.ones((2, 3)), "b": np.full((2, 3), np.nan)}, [0, 12])
+    ((key, step, png),) = heat_maps(Run(folder.path))
+    assert (key, step) == ("layers/a", 12)
+    assert matplotlib.image.imread(io.BytesIO(png)).shape == (350, 600, 4)
     values = np.array([[1.0, 10.0], [math.nan, 1000.0]])
     pixels = matplotlib.image.imread(io.BytesIO(heat_map("x", np.array([0, 5]), values)))
     top, bottom = pixels[80, [150, 400], :3], pixels[250, [150, 400], :3]
