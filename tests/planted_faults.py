@@ -81,7 +81,7 @@ FAULTS = (
     ),
     Fault(
         "first_override_wins", "config",
-        "settings |= more", "settings = more | settings",
+        "settings |= override.settings", "settings = override.settings | settings",
         "config/test_sweep_files.py::"
         "test_zipped_keys_go_together_excluded_cells_are_left_out_and_overrides_hold",
     ),
@@ -97,7 +97,7 @@ FAULTS = (
     ),
     Fault(
         "unigram_of_held_out_text", "tasks",
-        "frequencies = smoothed_frequencies(train)", "frequencies = smoothed_frequencies(held)",
+        "padded(count_tokens([train])", "padded(count_tokens([held])",
         "tasks/test_tasks_text.py::test_the_unigram_entropy_is_the_held_out_cross_entropy",
     ),
     Fault(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import (
     BeforeValidator,
     Field,
-    field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from deepstack.config.section import (
     Fraction,
@@ -19,6 +17,7 @@ from deepstack.config.section import (
     Section,
     as_dict,
     divisor_of,
+    unused_at_zero,
     unused_without,
 )
 
@@ -137,25 +136,9 @@ class Model(Section):
         decoder_attention={"model.family": ("encoder_decoder",)},
     )
 
-    @field_validator("grow")
-    @classmethod
-    def _growth_needs_a_start(cls, grow: str | None, info: Any) -> str | None:
-        if grow and info.data.get("start") is None:
-            text = f"found {grow}, unused under model.start=null; allowed null, or a model.start"
-            raise PydanticCustomError("relation", text)
-        return grow
-
+    _check_growth = unused_at_zero(grow="model.start")
     _check_unique = divisor_of("unique_layers", "model.depth", "model.decoder_depth")
-
-    @field_validator("n_heads")
-    @classmethod
-    def _heads_divide_width(cls, n_heads: int, info: Any) -> int:
-        d_model = info.data.get("d_model")
-        if d_model is not None and d_model % n_heads:
-            divisors = [str(h) for h in range(1, min(d_model, 1024) + 1) if d_model % h == 0]
-            text = f"found {n_heads}; allowed a divisor of model.d_model = {d_model}: "
-            raise PydanticCustomError("relation", text + ", ".join(divisors))
-        return n_heads
+    _check_heads = divisor_of("n_heads", "model.d_model")
 
     @model_validator(mode="after")
     def _resolve_d_ff(self) -> Model:

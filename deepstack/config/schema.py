@@ -29,6 +29,7 @@ from deepstack.config.section import (
     as_dict,
     as_tuple,
     divisor_of,
+    unused_at_zero,
     unused_without,
 )
 from deepstack.notebook import html_table
@@ -191,17 +192,11 @@ class Log(Section):
     first_order: bool = False
     """Whether the same is recorded of the linearised model too: a forward-mode pass for each."""
 
-    @field_validator("first_order", "stream_update", "noise_scale")
-    @classmethod
-    def _is_of_a_record(cls, chosen: bool, info: Any) -> bool:
-        every = {"first_order": "attribution_every"} | dict.fromkeys(
-            ("stream_update", "noise_scale"), "layers_every"
-        )
-        key = every[info.field_name]
-        if chosen and info.data.get(key) == 0:
-            text = f"found true, unused under log.{key}=0; allowed false, or another log.{key}"
-            raise PydanticCustomError("relation", text)
-        return chosen
+    _check_use = unused_at_zero(
+        first_order="log.attribution_every",
+        stream_update="log.layers_every",
+        noise_scale="log.layers_every",
+    )
 
     @field_validator("noise_scale")
     @classmethod

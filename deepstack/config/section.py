@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from pydantic import (
@@ -85,6 +86,24 @@ def unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
     return field_validator(*rules)(classmethod(check))
 
 
+def unused_at_zero(**keys: str) -> Any:
+    """Return a validator that allows fields only their default if another key is 0 or null.
+
+    keys: for each field, the other key of its section.
+    """
+
+    def check(section: type[BaseModel], value: Any, info: Any) -> Any:
+        key, usual = keys[info.field_name], section.model_fields[info.field_name].default
+        other = info.data.get(key.rpartition(".")[2], True)
+        if value != usual and (other is None or other == 0):
+            shown, other, usual = (json.dumps(v).strip('"') for v in (value, other, usual))
+            text = f"found {shown}, unused under {key}={other}; allowed {usual}, or another {key}"
+            raise PydanticCustomError("relation", text)
+        return value
+
+    return field_validator(*keys)(classmethod(check))
+
+
 def divisor_of(field: str, *keys: str) -> Any:
     """Return a validator that allows a field only divisors of the settings at some keys."""
 
@@ -92,7 +111,9 @@ def divisor_of(field: str, *keys: str) -> Any:
         for key in keys:
             total = info.data.get(key.rpartition(".")[2])
             if value and total and total % value:
-                text = f"found {value}; allowed a divisor of {key} = {total}"
+                divisors = [str(n) for n in range(1, min(total, 1024) + 1) if total % n == 0]
+                text = f"found {value}; allowed a divisor of {key} = {total}: "
+                text += ", ".join(divisors)
                 raise PydanticCustomError("relation", text)
         return value
 

@@ -91,7 +91,8 @@ def suggest_value(value: object, schema: Schema) -> str | None:
     if isinstance(value, list | dict):
         return None
     options = list(alternatives(schema))
-    if schema.get("type") == "array" and "maxItems" not in schema:
+    is_list = schema.get("type") == "array" and "maxItems" not in schema
+    if is_list and value is not None:
         return f"[{value}]"
     return (
         _suggest_number(value, options)

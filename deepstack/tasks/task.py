@@ -77,18 +77,12 @@ class Task:
                 f"task {self.name!r}: found vocab_size={size!r}; allowed an integer >= 2, tokens "
                 "are 0 to vocab_size - 1"
             )
-        if not isinstance(self.seed, int) or not callable(self.draw):
-            raise PluginError(
-                f"task {self.name!r}: found {type(self.seed).__name__} for seed and "
-                f"{type(self.draw).__name__} for draw; write Task(name, vocab_size, seed, draw), "
-                "draw a function"
-            )
         try:
             inspect.signature(self.draw).bind(None, 2, True)
         except TypeError as error:
             raise PluginError(
-                f"task {self.name!r}: {place_of(self.draw)}{error}; write "
-                "draw(random, batch_size, held_out)"
+                f"task {self.name!r}: {place_of(self.draw)}{error}; write Task(name, vocab_size, "
+                "seed, draw) with a function draw(random, batch_size, held_out)"
             ) from None
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
@@ -189,16 +183,14 @@ def task(name: str) -> Callable[[AnyTaskFunction], AnyTaskFunction]:
         if not (function.__doc__ or "").strip():
             raise PluginError(f"task {name!r}: its function needs a docstring; lists show it")
         parameters = inspect.signature(function).parameters
-        for required in ("seq_len", "seed"):
-            if required not in parameters:
-                raise PluginError(f"task {name!r}: its function needs a parameter {required!r}")
+        if not {"seq_len", "seed"} <= parameters.keys():
+            raise PluginError(f"task {name!r}: its function needs the parameters seq_len and seed")
         for key, parameter in parameters.items():
-            if parameter.kind is not parameter.KEYWORD_ONLY:
-                raise PluginError(f"task {name!r}: parameter {key!r} must be keyword-only")
             incomplete = parameter.empty in (parameter.annotation, parameter.default)
-            if incomplete and key not in _GIVEN:
+            if parameter.kind is not parameter.KEYWORD_ONLY or (incomplete and key not in _GIVEN):
                 raise PluginError(
-                    f"task {name!r}: option {key!r} needs a type annotation and a default"
+                    f"task {name!r}: parameter {key!r} must be keyword-only; an option also needs "
+                    "a type annotation and a default"
                 )
         if "family" in parameters and not get_args(get_type_hints(function)["family"]):
             raise PluginError(

@@ -105,9 +105,10 @@ def tokens(
     if path is None:
         raise refusal("found null; give a file, a folder or a pattern such as data/*.bin")
     reader = Reader(family, seq_len, mask_rate, mask_split, span)
-    corpus = read_corpus(
-        Sources(path, held_out_path, held_out, layout, tokenizer, end_token, column, encoding)
-    )
+    if tokenizer is None and end_token is not None:
+        raise refusal(f"found {end_token!r} without task.tokenizer", "task.end_token")
+    library = Tokenizer(tokenizer, end_token) if tokenizer else None
+    corpus = read_corpus(path, held_out_path, held_out, Reading(layout, library, column, encoding))
     vocabulary, decodes = corpus.vocabulary(vocab_size), family == "decoder"
     sides = []
     for side, parts in (("training", corpus.train), ("held-out", corpus.held)):
@@ -134,30 +135,6 @@ def tokens(
         bytes_per_token=corpus.data.get("held_out_bytes_per_token") if decodes else None,
         keep=corpus,
     )
-
-
-@dataclass(frozen=True)
-class Sources:
-    """The options with which files become training and held-out tokens."""
-
-    path: str
-    held_out_path: str | None
-    held_out: float
-    layout: Layout
-    tokenizer: str | None
-    end_token: str | None
-    column: str | None
-    encoding: str
-
-    def identities(self) -> list[object]:
-        """Return a value that changes when one of the files does.  Raises ConfigError."""
-        states: list[object] = []
-        for name in ("path", "held_out_path", "tokenizer"):
-            path, key = getattr(self, name), f"task.{name}"
-            if path is not None:
-                with refusing(path, key):
-                    states.append(identity(find_files(path, key)[1]))
-        return states
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,23 +164,26 @@ _CORPORA: WeakValueDictionary[object, TokenCorpus] = WeakValueDictionary()
 """The corpora that tasks of this process hold, so that runs of several seeds share one."""
 
 
-def read_corpus(sources: Sources) -> TokenCorpus:
+def read_corpus(
+    path: str, held_out_path: str | None, held_out: float, reading: Reading
+) -> TokenCorpus:
     """Read and count training and held-out tokens.  Raises ConfigError."""
-    key = (sources, *sources.identities())
+    held_reading = replace(reading, key="task.held_out_path")
+    states = [file_states(path, reading)]
+    if held_out_path is not None:
+        states.append(file_states(held_out_path, held_reading))
+    library = reading.tokenizer
+    tokenizer = (library.name, library.sha256, *library.end) if library else None
+    key = (path, held_out_path, held_out, replace(reading, tokenizer=None), tokenizer, *states)
     if (known := _CORPORA.get(key)) is not None:
         return known
-    if sources.tokenizer is None and sources.end_token is not None:
-        raise refusal(f"found {sources.end_token!r} without task.tokenizer", "task.end_token")
-    library = Tokenizer(sources.tokenizer, sources.end_token) if sources.tokenizer else None
-    reading = Reading(sources.layout, library, sources.column, sources.encoding)
-    files = read_tokens(sources.path, reading)
+    files = read_tokens(path, reading)
     data: dict[str, Any] = {"name": files.name, "bytes": files.bytes}
     digests = [files.sha256]
-    if sources.held_out_path is None:
-        train, held = split(files.parts, sources.held_out)
+    if held_out_path is None:
+        train, held = split(files.parts, held_out)
     else:
-        held_reading = replace(reading, key="task.held_out_path")
-        other = read_tokens(sources.held_out_path, held_reading)
+        other = read_tokens(held_out_path, held_reading)
         train, held = files.parts, other.parts
         data["held_out_name"] = other.name
         digests.append(other.sha256)
@@ -223,6 +203,12 @@ def read_corpus(sources: Sources) -> TokenCorpus:
     data["sha256"] = joint_sha256(digests)
     corpus = _CORPORA[key] = TokenCorpus(train, held, *counts, data, library)
     return corpus
+
+
+def file_states(path: str, reading: Reading) -> tuple[object, ...]:
+    """Return a value that changes when one of the files does.  Raises ConfigError."""
+    with refusing(path, reading.key):
+        return identity(find_files(path, reading.key)[1])
 
 
 def split(parts: Sequence[Part], held_out: float) -> tuple[list[Part], list[Part]]:

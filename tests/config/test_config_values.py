@@ -37,14 +37,7 @@ def test_scalars_are_those_of_yaml_1_2(written: str, value: Any) -> None:
 
 
 def test_an_empty_file_is_a_config() -> None:
-    for text in (
-        "",
-        "# nothing\n",
-        "---\n",
-        "\ufeff",
-        "model:\n  # depth: 6\n",
-        "train: {lr_factors: }",
-    ):
+    for text in ("", "# no\n", "---\n", "\ufeff", "model:\n  # depth: 6\n", "train: {muon: }"):
         assert conf.parse_config(text) == conf.Config()
     assert conf.Config().model.d_ff == 256
 
@@ -57,20 +50,10 @@ def test_text_with_crlf_and_bom_is_read() -> None:
 
 
 def test_overrides_win_and_the_last_of_them() -> None:
-    read = conf.parse_config(
-        "seed: 1\nmodel: {depth: 6}\n",
-        overrides=[
-            "seed=2",
-            "seed=3",
-            "model.depth=48",
-            "train.lr_factors.q=0.5",
-            "train.betas=[0.5, 0.6]",
-            "train.clip=null",
-            "task.path=a: b #c",
-            "model.scheme_options={order: 2}",
-            "name='yes'",
-        ],
-    )
+    overrides = ["seed=2", "seed=3", "model.depth=48", "train.lr_factors.q=0.5", "train.clip=null"]
+    overrides += ["train.betas=[0.5, 0.6]", "task.path=a: b #c", "name='yes'"]
+    overrides += ["model.scheme_options={order: 2}"]
+    read = conf.parse_config("seed: 1\nmodel: {depth: 6}\n", overrides=overrides)
     assert (read.seed, read.model.depth, read.train.lr_factors) == (3, 48, {"q": 0.5})
     assert (read.train.betas, read.train.clip) == ((0.5, 0.6), None)
     assert read.task.options() == {"path": "a: b #c"}
@@ -247,34 +230,10 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
         for key, value in section["properties"].items():
             if not value.keys() & {"$ref", "allOf"}:
                 assert value.get("description", "").endswith((".", "?")), (name, key)
-    assert set(sections()) == {
-        "",
-        "model",
-        "model.norm",
-        "model.init",
-        "task",
-        "train",
-        "train.muon",
-        "log",
-        "runtime",
-    }
-    assert set(conf.values(conf.Config())) == set(keys()) - {
-        "model.scheme_options",
-        "train.lr_factors",
-        "train.lr_exponents",
-    }
-
-
-SECTIONS = (
-    conf.Model, conf.Norm, conf.Init, conf.Task, conf.Train, conf.Muon, conf.Log, conf.Runtime,
-)  # fmt: skip
-
-
-def test_every_key_has_a_description_in_python_too() -> None:
-    for model in SECTIONS:
-        assert model.__doc__
-        for key, field in model.model_fields.items():
-            assert field.description or key in ("norm", "init", "muon"), key
+    inner = {"model.norm", "model.init", "train.muon"}
+    assert set(sections()) == {"", "model", "task", "train", "log", "runtime", *inner}
+    by_name = {"model.scheme_options", "train.lr_factors", "train.lr_exponents"}
+    assert set(conf.values(conf.Config())) == set(keys()) - by_name
 
 
 def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:
@@ -292,15 +251,12 @@ def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:
         (".", "found a folder"),
         ("missing.yaml", "no such file"),
         ("qiuck.yaml", "no such file; did you mean 'quick.yaml'?"),
-        ("quick", "no such file; did you mean 'quick.yaml'?"),
         ("deepnrm_1000", "no such file; did you mean the example 'deepnorm_1000'?"),
         ("lr=3", "no such file; a setting comes after the configuration, as in: FILE.yaml lr=3"),
         ("a\x00b", "a\\x00b: cannot be read: embedded null byte"),
-        ("x" * 5000, "cannot be read: File name too long"),
         ("fifo", "found something that is no file"),
         ("/dev/zero", "found something that is no file"),
         ("\udcff.yaml", "\\udcff.yaml: no such file"),
-        ("quick.yaml/x", "cannot be read: Not a directory"),
     ],
 )
 def test_paths_that_are_no_config(
@@ -314,12 +270,3 @@ def test_paths_that_are_no_config(
         conf.load_config(path)
     assert said in str(error.value) and str(error.value).isprintable()
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_load_config_and_load_study_read_files(tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text(STUDY)
-    assert conf.load_study(file, ["seed=0,1"]).size == 16
-    file.write_text("seed: 5")
-    assert conf.load_config(str(file), ["model.depth=9"]).model.depth == 9
-    assert conf.load_config(os.fsencode(file).decode()).seed == 5

@@ -185,7 +185,7 @@ TASKS: dict[str, tuple[str, str]] = {
     ),
     "arguments": (
         TASK.replace(", held_out", "").format("pass"),
-        r"write draw\(random, batch_size, h",
+        r"a function draw\(random, batch_size, h",
     ),
     "a vocabulary": (
         TASK.replace('"own", 5', '"own", 5.0').format("pass"),
@@ -193,7 +193,7 @@ TASKS: dict[str, tuple[str, str]] = {
     ),
     "swapped": (
         TASK.replace("seed, draw)", "draw, seed)").format("pass"),
-        "function for seed and int",
+        r"is not a callable object; write Task\(name",
     ),
 }
 

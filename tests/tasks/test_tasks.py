@@ -4,11 +4,9 @@ import itertools
 import math
 import subprocess
 import sys
-from typing import Annotated
 
 import numpy as np
 import pytest
-from pydantic import Field
 
 from deepstack.errors import ConfigError, PluginError
 from deepstack.tasks import IGNORE, TASKS, Batch, Task, build_task, task, task_options
@@ -112,28 +110,18 @@ def test_options_are_listed_with_type_default_and_description() -> None:
     [
         ("text", {"mask_rat": 0.2}, ["task.mask_rat:", "did you mean 'mask_rate'?", "mask_split"]),
         ("text", {"mask_rate": 0.0}, ["task.mask_rate: found 0.0; allowed a number above 0 up"]),
-        ("text", {"mask_rate": 1.5}, ["task.mask_rate: found 1.5"]),
         ("text", {"mask_rate": "0.5"}, ['task.mask_rate: found "0.5"; allowed a number']),
         ("text", {"mask_rate": True}, ["task.mask_rate: found true"]),
         ("text", {"mask_rate": math.nan}, ["task.mask_rate: found NaN"]),
-        ("text", {"mask_rate": None}, ["task.mask_rate: found null"]),
         ("text", {"mask_split": [0.5, 0.5]}, ["task.mask_split: found [0.5, 0.5]; allowed a list"]),
         ("text", {"mask_split": [0.5, 0.1, 0.1]}, ["the three shares must sum to 1"]),
-        ("text", {"mask_split": [1.2, -0.1, -0.1]}, ["each a number from 0 to 1"]),
-        ("text", {"mask_split": [True, False, False]}, ["task.mask_split: found [true, false"]),
-        ("text", {"mask_split": "0.8, 0.1, 0.1"}, ["task.mask_split:"]),
         ("text", {"held_out": 1.0}, ["found 1.0; allowed a number from 1e-06 to 0.99"]),
         ("text", {"path": ""}, ['task.path: found ""; allowed non-empty text or null']),
-        ("text", {"path": 3}, ["task.path: found 3"]),
-        ("text", {"seed": 3}, ["task.seed: unknown text option 'seed'"]),
         ("text", {"mask_rate": 2, "x": 1, "held_out": 2}, ["task.mask_rate", "task.x", "held_out"]),
         ("copy", {"vocab_size": 16.0}, ["task.vocab_size: found 16.0; allowed an integer from 2"]),
-        ("copy", {"vocab_size": 1}, ["task.vocab_size: found 1"]),
         ("copy", {"vocabsize": 8}, ["did you mean 'vocab_size'?"]),
-        ("group", {"degree": 7}, ["task.degree: found 7; allowed an integer from 2 to 6"]),
         ("hops", {"n": 16}, ["task.n: found 16, which needs task.seq_len = 2 n + 2 q for"]),
         ("markov", {"states": 1}, ["task.states: found 1; allowed an integer from 2 to 256"]),
-        ("markov", {"concentration": 0}, ["task.concentration: found 0"]),
     ],
 )
 def test_bad_options_are_refused(
@@ -146,11 +134,6 @@ def test_bad_options_are_refused(
     assert raised.value.key == f"task.{next(iter(options))}"
     for part in expected:
         assert part in message
-
-
-def test_an_unknown_task_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="markov"):
-        build("markvo")
 
 
 def test_a_whole_number_is_a_number() -> None:
@@ -181,25 +164,6 @@ def test_a_function_that_is_no_task_is_refused() -> None:
         with pytest.raises(PluginError, match=r"task 'mine'"):
             task("mine")(function)
         assert "mine" not in TASKS
-
-
-def test_a_function_of_ones_own_is_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    registered = dict(TASKS.items())
-    monkeypatch.setattr(TASKS, "register", registered.__setitem__)
-
-    @task("zeros")
-    def zeros(*, seq_len: int, seed: int, size: Annotated[int, Field(ge=1)] = 3) -> Task:
-        """target_i = 0."""
-
-        def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
-            nothing = np.zeros((batch_size, seq_len), dtype=np.int64)
-            return Batch(nothing, nothing, nothing > 0)
-
-        return Task(name="zeros", vocab_size=size, seed=seed, draw=draw)
-
-    built = registered["zeros"](seq_len=4, seed=0)
-    assert built.train_batch(1, 2).inputs.shape == (2, 4)
-    assert built.optimal_loss(built.train_batch(1, 2)) is None
 
 
 # copy and reverse
