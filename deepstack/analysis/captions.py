@@ -90,6 +90,10 @@ def caption_of(runs: Sequence[Run], depth_settings: Iterable[str] = ()) -> list[
     if "train.clip" in runs[0].flat_config and "train.clip" not in different:
         clip = runs[0].get("train.clip")
         items.append("no clip" if clip is None else f"clip {value_text(clip)}")
+    factors = runs[0].get("train.lr_factors") or {}
+    if factors and not any(key.startswith("train.lr_factors") for key in different):
+        words = ", ".join(f"{role} × {value_text(f)}" for role, f in factors.items())
+        items.append(f"lr of {words}")
     for key in _set_otherwise(runs[0]):
         if key not in different:
             form = FORMS.get(key, f"{short_key(key)} {{}}")
@@ -113,7 +117,7 @@ def _repeated(runs: Sequence[Run]) -> int:
 def _set_otherwise(run: Run) -> list[str]:
     """Return the settings of a run that differ from the default, without TITLE_KEYS."""
     usual = _usual() | run.columns.get("defaults", {})
-    skipped = (*OBSERVATION, "runtime.")
+    skipped = (*OBSERVATION, "train.lr_factors", "runtime.")
     return [
         key
         for key, value in run.flat_config.items()

@@ -41,19 +41,18 @@ def budgets_of(runs: Sequence[Run]) -> Budgets:
         for run in runs
         if run.state in ENDED and len(run.evals)
     }
-    pairs = ((flops, run) for run, flops in planned.items() if flops > 0)
-    known = sorted(pairs, key=lambda pair: pair[0])
+    known = {run: flops for run, flops in planned.items() if flops > 0}
     if not known:
         raise NothingMatchedError(
             "no finished run has a validation loss, and FLOPs in its meta.json"
         )
-    groups: list[list[tuple[float, Run]]] = []
-    for flops, run in known:
-        if not groups or flops > SAME_BUDGET * groups[-1][0][0]:
+    groups: list[list[Run]] = []
+    for run in sorted(known, key=lambda run: known[run]):
+        if not groups or known[run] > SAME_BUDGET * known[groups[-1][0]]:
             groups.append([])
-        groups[-1].append((flops, run))
-    middle = {id(group): float(median(flops for flops, _ in group)) for group in groups}
-    return {run: middle[id(group)] for group in groups for _, run in group}
+        groups[-1].append(run)
+    middle = [float(median(known[run] for run in group)) for group in groups]
+    return {run: budget for group, budget in zip(groups, middle, strict=True) for run in group}
 
 
 def chosen_settings(budgets: Budgets, but: Sequence[str] = ()) -> list[str]:

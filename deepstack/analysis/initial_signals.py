@@ -9,7 +9,7 @@ import numpy as np
 
 from deepstack.analysis.quantities import growth
 from deepstack.analysis.settings import SCHEME, SEED, depth_of, split_series
-from deepstack.analysis.statistics import finite_or_none, layers_at, mean_of
+from deepstack.analysis.statistics import finite_or_none, mean_of
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
@@ -48,23 +48,31 @@ def signal_layers(runs: Sequence[Run]) -> pd.DataFrame:
     tables = []
     for series in split_series(runs)[0]:
         for run in series.runs:
-            values = {column: layers_at(run, name, 0) for column, name in SIGNALS.items()}
+            values = {column: at_start(run, name) for column, name in SIGNALS.items()}
             if values["variance"] is None:
                 continue
-            total = len(values["variance"][1])
+            total = len(values["variance"])
             stacks = run.columns.get("stacks") or {"encoder": total}
             layers = [(side, layer + 1) for side, depth in stacks.items() for layer in range(depth)]
             table = pd.DataFrame(layers, columns=["side", "layer"])
             labels = {"setting": series.label, "scheme": run.get(SCHEME), "depth": depth_of(run)}
             for name, value in (labels | {"seed": run.get(SEED)}).items():
                 table[name] = value
-            for name, snapshot in values.items():
-                table[name] = np.nan if snapshot is None else snapshot[1]
+            for name, array in values.items():
+                table[name] = np.full(total, np.nan) if array is None else array
             tables.append(table)
     if not tables:
         raise NothingMatchedError("no run has stream_variance at step 0; see deepstack signal")
     first = ["setting", "scheme", "depth", "side", "seed", "layer"]
     return pd.concat(tables, ignore_index=True)[[*first, *SIGNALS]]
+
+
+def at_start(run: Run, diagnostic: str) -> np.ndarray | None:
+    """Return a diagnostic of every layer in the first snapshot, that of step 0, or None."""
+    if diagnostic not in run.layer_names():
+        return None
+    steps, values = run.layers(diagnostic)
+    return values[0].astype(float) if len(steps) else None
 
 
 def seed_rows(layers: pd.DataFrame) -> pd.DataFrame:

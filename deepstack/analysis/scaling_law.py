@@ -91,7 +91,7 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
     E, c, a = (interval(values) for values in np.array(samples).T.tolist())
     if not math.isfinite(a.low):
         raise NothingMatchedError(f"needs two seeds, or more than {LEAST} values, for an interval")
-    if a.low <= 1.01 * SMALLEST or a.high >= 0.99 * LARGEST:
+    if c.low == 0 or a.low <= 1.01 * SMALLEST or a.high >= 0.99 * LARGEST:
         raise NothingMatchedError(
             f"the interval of the exponent has no end: {a.value:.2g} ({a.low:.2g} to {a.high:.2g}, "
             f"limits {SMALLEST:g} and {LARGEST:g}); needs more seeds or a wider range"

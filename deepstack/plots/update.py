@@ -108,7 +108,8 @@ def update_label(runs: Sequence[Run], column: str) -> str:
 def draw_unrelated(panel: Panel, column: str) -> None:
     """Draw the distances of unrelated states, at most three."""
     words = "√2·‖F$_0$‖" if column == "model_update" else "√2"
-    for value in distinct_levels(unrelated_distance(run, column) for run in panel.drawing.runs):
+    distances = sorted(unrelated_distance(run, column) for run in panel.drawing.runs)
+    for value in distinct_levels(distances):
         panel.level(value, "unrelated states", f"unrelated states, {words}")
 
 

@@ -241,7 +241,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     both: Any = {
         "scheme": ("deepnorm", "post_ln"), "depth": (2, 6, 12, 24),
         "layers": lambda depth, **_: np.exp(-np.arange(depth) / 9.0) * np.ones((4, 1)),
-        "solved": lambda depth, **_: depth / 2,
+        "solved": lambda depth, **_: depth,
+        "masked": lambda depth, **_: 2.4 + 1 / depth,
     }  # fmt: skip
     make_runs(root, seed=(0, 1), **both)
     make_runs(root, lr=3e-3, **both)
