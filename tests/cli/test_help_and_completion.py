@@ -103,16 +103,15 @@ def test_completion(
     assert all(word.startswith(start) for word in offered)
 
 
-def list_of(package: str, kind: str) -> list[str]:
-    return list(declarations(package, kind))
-
-
 def test_completion_knows_every_registered_name() -> None:
-    assert list_of("schemes", "") == sorted(SCHEMES)
-    assert list_of("tasks", "task") == sorted(TASKS)
-    assert list_of("plots", "chart") == sorted(CHARTS)
-    assert list_of("diagnostics", "diagnostic") == sorted(DIAGNOSTICS)
-    assert set(list_of("theory", "claim")) == {claim.id for claim in all_claims()}
+    for package, kind, names in (
+        ("schemes", "", SCHEMES),
+        ("tasks", "task", TASKS),
+        ("plots", "chart", CHARTS),
+        ("diagnostics", "diagnostic", DIAGNOSTICS),
+        ("theory", "claim", [claim.id for claim in all_claims()]),
+    ):
+        assert sorted(declarations(package, kind)) == sorted(names)
 
 
 def test_examples_are_used_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
 import sys
 import time
 from pathlib import Path
@@ -14,7 +11,7 @@ import pytest
 from helpers import QUICK
 from helpers.command_line import TINY, typed
 from helpers.plot_runs import make_run
-from helpers.terminals import run_on_terminal
+from helpers.terminals import run_on_terminal, terminal
 from rich.progress import Progress
 
 from deepstack.cli import progress
@@ -66,9 +63,8 @@ def test_a_pipe_gets_lines_alone(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_short_command_shows_nothing_and_notes_stay_letters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
+    with terminal() as (stderr, read):
+        monkeypatch.setattr(sys, "stderr", stderr)
         with show_work("short"):
             pass
         monkeypatch.setattr(progress, "DELAY_SECONDS", 0.0)
@@ -76,11 +72,7 @@ def test_a_short_command_shows_nothing_and_notes_stay_letters(
             work.step("part\x1b[2J", 3)
             time.sleep(0.5)
             work.note("note\x1b[2J [red]")
-        terminal.flush()
-        written = b""
-        while select.select([ours], [], [], 0.2)[0]:  # a terminal hands over parts
-            written += os.read(ours, 1 << 16)
-        text = written.decode()
-    os.close(ours)
+        stderr.flush()
+        text = "".join(iter(read, ""))
     assert "short" not in text and "part\\u001b[2J" in text
     assert "note\\u001b[2J [red]" in re.sub(r"\x1b\[[0-9;]*m", "", text) and "\x1b[2J" not in text

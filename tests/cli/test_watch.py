@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.command_line import typed
 from helpers.plot_runs import make_run, update
+from helpers.terminals import terminal
 
 from deepstack.cli import sweep_display, watch_command
 from deepstack.cli.run_table import RunRow
@@ -109,43 +108,34 @@ def test_lines_follow_states_and_an_interrupt_ends_them(tmp_path: Path) -> None:
 
 def test_a_terminal_shows_a_table_that_is_redrawn(tmp_path: Path) -> None:
     folder = make_running(tmp_path)
-    ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-    process = subprocess.Popen([*WATCH, str(tmp_path)], stdout=theirs, env=environment)
-    os.close(theirs)
+    with terminal() as (stdout, read):
+        process = subprocess.Popen([*WATCH, str(tmp_path)], stdout=stdout, env=environment)
 
-    def read_until(words: str) -> str:
-        text, end = "", time.monotonic() + 60
-        while words not in text:
-            assert time.monotonic() < end, text
-            if select.select([ours], [], [], 1)[0]:
-                part = os.read(ours, 1 << 16).decode("utf-8", "replace")
-                text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", part)
-        return text
+        def read_until(words: str) -> str:
+            text, end = "", time.monotonic() + 60
+            while words not in text:
+                assert time.monotonic() < end, text
+                text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", read())
+            return text
 
-    try:
-        text = read_until("about")
-        assert "0 of 1 done, 1 running" in text and "u001b" not in text
-        add_steps(folder.path, 7)
-        read_until("7/50")
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-        os.close(ours)
+        try:
+            text = read_until("about")
+            assert "0 of 1 done, 1 running" in text and "u001b" not in text
+            add_steps(folder.path, 7)
+            read_until("7/50")
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
 
 
 def test_the_display_of_a_sweep_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell(Config(), RunFolder("run\x1b[2J"), "new", parameters=1, memory=1)
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", PrintableStream(terminal))
+    with terminal() as (stderr, read):
+        monkeypatch.setattr(sys, "stderr", PrintableStream(stderr))
         with sweep_display.watch(False, [cell], 1) as show:
             show([Progress(cell, "running", step=7)])
-        terminal.flush()
-        written = b""
-        while select.select([ours], [], [], 1)[0]:  # a terminal hands over parts
-            written += os.read(ours, 1 << 16)
-    text = written.decode("utf-8", "replace")
-    os.close(ours)
+        stderr.flush()
+        text = "".join(iter(read, ""))
     assert "\x1b[36mrunning" in text and "━━━" in text and "0 of 1 done" in text
     assert text.count("\\u001b") == text.count("run\\u001b[2J") > 0
