@@ -69,7 +69,7 @@ def gradient_by_layer(seed: int) -> Finding:
         quantity = f"‖∂F/∂θ‖ of layer 1 over layer N, {label}"
         parts.append(Part.mean(quantity, claimed[0], measured[:, 0], tolerance=0.05))
         if depth == 16:
-            layers = range(1, depth + 1)
+            layers = list(range(1, depth + 1))
             lines.append(Line.mean(f"{label}, measured", layers, measured))
             lines.append(Line(f"{label}, claimed", layers, claimed, False))
     # the model of the derivation: every sublayer multiplies by (alpha ± v w)/sqrt(alpha² + v²w²)

@@ -32,7 +32,7 @@ def test_the_loss_after_the_last_layer_is_that_of_the_run(trained: Run) -> None:
 def test_a_run_folder_has_the_arrays_their_meaning_and_checksums(trained: Run) -> None:
     shutil.rmtree(trained.path / "analysis", ignore_errors=True)
     before = Inspection(trained.folder).files
-    printed = typed("analyze", trained.path, "--what", ",".join(MEASURES), "--json")
+    printed = typed("analyze", trained.path, "--what", ",".join(MEASURES), "--probes", 2, "--json")
     assert printed.exit_code == 0, printed.output
     (run,) = json.loads(printed.stdout)
     for name in MEASURES:
