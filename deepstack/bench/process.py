@@ -19,8 +19,7 @@ from deepstack.errors import DeepstackError
 # Steps that do not count.  On a CPU deepstack records the second and the third, the fourth touches
 # fresh memory, and the fifth decides which calls fuse batch and probe; on a GPU it runs three steps
 # eagerly and captures the fourth.
-WARM_UP = {"cpu": 5, "cuda": 5}
-
+WARM_UP = 5
 
 # glibc's settings under which a peer keeps the memory that it frees.  By default large buffers go
 # back to the system at every step, and JAX then spends a sixth of a step on fresh pages.
@@ -56,7 +55,7 @@ class Worker:
         self.flops = 0
         self._process: subprocess.Popen[bytes] | None = None
 
-    def begin(self, warm_up: int) -> None:
+    def begin(self) -> None:
         """Start the process and run the steps that do not count; WorkerError if that fails."""
         began = time.perf_counter()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
@@ -77,7 +76,7 @@ class Worker:
         self.start_memory = self._ask(order)["start_memory_mb"]
         self._ask("step")
         self.start = time.perf_counter() - began
-        for _ in range(warm_up - 1):
+        for _ in range(WARM_UP - 1):
             self._ask("step")
 
     def step(self) -> None:
