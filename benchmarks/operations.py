@@ -72,7 +72,7 @@ def main() -> None:
     with temporary_run(config, saves=False) as run, torch.inference_mode():
         run.begin()
         with torch.inference_mode(False), torch.enable_grad():
-            for step in range(1, WARM_UP["cpu"] + 1):
+            for step in range(1, WARM_UP + 1):
                 run.step(*run.batch(step), 1e-4)
         rate = memory_rate()
         parts = run.step.update.bound

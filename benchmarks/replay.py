@@ -14,12 +14,11 @@ import statistics
 from contextlib import closing
 from pathlib import Path
 
-from deepstack.bench import process
+from deepstack.bench.process import WARM_UP
 from deepstack.config import load_config
 from deepstack.training import timed_steps
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bench_narrow.yaml"
-WARM_UP = process.WARM_UP["cpu"]
 TINY = "model.d_model=32 model.d_ff=128 task.seq_len=16"
 SHAPES = (
     f"model.depth=6 {TINY} train.batch_size=4",

@@ -18,7 +18,7 @@ import torch
 import deepstack
 from deepstack import config as conf
 from deepstack.bench.peers import PEERS
-from deepstack.bench.process import WARM_UP, Worker, WorkerError
+from deepstack.bench.process import Worker, WorkerError
 from deepstack.bench.rows import LOGGED, OWN, is_own, label_of, parse_row
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.fast import fast_paths_of
@@ -153,23 +153,21 @@ def measure_rows(
 ) -> tuple[bool, list[Worker]]:
     """Return whether the rows took turns, and the rows that could be measured."""
     if fits_at_once(workers, device):
-        return True, take_turns(workers, steps, device, say, products)
+        return True, take_turns(workers, steps, say, products)
     say("memory does not hold all rows at once: one follows the other")
-    measured = [take_turns([worker], steps, device, say, products) for worker in workers]
-    return False, [worker for group in measured for worker in group]
+    measured: list[Worker] = []
+    for worker in workers:
+        measured += take_turns([worker], steps, say, products)
+    return False, measured
 
 
 def take_turns(
-    workers: Sequence[Worker],
-    steps: int,
-    device: torch.device,
-    say: Callable[[str], None],
-    products: bool,
+    workers: Sequence[Worker], steps: int, say: Callable[[str], None], products: bool
 ) -> list[Worker]:
     """Time one step of each row, `steps` times, and return the rows that did not fail."""
 
     def begin(worker: Worker) -> None:
-        worker.begin(WARM_UP[device.type])
+        worker.begin()
         at = f" at depth {worker.config.model.depth}" if is_own(worker.row) else ""
         say(f"{label_of(worker.row)}{at}: first step after {worker.start:.1f} s")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Pipe
 from typing import Any
 
 from deepstack import config as conf
@@ -19,8 +19,7 @@ from deepstack.errors import DeepstackError
 # Steps that do not count.  On a CPU deepstack records the second and the third, the fourth touches
 # fresh memory, and the fifth decides which calls fuse batch and probe; on a GPU it runs three steps
 # eagerly and captures the fourth.
-WARM_UP = {"cpu": 5, "cuda": 5}
-
+WARM_UP = 5
 
 # glibc's settings under which a peer keeps the memory that it frees.  By default large buffers go
 # back to the system at every step, and JAX then spends a sixth of a step on fresh pages.
@@ -54,30 +53,30 @@ class Worker:
         self.start_memory = self.peak_memory = 0.0
         self.parameters: int | None = None
         self.flops = 0
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def begin(self, warm_up: int) -> None:
+    def begin(self) -> None:
         """Start the process and run the steps that do not count; WorkerError if that fails."""
         began = time.perf_counter()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "deepstack.bench.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            encoding="utf-8",
-            env=os.environ if is_own(self.row) else os.environ | KEEP_MEMORY,
-        )
+        self._connection, other_end = Pipe()
+        with other_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "deepstack.bench.worker"],
+                stdin=other_end.fileno(),
+                stdout=self._errors,
+                stderr=self._errors,
+                env=os.environ if is_own(self.row) else os.environ | KEEP_MEMORY,
+            )
         order = {
             "row": self.row,
             "config": conf.to_yaml(self.config),
             "plugins": [str(plugin.path) for plugin in plugins.LOADED.values()],
         }
-        self.start_memory = self._ask(json.dumps(order))["start_memory_mb"]
+        self.start_memory = self._ask(order)["start_memory_mb"]
         self._ask("step")
         self.start = time.perf_counter() - began
-        for _ in range(warm_up - 1):
+        for _ in range(WARM_UP - 1):
             self._ask("step")
 
     def step(self) -> None:
@@ -102,28 +101,23 @@ class Worker:
         if self._process is None:
             return
         self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
         self._process.wait()
+        self._connection.close()
         self._errors.close()
         self._process = None
 
-    def _ask(self, line: str) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdin and self._process.stdout
-        with contextlib.suppress(OSError):  # it has died: its answer or exit code tells why
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-        reply = self._process.stdout.readline()
-        if not reply:
+    def _ask(self, message: object) -> dict[str, Any]:
+        assert self._process is not None
+        try:
+            self._connection.send_bytes(json.dumps(message).encode())
+            answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError):
             code = self._process.wait()
             self._errors.seek(0)
             lines = self._errors.read().strip().splitlines()
             # The kernel kills a process that uses too much memory with signal 9.
             why = lines[-1] if lines else "out of memory?" if code == -9 else "no word of it"
-            raise WorkerError(f"its process ended with exit code {code}: {why}", 5)
-        answer: dict[str, Any] = json.loads(reply)
+            raise WorkerError(f"its process ended with exit code {code}: {why}", 5) from None
         if "error" in answer:
             raise WorkerError(answer["error"], answer["exit_code"])
         return answer

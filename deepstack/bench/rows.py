@@ -22,25 +22,17 @@ OWN = {LOGGED: "deepstack", UNLOGGED: "deepstack, nothing logged"}
 
 PRODUCTS_LABEL = "matrix products alone"
 
-VARIANTS = {
-    "fp32": "fp32",
-    "bf16": "bf16",
-    "onednn": "products by oneDNN",
-    "shards": "two shards on two threads",
+VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
+    "fp32": ("fp32", {"train.precision": "fp32"}),
+    "bf16": ("bf16", {"train.precision": "bf16"}),
+    "onednn": ("products by oneDNN", {}),
+    "shards": ("two shards on two threads", {"train.shards": 2, "runtime.threads": 2}),
 }
-"""The variants of a row and their labels: another precision, torch's products by oneDNN, or
+"""The variants of a row with label and settings: another precision, torch's products by oneDNN, or
 deepstack's step on two threads.
 
 A row is named by its peer and its variants, as in torch+onednn or deepstack+bf16.
 """
-
-CHANGES: dict[str, dict[str, object]] = {
-    "fp32": {"train.precision": "fp32"},
-    "bf16": {"train.precision": "bf16"},
-    "onednn": {},
-    "shards": {"train.shards": 2, "runtime.threads": 2},
-}
-"""The settings of each variant."""
 
 
 def parse_row(row: str) -> tuple[str, list[str]]:
@@ -70,13 +62,13 @@ def label_of(row: str) -> str:
     """Return the label of a row in tables and charts."""
     name, variants = parse_row(row)
     label = OWN[name] if name in OWN else PEERS[name].label
-    return ", ".join([label, *(VARIANTS[variant] for variant in variants)])
+    return ", ".join([label, *(VARIANTS[variant][0] for variant in variants)])
 
 
 def config_of_row(row: str, config: conf.Config) -> conf.Config:
     """Return the configuration of a row: that of all rows, changed by its variants."""
     for variant in parse_row(row)[1]:
-        config = conf.with_overrides(config, CHANGES[variant])
+        config = conf.with_overrides(config, VARIANTS[variant][1])
     return config
 
 

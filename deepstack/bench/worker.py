@@ -1,8 +1,8 @@
 """Runs one row of a benchmark, step by step: python -m deepstack.bench.worker
 
-Commands and answers are lines on stdin and stdout, the answers in JSON.  The first line is the
-order: row, config, plugins.  'step' runs one step, 'products' times the matrix products; each is
-answered by one line.  The end of stdin ends the process.
+Requests and answers are messages in JSON over stdin, a connection.  The first is the order: row,
+config, plugins.  'step' runs one step, 'products' times the matrix products; each has one answer.
+The end of the connection ends the process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -122,30 +124,31 @@ def root_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def reserve_stdout() -> TextIO:
-    """Return stdout for the answers, and send the output of libraries to stderr."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return answers
+def requests_of(parent: Connection) -> Iterator[Any]:
+    """Yield the messages of the parent until the connection ends."""
+    with suppress(EOFError, ConnectionError):
+        while True:
+            yield json.loads(parent.recv_bytes())
 
 
 def main() -> None:
-    """Answer commands until the end of stdin; an error is the last answer."""
+    """Answer requests until the connection ends; an error is the last answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    answers = reserve_stdout()
+    parent = Connection(0)
+    requests = requests_of(parent)
 
     def answer(content: dict[str, Any]) -> None:
-        print(json.dumps(content), file=answers, flush=True)
+        parent.send_bytes(json.dumps(content).encode())
 
     try:
-        order = json.loads(sys.stdin.readline())
+        order = next(requests)
         plugins.load_plugins([Path(path) for path in order["plugins"]])
         row = Row(order["row"], conf.parse_config(order["config"]))
         on_gpu = row.device.type == "cuda"
         answer({"start_memory_mb": 0.0 if on_gpu else memory_line("VmRSS")})
         commands = {"step": row.step, "products": row.time_products}
-        for line in sys.stdin:
-            answer(commands[line.strip()]())
+        for request in requests:
+            answer(commands[request]())
     except DeepstackError as error:
         answer({"error": str(error), "exit_code": error.exit_code})
     except Exception as error:

@@ -60,10 +60,10 @@ def config_yaml(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class Gpu:
-    """name: as in CUDA_VISIBLE_DEVICES; free: bytes, None if unknown."""
+    """name: as in CUDA_VISIBLE_DEVICES; free: bytes, 0 if unknown."""
 
     name: str
-    free: int | None = None
+    free: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,23 +109,21 @@ class Resources:
         required = requirements_of(cell, has_gpu=bool(self.gpus))
         if required.memory > self.budget:
             return f"the {self.budget / 1e6:,.0f} MB that all runs have together"
-        free = max((gpu.free for gpu in self.gpus if gpu.free is not None), default=None)
-        if required.gpu_memory and free is not None and required.gpu_memory + CONTEXT_BYTES > free:
+        free = max((gpu.free for gpu in self.gpus), default=0)
+        if required.gpu_memory and 0 < free < required.gpu_memory + CONTEXT_BYTES:
             return f"the {free / 1e6:,.0f} MB that are free on a GPU"
         return ""
 
     def _choose_gpu(self, required: int, taken: Sequence[Reservation]) -> Gpu | None:
         """Return the GPU with the most free memory if it suffices, else one without a run."""
-        busy = {other.gpu for other in taken}
 
         def free(gpu: Gpu) -> int:
-            if gpu.free is None:
-                return 0 if gpu.name in busy else 2**62
             return gpu.free - sum(other.gpu_memory for other in taken if other.gpu == gpu.name)
 
         most_free_first = sorted(self.gpus, key=free, reverse=True)
         if free(most_free_first[0]) >= required:
             return most_free_first[0]
+        busy = {other.gpu for other in taken}
         return next((gpu for gpu in most_free_first if gpu.name not in busy), None)
 
 
@@ -167,7 +165,7 @@ def visible_gpus() -> list[Gpu]:
     listed: list[Gpu] = []
     for line in query_gpus().splitlines():
         index, uuid, free = (part.strip() for part in line.split(","))
-        bytes_free = int(free) * 2**20 if free.isdecimal() else None
+        bytes_free = int(free) * 2**20 if free.isdecimal() else 0
         listed.append(Gpu(uuid, bytes_free))
         by_name |= {index: Gpu(index, bytes_free), uuid: Gpu(uuid, bytes_free)}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

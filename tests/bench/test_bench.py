@@ -245,7 +245,7 @@ class FakeWorker(Worker):
         if what == self.fails_at:
             raise WorkerError("no room", self.exit_code)
 
-    def begin(self, warm_up: int) -> None:
+    def begin(self) -> None:
         self.note("begin")
 
     def step(self) -> None:

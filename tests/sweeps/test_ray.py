@@ -196,10 +196,6 @@ class RayError(Exception):
     """The base of Ray's errors in `FakeCluster`."""
 
 
-class TaskCancelledError(RayError):
-    """A task that was cancelled before it ran."""
-
-
 class RayTaskError(RayError):
     """An error inside a task."""
 
@@ -211,9 +207,8 @@ class FakeCluster:
         self.ends, self.sent, self.orders = list(ends), [], []
         self.messages: list[dict[str, Any]] = []
         self.cancelled: list[Any] = []
-        errors = (RayError, TaskCancelledError, RayTaskError)
         self.ray = SimpleNamespace(
-            exceptions=SimpleNamespace(**{error.__name__: error for error in errors}),
+            exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError),
             get=self._get,
             cancel=self.cancelled.append,
         )
@@ -248,25 +243,20 @@ def process_of(cluster: FakeCluster, tmp_path: Path, **resources: float) -> Proc
     return Process(cluster, RunFolder(tmp_path / "driver" / "s" / "run"), order)  # type: ignore[arg-type]
 
 
-def test_a_run_lost_with_its_node_is_sent_again(tmp_path: Path) -> None:
-    cluster = FakeCluster(RayError("node died"), RayError("node died"), (0, "said"))
+def test_a_run_lost_with_its_node_is_sent_again_and_in_the_end_interrupted(tmp_path: Path) -> None:
+    lost = [RayError("node died\nand pages")] * (LOST_AT_MOST + 1)
+    cluster = FakeCluster(*lost[:2], (0, "said"))
     process = process_of(cluster, tmp_path)
     assert [process.poll() for _ in range(3)] == [None, None, 0]
     assert process.stderr_text() == "said"
     assert cluster.orders == ["run.0", "run.1", "run.2"]
-
-
-def test_a_run_that_is_always_lost_is_interrupted_in_the_end(tmp_path: Path) -> None:
-    process = process_of(
-        FakeCluster(*[RayError("node died\nand pages")] * (LOST_AT_MOST + 1)), tmp_path
-    )
-    assert [process.poll() for _ in range(LOST_AT_MOST + 1)] == [None] * LOST_AT_MOST + [143]
+    process = process_of(FakeCluster(*lost), tmp_path)
+    assert [process.poll() for _ in lost] == [None] * LOST_AT_MOST + [143]
     assert process.stderr_text().endswith("last: node died")
 
 
-@pytest.mark.parametrize("end", [TaskCancelledError(), RayError("node died")])
-def test_a_run_that_was_asked_to_end_is_not_sent_again(end: RayError, tmp_path: Path) -> None:
-    cluster = FakeCluster(end)
+def test_a_run_that_was_asked_to_end_is_not_sent_again(tmp_path: Path) -> None:
+    cluster = FakeCluster(RayError("cancelled, or its node died"))
     process = process_of(cluster, tmp_path)
     process.send_signal(2)
     assert cluster.cancelled and cluster.sent == [("run.0", {"signal": 2})]
@@ -281,26 +271,20 @@ def test_errors_of_a_task_and_what_no_node_can_hold_end_the_run(tmp_path: Path) 
 
 
 def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
-    cluster = FakeCluster(None)
+    cluster, folder = FakeCluster(None, None), RunFolder(tmp_path / "driver" / "s" / "run")
     process = process_of(cluster, tmp_path)
     cluster.messages = [{"shared": False}]
     assert process.poll() is None
     assert cluster.sent == [("run.0", {"begin": ([], [])})]
     cluster.messages = [{"changes": ([("config.yaml", 0, b"seed: 1\n")], [])}]
     assert process.poll() is None
-    folder = RunFolder(tmp_path / "driver" / "s" / "run")
     assert folder.exists() and folder.holder() is not None
+    other = process_of(cluster, tmp_path)  # leaves alone the folder that the first one holds
+    cluster.messages = [{"shared": False}]
+    assert other.poll() == 5 and "in use" in other.stderr_text()
+    assert cluster.sent[-1] == ("run.0", {"signal": 15})
     process._task = (0, "")
     assert process.poll() == 0 and folder.holder() is None
-
-
-def test_a_folder_that_another_process_holds_is_left_alone(tmp_path: Path) -> None:
-    cluster = FakeCluster(None)
-    process = process_of(cluster, tmp_path)
-    with RunFolder(tmp_path / "driver" / "s" / "run").lock():
-        cluster.messages = [{"shared": False}]
-        assert process.poll() == 5
-    assert "in use" in process.stderr_text() and cluster.sent[-1] == ("run.0", {"signal": 15})
 
 
 def test_runs_share_what_the_cluster_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

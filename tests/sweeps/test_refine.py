@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import QUICK
 from helpers.command_line import TINY, typed
 from helpers.small_runs import small
 
+import deepstack
 from deepstack.config import Study
 from deepstack.errors import ConfigError
-from deepstack.records import find_runs
+from deepstack.records import Run, find_runs
+from deepstack.sweeps import expand
 from deepstack.sweeps.refine import FEWEST, MOST, Search, count_runs, mean_loss, refine
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trains the cells of a search one after the other, without the processes of a sweep."""
+
+    def sweep(described: Study, *, study: str, out: Path, **options: Any) -> list[Run]:
+        return [deepstack.train(config, study=study, out=out) for config in expand(described)]
+
+    monkeypatch.setattr(sys.modules["deepstack.sweeps.refine"], "sweep", sweep)
 
 
 def search_for(best: float, *, start: float = 1.0, limit: int = MOST) -> Search:
@@ -60,9 +74,11 @@ def test_a_search_without_a_finite_loss_has_no_value() -> None:
     assert search.optimum({}).value is None
 
 
-def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(tmp_path: Path) -> None:
+def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(
+    in_this_process: None, tmp_path: Path
+) -> None:
     study = Study(small(train__lr=1e-2), {"model.depth": [2, 3], "seed": [7, 8]})
-    optima = refine(study, "train.lr", max_runs=60, select_seeds=[0], name="r", out=tmp_path)
+    optima = refine(study, "train.lr", max_runs=20, select_seeds=[0], name="r", out=tmp_path)
     assert [one.setting for one in optima] == [{"model.depth": 2}, {"model.depth": 3}]
     chosen = find_runs(tmp_path / "r")
     assert len(chosen) == sum(len(one.losses) for one in optima)
@@ -76,7 +92,7 @@ def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(tmp_path: Pa
     for one in optima:
         here = [run for run in reported if run.get("model.depth") == one.setting["model.depth"]]
         assert one.reported == pytest.approx(mean_loss(here)) and one.reported != one.loss
-    again = refine(study, "train.lr", max_runs=60, select_seeds=[0], name="r", out=tmp_path)
+    again = refine(study, "train.lr", max_runs=20, select_seeds=[0], name="r", out=tmp_path)
     assert again == optima
 
 
@@ -88,7 +104,9 @@ def test_the_number_of_runs_is_known_before() -> None:
         count_runs(study, "train.lr", [0], 3)
 
 
-def test_the_command_prints_the_best_rate_of_each_depth(tmp_path: Path) -> None:
+def test_the_command_prints_the_best_rate_of_each_depth(
+    in_this_process: None, tmp_path: Path
+) -> None:
     words = ["sweep", QUICK, *TINY, "--depths", "1,2", "--refine", "train.lr", "--json"]
     result = typed(*words, "--max-runs", "14", "--out", tmp_path, "--quiet")
     assert result.exit_code == 0, result.stderr

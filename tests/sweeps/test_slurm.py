@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from helpers.cluster_results import until
+from helpers.command_line import typed
 
 from deepstack.config import Config, load_config, with_overrides
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import RunFolder
 from deepstack.sweeps import Cell
-from deepstack.sweeps.resources import config_yaml
 from deepstack.sweeps.slurm import STARTS_AT_MOST, submit, write_array
 from deepstack.training import run_name
 
@@ -73,12 +73,6 @@ def test_a_gpu_is_asked_for_where_a_run_uses_one(tmp_path: Path) -> None:
 def test_what_is_no_option_of_sbatch_is_refused(line: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--sbatch"):
         write_array([cell_of(tmp_path, "a")], "s", tmp_path, directives=[line])
-
-
-def test_threads_are_those_that_the_run_was_given_cores_for(tmp_path: Path) -> None:
-    wide = cell_of(tmp_path, "a", model__d_model=4096, runtime__threads=2)
-    assert "threads: 2" in config_yaml(wide)
-    assert "threads: auto" in config_yaml(cell_of(tmp_path, "b"))
 
 
 def test_what_sbatch_says_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,21 +192,19 @@ def test_a_run_that_never_gets_anywhere_does_not_start_for_ever(
     assert starts(STARTS_AT_MOST + 1) == ["started\n"] * STARTS_AT_MOST + [""]
 
 
-@pytest.mark.slow
-def test_a_sweep_writes_an_array_of_what_is_left_to_do(tmp_path: Path) -> None:
+def test_a_sweep_writes_an_array_of_what_is_left_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["sweep", "--slurm", "--depths", "1,2", "--schemes", "post_ln", "--study", "s"]
-    command = [sys.executable, "-m", "deepstack", *words, "--out", str(tmp_path)]
-    first = subprocess.run(command, capture_output=True, text=True)
-    assert first.returncode == 0, first.stderr
+    words += ["--out", str(tmp_path)]
+    first = typed(*words)
     script = Path(first.stdout.strip())
     assert f"sbatch {script}" in first.stderr and "--array=0-1" in directives(script)
     config = next((tmp_path / "s" / "slurm").glob("*d1*.yaml"))
     done = RunFolder(tmp_path / "s" / config.stem)
     done.write_config(config.read_text())
     done.write_status("done", 0)
-    second = subprocess.run(command, capture_output=True, text=True)
-    assert "--array=0-0" in directives(Path(second.stdout.strip()))
-    refused = subprocess.run(
-        [*command, "--submit"], capture_output=True, text=True, env={**os.environ, "PATH": "/x"}
-    )
-    assert refused.returncode == 5 and "sbatch" in refused.stderr
+    assert "--array=0-0" in directives(Path(typed(*words).stdout.strip()))
+    monkeypatch.setenv("PATH", "/x")
+    refused = typed(*words, "--submit")
+    assert refused.exit_code == 5 and "sbatch" in refused.stderr

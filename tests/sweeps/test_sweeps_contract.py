@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from helpers import QUICK
 from helpers.cluster_results import until
+from helpers.command_line import typed
 
+import deepstack
+from deepstack.config import load_config
 from deepstack.records import Run, find_runs
 
 MEMORY, KILLED, CRASHED, HUNG = 90, 91, 92, 93
@@ -60,9 +63,9 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def bring_plugin(folder: Path) -> Path:
-    """The plugin's file."""
-    file = folder / "unruly.py"
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    file = tmp_path / "unruly.py"
     file.write_text(PLUGIN)
     return file
 
@@ -71,18 +74,11 @@ def words_of(plugin: Path, out: Path, seeds: list[int], *more: str, steps: int =
     """The arguments of a sweep over seeds."""
     given = [*SETTINGS, f"train.steps={steps}", "--seeds", ",".join(map(str, seeds))]
     given += ["--depths", "2", "--schemes", "post_ln", "--study", "s", "--workers", "2", "-q"]
-    where = ["--plugin", str(plugin), "--out", str(out)]
-    return ["sweep", QUICK, *given, *where, *more]
-
-
-def sweep_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in another process, to its end."""
-    command = [sys.executable, "-m", "deepstack", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return ["sweep", QUICK, *given, "--plugin", str(plugin), "--out", str(out), *more]
 
 
 def start_sweep(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start the command."""
+    """Start the command in another process."""
     command = [sys.executable, "-m", "deepstack", *arguments]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -140,61 +136,33 @@ def check_states(out: Path, good: list[int], bad: list[int]) -> None:
     ],
 )
 def test_runs_that_end_badly_leave_the_others_alone(
-    good: list[int], bad: list[int], tmp_path: Path
+    good: list[int], bad: list[int], plugin: Path, tmp_path: Path
 ) -> None:
-    plugin, out = bring_plugin(tmp_path), tmp_path / "all"
+    out = tmp_path / "all"
     words = words_of(plugin, out, [*good, *bad], "--memory", "2GB", "--run-timeout", "60")
-    first = sweep_to_end(*words)
-    assert first.returncode == 3, first.stderr
+    first = typed(*words)
+    assert first.exit_code == 3, first.stderr
     assert processes_with(str(out)) == []
     check_states(out, good, bad)
-    check_results(out, plugin, tmp_path / "alone", good)
-    assert sweep_to_end(*words).returncode == 3  # failures are left alone, and are no success
+    check_results(out, tmp_path / "alone", good)
+    assert typed(*words).exit_code == 3  # failures are left alone, and are no success
     (tmp_path / "healed").touch()
     kept = {run.path: (run.path / "status.json").stat().st_mtime_ns for run in find_runs(out)}
-    assert sweep_to_end(*words, "--retry", "failed").returncode == 3
+    assert typed(*words, "--retry", "failed").exit_code == 3
     changed = {path for path in kept if (path / "status.json").stat().st_mtime_ns != kept[path]}
     failed = [seed for seed in bad if seed != MEMORY]
     assert changed == {by_seed(out)[seed].path for seed in failed}
     check_states(out, [*good, *failed], [MEMORY])
-    assert sweep_to_end(*words, "--retry", "out_of_memory").returncode == 0
-    check_results(out, plugin, tmp_path / "healed_runs", bad)
+    assert typed(*words, "--retry", "out_of_memory").exit_code == 0
+    check_results(out, tmp_path / "alone", bad)
 
 
-def check_results(out: Path, plugin: Path, alone: Path, seeds: list[int]) -> None:
-    """The runs of these seeds must equal those of a sweep of them alone."""
-    assert sweep_to_end(*words_of(plugin, alone, seeds)).returncode == 0
-    runs, wanted = by_seed(out), by_seed(alone)
-    assert sorted(wanted) == sorted(seeds)
-    for seed, run in wanted.items():
-        assert results_of(run) == results_of(runs[seed])
-
-
-def kill_until_done(tmp_path: Path, kills: int, seeds: list[int], steps: int) -> None:
-    """Kill the sweep's own process again and again; the same command must lose nothing."""
-    plugin, dice = bring_plugin(tmp_path), random.Random(kills)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    more = ["runtime.checkpoint_seconds=0.2", "train.eval_every=50"]
-    assert sweep_to_end(*words_of(plugin, whole, seeds, *more, steps=steps)).returncode == 0
-    words = words_of(plugin, killed, seeds, *more, steps=steps)
-    every = len(seeds) * steps
-    for number in range(kills):
-        goal = int(every * (number + dice.random()) / (kills + 1))
-        process = start_sweep(*words)
-        try:
-            while rows_in(killed) < goal and process.poll() is None:
-                time.sleep(0.02)
-            time.sleep(dice.random())
-        finally:
-            process.kill()
-            process.wait()
-    # a run that is still saving holds its folder: the sweep then says so, and is given again
-    until(lambda: sweep_to_end(*words).returncode == 0, seconds=300)
-    wanted = {seed: results_of(run) for seed, run in by_seed(whole).items()}
-    assert {seed: results_of(run) for seed, run in by_seed(killed).items()} == wanted
-    for run in find_runs(killed):
-        assert list(run.steps["step"]) == list(range(1, steps + 1))
-    until(lambda: not processes_with(str(killed)), seconds=300)
+def check_results(out: Path, alone: Path, seeds: list[int]) -> None:
+    """The runs of these seeds must equal those trained alone in this process."""
+    for seed in seeds:
+        run = by_seed(out)[seed]
+        single = deepstack.train(load_config(run.path / "config.yaml"), study="s", out=alone)
+        assert results_of(single) == results_of(run)
 
 
 def states_of(out: Path) -> dict[int, str]:
@@ -208,13 +176,37 @@ def rows_in(out: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_sweep_whose_process_is_killed_ten_times_loses_nothing(tmp_path: Path) -> None:
-    kill_until_done(tmp_path, kills=10, seeds=[0, 1, 2, 3, 4, 5], steps=400)
+def test_a_sweep_whose_process_is_killed_ten_times_loses_nothing(
+    plugin: Path, tmp_path: Path
+) -> None:
+    """Killed again and again, the same command must lose nothing."""
+    kills, seeds, steps, dice = 10, [0, 1, 2, 3, 4, 5], 400, random.Random(10)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    more = ["runtime.checkpoint_seconds=0.2", "train.eval_every=50"]
+    assert typed(*words_of(plugin, whole, seeds, *more, steps=steps)).exit_code == 0
+    words = words_of(plugin, killed, seeds, *more, steps=steps)
+    for number in range(kills):
+        goal = int(len(seeds) * steps * (number + dice.random()) / (kills + 1))
+        process = start_sweep(*words)
+        try:
+            while rows_in(killed) < goal and process.poll() is None:
+                time.sleep(0.02)
+            time.sleep(dice.random())
+        finally:
+            process.kill()
+            process.wait()
+    # a run that is still saving holds its folder: the sweep then says so, and is given again
+    until(lambda: typed(*words).exit_code == 0, seconds=300)
+    wanted = {seed: results_of(run) for seed, run in by_seed(whole).items()}
+    assert {seed: results_of(run) for seed, run in by_seed(killed).items()} == wanted
+    for run in find_runs(killed):
+        assert list(run.steps["step"]) == list(range(1, steps + 1))
+    until(lambda: not processes_with(str(killed)), seconds=300)
 
 
 @pytest.mark.slow
-def test_a_run_that_hangs_does_not_outlive_its_killed_sweep(tmp_path: Path) -> None:
-    plugin, out = bring_plugin(tmp_path), tmp_path / "out"
+def test_a_run_that_hangs_does_not_outlive_its_killed_sweep(plugin: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
     process = start_sweep(*words_of(plugin, out, [HUNG, 0]))
     states = {HUNG: "running", 0: "done"}
     try:

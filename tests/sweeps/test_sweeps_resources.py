@@ -63,14 +63,14 @@ def test_a_run_that_may_not_fit_runs_alone_under_the_whole_budget() -> None:
         (30, "auto", 12, [10, 60], ""),  # of the host's memory it takes little
         (50, "auto", 12, [10, 60], "60,000 MB that are free on a GPU"),
         (9, "cpu", 12, [10, 60], "12,000 MB that all"),
-        (1, "auto", 4, [None], "4,000 MB that all"),
-        (500, "auto", 12, [None], ""),  # nobody could tell
+        (1, "auto", 4, [0], "4,000 MB that all"),
+        (500, "auto", 12, [0], ""),  # nobody could tell
     ],
 )
 def test_what_may_not_hold_a_run_even_alone_is_named(
-    memory: int, device: str, budget: int, gpus: list[int | None], said: str
+    memory: int, device: str, budget: int, gpus: list[int], said: str
 ) -> None:
-    listed = [Gpu(str(i), free and free * GB) for i, free in enumerate(gpus)]
+    listed = [Gpu(str(i), free * GB) for i, free in enumerate(gpus)]
     found = Resources(4, budget * GB, listed).too_small(cell(memory * GB, device=device))
     assert said in found and bool(said) == bool(found)
 
@@ -81,7 +81,7 @@ def test_small_runs_share_a_gpu_and_large_ones_have_one_each() -> None:
     assert [reservation.gpu for reservation in small] == ["0", "0", "1"]
     for gpu in two.gpus:
         held = [reservation.gpu_memory for reservation in small if reservation.gpu == gpu.name]
-        assert sum(held) <= (gpu.free or 0)
+        assert sum(held) <= gpu.free
     assert small[0].gpu_memory == 3 * GB + CONTEXT_BYTES
     large = filled(two, [cell(50 * GB)] * 9)
     assert [reservation.gpu for reservation in large] == ["0", "1"]  # each finds out for itself
@@ -130,7 +130,7 @@ SMI = "0, GPU-aa, 1000\n1, GPU-bb, 2000\n2, GPU-cc, [N/A]\n"
 def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "query_gpus", lambda: SMI)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    free = [1000 * 2**20, 2000 * 2**20, None]
+    free = [1000 * 2**20, 2000 * 2**20, 0]
     names = ["GPU-aa", "GPU-bb", "GPU-cc"]
     assert resources.visible_gpus() == [Gpu(n, f) for n, f in zip(names, free, strict=True)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, GPU-aa,MIG-z")
