@@ -80,32 +80,6 @@ def points_of(
     return pd.DataFrame(points, columns=["x", "y", "low", "high", "n", "mark", "by_seed"])
 
 
-def array_statistics(x: np.ndarray, values: np.ndarray) -> pd.DataFrame:
-    """Return x, mean, mean ± deviation and number of seeds (x, y, low, high, n).
-
-    values: (seeds, x); where one seed's is NaN the mean is.
-    """
-    import pandas as pd
-
-    mean, n = values.mean(axis=0), len(values)
-    deviation = values.std(axis=0, ddof=1) if n > 1 else np.full_like(mean, np.nan)
-    columns = {"x": x, "y": mean, "low": mean - deviation, "high": mean + deviation, "n": n}
-    return pd.DataFrame(columns)
-
-
-def seed_statistics(table: pd.DataFrame, by: str = "step") -> pd.DataFrame:
-    """Return the mean y of the seeds at each x, y ± one deviation as low and high, and their n.
-
-    table: x and value of the seeds of one setting and depth.  by: the column of x.  Counts finite
-    values only.  The deviation of one seed is NaN.
-    """
-    values = table.assign(value=table["value"].astype(float))
-    finite = values[np.isfinite(values["value"])]
-    rows = finite.groupby(by)["value"].agg(y="mean", deviation="std", n="count")
-    rows["low"], rows["high"] = rows["y"] - rows["deviation"], rows["y"] + rows["deviation"]
-    return rows.reset_index(names="x")[["x", "y", "low", "high", "n"]]
-
-
 class Mean(NamedTuple):
     """The mean of n finite values: deviation, standard error and 95 % interval (Student's t).
 

@@ -146,9 +146,11 @@ def sweep_command(
         from deepstack.sweeps.ray import OnRay
 
         launcher = OnRay(todo, name, out, workers, address)
-        count = launcher.workers
+        workers, count = None, launcher.workers
     else:
         launcher = sweeps.Local(cells, name, out, count, budget=budget)
+    if workers is not None and not quiet:
+        warn_of_threads(cells, workers)
     seconds = None if max_hours is None else 3600 * max_hours
     with watch(quiet, cells, count) as show, stop_on_signal() as stop:
         pool = sweeps.Pool(cells, launcher, retried, stop, show, seconds, run_timeout)
@@ -194,6 +196,19 @@ def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
     if not submitted:
         runs = counted("{} runs", len(todo))
         opt.note(f"{runs}; submit them with: sbatch {shlex.quote(str(script))}")
+
+
+def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
+    """Print a warning if the runs together have more threads than the machine has cores."""
+    from deepstack.sweeps import most_threads
+    from deepstack.training import cores
+
+    threads = most_threads(cells)
+    if workers * threads > cores():
+        opt.note(
+            f"{workers} workers with {threads} threads each exceed the {cores()} cores and slow "
+            f"each other down; use --workers {max(1, cores() // threads)}, or try runtime.threads=1"
+        )
 
 
 def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:

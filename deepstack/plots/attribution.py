@@ -21,12 +21,8 @@ from deepstack.analysis.settings import (
     values_of,
     varying_settings,
 )
-from deepstack.analysis.statistics import (
-    SATURATED,
-    has_diverged,
-    seed_statistics,
-    unrelated_distance,
-)
+from deepstack.analysis.statistics import SATURATED, has_diverged, unrelated_distance
+from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart

@@ -15,7 +15,7 @@ from deepstack.analysis.coordinates import (
     swept,
 )
 from deepstack.analysis.settings import choose_series
-from deepstack.analysis.statistics import seed_statistics
+from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing

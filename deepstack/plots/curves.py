@@ -11,7 +11,8 @@ import pandas as pd
 
 from deepstack.analysis.selection import find_key
 from deepstack.analysis.settings import DEPTH, Series, choose_series, evenly_spaced
-from deepstack.analysis.statistics import has_diverged, seed_statistics
+from deepstack.analysis.statistics import has_diverged
+from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing, axis_label
@@ -49,20 +50,10 @@ def curve_rows(series: Sequence[Series], column: str, source: Source = "steps") 
             members = s.at(depth)
             undiverged = [run for run in members if not has_diverged(run)]
             for runs in (undiverged, *([run] for run in members if has_diverged(run))):
-                rows = seed_statistics(logged_values(runs, column, source))
+                rows = seed_statistics(tidy(runs, column, source, settings=()))
                 mark = "diverged" if runs is not undiverged else None
                 tables.append(rows.assign(line=i, depth=depth, curve=len(tables), mark=mark))
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
-
-
-def logged_values(runs: Sequence[Run], column: str, source: Source) -> pd.DataFrame:
-    """Return step and value of a column in all runs; runs without it have no rows."""
-    tables = [pd.DataFrame(columns=["step", "value"])]
-    for run in runs:
-        logged = getattr(run, source) if isinstance(source, str) else source(run)
-        if column in logged and len(logged):
-            tables.append(logged[["step", column]].set_axis(["step", "value"], axis="columns"))
-    return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
 class Arrangement:

@@ -13,7 +13,8 @@ from matplotlib.colors import Normalize
 
 from deepstack.analysis.outcomes import outcome
 from deepstack.analysis.settings import SEED, choose_panels, choose_series, depths_of, evenly_spaced
-from deepstack.analysis.statistics import array_statistics, points_of
+from deepstack.analysis.statistics import points_of
+from deepstack.analysis.tidy import array_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing

@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm, Normalize
 
 from deepstack.analysis.initial_signals import SIGNALS, signal_layers
 from deepstack.analysis.settings import SEED, choose_panels, choose_series, evenly_spaced
-from deepstack.analysis.statistics import seed_statistics
+from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves

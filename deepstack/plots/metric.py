@@ -35,7 +35,8 @@ from deepstack.analysis.settings import (
     value_text,
     varying_settings,
 )
-from deepstack.analysis.statistics import has_diverged, seed_statistics
+from deepstack.analysis.statistics import has_diverged
+from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, in_style
 from deepstack.plots.curves import bar_rows, smoothed

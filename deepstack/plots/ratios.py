@@ -11,7 +11,7 @@ import pandas as pd
 
 from deepstack.analysis.captions import diverged_note
 from deepstack.analysis.settings import choose_series, left_out_note
-from deepstack.analysis.statistics import array_statistics
+from deepstack.analysis.tidy import array_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing

@@ -30,6 +30,7 @@ Layout = Literal["auto", "uint16", "uint32", "llm.c"]
 
 HEADER = 256  # int32s before the tokens of llm.c's files: magic, version, number of tokens
 LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
+LLM_C_EVALUATION = 20240522
 MOST_TEXT = 2**31
 STATE, SPLITS = "state.json", "dataset_dict.json"
 
@@ -123,7 +124,8 @@ def bin_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]
     if len(content) >= 4 * HEADER:
         header = np.frombuffer(content, dtype="<i4", count=3).tolist()
     magic, version, count = header
-    if reading.layout != "llm.c" and (reading.layout != "auto" or magic not in LLM_C):
+    has_magic = magic in (*LLM_C, LLM_C_EVALUATION)
+    if reading.layout != "llm.c" and (reading.layout != "auto" or not has_magic):
         dtype = np.dtype("<u4" if reading.layout == "uint32" else "<u2")
         if len(content) % dtype.itemsize:
             reason = f" has {len(content):,} bytes, no whole number of {dtype.name} tokens"

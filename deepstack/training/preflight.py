@@ -11,7 +11,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -154,28 +154,37 @@ def refuse_non_utf8_path(out: Path) -> None:
 def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
     """Raise ConfigError for settings that need what ranks or shards cut: a batch, or matrices."""
     mode, train, model = parallelism(config, ranks), config.train, config.model
-
-    def refuse(key: str, text: str) -> None:
-        raise ConfigError(f"{key}: {text}", key=key)
-
-    if mode and train.shards > 1:
-        text = "which needs one process; allowed 1: ranks split the batch"
-        refuse("train.shards", f"found {train.shards}, {text}")
-    if model.norm.kind == "batch" and (mode or train.shards > 1):
-        needed = "one process" if mode else "train.shards=1"
-        refuse("model.norm.kind", f"found batch, which needs {needed}; or use rms")
-    if model.unique_layers and (mode == "fully_sharded" or train.spectral_penalty):
-        text = "it excludes runtime.parallel=fully_sharded and train.spectral_penalty; allowed null"
-        refuse("model.unique_layers", text)
+    cuts_matrices = mode == "fully_sharded"
+    reasons = {"one process": mode is not None, "train.shards=1": train.shards > 1}
+    needs_whole = " and ".join(name for name, missing in reasons.items() if missing)
     needs_matrices = {
         "train.optimizer": train.optimizer == "muon",
         "train.spectral_penalty": train.spectral_penalty > 0,
         "log.sharpness_every": config.log.sharpness_every != 0,
     }
-    for key, is_used in needs_matrices.items():
-        if is_used and mode == "fully_sharded":
-            text = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them"
-            refuse(key, f"{text}; allowed with runtime.parallel=data")
+    rules = [
+        (
+            "train.shards",
+            mode is not None and train.shards > 1,
+            f"found {train.shards}, which needs one process; allowed 1: ranks split the batch",
+        ),
+        (
+            "model.norm.kind",
+            model.norm.kind == "batch" and needs_whole != "",
+            f"found batch, which needs {needs_whole}; or use rms",
+        ),
+        (
+            "model.unique_layers",
+            model.unique_layers and (cuts_matrices or train.spectral_penalty),
+            "it excludes runtime.parallel=fully_sharded and train.spectral_penalty; allowed null",
+        ),
+    ]
+    text = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
+    text += "allowed with runtime.parallel=data"
+    rules += [(key, used and cuts_matrices, text) for key, used in needs_matrices.items()]
+    for key, is_broken, text in rules:
+        if is_broken:
+            raise ConfigError(f"{key}: {text}", key=key)
 
 
 def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:
@@ -249,6 +258,9 @@ def locked_folder(
                 stack.enter_context(folder.lock())
             except ResourceError as error:
                 if isinstance(error.__cause__, OSError) and error.__cause__.errno in READ_ONLY:
+                    with suppress(ResourceError):
+                        if (state := folder.read_state()) in ENDED:  # nothing to write
+                            return [str(folder.path), state]
                     raise ResourceError(f"{error}; give another folder with --out") from error
                 raise
             try:

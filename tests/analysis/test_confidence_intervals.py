@@ -1,4 +1,4 @@
-"""Means over seeds; the 95 % intervals of `compare` and `report`, against Student's t."""
+"""The 95 % intervals of `compare` and `report`, against tabulated quantiles of Student's t."""
 
 import json
 import math
@@ -6,13 +6,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from helpers.plot_runs import make_run, make_runs
 from helpers.report_pages import Page, draw_only, row_of
 from typer.testing import CliRunner
 
-from deepstack.analysis.statistics import seed_statistics
 from deepstack.cli import app
 from deepstack.reports import compare, report
 
@@ -51,14 +49,6 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     row = row_of(compare(tmp_path, "deepnorm"), setting="Post-LN")
     assert (row.seeds, row.n, row.pairs) == (2, 1, 1)
     assert all(map(math.isnan, (row.val_low, row.val_high, row.diff_low, row.diff_high)))
-
-
-def test_statistics_leave_out_what_is_not_finite() -> None:
-    table = pd.DataFrame({"step": [1, 1, 2, 2], "value": [1.0, 3.0, 5.0, math.inf]})
-    first, second = seed_statistics(table).to_dict("records")
-    low, high = 2 - math.sqrt(2), 2 + math.sqrt(2)
-    assert first == pytest.approx({"x": 1, "y": 2, "low": low, "high": high, "n": 2})
-    assert (second["x"], second["y"], second["n"]) == (2, 5, 1) and math.isnan(second["low"])
 
 
 def printed(directory: Path, *options: str) -> str:

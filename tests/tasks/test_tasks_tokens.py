@@ -193,6 +193,7 @@ UNFIT: list[tuple[Callable[[Path], Path], str]] = [
     (raw("a.txt", b"words"), "text with task.tokenizer=tokenizer.json"),
     (lambda f: llm_c(f / "a.bin", count=999), "its header says 999 tokens, and 2,000 bytes"),
     (lambda f: llm_c(f / "a.bin", version=2), "it begins with 20240520, 2; allowed 20240520, 1 or"),
+    (lambda f: llm_c(f / "a.bin", magic=20240522), "it begins with 20240522, 1; allowed"),
     (lambda f: npy(f / "a.npy", RAMP * 1.5), "found float64 of shape"),
     (lambda f: npy(f / "a.npy", RAMP.reshape(10, 100)), "found int64 of shape (10, 100)"),
     (lambda f: npy(f / "a.npy", -RAMP), "found token -"),

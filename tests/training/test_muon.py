@@ -114,6 +114,26 @@ def test_updates_are_those_of_the_equation(adjust_lr: str, clip: float | None, b
     assert moved == 3 * 3  # o, w1, w2
 
 
+def test_torchs_muon_takes_the_same_steps() -> None:
+    """But for rounding to bf16, which it always does."""
+    matrices = torch.nn.Parameter(torch.randn(5, 24 * 8))
+    each = [torch.nn.Parameter(row.view(24, 8).clone()) for row in matrices.detach()]
+    shape = {"params": [matrices], "shape": (1, 24, 8), "weight_decay": 0.1}
+    ours = Muon([shape], None, lr=0.02, dtype=torch.bfloat16)
+    theirs = torch.optim.Muon(
+        each, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw", momentum=0.95
+    )
+    for _ in range(4):
+        matrices.grad = torch.randn(5, 24 * 8)
+        for p, row in zip(each, matrices.grad, strict=True):
+            p.grad = row.view(24, 8).clone()
+        before = matrices.detach().clone()
+        ours.step()
+        theirs.step()
+        apart = matrices.detach() - torch.stack([p.detach().flatten() for p in each])
+        assert apart.norm() < 0.02 * (matrices.detach() - before).norm()
+
+
 def test_how_many_are_orthogonalised_at_a_time_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

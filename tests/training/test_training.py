@@ -201,6 +201,14 @@ def test_divergence_is_a_result_however_late_it_is_seen(
     assert data_of(Run(path)) == data_of(first)
 
 
+@pytest.mark.parametrize(
+    "change", [{"train.max_loss": 3.0}, {"train.lr": 1e6, "train.optimizer": "sgd"}]
+)
+def test_a_first_step_may_diverge(change: dict[str, Any], tmp_path: Path) -> None:
+    run = deepstack.train(with_overrides(small(), change), out=tmp_path)
+    assert run.state == "diverged" and len(run.steps) <= 3
+
+
 def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

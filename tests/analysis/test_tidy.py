@@ -1,0 +1,49 @@
+"""The tidy table of a quantity, and the statistics over seeds that charts draw from it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers.plot_runs import make_run, make_runs
+
+from deepstack.analysis import tidy
+from deepstack.analysis.tidy import seed_statistics
+from deepstack.records import find_runs
+
+
+def test_a_row_has_scheme_depth_seed_step_value_and_the_settings_that_vary(tmp_path: Path) -> None:
+    for scheme, lr in (("deepnorm", 1e-3), ("post_ln", 3e-3)):
+        make_runs(tmp_path / "study", scheme=scheme, seed=(0, 1), lr=lr, steps=3)
+    runs = find_runs(tmp_path)
+    table = tidy(runs, "model_update")
+    assert len(table) == 4 * 3
+    assert set(table) == {"scheme", "depth", "seed", "step", "value", "train.lr"}
+    last = table[(table["scheme"] == "post_ln") & (table["seed"] == 1) & (table["step"] == 3)]
+    (run,) = [r for r in runs if r.get("model.scheme") == "post_ln" and r.get("seed") == 1]
+    assert last["value"].item() == run.steps["model_update"].iloc[-1]
+    assert last["train.lr"].item() == 3e-3
+
+
+def test_a_setting_that_is_a_list_is_one_value(tmp_path: Path) -> None:
+    for seed, roles in enumerate((["v"], ["v", "w1"])):
+        make_run(tmp_path / "study", seed=seed, steps=2, config={"train.trainable": roles})
+    table = tidy(find_runs(tmp_path), "loss", settings=["train.trainable"])
+    assert table["train.trainable"].tolist() == [["v"]] * 2 + [["v", "w1"]] * 2
+
+
+def test_runs_without_the_quantity_have_no_rows(tmp_path: Path) -> None:
+    make_run(tmp_path / "study")
+    table = tidy(find_runs(tmp_path), "no_such_column")
+    assert table.empty and {"scheme", "depth", "seed", "step", "value"} <= set(table)
+    assert seed_statistics(table).empty
+
+
+def test_statistics_leave_out_what_is_not_finite() -> None:
+    table = pd.DataFrame({"step": [1, 1, 2, 2], "value": [1.0, 3.0, 5.0, math.inf]})
+    first, second = seed_statistics(table).to_dict("records")
+    low, high = 2 - math.sqrt(2), 2 + math.sqrt(2)
+    assert first == pytest.approx({"x": 1, "y": 2, "low": low, "high": high, "n": 2})
+    assert (second["x"], second["y"], second["n"]) == (2, 5, 1) and math.isnan(second["low"])
