@@ -66,13 +66,13 @@ FAULTS = (
     ),
     Fault(
         "ring_around_the_largest_rate", "plots",
-        'ring = rows.loc[best]', 'ring = rows.loc[[drawn["x"].idxmax()]]',
+        'nsmallest(1, "y")', 'nlargest(1, "x")',
         f"{DRAWN}[loss_vs_lr]",
     ),
     Fault(
         "worst_loss_marked_best", "reports",
         'row["val_loss"] == min(same)', 'row["val_loss"] == max(same)',
-        "reports/test_report_marks.py",
+        "reports/test_reports.py",
     ),
     Fault(
         "deviation_as_standard_error", "analysis",
