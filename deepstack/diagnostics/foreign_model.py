@@ -88,6 +88,8 @@ def tensor_of(output: Any) -> Tensor | None:
     """Return the hidden state of a module's output: a tensor, `last_hidden_state`, or the first."""
     if isinstance(output, (tuple, list)) and output:
         return tensor_of(output[0])
+    if isinstance(output, Mapping):
+        output = output.get("last_hidden_state")
     output = getattr(output, "last_hidden_state", output)
     return output if isinstance(output, Tensor) else None
 

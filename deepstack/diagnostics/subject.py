@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -78,7 +78,7 @@ class Subject:
         """Return mean ‖x_l‖₂ and width of the stream after each layer.
 
         A layer listed several times, such as one with shared weights, has one stream for each of
-        its calls.
+        its calls.  The last calls count, if the model calls a layer more often than it is listed.
         """
 
         def size(x: Tensor) -> tuple[Tensor, int]:
@@ -87,18 +87,19 @@ class Subject:
         ends = [last_module(layer) for layer in self.layers]
         with undisturbed(self.model), outputs_of(ends, size) as calls:
             call_model(self.model, self.batch)
-        sizes = defaultdict(list)
+        sizes, listed = defaultdict(list), Counter(ends)
         for module, value in calls:
             sizes[module].append(value)
         streams = []
         for number, module in enumerate(ends, 1):
-            if not sizes[module]:
+            if len(sizes[module]) < listed[module]:
                 raise ConfigError(
                     f"layers: number {number} of {self.layers_name} gives no tensor in "
                     "model(batch); name what holds the layers, as in layers='encoder.layers', or "
                     "layers=() for no values by layer"
                 )
-            streams.append(sizes[module].pop(0))
+            streams.append(sizes[module].pop(-listed[module]))
+            listed[module] -= 1
         return streams
 
     def by_layer(self, values: Callable[[nn.Parameter], Tensor | None]) -> Tensor:

@@ -67,7 +67,8 @@ class AppendLog:
     `compared=False` is for values that differ between executions (timing): rows are appended after
     all rows on disk.
     `tolerance`: relative difference up to which a row written again counts as equal (for runs
-    without determinism); the row on disk stays, but a torn one is written anew.
+    without determinism); the row on disk stays, but a torn one is written anew.  `tolerated` counts
+    the rows that stayed and differ.
 
     The log keeps a running sha256 of its rows; `check` compares the file with it.
 
@@ -86,7 +87,7 @@ class AppendLog:
         self.path = path
         self.columns = tuple(columns)
         self.compared = compared
-        self.tolerance = tolerance
+        self.tolerance, self.tolerated = tolerance, 0
         header = (",".join(self.columns) + "\n").encode()
         # Some file systems, after a power cut, show zeros where bytes had not reached the disk.
         data = (read(path) or b"").rstrip(b"\0")
@@ -122,6 +123,7 @@ class AppendLog:
             self._append(line[len(old) :])
         elif self.tolerance and is_close(old, line, self.tolerance):
             line = old
+            self.tolerated += 1
         else:
             raise self._difference(old, line)
         self._sha256.update(line)

@@ -289,19 +289,20 @@ class Probe:
             "log.layers_every": self.layers_every,
             "log.attribution_every": self.attribution_every,
         }
-        try:
-            settings = json.loads(json.dumps({**known, **more}))  # lists for tuples
-        except TypeError as error:
-            raise ConfigError(f"config: {error}; allowed numbers, words and lists") from None
         nested: dict[str, Any] = {}
-        for key, value in settings.items():
+        for key, value in {**known, **more}.items():
+            try:
+                plain = json.loads(json.dumps(value))  # lists for tuples
+            except (TypeError, ValueError) as error:
+                text = f"config: {key}: {error}; allowed numbers, words and lists"
+                raise ConfigError(text) from None
             *sections, last = key.split(".")
             inner = nested
             for section in sections:
                 inner = inner.setdefault(section, {})
                 if not isinstance(inner, dict):
                     raise ConfigError(f"config: {key}: found a key below the value of another one")
-            inner[last] = value
+            inner[last] = plain
         _, problems = yaml_reader.read(conf.yaml_of(nested), "config")
         if problems:
             raise ConfigError(f"config: {problems[0].key}: {problems[0].text}")

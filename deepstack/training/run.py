@@ -296,6 +296,17 @@ class TrainingRun:
         waited = time.monotonic() - self._saved >= self.config.runtime.checkpoint_seconds
         return bool(self.ranks.max_over_ranks(waited)) and step < self.config.train.steps
 
+    def mark_tolerated(self) -> None:
+        """Report rows computed again that differ within the tolerance, and mark meta.json."""
+        if logs := [log for log in self.logs if log.tolerated]:
+            rows = ", ".join(f"{log.tolerated} of {log.path.name}" for log in logs)
+            self.observer.notify(f"rows computed again differ within {TOLERANCE:.0%}: {rows}")
+            meta = self.folder.read_meta()
+            names = {*meta.get("differing_logs", []), *(log.path.name for log in logs)}
+            self.folder.write_meta(meta | {"differing_logs": sorted(names)})
+            for log in logs:
+                log.tolerated = 0
+
     def save(self, step: int) -> None:
         """Save a checkpoint after this step, unless the run has diverged."""
         self.progress.phase = "saving a checkpoint"
@@ -304,6 +315,7 @@ class TrainingRun:
             return
         self.snapshots.records.write()
         sync_logs(self.logs)
+        self.mark_tolerated()
         save_state(self, step)
         self.folder.write_status("running", step)
         self._saved = time.monotonic()
@@ -327,6 +339,7 @@ class TrainingRun:
         self.recorder.flush()
         self.snapshots.records.write()
         logs = sync_logs(self.logs, ended=True)
+        self.mark_tolerated()
         divergence, facts = self.recorder.divergence, {}
         if divergence is None:
             state, step = "done", self.config.train.steps

@@ -95,6 +95,7 @@ KINDS: list[dict[str, Any]] = [
     {"model__norm__kind": "batch", "model__scheme": "hyper_connections"},
     {"model__norm__kind": "batch", "model__scheme": "hybrid_norm"},
     {"model__norm__kind": "batch", "model__scheme": "norm_former"},
+    {"model__family": "encoder_decoder", "model__decoder_attention": "average"},
 ]
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.small_runs import data_of, interrupted, small
+from helpers.small_runs import data_of, interrupted, small, stop_at
 
 import deepstack
-from deepstack.errors import ChangedLogError, DifferenceError
+from deepstack.config import Config
+from deepstack.errors import ChangedLogError, DifferenceError, Interrupted
 from deepstack.records import Inspection, Run, RunFolder
 from deepstack.training import Observer, checkpoint
 from deepstack.training import run as training_run
@@ -142,11 +143,12 @@ class Lost(Observer):
             raise KeyboardInterrupt
 
 
-def lost(out: Path, at: int) -> Path:
+def lost(out: Path, at: int, config: Config | None = None) -> Path:
     """Stop a run after four steps; let it go on, and lose it after the rows of another step."""
-    steps = interrupted(small(), out, 4).steps_path
+    config = config or small()
+    steps = interrupted(config, out, 4).steps_path
     with pytest.raises(KeyboardInterrupt):
-        deepstack.train(small(), out=out, observer=Lost(at))
+        deepstack.train(config, out=out, observer=Lost(at))
     return steps
 
 
@@ -178,6 +180,26 @@ def test_a_row_changed_after_the_checkpoint_of_a_lost_run_is_shown_beside_the_re
     with pytest.raises(DifferenceError, match=r"on disk: 6,9\S+\n +now: +6,") as caught:
         deepstack.train(small(), out=tmp_path)
     assert caught.value.exit_code == 6 and steps.read_bytes() == changed
+
+
+def test_without_determinism_a_slightly_different_row_is_reported_and_marked(
+    tmp_path: Path,
+) -> None:
+    config = small(runtime__deterministic=False)
+    steps = lost(tmp_path, at=7, config=config)
+    head, row = steps.read_text().split("\n6,")
+    loss, rest = row.split(",", 1)
+    changed = f"{head}\n6,{float(loss) * 1.001:.6g},{rest}"
+    steps.write_text(changed)
+    notices: list[str] = []
+    observer = Observer()
+    observer.notify = notices.append  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        deepstack.train(config, out=tmp_path, observer=observer, stop=stop_at(4))
+    run = deepstack.train(config, out=tmp_path, observer=observer)
+    notice = "rows computed again differ within 1%: 1 of steps.csv"
+    assert [text for text in notices if "differ" in text] == [notice]
+    assert run.meta["differing_logs"] == ["steps.csv"] and steps.read_text().startswith(changed)
 
 
 def test_rows_behind_the_last_step_are_not_sealed(tmp_path: Path) -> None:

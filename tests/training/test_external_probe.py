@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import deepstack
 from deepstack.diagnostics import ModelUpdate
+from deepstack.diagnostics.foreign_model import tensor_of
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 
@@ -206,8 +207,14 @@ def test_a_layer_that_runs_three_times_has_three_streams(tmp_path: Path) -> None
         for _ in range(3):
             y = layer.eval()(y)
             norms.append(y.norm(dim=-1).mean().item())
-    run = probed(tmp_path / "study" / "run", 1, model, batch=x, layers=[layer] * 3)
-    assert run.layers("stream_norm")[1][0].tolist() == pytest.approx(norms)
+    for count in (1, 3):  # listed once: the last of its streams
+        run = probed(tmp_path / str(count), 0, model, batch=x, layers=[layer] * count)
+        assert run.layers("stream_norm")[1][0].tolist() == pytest.approx(norms[-count:])
+
+
+def test_a_mapping_with_the_last_hidden_state_holds_f() -> None:
+    F = torch.ones(2, 3, D)
+    assert tensor_of({"logits": 2 * F, "last_hidden_state": F}) is F
 
 
 def test_attribution_is_that_of_a_model_with_one_group_changed(tmp_path: Path) -> None:
@@ -313,7 +320,8 @@ MISTAKES: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
     (encoder, {"groups": {"whole": "*"}}, "found the name 'whole'"),
     (encoder, {"every": 0}, "every: found 0"),
     (encoder, {"layers_every": "often"}, "layers_every: found 'often'"),
-    (encoder, {"config": {"model.x": object()}}, "config: Object of type object is not JSON"),
+    (encoder, {"config": {"model.x": object()}}, "config: model.x: Object of type object is"),
+    (encoder, {"config": {"model.depth.x": 1}}, "config: model.depth.x: found a key below"),
     (encoder, {"config": {"task.name": "a\x07"}}, "config: task.name: found the control char"),
 ]
 

@@ -111,7 +111,11 @@ def test_a_config_is_read_back_as_it_was_given(tmp_path: Path) -> None:
     assert found == given | {"task.grid": [[1, 2.5], [True, None]], "train.clip": "inf"}
 
 
-def test_plot_and_ls_read_what_a_probe_writes(tmp_path: Path) -> None:
+CHARTS = ["update_vs_depth", "update_vs_step", "grad_norm_by_layer", "layer_step_heat_map"]
+
+
+@pytest.mark.parametrize("named", [CHARTS, pytest.param([], marks=pytest.mark.slow)], ids=len)
+def test_plot_and_ls_read_what_a_probe_writes(named: list[str], tmp_path: Path) -> None:
     for depth in (2, 4):
         for seed in (0, 1):
             probed(
@@ -122,12 +126,9 @@ def test_plot_and_ls_read_what_a_probe_writes(tmp_path: Path) -> None:
                 name="Pre-LN (torch)",
                 config={"task.name": "reversal", "model.d_ff": 24},
             )
-    charts = [
-        "update_vs_depth", "update_vs_step", "grad_norm_by_layer", "layer_step_heat_map",
-    ]  # fmt: skip
-    result = CliRunner().invoke(app, ["plot", *charts, str(tmp_path)])
+    result = CliRunner().invoke(app, ["plot", *named, str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert {Path(line).stem for line in result.stdout.splitlines()} >= set(charts)
+    assert {Path(line).stem for line in result.stdout.splitlines()} >= set(CHARTS)
     listed = CliRunner().invoke(app, ["ls", str(tmp_path / "mine"), "--json"])
     rows = json.loads(listed.stdout)
     assert [(row["model.depth"], row["seed"], row["state"]) for row in rows] == [

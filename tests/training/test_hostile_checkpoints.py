@@ -128,11 +128,14 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "an empty file": (weights_of(b""), "weights.safetensors"),
     "a header of 2^63 bytes": (header({}, 2**63), "weights.safetensors"),
     "a header longer than the file": (header({}, 4096), "weights.safetensors"),
+    "a header of 99 MB of zeros": (header({}, 99_000_000), "weights.safetensors"),
     "a header that is no JSON": (header(b"\xff" * 64), "weights.safetensors"),
     "a deep header": (header(b'{"a":' + b"[" * 50_000), "weights.safetensors"),
     "an absurd shape": (header({"a": tensor([2**40, 2**20], 0, 64)}), "weights.safetensors"),
     "a shape whose size overflows": (
         header({"a": tensor([2**32, 2**32], 0, 0)}, data=b""), "weights.safetensors"),
+    "a negative shape": (header({"a": tensor([-1, 16], 0, 64)}), "weights.safetensors"),
+    "offsets beyond the file": (header({"a": tensor([32], 0, 128)}), "weights.safetensors"),
     "offsets that overlap": (
         header({"a": tensor([16], 0, 64), "b": tensor([8], 32, 64)}), "weights.safetensors"),
     "no tensors": (header({}, data=b""), "embedding"),

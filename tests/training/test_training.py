@@ -160,6 +160,11 @@ def test_training_without_any_logging_has_the_same_losses(
         assert np.float32(loss.item()) == np.float32(logged[t - 1])
 
 
+def test_another_seed_gives_other_rows(plain: dict[float, pd.DataFrame], tmp_path: Path) -> None:
+    other = deepstack.train(small(seed=1, train__steps=2), out=tmp_path).steps["loss"]
+    assert not np.isclose(other, plain[0.0]["loss"][:2], rtol=1e-6).any()
+
+
 # Several good rows, and then a loss above the bound.
 BLOW_UP = {
     "train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None, "train.steps": 30,
