@@ -35,7 +35,11 @@ COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("show", "status", "runs"), "did you mean 'ls'?"),
     **dict.fromkeys(("delete", "remove"), "did you mean 'rm'?"),
 }
-OPTIONS_ELSEWHERE = {"resume": _CONTINUE, "epochs": _STEPS, "max_epochs": _STEPS}
+OPTIONS_ELSEWHERE = {
+    **dict.fromkeys(("resume", "continue", "ckpt"), _CONTINUE),
+    **dict.fromkeys(("epochs", "epoch", "max_epochs"), _STEPS),
+    "host": "the page is for this machine alone; from another: ssh -L 8765:127.0.0.1:8765 HOST",
+}
 """Words of other programs, and the text to type here."""
 SYNONYMS = {"out": "to", "tag": "where tag=WORD"}
 """Options of some commands, and those of the others that do the same."""

@@ -23,6 +23,7 @@ from deepstack.config.examples import example, example_or_file
 from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.records.cells import counted
+from deepstack.records.files import make_folder
 
 if TYPE_CHECKING:
     from deepstack.sweeps import Cell, Launcher
@@ -218,7 +219,7 @@ def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
     Raises ResourceError if the folder cannot be made, or if weights and checkpoints do not fit.
     """
     try:
-        study.mkdir(parents=True, exist_ok=True)
+        new = make_folder(study)
     except OSError as error:
         raise ResourceError(
             f"{study}: no folder can be made ({error.strerror}); give another one with --out"
@@ -228,6 +229,8 @@ def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
     needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)
     free = shutil.disk_usage(study).free
     if needed > free:
+        for folder in new:
+            folder.rmdir()
         raise ResourceError(
             f"{study}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
             "give another folder with --out"

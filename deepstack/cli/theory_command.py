@@ -37,6 +37,9 @@ def theory_command(
         raise ConfigError("theory: found --json and --markdown; allowed one of them")
     if charts is not None and charts.exists() and not charts.is_dir():
         raise ConfigError(f"--charts {charts}: found a file; allowed a folder")
+    if several := next((name for name in claim if "," in name), None):
+        names = several.replace(",", " --claim ")
+        raise ConfigError(f"--claim: found a comma; give it once a claim: --claim {names}")
     import torch
 
     opt.load_plugins(plugin)

@@ -8,7 +8,7 @@ values are outputs of norms.  `compare` shows whether anything else reads a norm
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -230,32 +230,3 @@ def output(model: Transformer, inputs: Tensor) -> Tensor:
     with torch.no_grad(), model.statistics("followed"):
         after_fold: Tensor = model.eval()(inputs)
     return after_fold
-
-
-def forward_times(
-    models: Mapping[str, Transformer],
-    inputs: Tensor,
-    clock: Callable[[], float],
-    *,
-    rounds: int = 40,
-    seconds: float = 20.0,
-) -> dict[str, list[float]]:
-    """Time a forward pass of each model in rounds, in seconds; the order reverses every round.
-
-    Times are paired: other load on the machine affects all models of a round equally.  There are as
-    many rounds as fit in `seconds`, at least 4 and at most `rounds`.
-    """
-    times: dict[str, list[float]] = {name: [] for name in models}
-    order = list(models)
-    for name in order:  # first calls allocate
-        output(models[name], inputs)
-    start = clock()
-    for number in range(rounds):
-        if number >= 4 and clock() - start > seconds:
-            break
-        for name in order:
-            began = clock()
-            output(models[name], inputs)
-            times[name].append(clock() - began)
-        order.reverse()
-    return times

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from deepstack.records.files import open_file, parse_object, trouble
+from deepstack.records.files import LARGEST_TEXT, open_file, parse_object, trouble
 from deepstack.records.folder import RunFolder
 
 CHECKSUMS = "checksums.json"
 STATUS = "status.json"
 STATE = "state.json"
-LARGEST_JSON = 2**26  # bytes
 # log.txt and .lock record what people and processes did; they are no results.  status.json holds
 # the sha256 of checksums.json, which in turn holds one of the rest of status.json.
 DATA = (
@@ -109,4 +108,4 @@ def mapping(path: Path) -> dict[str, Any]:
 
     Raises OSError if it is not a regular file or is too large, ValueError if it is not an object.
     """
-    return parse_object(plain_file(path, LARGEST_JSON).read_bytes())
+    return parse_object(plain_file(path, LARGEST_TEXT).read_bytes())

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import socket
@@ -29,6 +30,9 @@ PATIENCE_SECONDS = 0.6
 
 # Do not follow a link (its target would be overwritten), do not wait for a pipe.
 _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+# Bytes of a JSON or YAML file, which is read as a whole.
+LARGEST_TEXT = 2**26
 
 # Errors that more space on the disk may cure; libraries such as safetensors give no number.
 _OF_SPACE = (None, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
@@ -51,12 +55,15 @@ def trouble(path: Path) -> Iterator[None]:
         raise ResourceError(f"{path}: {error.strerror or error}{space}") from error
 
 
-def read(path: Path) -> bytes | None:
+def read(path: Path, largest: float = math.inf) -> bytes | None:
     """Return the bytes of a file; None if there is none.
 
-    Raises ResourceError, without waiting, for a folder, a pipe or a device.
+    Raises ResourceError, without waiting, for a folder, a pipe, a device, or more than `largest`
+    bytes.
     """
     with trouble(path), contextlib.suppress(FileNotFoundError), open_file(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > largest:
+            raise ResourceError(f"{path}: found {size:,} bytes; allowed at most {largest:,}")
         return file.read()
     return None
 

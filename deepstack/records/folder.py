@@ -300,7 +300,7 @@ def npy_bytes(array: np.ndarray) -> bytes:
 
 
 def _load_json(path: Path) -> dict[str, Any]:
-    data = files.read(path)
+    data = files.read(path, files.LARGEST_TEXT)
     if data is None:
         return {}
     try:
@@ -310,7 +310,7 @@ def _load_json(path: Path) -> dict[str, Any]:
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
-    root, problems = yaml_reader.read(files.read(path) or b"", path.name)
+    root, problems = yaml_reader.read(files.read(path, files.LARGEST_TEXT) or b"", path.name)
     if problems:
         raise damage_error(path, f"is no YAML ({problems[0]})")
     value = root.plain()

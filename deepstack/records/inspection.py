@@ -158,6 +158,10 @@ class Inspection:
         for path in sorted(folder.path.glob("*.csv")):
             with self._reading(path.name):
                 read_csv(path, ("step",))
+        if any(folder.layers_dir.glob("[!.]*.npy")) and folder.last_row():
+            # A kill may prevent it only before the first row: it follows the snapshot.
+            if not (folder.layers_dir / "steps.npy").exists():
+                self._add("layers/steps.npy", "missing")
         for name in folder.layer_names():
             with self._reading(f"layers/{name}.npy"):
                 folder.read_layers(name)

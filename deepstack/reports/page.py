@@ -219,10 +219,13 @@ def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the environments of runs and their counts: versions, device, commit, plugins."""
     entries: dict[str, dict[str, Any]] = {}
     for run in runs:
-        git = run.meta.get("git") or {}
+        meta = {key: value if isinstance(value, dict) else {} for key, value in run.meta.items()}
+        git = meta.get("git", {})
         commit = str(git.get("commit") or "")[:12] + " + changes" * bool(git.get("dirty"))
-        files = ", ".join(str(plugin["file"]) for plugin in run.meta.get("plugins") or ())
-        environment = run.meta.get("environment", {}) | {"commit": commit, "plugins": files}
+        plugins = run.meta.get("plugins")
+        known = [p for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
+        files = ", ".join(str(plugin.get("file")) for plugin in known)
+        environment = meta.get("environment", {}) | {"commit": commit, "plugins": files}
         entry = entries.setdefault(
             json.dumps(environment, sort_keys=True), {"made": environment, "runs": 0}
         )

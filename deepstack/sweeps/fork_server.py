@@ -62,7 +62,7 @@ class ForkServer:
     """Starts `deepstack train` in processes forked from one that has imported it already.
 
     `close` ends it and the remaining runs, which save.
-    folder: for temporary files of the runs; the server removes it.
+    folder: for temporary files of the runs; removed with the server.
     cwd: the working directory of the runs, by default the present one.
     """
 
@@ -130,6 +130,7 @@ class ForkServer:
         """End the server and with it the remaining runs."""
         self._connection.close()
         self._server.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)  # of a server that was killed
 
 
 @dataclass(eq=False)

@@ -14,6 +14,7 @@ from helpers import QUICK, ROOT
 from helpers.command_line import TINY, typed
 from helpers.plot_runs import make_run
 
+from deepstack.cli import sweep_command
 from deepstack.records.trash import list_trash
 
 STUDY = "results/study"
@@ -40,6 +41,8 @@ def test_before_any_run_the_first_one_is_named(
         (["delete", "results"], "No such command 'delete'; did you mean 'rm'?"),
         (["trian", QUICK], "No such command 'trian'. Did you mean 'train'?"),
         (["train", QUICK, "--resume"], "--resume; an interrupted run continues when its train"),
+        (["serve", "--host", "0.0.0.0"], "--host; the page is for this machine alone; from"),
+        (["theory", "--claim", "C1,C2"], "give it once a claim: --claim C1 --claim C2"),
         (["train", QUICK, "--epochs", "3"], "--epochs; training is measured in steps: train.steps"),
         (["list", "scheme"], "unknown kind 'scheme'; did you mean 'schemes'? allowed: "),
         (
@@ -110,6 +113,15 @@ def test_out_in_an_impossible_place(tmp_path: Path) -> None:
         assert result.exit_code == 5 and "/proc/x" in result.stderr and "--out" in result.stderr
     assert trained.stderr.endswith("give another folder with --out\n")
     assert "/proc/x/quick: no folder can be made" in swept.stderr
+
+
+def test_a_sweep_that_the_disk_cannot_hold_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_command.conf, "disk_estimate", lambda config: (10**16, 0))
+    result = typed("sweep", QUICK, *TINY, "--out", tmp_path / "new" / "out", "-q")
+    assert result.exit_code == 5 and "are free; give another folder with --out" in result.stderr
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_trash_is_listed_before_it_is_emptied(tmp_path: Path, monkeypatch: Any) -> None:

@@ -15,7 +15,7 @@ from deepstack.config import Config, load_config, parameter_count, with_override
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.model.build import Built
-from deepstack.model.fold import compare, fold, forward_times, output
+from deepstack.model.fold import compare, fold, output
 from deepstack.model.plain import fill, from_plain, load_export, to_plain, values_of
 from deepstack.records import RunFolder
 from deepstack.schemes import SCHEMES, StackNorm
@@ -199,15 +199,6 @@ def test_plain_tensors_go_there_and_back(scheme: str, banks: bool) -> None:
     del plain["embedding.weight"]
     with pytest.raises(ConfigError, match=r"have no embedding\.weight"):
         from_plain(model, plain)
-
-
-def test_forward_times_are_paired() -> None:
-    built = moved(config_of(depth=1))
-    clock = iter(range(1000))
-    times = forward_times(
-        {"a": built.model, "b": built.model}, tokens(built), lambda: float(next(clock)), rounds=5
-    )
-    assert times == {"a": [1.0] * 5, "b": [1.0] * 5}
 
 
 # -- the command -----------------------------------------------------------------------------------

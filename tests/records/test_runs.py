@@ -22,6 +22,7 @@ from deepstack.records import (
     Run,
     RunFolder,
     find_runs,
+    problems,
     runs_table,
     varying,
 )
@@ -111,6 +112,16 @@ def test_a_link_in_a_run_folder_is_not_written_through(name: str, tmp_path: Path
     assert caught.value.exit_code == 5
     assert folder.holder() is None
     assert dear.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["status.json", "config.yaml", "meta.json"])
+def test_a_terabyte_of_a_small_file_is_refused(name: str, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run").path
+    (path / name).touch()
+    os.truncate(path / name, 10**12)
+    text = " ".join(problems(RunFolder(path)))
+    assert name in text and "1,000,000,000,000 bytes" in text
+    assert typed("ls", tmp_path).exit_code == 0
 
 
 def test_pipes_in_a_run_folder_hold_nobody(tmp_path: Path) -> None:

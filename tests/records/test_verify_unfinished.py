@@ -55,6 +55,11 @@ def test_rows_behind_the_last_checkpoint_are_no_damage_but_lost_ones_are(
     assert "steps.csv: missing" in problems(stopped)
 
 
+def test_the_steps_of_snapshots_that_are_lost_are_damage(stopped: RunFolder) -> None:
+    (stopped.layers_dir / "steps.npy").unlink()
+    assert problems(stopped) == ["layers/steps.npy: missing"]
+
+
 class Kill(BaseException):
     """The end of the process, as far as a run can tell."""
 

@@ -245,6 +245,15 @@ def test_what_a_folder_says_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "<script>alert(1)" in page.text and "{{ 7*7 }}" in page.text
 
 
+def test_a_meta_that_is_another_thing_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
+    for seed, meta in enumerate(({"environment": "x", "git": 3, "plugins": 5}, {"plugins": [1]})):
+        RunFolder(make_run(tmp_path, seed=seed)).write_meta(meta)
+    assert "2 runs: 2 done" in Page(report(tmp_path)).text
+
+
 def test_the_floor_is_the_one_that_the_outcome_is_of(tmp_path: Path) -> None:
     """Without [MASK] that is the best without context, not the unigram of the [MASK] positions."""
     make_run(tmp_path, masked=math.nan)

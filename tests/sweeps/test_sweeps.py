@@ -191,13 +191,15 @@ def test_a_run_whose_server_dies_is_interrupted_and_the_next_has_another(tmp_pat
         assert not local.has_capacity(cell, [cell])
         until(lambda: steps_made(tmp_path) != [] and steps_made(tmp_path)[0] > 0)
         assert local._server is not None
-        local._server._server.kill()
+        killed = local._server
+        killed._server.kill()
         until(lambda: first.poll() is not None)
         assert first.poll() == 128 + signal.SIGTERM
         until(lambda: find_runs(tmp_path)[0].state == "interrupted")
         rows = steps_made(tmp_path)[0]
         until(lambda: local.has_capacity(cell, []))
         second = local.start(cell)
+        assert not killed.folder.exists()
         until(lambda: steps_made(tmp_path)[0] > rows)
         second.send_signal(signal.SIGTERM)
         until(lambda: second.poll() is not None)

@@ -167,7 +167,11 @@ def check_results(out: Path, alone: Path, seeds: list[int]) -> None:
 
 def states_of(out: Path) -> dict[int, str]:
     """The states by seed; none before there is a run."""
-    return {seed: run.state for seed, run in by_seed(out).items()} if list(out.glob("*/*")) else {}
+    return (
+        {seed: run.state for seed, run in by_seed(out).items()}
+        if any(out.glob("*/*/config.yaml"))
+        else {}
+    )
 
 
 def rows_in(out: Path) -> int:
