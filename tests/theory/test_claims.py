@@ -38,7 +38,14 @@ def finding(name: str) -> Finding:
     return CLAIMS[name].measure(0)
 
 
-@pytest.mark.parametrize("name", some(PUBLISHED, 3, 2))
+LONG = ["C24", "C36", "C39", "C42", "C48"]  # five seconds or more
+
+
+@pytest.mark.parametrize(
+    "name",
+    some([name for name in PUBLISHED if name not in LONG], 3, 2)
+    + [pytest.param(name, marks=pytest.mark.slow) for name in LONG],
+)
 def test_a_claim_is_measured_and_judged(name: str) -> None:
     before = torch.get_rng_state()
     result = finding(name)
