@@ -43,8 +43,8 @@ def watch(quiet: bool, cells: Sequence[Cell], workers: int) -> Iterator[Show]:
         def show_lines(progress: Sequence[Progress]) -> None:
             nonlocal latest
             latest = progress
-            begun = [entry for entry in progress if entry.state != "waiting"]
-            for line in changes_of_state(map(row_of, begun), seen):
+            started = [entry for entry in progress if entry.state != "waiting"]
+            for line in changes_of_state(map(row_of, started), seen):
                 log(line)
 
         yield show_lines

@@ -140,15 +140,15 @@ def parse_study(
     groups = read_groups(sweep)
     # the rules of the file may refer to values that the command line has replaced
     declared = {key: node.items() for group in groups for key, node in group.items()}
-    given = []
+    keys = []
     for override, axis in axes.items():
         key = override.partition("=")[0].strip()
-        given.append(key)
+        keys.append(key)
         groups = _replace_axis(groups, key, axis)
         if axis is not None:
             declared[key] = [*declared.get(key, ()), *axis.items()]
     raise_problems(axis_problems(groups, tree, sweep.where))
-    rules, problems = read_rules(sweep, declared, given, tree)
+    rules, problems = read_rules(sweep, declared, keys, tree)
     raise_problems(problems)
     plain = [{key: node.plain() for key, node in group.items()} for group in groups]
     study = Study(
@@ -156,9 +156,9 @@ def parse_study(
         {key: values for group in plain if len(group) == 1 for key, values in group.items()},
         tuple(group for group in plain if len(group) > 1),
         tuple(rule.where for rule in rules if rule.name == "sweep.exclude"),
-        _overrides(rules, given),
+        _overrides(rules, keys),
     )
-    if not set(given) & declared.keys():
+    if not set(keys) & declared.keys():
         raise_problems(idle_rules(rules, list(study.cells())))
     if study.exclude and study.size == 0:
         raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
@@ -192,14 +192,14 @@ def _replace_axis(groups: Sequence[Group], key: str, axis: Node | None) -> list[
     return [group for group in groups if group]
 
 
-def _overrides(rules: Sequence[Rule], given: Sequence[str]) -> tuple[Override, ...]:
+def _overrides(rules: Sequence[Rule], keys: Sequence[str]) -> tuple[Override, ...]:
     """Return the overrides among the rules; keys on the command line win over their settings."""
     overrides = []
     for rule in rules:
         settings = {
             key: node.plain()
             for key, node in rule.settings.items()
-            if not any(are_nested(key, other) for other in given)
+            if not any(are_nested(key, other) for other in keys)
         }
         if settings:
             overrides.append(Override(rule.where, settings))

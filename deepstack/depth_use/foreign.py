@@ -88,8 +88,8 @@ class ForeignLayers(Layered):
         if len(set(self.layers)) < self.depth:
             raise ConfigError("layers: found one module several times; allowed each once")
         names = [head] if isinstance(head, str) else head
-        found = names if callable(names) else [find_module(modules, name) for name in names]
-        self.head = found if callable(found) else nn.Sequential(*found)
+        last = names if callable(names) else [find_module(modules, name) for name in names]
+        self.head = last if callable(last) else nn.Sequential(*last)
 
     def ready(self) -> AbstractContextManager[None]:
         return undisturbed(self.model)

@@ -71,8 +71,8 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     if width == 1 and (multiples or count > MOST_BANDS * len(shown)):
         width = max(1, int(rows[TRAINING]["x"].max()) // CROWDED_PARTS)
     rows[TRAINING] = smoothed(rows[TRAINING], width)
-    together = multiples or (count <= SHARED_PANEL and len(shown) == 1)
-    if together:
+    shares_panel = multiples or (count <= SHARED_PANEL and len(shown) == 1)
+    if shares_panel:
         cells, columns = [(panel, list(rows)) for panel in shown], min(3, len(shown))
     elif 1 < len(shown) <= 4:
         cells, columns = [(panel, [q]) for q in rows for panel in shown], len(shown)
@@ -104,7 +104,7 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
     drawn = pd.concat(rows.values())
     if count > 1:
         arrangement.explain(drawn)
-    if together or len(cells) == 1:
+    if shares_panel or len(cells) == 1:
         line, depth = drawn[["line", "depth"]].iloc[0]
         line_color = arrangement.style(line, depth)["color"]
         first, second = (GREY, GREY) if count > 1 else (line_color, "black")

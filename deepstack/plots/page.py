@@ -195,8 +195,8 @@ def wrap(
 
     lines = [""]
     for part in re.split("(?<= )", text):
-        whole = fits(part) or not inside
-        for piece in [part] if whole else re.findall(r"\$[^$]*\$|[^$]|\$", part):
+        stays = fits(part) or not inside
+        for piece in [part] if stays else re.findall(r"\$[^$]*\$|[^$]|\$", part):
             if fits(lines[-1] + piece):
                 lines[-1] += piece
             else:

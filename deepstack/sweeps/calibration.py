@@ -81,8 +81,8 @@ def calibrate(
     Every depth is trained for max(steps) steps from `seeds` seeds, at a small constant rate `lr`
     (by default a hundredth of `train.lr`) and at half of it, without warm-up and clipping.  Runs
     are ordinary run folders in `<out>/<study>_before`; a repeated call skips finished ones.
-    Roles that move F from θ_0 at no step are measured a second time, in `<out>/<study>_second`:
-    the rates of the other roles are corrected, and the change of each role is taken back from θ_t.
+    Roles that move F from θ_0 at no step are measured a second time, in `<out>/<study>_second`.
+    There the rates of the others are corrected, and a role's change is taken back from θ_t.
     In ReZero these are the matrices, because its gates are 0 in θ_0.  Their effect is a product of
     two changes.  The rate is therefore ten times larger here and in the runs that check it.
     alone: also train each role alone, in `<out>/<study>_alone`, and measure these runs.  Without

@@ -22,11 +22,11 @@ READ_FIRST = ("status.json", "meta.json", "checkpoint", "steps.npy")
 class FolderChanges(NamedTuple):
     """The difference between a run folder and its copy.
 
-    written: for each file its path in the folder, the size of the copy that stays, and the bytes
+    files: for each file its path in the folder, the size of the copy that stays, and the bytes
     after it.  removed: paths of files.
     """
 
-    written: list[tuple[str, int, bytes]]
+    files: list[tuple[str, int, bytes]]
     removed: list[str]
 
 
@@ -43,15 +43,15 @@ class Source:
 
     def changes(self) -> FolderChanges:
         """Return the changes since the last call; files that vanish meanwhile are no error."""
-        written: list[tuple[str, int, bytes]] = []
+        files: list[tuple[str, int, bytes]] = []
         names = visible_files(self.folder.path)
         for name in sorted(names, key=reading_order):
             with suppress(FileNotFoundError):
-                written += self._compare(name)
+                files += self._compare(name)
         removed = sorted(self._sent.keys() - set(names))
         for name in removed:
             del self._sent[name]
-        return FolderChanges(written[::-1], removed)
+        return FolderChanges(files[::-1], removed)
 
     def _compare(self, name: str) -> list[tuple[str, int, bytes]]:
         path = self.folder.path / name
@@ -89,7 +89,7 @@ def write_changes(folder: RunFolder, changes: FolderChanges) -> None:
 
     Raises ResourceError when the disk refuses, ValueError for a path outside of the folder.
     """
-    for name, size, data in changes.written:
+    for name, size, data in changes.files:
         path = path_in(folder, name)
         if size == 0:
             files.replace(path, data)

@@ -11,8 +11,8 @@ runs, which save and end, and kills those that have not ended after GRACE_SECOND
 dies, the kernel sends SIGTERM to the runs.
 
 The forkserver of `multiprocessing` does not fit.  It imports the user's script again, which fails
-in a script without a main guard, it keeps the environment of the first sweep, and it does not end
-the runs of a sweep that has died.
+in a script without a main guard. It keeps the environment of the first sweep, and the runs of a
+sweep that has died do not end.
 """
 
 from __future__ import annotations

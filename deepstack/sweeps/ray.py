@@ -95,13 +95,13 @@ class OnRay(Launcher):
 
     def resources_of(self, cell: Cell, nodes: Sequence[Resources]) -> Resources:
         """Return a run's cores, bytes of memory, and share of a GPU: 0, 1, or less if small."""
-        required = requirements_of(cell, has_gpu=largest(nodes, "GPU") > 0)
+        required = requirements_of(cell, has_gpu=most_of_a_node(nodes, "GPU") > 0)
         gpu = required.gpu_memory
         return {
             "num_cpus": required.cores,
             "num_gpus": share_of_gpu(gpu, self._gpu_bytes) if gpu else 0,
             # Ray would wait for ever for a node with more memory than any has.
-            "memory": int(min(required.memory, largest(nodes, "memory"))),
+            "memory": int(min(required.memory, most_of_a_node(nodes, "memory"))),
         }
 
     def refuse_too_large(self, resources: Resources) -> None:
@@ -111,7 +111,7 @@ class OnRay(Launcher):
             ("num_cpus", "cores; fewer with runtime.threads=…"),
             ("num_gpus", "GPU; without one: runtime.device=cpu"),
         ):
-            if resources[name] > largest(nodes, RESOURCES[name]):
+            if resources[name] > most_of_a_node(nodes, RESOURCES[name]):
                 raise ResourceError(f"no node of the Ray cluster has {resources[name]:g} {text}")
 
     def submit(self, order: Order) -> Any:
@@ -249,7 +249,7 @@ class Process:
         self._lock.close()
 
 
-def largest(nodes: Sequence[Resources], key: str) -> float:
+def most_of_a_node(nodes: Sequence[Resources], key: str) -> float:
     """Return the most that a node has of a resource."""
     return max((node.get(key, 0) for node in nodes), default=0)
 

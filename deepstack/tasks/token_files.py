@@ -101,7 +101,7 @@ def read_file(file: Path, reading: Reading) -> list[Part]:
     if file.suffix in (readers := {".bin": bin_tokens, ".npy": npy_tokens, ".arrow": arrow_tokens}):
         state, mapping = file.stat(), map_file(file, reading)
         arrays = readers[file.suffix](mapping, file, reading)
-        # an array of its own memory holds the tokens of an arrow file's text
+        # tokens of text in an arrow file are an array in memory, without a base
         return [Part(a) if a.base is None else Part(a, file, state, mapping) for a in arrays]
     raise reading.refusal(
         file,

@@ -278,11 +278,11 @@ def small_deviation(seed: int) -> Finding:
         attention, feed_forward = stream_powers(started(draw_seed, **bert, **start))["sum"]
         weight, stated = (attention * feed_forward) ** -6, word != "Xavier"
         within: dict[str, Any] = {"tolerance": 0.1, "stated": stated}
-        kept = f"weight of x_0 after 12 such layers, {word}"
+        weight_of_x0 = f"weight of x_0 after 12 such layers, {word}"
         return [
             Part.mean(f"D, attention, {word}", 1.0, attention, **within),
             Part.mean(f"D, feed-forward, {word}", 1.0, feed_forward, **within),
-            at_least(kept, 2.0**-12, weight, stated=stated),
+            at_least(weight_of_x0, 2.0**-12, weight, stated=stated),
         ]
 
     repetitions, normal = seeds(seed, 24), {"init_distribution": "normal", "init_std": 0.0176}

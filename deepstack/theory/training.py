@@ -81,20 +81,22 @@ def larger_rates(seed: int) -> Finding:
         loss = late(stack.run(steps))
         return loss, loss < math.log(stack.task.vocab_size)
 
-    drawn, largest = {}, {}
+    drawn, best_rates = {}, {}
     for label, scheme in schemes.items():
         ends = torch.tensor([[end(s, lr, scheme) for lr in rates] for s in repetitions], dtype=F64)
         drawn[label], trains = ends.unbind(dim=2)  # (seeds, rates) each
-        largest[label] = (trains * torch.tensor(rates, dtype=F64)).amax(dim=1)
+        best_rates[label] = (trains * torch.tensor(rates, dtype=F64)).amax(dim=1)
     parts = []
     for label in ("Post-LN", "Pre-LN"):
         quantity = f"{label}: largest rate that trains, over that without norms"
-        parts.append(at_least(quantity, 2.0, largest[label] / largest["no norms"]))
+        parts.append(at_least(quantity, 2.0, best_rates[label] / best_rates["no norms"]))
         for at, rate in enumerate(rates[:2]):
             less = drawn[label][:, at] - drawn["no norms"][:, at]
             parts.append(at_most(f"{label}: loss less that without norms, lr {rate:g}", 0.0, less))
     quantity = "Pre-LN: largest rate that trains, over T-Fixup's"
-    parts.append(at_least(quantity, 2.0, largest["Pre-LN"] / largest["T-Fixup"], stated=False))
+    parts.append(
+        at_least(quantity, 2.0, best_rates["Pre-LN"] / best_rates["T-Fixup"], stated=False)
+    )
     lines = [Line.mean(label, rates, losses) for label, losses in drawn.items()]
     note = (
         f"3 layers, d = 32, task text, {len(repetitions)} seeds, {steps} steps; the loss is the "

@@ -39,7 +39,7 @@ COMPUTE = {
     "flops": ("C", "FLOPs", "Forward and backward passes of the training batches up to this step."),
 }
 # Keys of meta.json that stay when a run resumes.
-KEPT = ("created", "git", "extends", "differing_logs")
+OF_THE_FIRST_START = ("created", "git", "extends", "differing_logs")
 # The distance from 1 to the next fp32 number.
 RESOLUTION = 2.0**-23
 TIMING = {
@@ -85,7 +85,7 @@ def meta_of(run: TrainingRun, before: dict[str, Any]) -> dict[str, Any]:
     if not before:
         return now
     resumed = {"time": now["created"], "git": now["git"], "environment": prepared.environment}
-    meta = now | {key: before[key] for key in KEPT if key in before}
+    meta = now | {key: before[key] for key in OF_THE_FIRST_START if key in before}
     if "created" in before:  # else the run extends another one, and begins now
         meta["resumed"] = [*before.get("resumed", []), resumed]
     if "environment_changed" in before or environment_changes(

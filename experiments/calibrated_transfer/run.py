@@ -74,10 +74,10 @@ def main() -> None:
             ):
                 result = transfer(search(tuned, f"transfer_{name}_{state}", args))
                 exponent, cost = result.exponent, result.costs[max(args.depths)]
-                together = {row.step: row.exponent for row in table if row.role == "together"}
+                by_step = {row.step: row.exponent for row in table if row.role == "together"}
                 rows.append(
                     {"scheme": scheme, "optimizer": optimizer, "state": state}
-                    | {"update_exponent": together[10]}
+                    | {"update_exponent": by_step[10]}
                     | (exponent or UNKNOWN).columns("rate_exponent", "rate_low", "rate_high")
                     | (cost or UNKNOWN).columns("cost")
                     | {"seeds": min(best.seeds for best in result.best)}
