@@ -232,6 +232,8 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
             damaged.append(f"checkpoint {older}: {problem}")
     for problem in damaged:
         notify(f"not used: {problem}")
+    if checkpoint is not None:  # a kill may have come before its name was on the disk
+        sync_folder(folder.checkpoint_dir)
     if not changed and not damaged:
         return checkpoint
     if checkpoint is not None:
