@@ -46,8 +46,8 @@ _NUMBERS: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, floa
 
 
 def hint_for(suggestion: str | None) -> str:
-    """Return '; did you mean …?', or '' for no suggestion and for one that fills a line."""
-    if suggestion is None or len(suggestion) > 100:
+    """Return '; did you mean …?', or '' for none, and for one that is long or not printable."""
+    if suggestion is None or len(suggestion) > 100 or not suggestion.isprintable():
         return ""
     is_text = isinstance(parse_scalar(suggestion), str) and suggestion[:1] != "["
     return f"; did you mean {repr(suggestion) if is_text else suggestion}?"
