@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TOGETHER = "together"
+HEAD = "head"  # the role that reads F and so never moves it
 NOT_A_ROLE = ("outside", "schedule", "unexplained")
 ROUNDING = 10 * 2**-23
 """The part of ‖F_0‖ below which a movement of F is rounding in fp32 and counts as none."""
@@ -81,9 +82,9 @@ class DepthExponents:
         if self.alone:
             rows = replaced(rows, role_exponents(role_updates(self.alone), self.steps, "alone"))
         if self.second:
-            moved = {TOGETHER, *first_exponents(rows)}
+            unmoved = unmoved_roles(rows)
             second = role_exponents(role_updates(self.second), self.steps, "current")
-            rows = replaced(rows, [row for row in second if row.role not in moved])
+            rows = replaced(rows, [row for row in second if row.role in unmoved])
         return rows
 
     @cached_property
@@ -100,8 +101,7 @@ class DepthExponents:
     @property
     def unmoved(self) -> list[str]:
         """The roles without an exponent, but for the head, which is no part of F."""
-        known = {*self.exponents, TOGETHER, "head"}
-        return [role for role in dict.fromkeys(row.role for row in self.rows) if role not in known]
+        return unmoved_roles(self.rows)
 
 
 def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
@@ -170,6 +170,12 @@ def first_exponents(rows: Sequence[RoleExponent]) -> dict[str, float]:
         if row.role != TOGETHER and row.exponent is not None:
             chosen.setdefault(row.role, row.exponent)
     return chosen
+
+
+def unmoved_roles(rows: Sequence[RoleExponent]) -> list[str]:
+    """Return the roles that move F at no step, but for the head, which is no part of F."""
+    known = {*first_exponents(rows), TOGETHER, HEAD}
+    return [role for role in dict.fromkeys(row.role for row in rows) if role not in known]
 
 
 def fit_role(step: int, role: str, table: pd.DataFrame, lr: float) -> RoleExponent:

@@ -75,8 +75,8 @@ def calibrate_command(
     second = dict.fromkeys(row.role for row in measured.rows if row.origin == "current")
     if second:
         opt.note(
-            f"{', '.join(second)}: measured a second time, with the rates of the other roles "
-            "corrected; their change alone does not move the initial F"
+            f"{', '.join(second)}: measured a second time, with corrected rates of the other "
+            "roles, because their change alone does not move F at the start"
         )
     if measured.unmoved:
         opt.note(

@@ -31,6 +31,10 @@ from deepstack.parameters.banks import Bank
 # Other ranks wait while rank 0 takes a snapshot of every layer or writes a checkpoint.
 TIMEOUT = timedelta(minutes=30)
 
+# Smaller gradients share one message: a message costs about as much as so many numbers
+# (two ranks, gloo on one host: 1 ms for each of 15 small banks, 0.6 ms for all in one).
+SMALLEST_MESSAGE = 2**16
+
 Tensors = dict[str, dict[str, Tensor]]
 
 
@@ -173,15 +177,21 @@ class TorchRankGroup(RankGroup):
         if self.size == 1:
             return None
         gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
+        large = [g for g in gradients if g.numel() >= SMALLEST_MESSAGE]
+        small = [g for g in gradients if g.numel() < SMALLEST_MESSAGE]
 
         def share(loss: Tensor) -> Tensor:
-            tensors = [loss.clone(), *gradients]
-            message = torch.cat([t.flatten() for t in tensors])  # one is faster than many
+            loss = loss.clone()
+            under_way = [self.dist.all_reduce(g, async_op=True) for g in large]
+            several = [loss, *small]
+            message = torch.cat([t.flatten() for t in several])
             self.dist.all_reduce(message)
-            pieces = message.split([t.numel() for t in tensors])
-            for tensor, piece in zip(tensors, pieces, strict=True):
-                tensor.copy_(piece.view_as(tensor))
-            return tensors[0]
+            pieces = message.split([t.numel() for t in several])
+            summed = [piece.view_as(t) for piece, t in zip(pieces, several, strict=True)]
+            torch._foreach_copy_(several, summed)
+            for work in under_way:
+                work.wait()
+            return loss
 
         return share
 

@@ -25,6 +25,7 @@ from deepstack.records.folder import (
 )
 from deepstack.records.labels import Labels, read_labels
 from deepstack.records.published import PUBLISHED
+from deepstack.registry import nearest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,10 +226,13 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     folders = [folder for folder in folders_below(root) if RunFolder(folder).exists()]
     if not folders:
         reason = "holds no runs" if root.is_dir() else "is not a folder"
-        first = "; to train a first run: deepstack train quick" if str(root) == RESULTS else ""
-        first += f"; to select runs: --where {root}" if "=" in root.name else ""
+        hint = "; to train a first run: deepstack train quick" if str(root) == RESULTS else ""
+        hint += f"; to select runs: --where {root}" if "=" in root.name else ""
+        if not root.exists() and root.parent.is_dir():
+            near = nearest(root.name, [one.name for one in root.parent.iterdir() if one.is_dir()])
+            hint += f"; did you mean {str(root.parent / near)!r}?" if near else ""
         raise NothingMatchedError(
-            f"{root} {reason}: expected a run, a study or a results folder{first}"
+            f"{root} {reason}: expected a run, a study or a results folder{hint}"
         )
     return [Run(folder) for folder in sorted(folders, key=natural)]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.analysis.calibration import TOGETHER, DepthExponents, interpolated_factors
+from deepstack.analysis.calibration import HEAD, TOGETHER, DepthExponents, interpolated_factors
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.sweeps.pool import Progress
@@ -121,10 +121,13 @@ def calibrate(
     )
     if alone:
         trained = config.train.trainable
-        names = [row.role for row in measured.rows if row.step == chosen[0]]
-        if trained != "all":
-            names = [role for role in names if role in trained]
-        roles = [role for role in names if role not in (TOGETHER, "head")]
+        roles = [
+            row.role
+            for row in measured.rows
+            if row.step == chosen[0]
+            and row.role not in (TOGETHER, HEAD)
+            and (trained == "all" or row.role in trained)
+        ]
         measured = replace(measured, alone=run(config, "alone", [rate, rate / 2], roles))
     if measured.unmoved and max(chosen) > 1:
         config = conf.with_overrides(measured.corrected, {"log.attribution_from": "current"})

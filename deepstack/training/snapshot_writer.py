@@ -213,10 +213,9 @@ class SnapshotWriter:
         arguments = whole, self._initial, self.inputs, self.parts
         origin = self.config.log.attribution_from
         attributed = parts.attribute(*arguments, start=self.update.initial, origin=origin)
-        rows = {"attribution": attributed}
         # Use the probe's values after the step, so that the number equals that of steps.csv.
-        whole_update = parts.distance(self.update.previous - self.update.initial)
-        rows["attribution"][parts.WHOLE] = whole_update
+        attributed[parts.WHOLE] = parts.distance(self.update.previous - self.update.initial)
+        rows = {"attribution": attributed}
         if self.config.log.first_order:
             rows["first_order"] = parts.first_order(*arguments)
         for log, row in rows.items():

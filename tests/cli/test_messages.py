@@ -106,6 +106,12 @@ def test_a_missing_folder_is_named(command: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that refuses folders")
+def test_a_mistyped_folder_is_named_by_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    result = typed("plot", tmp_path / "resutls")
+    assert result.exit_code == 7 and f"did you mean '{tmp_path / 'results'}'?" in result.stderr
+
+
 def test_out_in_an_impossible_place(tmp_path: Path) -> None:
     trained = typed("train", QUICK, *TINY, "--out", "/proc/x", "-q")
     swept = typed("sweep", QUICK, *TINY, "seed=0,1", "--out", "/proc/x", "-q")

@@ -66,6 +66,7 @@ def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(tmp_path: Pa
     measured = calibrate(config, depths=(4, 16), seeds=2, steps=(1, 3), out=tmp_path)
     second = {row.role for row in measured.rows if row.origin == "current" and row.exponent}
     assert second >= {*MATRICES, "bias"} and not second & {"scheme", "embedding"}
+    assert {row.origin for row in measured.rows if row.role == "head"} == {"initial"}
     assert all(exponent_of(measured, role, step=3) > 0.05 for role in MATRICES)
     after = {(row.role, row.step): row.exponent for row in measured.rows_after}
     assert all(abs(after[role, 3] or 1) < 0.06 for role in (*MATRICES, "scheme"))
