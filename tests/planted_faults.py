@@ -66,7 +66,7 @@ FAULTS = (
     ),
     Fault(
         "ring_around_the_largest_rate", "plots",
-        'nsmallest(1, "y")', 'nlargest(1, "x")',
+        'panel.ring(best["x"], best["y"]', 'panel.ring(rows["x"][-1:], rows["y"][-1:]',
         f"{DRAWN}[loss_vs_lr]",
     ),
     Fault(
