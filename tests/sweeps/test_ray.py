@@ -67,14 +67,14 @@ def test_of_a_log_only_what_has_grown_is_sent(tmp_path: Path) -> None:
     pair.node.write_config("model: {}\n")
     pair.node.steps_path.write_bytes(b"step\n1\n2")
     (pair.node.path / ".draft").write_bytes(b"half")
-    assert [name for name, _, _ in pair.send().written] == ["steps.csv", "config.yaml"]
+    assert [name for name, _, _ in pair.send().files] == ["steps.csv", "config.yaml"]
     with open(pair.node.steps_path, "ab") as log:
         log.write(b"\n3\n")
-    assert pair.send().written == [("steps.csv", 8, b"\n3\n")]
+    assert pair.send().files == [("steps.csv", 8, b"\n3\n")]
     assert pair.send() == FolderChanges([], [])
     cut = b"step\n1\n2,cut and made again\n"
     pair.node.steps_path.write_bytes(cut)
-    assert pair.send().written == [("steps.csv", 0, cut)]
+    assert pair.send().files == [("steps.csv", 0, cut)]
 
 
 def test_what_refers_to_rows_is_written_after_them(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_refers_to_rows_is_written_after_them(tmp_path: Path) -> None:
     write_checkpoint(pair.node, 3)
     for name in ("columns.json", "status.json", "steps.csv", "layers/steps.npy", "layers/x.npy"):
         replace(pair.node.path / name, b"{}")
-    names = [name for name, _, _ in pair.send().written]
+    names = [name for name, _, _ in pair.send().files]
     assert names[:3] == ["steps.csv", "layers/x.npy", "columns.json"]
     assert [PurePosixPath(name).name for name in names[3:]] == [
         "steps.npy", "weights.safetensors", "checksums.json", "status.json"
