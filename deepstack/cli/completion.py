@@ -9,7 +9,7 @@ from glob import escape, glob
 from typing import Any
 
 from deepstack.allowed import alternatives, literals
-from deepstack.cli.declarations import declared_names
+from deepstack.cli.declarations import declarations
 from deepstack.config.examples import example_paths
 from deepstack.config.walk import at, keys
 from deepstack.errors import ConfigError
@@ -113,9 +113,7 @@ def complete_names(package: str, kind: str) -> Complete:
 
     def complete(incomplete: str) -> list[str]:
         earlier, comma, start = incomplete.rpartition(",")
-        return [
-            f"{earlier}{comma}{name}" for name in starting(declared_names(package, kind), start)
-        ]
+        return [f"{earlier}{comma}{name}" for name in starting(declarations(package, kind), start)]
 
     return complete
 
@@ -123,15 +121,15 @@ def complete_names(package: str, kind: str) -> Complete:
 def complete_chart_or_folder(incomplete: str) -> list[str]:
     """Return the charts and folders that start like the word."""
     folders = [path for path in complete_config(incomplete) if path.endswith("/")]
-    return starting(declared_names("plots", "chart"), incomplete) + folders
+    return starting(declarations("plots", "chart"), incomplete) + folders
 
 
 def values_of(key: str) -> list[str]:
     """Return the values of a setting that are a finite list, else its default."""
     if key == "model.scheme":
-        return declared_names("schemes", "")
+        return list(declarations("schemes", ""))
     if key == "task.name":
-        return declared_names("tasks", "task")
+        return list(declarations("tasks", "task"))
     schema = at(tuple(key.split(".")))
     values: list[Any] = []
     for option in alternatives(schema):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from deepstack.cli import app
 from deepstack.cli.app import COMMANDS
-from deepstack.cli.declarations import declared_names
+from deepstack.cli.declarations import declarations
 from deepstack.config.examples import example_paths
 from deepstack.diagnostics import DIAGNOSTICS
 from deepstack.plots import CHARTS
@@ -111,7 +111,7 @@ def test_completion_knows_every_registered_name() -> None:
         ("diagnostics", "diagnostic", DIAGNOSTICS),
         ("theory", "claim", [claim.id for claim in all_claims()]),
     ):
-        assert declared_names(package, kind) == sorted(names)
+        assert sorted(declarations(package, kind)) == sorted(names)
 
 
 def test_examples_are_used_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
