@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import threading
 import time
@@ -52,9 +53,8 @@ def serve_command(
 ) -> None:
     """Show the report as a read-only page on 127.0.0.1 that follows running sweeps; Ctrl-C ends it.
 
-    The page is drawn again when runs change, and browsers load it every ten seconds.  No other file
-    can be read.  From another machine: ssh -L 8765:127.0.0.1:8765 HOST, then open the address that
-    is printed.
+    The page is drawn again when runs change.  No other file can be read.  From another machine:
+    ssh -L 8765:127.0.0.1:8765 HOST, then open the address that is printed.
     """
     opt.load_plugins(plugin)
     from deepstack.reports.page import build_page
@@ -155,7 +155,10 @@ class PageHandler(BaseHTTPRequestHandler):
         self.wfile.write(self.do_HEAD())
 
     def do_HEAD(self) -> bytes:
-        """Answer with the headers of the page; return it, or nothing if it is refused."""
+        """Answer with the headers of the page; return it, or nothing if it is refused.
+
+        The tag changes with the page, which asks for it every few seconds.
+        """
         port = self.server.server_address[1]
         if self.headers.get("Host") not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
             self.send_error(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
@@ -165,6 +168,7 @@ class PageHandler(BaseHTTPRequestHandler):
             return b""
         page = self.server.live.page
         self.send_response(HTTPStatus.OK)
+        self.send_header("ETag", f'"{hashlib.sha256(page).hexdigest()}"')
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(page)))
         self.end_headers()
@@ -177,4 +181,4 @@ class PageHandler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *values: Any) -> None:
-        """Print nothing: browsers load the page again every few seconds."""
+        """Print nothing: a page asks for the newest tag every few seconds."""

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.comparison import Choice, choices
-from deepstack.analysis.fit import Fit, signed
-from deepstack.analysis.outcomes import loss_and_floor
+from deepstack.analysis.fit import Fit
+from deepstack.analysis.outcomes import CLEAR, loss_and_floor, margin
 from deepstack.analysis.settings import (
     SEED,
     TASK,
     depth_of,
     scheme_label,
+    split_series,
     varying_settings,
 )
 from deepstack.analysis.statistics import (
     Mean,
     final_value,
+    finite_or_none,
     has_diverged,
     loss_column,
     mean_of,
@@ -29,6 +31,8 @@ from deepstack.records.cells import counted
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MOST_NAMES = 4  # settings that a sentence names; the lists below it have all
 
 
 @dataclass(frozen=True)
@@ -48,21 +52,33 @@ class Candidate:
         return mean_of(list(self.losses.values())).value
 
 
-def sentences_of(
-    runs: Sequence[Run], depths: Sequence[dict[str, Any]], updates: pd.DataFrame | None
-) -> list[str]:
-    """Return the finding of a study in sentences.
+def finding_of(
+    runs: Sequence[Run], best: Sequence[str], updates: pd.DataFrame | None
+) -> dict[str, Any]:
+    """Return the finding of a study: sentences, a row for each depth, and lists.
 
-    depths: from `best_of_depths`.  updates: the table of the chart update_vs_depth, or None if it
-    is not drawn.
+    updates: the table of the chart update_vs_depth, or None if it is not drawn.
     """
+    depths = best_of_depths(runs, best)
+    exponents = exponents_of(updates)
+    diverged = diverged_runs(runs)
     sentences = [leader_sentence(depths[-1])] if depths else []
-    if updates is not None:
-        sentences += exponent_sentences(updates)
-    return [
-        *sentences,
-        f"{sum(map(has_diverged, runs))} of {counted('{} runs', len(runs))} diverged.",
-    ]
+    sentences += exponent_sentences(exponents)
+    if failed := without_context(runs):
+        sentences.append(f"No better than a predictor without context: {listed(failed)}.")
+    count = sum(map(has_diverged, runs))
+    if count:
+        every = counted("{} runs", len(runs))
+        sentences.append(f"{count} of {every} diverged: {listed(diverged)}.")
+    else:
+        sentences.append("No run diverged." if len(runs) > 1 else "The run did not diverge.")
+    return {
+        "sentences": sentences,
+        "depths": depths,
+        "several_depths": len({depth_of(run) for run in runs}) > 1,
+        "exponents": exponents,
+        "diverged": diverged,
+    }
 
 
 def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -86,19 +102,22 @@ def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[s
             continue
         leader, *others = sorted(candidates, key=lambda one: one.mean)
         second = next((one for one in others if one.scheme != leader.scheme), others[0])
-        margin = margin_of(leader, second)
-        row: dict[str, Any] = {
-            "depth": depth,
-            "setting": leader.label,
-            "val_loss": leader.mean,
-            "below_unigram": leader.floor - leader.mean,
-            "next": second.label,
-            "margin": margin.value,
-            "margin_low": margin.low,
-            "margin_high": margin.high,
-            "pairs": margin.n,
-        }
-        rows.append({key: None if value != value else value for key, value in row.items()})
+        gap = margin_of(leader, second)
+        rows.append(
+            {
+                "depth": depth,
+                "leader": leader.label,
+                "loss": leader.mean,
+                "below": finite_or_none(leader.floor - leader.mean),
+                "second": second.label,
+                "margin": gap.value,
+                "low": finite_or_none(gap.low),
+                "high": finite_or_none(gap.high),
+                "pairs": gap.n,
+                "settings": len(candidates),
+                "verdict": verdict_of(gap),
+            }
+        )
     return rows
 
 
@@ -122,39 +141,94 @@ def margin_of(leader: Candidate, second: Candidate) -> Mean:
     return mean_of([second.losses[seed] - leader.losses[seed] for seed in shared])
 
 
+def verdict_of(gap: Mean) -> str:
+    """Return the verdict on the interval of a margin, in words."""
+    if not math.isfinite(gap.low):
+        return "no interval: one seed" if gap.n else "no interval: no shared seed"
+    return "clear" if gap.low > 0 else "not clear: the interval includes 0"
+
+
 def leader_sentence(row: dict[str, Any]) -> str:
     """Return the sentence on the best setting of the greatest depth."""
-    loss = f"{row['val_loss']:.3f} nats"
-    if row["below_unigram"] is not None:
-        loss += f", {signed(row['below_unigram'], 3)} below a predictor without context"
-    margin = f"{signed(row['margin'], 3)} below {row['next']}"
-    if row["margin_low"] is None:
-        margin += " (no interval)"
+    if row["below"] is not None and row["below"] <= CLEAR:
+        return (
+            f"At N = {row['depth']}, no setting is more than {CLEAR} nats below a predictor "
+            f"without context; the lowest loss is {row['loss']:.3f} ({row['leader']})."
+        )
+    if row["low"] is None:
+        interval = row["verdict"]
     else:
-        low, high = (signed(row[f"margin_{end}"], 3) for end in ("low", "high"))
-        margin += f" (95 % interval {low} to {high}, {row['pairs']} seeds)"
-        margin += ". The interval includes 0, so no difference is shown" * (row["margin_low"] <= 0)
+        interval = f"95 % interval {row['low']:.3f} to {row['high']:.3f}, {row['pairs']} seeds"
+        interval = interval.replace("-", "−")
+    unclear = row["low"] is not None and row["low"] <= 0
     return (
-        f"At N = {row['depth']}, {row['setting']} has the lowest validation loss, {loss}, and "
-        f"{margin}."
+        f"At N = {row['depth']}, {row['leader']} has the lowest validation loss, "
+        f"{row['loss']:.3f} nats: {row['margin']:.3f} below {row['second']} ({interval})"
+        + (". The interval includes 0, so no difference is shown." if unclear else ".")
     )
 
 
-def exponent_sentences(updates: pd.DataFrame) -> list[str]:
-    """Return a sentence for each step on the growth of ‖ΔF‖ with depth.
+def exponents_of(updates: pd.DataFrame | None) -> list[dict[str, Any]]:
+    """Return the fitted exponents of ‖ΔF‖ in depth: a row a setting, its text for each step."""
+    if updates is None or "exponent" not in updates:
+        return []
+    rows: dict[str, dict[str, Any]] = {}
+    for row in updates[updates["kind"] == "fit"].to_dict("records"):
+        error = row.get("standard_error", math.nan)
+        fit = Fit(row["exponent"], math.nan if error is None else error, 0.0, int(row["n"]))
+        name = str(row["series"]).replace("\u00a0", " ")
+        entry = rows.setdefault(name, {"name": name, "steps": {}})
+        entry["steps"][str(row["panel"])] = str(fit)
+    return list(rows.values())
 
-    updates: the table of the chart update_vs_depth.
-    """
-    fitted = updates[updates["kind"] == "fit"]
-    fitted = fitted.reindex(columns=["panel", "series", "exponent", "standard_error", "n"])
+
+def exponent_sentences(exponents: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each step on the growth of ‖ΔF‖ with depth."""
     sentences = []
-    for step, fits in fitted.groupby("panel", sort=False):
-        named = [
-            f"{Fit(row.exponent, row.standard_error, 0.0, int(row.n))} ({row.series})"
-            for row in fits.itertuples()
-        ]
+    steps = dict.fromkeys(step for entry in exponents for step in entry["steps"])
+    for step in steps:
+        known = [entry for entry in exponents if step in entry["steps"]]
+        named = [f"{entry['steps'][step]} ({entry['name']})" for entry in known[:MOST_NAMES]]
+        more = f", and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
         sentences.append(
             f"After {step}, the model update is about a power of the depth N, with exponent "
-            f"{', '.join(named)}."
+            f"{', '.join(named)}{more}."
         )
     return sentences
+
+
+def diverged_runs(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return the settings and depths with diverged runs, and how many of their runs diverged."""
+    lines = []
+    for name, there in settings_and_depths(runs):
+        if diverged := [run for run in there if has_diverged(run)]:
+            steps = sorted({int(run.status.get("step") or 0) for run in diverged})
+            at = f"step {steps[0]}" + (f" to {steps[-1]}" if steps[1:] else "")
+            lines.append((name, f"{len(diverged)} of {len(there)}, at {at}"))
+    return lines
+
+
+def without_context(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return the settings and depths with finished runs that learnt no context, and how many."""
+    lines = []
+    for name, there in settings_and_depths(runs):
+        margins = [margin(run) for run in there if run.state == "done"]
+        count = sum(value is not None and value >= -CLEAR for value in margins)
+        if count:
+            lines.append((name, f"{count} of {len(there)}"))
+    return lines
+
+
+def settings_and_depths(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+    """Yield name and runs of each setting at each depth."""
+    for s in split_series(runs)[0]:
+        for depth in s.depths:
+            name = f"{s.label}, N = {depth}".replace("\u00a0", " ")
+            yield name, [run for run in s.runs if depth_of(run) == depth]
+
+
+def listed(entries: Sequence[tuple[str, str]]) -> str:
+    """Return the first of these names and counts in one line, and the number of others."""
+    words = "; ".join(f"{name} ({count})" for name, count in entries[:MOST_NAMES])
+    more = len(entries) - MOST_NAMES
+    return words + (f"; and {counted('{} other settings', more)}" if more > 0 else "")

@@ -1,13 +1,14 @@
 """One page of HTML that holds all of it: finding, tables, charts, settings, sources of numbers.
 
-It fetches and runs nothing: charts are pictures inside of the page, with their CSV.  The page's
-policy allows no script; the texts of a run folder are escaped.
+It fetches nothing: charts are pictures inside of the page, with their CSV.  Its only script is
+page.js, which the page's policy names by its sha256; the texts of a run folder are escaped.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import shlex
 from collections import Counter
@@ -21,10 +22,10 @@ from urllib.parse import quote
 
 from deepstack.analysis.captions import title_of
 from deepstack.analysis.comparison import comparisons
-from deepstack.analysis.fit import signed
 from deepstack.analysis.outcomes import in_words
 from deepstack.analysis.selection import Where, texts_of
 from deepstack.analysis.settings import TASK, split_series
+from deepstack.analysis.statistics import update_column
 from deepstack.analysis.studies import (
     Folders,
     find_studies,
@@ -40,7 +41,8 @@ from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
 from deepstack.records.published import writable
 from deepstack.records.run import is_of_experiment
-from deepstack.reports.finding import best_of_depths, sentences_of
+from deepstack.reports.figures import describe_figure
+from deepstack.reports.finding import finding_of
 
 PIXELS = 150  # of the page, for an inch of a figure
 OPEN = 40  # rows up to which the table of runs is open
@@ -49,12 +51,6 @@ UPDATES = "update_vs_depth"  # its table has the exponents
 FIRST = (
     "final_loss_vs_depth", "outcomes", "update_vs_depth", "update_vs_step", "loss_vs_step"
 )  # fmt: skip
-# Columns in nats
-LOSSES = (
-    "val_loss", "val_sd", "val_low", "val_high", "unigram", "difference", "se", "diff_low",
-    "diff_high", "below_unigram", "margin", "margin_low", "margin_high",
-)  # fmt: skip
-NOT_SHOWN = ("best", "path")  # keys of rows that are no columns
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,9 @@ def report(
     Each study has a section.  It holds the finding in words, settings and depths compared
     (`against` and `best` are those of `compare`), and every chart that its runs allow, with its
     numbers as CSV.  Then follow the shared settings, the environment, and every run with its
-    folder.  The same runs give the same bytes.  Several folders make one section, and need `to`.
+    folder.  Tables can be sorted and
+    filtered, and charts show their values.  The same runs give the same bytes.  Several folders
+    make one section, and need `to`.
 
     where, last: as in `deepstack.load_runs`.  sort: the order of its table of runs.
     `say` gets a sentence for each chart as it is drawn and for each run that cannot be read;
@@ -134,7 +132,7 @@ def build_page(
     """Return the page of `report`.
 
     path: the file that links to run folders start from; None for the page of a server, which has no
-    such links and is loaded again every few seconds.
+    such links and looks for a newer page.
     """
     studies, skipped = find_studies(folders, partial(Run.damage, layers=True), where, sort, last)
     readable = {study: runs for study, runs in studies.items() if runs}
@@ -157,8 +155,8 @@ def build_page(
                 continue
             left_out.append(str(result))
             broken += [f"{name}: {result}"] if isinstance(result, BrokenChartError) else []
-        section = section_of(name, runs, path, rows[study], best)
-        section["finding"] = sentences_of(runs, section["best_of_depths"], updates)
+        section = section_of(name, runs, path, rows[study])
+        section["finding"] = finding_of(runs, best, updates)
         sections.append(section | {"pictures": pictures, "left_out": left_out})
     values = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
     values |= {"sort": sort, "last": last}
@@ -170,11 +168,7 @@ def build_page(
 
 
 def section_of(
-    name: str,
-    runs: Sequence[Run],
-    path: Path | None,
-    rows: list[dict[str, Any]],
-    best: Sequence[str],
+    name: str, runs: Sequence[Run], path: Path | None, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the values of one study on the page, without its charts.
 
@@ -197,12 +191,12 @@ def section_of(
         "name": name,
         "title": title_of(runs, split_series(runs)[0]),
         "states": ", ".join(f"{number} {state}" for state, number in states.most_common()),
-        "best_of_depths": best_of_depths(runs, best),
         "rows": rows,
         "runs": listed,
         "environments": environments(runs),
         "shared": shared(runs),
         "example": shlex.quote(str(runs[0].path)),
+        "measure": "‖ΔF‖" if update_column(runs) == "model_update" else "‖ΔF‖/‖F₀‖",
         "notes": notes_on(runs),
     }
 
@@ -221,19 +215,22 @@ def shared(runs: Sequence[Run]) -> str:
     return yaml_of(settings)
 
 
-def environments(runs: Sequence[Run]) -> list[str]:
+def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the environments of runs and their counts: versions, device, commit, plugins."""
-    counts: Counter[str] = Counter()
+    entries: dict[str, dict[str, Any]] = {}
     for run in runs:
-        git, plugins = run.meta.get("git") or {}, run.meta.get("plugins") or []
-        facts = run.meta.get("environment", {}) | {
-            "commit": str(git.get("commit") or "")[:12] + " + changes" * bool(git.get("dirty")),
-            "plugins": ", ".join(str(plugin.get("file")) for plugin in plugins),
-        }
-        counts[
-            ", ".join(f"{k} {text(v)}" for k, v in facts.items() if v not in (None, "", {}))
-        ] += 1
-    return [f"{counted('{} runs', count)}: {facts}" for facts, count in counts.items()]
+        meta = {key: value if isinstance(value, dict) else {} for key, value in run.meta.items()}
+        git = meta.get("git", {})
+        commit = str(git.get("commit") or "")[:12] + " + changes" * bool(git.get("dirty"))
+        plugins = run.meta.get("plugins")
+        known = [p for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
+        files = ", ".join(str(plugin.get("file")) for plugin in known)
+        environment = meta.get("environment", {}) | {"commit": commit, "plugins": files}
+        entry = entries.setdefault(
+            json.dumps(environment, sort_keys=True), {"made": environment, "runs": 0}
+        )
+        entry["runs"] += 1
+    return list(entries.values())
 
 
 def notes_on(runs: Sequence[Run]) -> list[str]:
@@ -249,7 +246,10 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
 
 
 def picture_of(name: str, chart: Chart) -> dict[str, Any]:
-    """A chart as the page holds it: svg and csv as data: addresses, the width in pixels."""
+    """A chart as the page holds it: svg and csv as data: addresses, the width in pixels.
+
+    panels: the axes and series with which the page's script draws the CSV.
+    """
     svg, csv = (
         base64.b64encode(c).decode("ascii") for c in (render(chart, "svg"), csv_bytes(chart))
     )
@@ -258,6 +258,7 @@ def picture_of(name: str, chart: Chart) -> dict[str, Any]:
         "title": chart.title,
         "svg": f"data:image/svg+xml;base64,{svg}",
         "csv": f"data:text/csv;base64,{csv}",
+        "panels": describe_figure(chart),
         "width": round(float(chart.figure.get_figwidth()) * PIXELS),
     }
 
@@ -270,7 +271,7 @@ def render_page(
     best: Sequence[str],
     live: bool = False,
 ) -> str:
-    """Return the page as text; live: whether a browser loads it again every few seconds."""
+    """Return the page as text; live: whether it looks for a newer page at its own address."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -283,12 +284,19 @@ def render_page(
     )
     environment.filters |= {
         "address_of": lambda path: quote(os.fsencode(path)),  # a path need not be UTF-8
-        "columns": columns_of,
         "cell": cell,
         "counted": lambda number, form: counted(form, number),
+        "signless": lambda value: f"{value:.3f}".replace("-", "−"),
     }
-    style = files("deepstack.reports").joinpath("page.css").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode("utf-8")).digest()).decode("ascii")
+    script, style = (
+        files("deepstack.reports").joinpath(name).read_text("utf-8")
+        for name in ("page.js", "page.css")
+    )
+    panels = {
+        f"s{number}-{picture['name']}": picture["panels"]
+        for number, section in enumerate(sections, start=1)
+        for picture in section["pictures"]
+    }
     return environment.get_template("page.html").render(
         sections=sections,
         skipped=skipped,
@@ -296,21 +304,38 @@ def render_page(
         against=against,
         best=best,
         live=live,
+        policy=policy_of(script, style, live),
+        script=Markup(script),
         style=Markup(style),
-        style_digest=digest,
+        data=Markup(json_block(panels)),
         command=shlex.join(["deepstack", "report", *words]),
     )
 
 
-def columns_of(rows: Sequence[dict[str, Any]]) -> list[tuple[str, bool]]:
-    """Return the columns of a table of rows, and whether they hold numbers."""
-    return [
-        (key, any(isinstance(row[key], int | float) for row in rows))
-        for key in rows[0]
-        if key not in NOT_SHOWN
+def policy_of(script: str, style: str, live: bool) -> str:
+    """Return the content security policy: pictures in the page, this script and this style."""
+    digests = [
+        base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+        for text in (script, style)
     ]
+    return (
+        f"default-src 'none'; img-src data:; script-src 'sha256-{digests[0]}'; "
+        f"style-src 'sha256-{digests[1]}'; base-uri 'none'; form-action 'none'"
+        + "; connect-src 'self'"
+        * live
+    )
 
 
-def cell(value: Any, key: str) -> str:
-    """Return a value as a cell; all losses have three decimals."""
-    return signed(value, 3) if isinstance(value, float) and key in LOSSES else text(value)
+def json_block(value: Any) -> str:
+    """Return JSON that can stand in a script element: ASCII, without `<`, `>` and `&`."""
+    text = json.dumps(value, default=float, separators=(",", ":"), sort_keys=True)
+    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
+
+
+def cell(value: Any, form: str | None = None) -> str:
+    """A value as a cell; numbers of one column in one form, so that their points are aligned."""
+    if value in (None, ""):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return text(value) if form is None else format(value, form)

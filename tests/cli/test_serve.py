@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import shutil
 import signal
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers.browser import CHROMIUM, open_browser
 from helpers.plot_runs import make_run
 
 from deepstack.cli.serve_command import ADDRESS, LivePage, PageServer
@@ -78,18 +80,19 @@ def test_the_page_is_the_report(same_server: PageServer) -> None:
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
     assert answer.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
     policy = re.findall(rb'http-equiv="Content-Security-Policy" content="(.*?)"', body)[0]
-    assert policy.startswith(b"default-src 'none'") and b"script" not in policy
-    assert b'http-equiv="refresh"' in body
+    assert (
+        policy.startswith(b"default-src") and b"connect-src" in policy and b"unsafe" not in policy
+    )
     assert b"deepnorm-d6-s0" in body and b'href="deepnorm' not in body  # no link to a folder
     head, nothing = ask(same_server, method="HEAD")
-    assert head.status == 200 and nothing == b""
+    assert head.status == 200 and nothing == b"" and head.headers["ETag"] == answer.headers["ETag"]
 
 
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("127.0.0.1:{}", 200), ("localhost:{}", 200), ("127.0.0.1", 403), ("", 403),
-        ("127.0.0.1.evil.example:{}", 403),
+        ("127.0.0.1:{}", 200), ("localhost:{}", 200), ("127.0.0.1", 403), ("evil.example:{}", 403),
+        ("127.0.0.1.evil.example:{}", 403), ("[::1]:{}", 403), ("", 403), ("127.0.0.1:1{}", 403),
     ],
 )  # fmt: skip
 def test_only_this_host_is_answered(same_server: PageServer, host: str, status: int) -> None:
@@ -97,7 +100,7 @@ def test_only_this_host_is_answered(same_server: PageServer, host: str, status: 
     assert answer.status == status and (b"Finding" in body) == (status == 200)
 
 
-@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
 def test_nothing_but_reading_is_answered(same_server: PageServer, method: str) -> None:
     assert ask(same_server, method=method)[0].status == 501
 
@@ -105,8 +108,9 @@ def test_nothing_but_reading_is_answered(same_server: PageServer, method: str) -
 @pytest.mark.parametrize(
     "path",
     [
-        "/deepnorm-d6-s0-0.001/config.yaml", "/../../etc/passwd", "//etc/passwd",
-        "/%2e%2e/%2e%2e/etc/passwd", "file:///etc/passwd",
+        "/deepnorm-d6-s0-0.001/config.yaml", "/report.html", "/../../etc/passwd", "/etc/passwd",
+        "//etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/..%2fconfig.yaml", "/.", "/favicon.ico",
+        "file:///etc/passwd", "http://127.0.0.1/etc/passwd", "*",
     ],
 )  # fmt: skip
 def test_no_file_can_be_read(same_server: PageServer, path: str) -> None:
@@ -157,3 +161,19 @@ def test_the_command_prints_its_address_and_ends_with_an_interrupt(study: Path) 
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_an_open_page_loads_the_newest_one(server: PageServer, study: Path, tmp_path: Path) -> None:
+    with open_browser(tmp_path / "profile") as browser:
+        browser.open(f"http://{ADDRESS}:{server.server_address[1]}/")
+        assert browser.run("document.querySelector('.live').textContent") == "live"
+        time_of_load = browser.run("performance.timeOrigin")
+        browser.run("new Promise(done => setTimeout(done, 3500))")  # the first tag is known
+        make_run(study, seed=1)
+        server.live.update()
+        browser.wait_for(f"performance.timeOrigin > {time_of_load}")
+        browser.wait_for("document.body.textContent.includes('2 runs: ')")
+        refused = [text for text in browser.errors if "favicon" not in text and "404" not in text]
+        assert refused == [] and os.path.isdir(tmp_path / "profile")

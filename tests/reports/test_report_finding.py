@@ -7,13 +7,13 @@ import statistics
 from pathlib import Path
 
 import pytest
-from helpers.plot_runs import make_run, make_runs
+from helpers.plot_runs import make_chart, make_run, make_runs
 from helpers.report_pages import Page, draw_only
 from scipy.stats import t
 
 from deepstack.records import find_runs
 from deepstack.reports import report
-from deepstack.reports.finding import best_of_depths
+from deepstack.reports.finding import best_of_depths, finding_of
 
 LOSSES = {
     ("deepnorm", 6): (2.0, 2.1, 2.2), ("pre_ln", 6): (2.1, 2.2, 2.31), ("post_ln", 6): (2.6,) * 3,
@@ -38,29 +38,39 @@ def test_the_margin_is_taken_seed_by_seed(study: Path) -> None:
     pairs = zip(LOSSES["deepnorm", 6], LOSSES["pre_ln", 6], strict=True)
     gaps = [other - own for own, other in pairs]
     half = t.ppf(0.975, 2) * statistics.stdev(gaps) / math.sqrt(3)
-    assert (first["setting"], first["next"], first["pairs"]) == ("DeepNorm", "Pre-LN", 3)
+    assert (first["leader"], first["second"], first["pairs"]) == ("DeepNorm", "Pre-LN", 3)
     assert first["margin"] == pytest.approx(statistics.fmean(gaps))
-    assert first["margin_low"] == pytest.approx(statistics.fmean(gaps) - half)
-    assert first["margin_high"] == pytest.approx(statistics.fmean(gaps) + half)
-    assert first["below_unigram"] == pytest.approx(3.26 - 2.1)
+    assert first["low"] == pytest.approx(statistics.fmean(gaps) - half)
+    assert first["high"] == pytest.approx(statistics.fmean(gaps) + half)
+    assert first["below"] == pytest.approx(3.26 - 2.1) and first["verdict"] == "clear"
     # Post-LN lacks a seed at depth 48 and cannot be the best.
-    assert (second["setting"], second["next"]) == ("Pre-LN", "DeepNorm")
-    assert second["margin_low"] < 0 < second["margin_high"]
+    assert (second["leader"], second["second"], second["settings"]) == ("Pre-LN", "DeepNorm", 2)
+    assert second["low"] < 0 < second["high"] and second["verdict"].startswith("not clear")
 
 
 def test_the_page_begins_with_the_finding(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_only(monkeypatch, "update_vs_depth")
     page = Page(report(study))
     text = page.text
-    assert (
-        "At N = 48, Pre-LN has the lowest validation loss, 2.300 nats, 0.960 below a predictor "
-        "without context, and 0.067 below DeepNorm" in text
-    )
+    assert "At N = 48, Pre-LN has the lowest validation loss, 2.300 nats: 0.067 below" in text
     assert "The interval includes 0, so no difference is shown." in text
-    assert "1 of 18 runs diverged." in text
+    assert "1 of 18 runs diverged: Post-LN, N = 48 (1 of 3, at step 5)." in text
     assert "with exponent 0.500 ± 0.000 (DeepNorm), 0.500 ± 0.000 (Pre-LN)" in text
     assert text.index("Finding") < text.index("Settings and depths compared")
     assert ["6", "DeepNorm", "2.100", "1.160", "Pre-LN", "0.103"] in [r[:6] for r in page.rows]
+
+
+def test_exponents_are_those_of_the_chart(study: Path) -> None:
+    chart = make_chart("update_vs_depth", study)
+    finding = finding_of(find_runs(study), (), chart.data)
+    fits = chart.data[chart.data["kind"] == "fit"]
+    assert {entry["name"] for entry in finding["exponents"]} == set(fits["series"])
+    for entry in finding["exponents"]:
+        for step, words in entry["steps"].items():
+            row = fits[(fits["series"] == entry["name"]) & (fits["panel"] == step)]
+            assert float(words.split()[0]) == pytest.approx(
+                float(row["exponent"].iloc[0]), abs=1e-2
+            )
 
 
 def test_rates_of_one_scheme_are_no_rivals_of_each_other(tmp_path: Path) -> None:
@@ -68,10 +78,24 @@ def test_rates_of_one_scheme_are_no_rivals_of_each_other(tmp_path: Path) -> None
         ("deepnorm", 0.1, 2.0), ("deepnorm", 0.2, 2.1), ("pre_ln", 0.1, 2.5), ("pre_ln", 0.2, 2.4)
     ):  # fmt: skip
         make_run(tmp_path, scheme=scheme, lr=lr, masked=loss)
-    for best in ([], ["train.lr"]):
-        (row,) = best_of_depths(find_runs(tmp_path), best)
-        assert (row["setting"], row["next"]) == ("DeepNorm, lr 0.1", "Pre-LN, lr 0.2")
-        assert row["margin_low"] is None
+    (row,) = best_of_depths(find_runs(tmp_path))
+    assert (row["leader"], row["second"]) == ("DeepNorm, lr 0.1", "Pre-LN, lr 0.2")
+    assert row["low"] is None and row["verdict"] == "no interval: one seed"
+    (row,) = best_of_depths(find_runs(tmp_path), ["train.lr"])
+    assert (row["leader"], row["second"]) == ("DeepNorm, lr 0.1", "Pre-LN, lr 0.2")
+
+
+def test_a_study_in_which_nothing_learns_has_no_best_scheme(tmp_path: Path) -> None:
+    for scheme, loss in (("deepnorm", 3.2), ("pre_ln", 3.3)):
+        make_run(tmp_path, scheme=scheme, masked=loss)
+    sentences = finding_of(find_runs(tmp_path), (), None)["sentences"]
+    assert sentences == [
+        "At N = 6, no setting is more than 0.1 nats below a predictor without context; the lowest "
+        "loss is 3.200 (DeepNorm).",
+        "No better than a predictor without context: DeepNorm, N = 6 (1 of 1); Pre-LN, N = 6 "
+        "(1 of 1).",
+        "No run diverged.",
+    ]
 
 
 def test_losses_of_several_tasks_are_not_compared(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from helpers import ROOT
-from helpers.plot_runs import make_run, make_runs, update
+from helpers.plot_runs import make_chart, make_run, make_runs, update
 from helpers.report_pages import Page, draw_only, row_of
 from typer.testing import CliRunner
 
@@ -21,8 +22,10 @@ import deepstack
 from deepstack.cli import app
 from deepstack.errors import BrokenChartError, ConfigError, NothingMatchedError, ResourceError
 from deepstack.plots import CHARTS, Chart, Table, chart
+from deepstack.plots.style import scheme_style
 from deepstack.records import Run, RunFolder
 from deepstack.reports import compare, report
+from deepstack.reports.figures import describe_figure
 
 SCHEMES = ("deepnorm", "post_ln")
 LOSS = {
@@ -159,8 +162,8 @@ def test_a_page_holds_every_table_and_chart(whole: Path) -> None:
     first = next(row for row in page.rows if row[:2] == ["DeepNorm", "2"])
     loss = statistics.fmean(LOSS["deepnorm", 2, seed] for seed in range(3))
     head = next(row for row in page.rows if row[0] == "setting")
-    assert first[head.index("val_loss")] == f"{loss:.3f}"
-    assert first[head.index("difference")].startswith("−0.3")
+    assert first[head.index("validation loss")] == f"{loss:.3f}"
+    assert first[head.index("difference")].startswith("-0.3")
     drawn = [f["id"].partition("-")[2] for f in page.all("figure")]
     assert drawn[:2] == ["final_loss_vs_depth", "outcomes"] and "update_vs_step" in drawn
     left_out = set(re.findall(r"(\w+) is not drawn: ", page.text))
@@ -199,6 +202,14 @@ def test_the_lowest_loss_of_each_depth_is_bold(
     assert re.search(r"\.best \{ font-weight: 700; \}", text) and "Bold: the least of" in text
 
 
+def test_lines_that_coincide_keep_their_colours(tmp_path: Path) -> None:
+    make_runs(tmp_path, scheme=SCHEMES, layers=np.ones((5, 6)))
+    for name in ("update_vs_step", "sharpness_vs_step"):
+        (panel,) = describe_figure(make_chart(name, tmp_path))["panels"]
+        styles = [(scheme_style(scheme)["color"].lower(), False) for scheme in SCHEMES]
+        assert list(panel["styles"].values()) == styles and panel["kinds"] == ["line"]
+
+
 def test_the_same_runs_give_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_only(monkeypatch, "update_vs_depth", "outcomes")
     path = report(make_study(tmp_path))
@@ -206,14 +217,17 @@ def test_the_same_runs_give_the_same_page(tmp_path: Path, monkeypatch: pytest.Mo
     assert report(tmp_path, path) == path and path.read_bytes() == once
 
 
-def test_a_page_fetches_and_runs_nothing(whole: Path) -> None:
+def test_a_page_fetches_nothing(whole: Path) -> None:
     once, page = whole.read_bytes(), Page(whole)
-    assert not page.all("link") and not page.all("script")
+    assert page.all("script") == [{"type": "application/json", "id": "panels"}, {}]
+    assert not page.all("link")
+    assert all(i["src"].startswith("data:") for i in page.all("img"))
     policy = next(m["content"] for m in page.all("meta") if "http-equiv" in m)
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
-    style = once.partition(b"<style>")[2].partition(b"</style>")[0]
-    digest = base64.b64encode(hashlib.sha256(style).digest()).decode()
-    assert f"style-src 'sha256-{digest}'" in policy
+    for tag in (b"script", b"style"):  # the last element of the kind: the script follows its data
+        content_of = once.rpartition(b"<%s>" % tag)[2].partition(b"</%s>" % tag)[0]
+        digest = base64.b64encode(hashlib.sha256(content_of).digest()).decode()
+        assert f"{tag.decode()}-src 'sha256-{digest}'" in policy
     for address in re.findall(rb"(?:src|href|url)[=(]\"?([^\"> ]{1,30})", once):
         assert address.startswith((b"data:", b"#", b"deepnorm-", b"post_ln-"))
 
@@ -227,8 +241,17 @@ def test_what_a_folder_says_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder.write_columns(Run(path).columns | {"scheme": {"label": evil}})
     folder.write_meta({"environment": {evil: evil}, "git": {"commit": evil}, "command": evil})
     page = Page(report(tmp_path))
-    assert not page.all("script") and not page.all("i") and page.open == []
+    assert len(page.all("script")) == 2 and not page.all("i") and page.open == []
     assert "<script>alert(1)" in page.text and "{{ 7*7 }}" in page.text
+
+
+def test_a_meta_that_is_another_thing_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
+    for seed, meta in enumerate(({"environment": "x", "git": 3, "plugins": 5}, {"plugins": [1]})):
+        RunFolder(make_run(tmp_path, seed=seed)).write_meta(meta)
+    assert "2 runs: 2 done" in Page(report(tmp_path)).text
 
 
 def test_the_floor_is_the_one_that_the_outcome_is_of(tmp_path: Path) -> None:
@@ -344,7 +367,7 @@ def test_the_best_rate_is_chosen_where_every_seed_is_done(
     page = Page(report(tmp_path, best=["train.lr"], against="post_ln"))
     assert "The same losses choose the best train.lr and are compared; no interval" in page.text
     row = next(row for row in page.rows if row[0] == "Post-LN")
-    at = next(row for row in page.rows if row[0] == "setting").index("train.lr")
+    at = next(row for row in page.rows if row[0] == "setting").index("best train.lr")
     assert row[at : at + 2] == ["0.1", "lowest"]
 
 
