@@ -153,18 +153,18 @@ def diagnostic_rows() -> Rows:
     from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 
     tables = {"every step": COLUMNS, "every layer": NOISE, "sharpness_every": SHARPNESS}
-    found = [
+    entries = [
         (name, symbol, interval, sentence)
         for interval, table in tables.items()
         for name, (symbol, _, sentence) in table.items()
     ]
-    found += [
+    entries += [
         (file, SYMBOLS[name], "every layer", first_sentence(function))
         for name, function in DIAGNOSTICS.items()
         for file in file_names(name)
     ]
     columns = ("name", "symbol", "interval", "description")
-    return [dict(zip(columns, row, strict=True)) for row in found]
+    return [dict(zip(columns, row, strict=True)) for row in entries]
 
 
 def analysis_rows() -> Rows:

@@ -150,8 +150,8 @@ def exponent_sentences(updates: pd.DataFrame) -> list[str]:
     sentences = []
     for step, fits in fitted.groupby("panel", sort=False):
         named = [
-            f"{Fit(row.exponent, row.standard_error, 0.0, int(row.n))} ({row.series})"
-            for row in fits.itertuples()
+            f"{Fit(row['exponent'], row['standard_error'], 0.0, int(row['n']))} ({row['series']})"
+            for row in fits.to_dict("records")
         ]
         sentences.append(
             f"After {step}, the model update is about a power of the depth N, with exponent "
