@@ -304,8 +304,8 @@ def full_key(word: str, keys: Sequence[str], option: str, prefer: Sequence[str] 
         raise ConfigError(f"{option}: {word!r} can mean {names}; give one of them in full")
     lasts = {key.rpartition(".")[2]: key for key in reversed(keys)}
     if near := nearest(word, [*keys, *lasts]):
-        found = lasts.get(near, near)
-        raise ConfigError(f"{option}: unknown key {word!r}; did you mean {found!r}?")
+        key = lasts.get(near, near)
+        raise ConfigError(f"{option}: unknown key {word!r}; did you mean {key!r}?")
     raise ConfigError(f"{option}: {unknown('key', word, keys)}")
 
 

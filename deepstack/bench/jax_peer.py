@@ -25,9 +25,9 @@ def jax_encoder(shape: Shape) -> PeerTrainer:
     if shape.dropout:
         raise ShapeError("its function has no dropout")
     ends = shape.vocab_size * (shape.d_model * (2 - shape.tied) + 1)
-    matrices = 4 * shape.d_model**2 + 2 * shape.d_model * shape.d_ff
-    layers = shape.depth * (matrices + 9 * shape.d_model + shape.d_ff)
-    return PeerTrainer(layers + ends + shape.seq_len * shape.d_model, partial(start, shape))
+    vectors = shape.depth * (9 * shape.d_model + shape.d_ff)
+    parameters = shape.in_matrices + vectors + ends + shape.seq_len * shape.d_model
+    return PeerTrainer(parameters, shape.in_matrices, partial(start, shape))
 
 
 def start(shape: Shape, config: conf.Config) -> TrainStep:

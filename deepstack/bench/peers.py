@@ -38,6 +38,12 @@ class Shape:
     tied: bool
     gated: bool = False
 
+    @property
+    def in_matrices(self) -> int:
+        """Numbers in W_q, W_k, W_v, W_o, W_1, W_2 and, with a gate, W_3 of all layers."""
+        in_feed_forward = (2 + self.gated) * self.d_model * self.d_ff
+        return self.depth * (4 * self.d_model**2 + in_feed_forward)
+
 
 def shape_of(config: conf.Config, vocab_size: int) -> Shape:
     """Return the shape of a configuration."""
@@ -73,11 +79,12 @@ TrainStep = Callable[[Tensor, Tensor], float]
 class PeerTrainer(NamedTuple):
     """A library with its own training step.
 
-    parameters: their number.  start: returns the training step under these settings of a run;
-    called once.
+    parameters: their number.  in_matrices: the numbers in the weight matrices of the layers.
+    start: returns the training step under these settings of a run; called once.
     """
 
     parameters: int
+    in_matrices: int
     start: Callable[[conf.Config], TrainStep]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from deepstack import config as conf
-from deepstack.bench.peers import PEERS, PeerModel, PeerTrainer, Shape
+from deepstack.bench.peers import PEERS, PeerModel, PeerTrainer, Shape, ShapeError
 from deepstack.errors import ConfigError
 from deepstack.fast.products import use_onednn
 from deepstack.registry import unknown
@@ -79,9 +79,22 @@ def deepstack_steps(config: conf.Config, *, logged: bool) -> Iterator[float]:
 
 
 def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel | PeerTrainer:
-    """Build a peer on the device, in training mode."""
+    """Build a peer on the device, in training mode, with exactly the layers of the shape.
+
+    Raises ShapeError when the weight matrices of its layers hold other than
+    depth (4 d_model² + 2 d_model d_ff) numbers.
+    """
     with device:
         built = PEERS[name].build(shape)
+    if isinstance(built, PeerTrainer):
+        count = built.in_matrices
+    else:
+        count = sum(p.numel() for p in built.stack.parameters() if p.ndim > 1)
+    if count != shape.in_matrices:
+        raise ShapeError(
+            f"the matrices of its layers hold {count:,} numbers, and {shape.in_matrices:,} make "
+            f"{shape.depth} layers of d_model {shape.d_model} and d_ff {shape.d_ff}"
+        )
     if isinstance(built, PeerModel):
         built.model.train()
     return built

@@ -4,7 +4,6 @@ import json
 import math
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.plot_runs import make_run, make_runs
@@ -15,7 +14,7 @@ from deepstack.cli import app
 from deepstack.reports import compare, report
 
 # Two-sided 95 % quantiles of Student's t as tables print them, by number of values.
-QUANTILES = {2: 12.706, 3: 4.303, 5: 2.776, 24: 2.069}
+QUANTILES = {2: 12.706, 24: 2.069}
 
 
 def loss_of(scheme: str, seed: int) -> float:
@@ -64,11 +63,6 @@ def test_compare_prints_intervals_and_their_n(tmp_path: Path) -> None:
     assert [post_ln[name] for name in names] == [row[name] for name in names]
     others = ["setting", "depth", "seeds", "outcome", "val_loss", "val_sd", "unigram", "difference"]
     assert {*others, "se", "pairs", "update_first", "update_last", "step_ms"} <= set(post_ln)
-    head, _, *lines = printed(tmp_path, "--markdown").splitlines()
-    cells: Any = dict(zip(head.split(" | "), lines[1].split(" | "), strict=True))
-    assert [float(cells[name]) for name in names] == pytest.approx(
-        [row[name] for name in names], rel=1e-3
-    )
     assert set(names) <= set(printed(tmp_path).strip().splitlines()[0].split())
     # The baseline has no difference, so it has no interval of one.
     base = json.loads(printed(tmp_path, "--json"))[0]

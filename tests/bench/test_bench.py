@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import QUICK, ROOT
 from helpers.command_line import typed
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,6 +26,7 @@ from deepstack.bench import (
     shape_config,
     shape_of,
 )
+from deepstack.bench.peers import ShapeError
 from deepstack.bench.process import Worker, WorkerError
 from deepstack.bench.products import Products
 from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, build_peer, peer_steps, trainer_steps
@@ -84,12 +86,10 @@ def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(
     "words, said",
     [
         (["--peers", "torhc"], "did you mean 'torch'?"),
-        (["--peers", "jax+onednn"], "allowed with onednn: peers that use torch"),
         (["--peers", "torch+shards"], "allowed with shards: deepstack, deepstack_unlogged"),
         (["--peers", "torch", "--no-peers"], "allowed one of them"),
         (["--depths", "6"], "two or more depths"),
         (["--chart", "rows.txt"], "allowed .png"),
-        (["--chart", "nowhere/rows.png"], "there is no folder nowhere"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_runs(words: list[str], said: str) -> None:
@@ -187,6 +187,16 @@ def learns(config: conf.Config, built: PeerModel) -> None:
     after = mean_loss(model(inputs), targets)
     assert torch.isfinite(after) and after < before
     steps.close()
+
+
+def test_a_peer_with_other_layers_is_refused() -> None:
+    def shallow(shape: Shape) -> PeerModel:
+        stack = nn.Linear(shape.d_model, shape.d_model)
+        return PeerModel(stack, stack)
+
+    PEERS.register("shallow", Peer("Shallow", "torch", "One matrix.", shallow))
+    with pytest.raises(ShapeError, match="256 numbers, and 6,912 make 3 layers"):
+        build_peer("shallow", SHAPE, CPU)
 
 
 def test_the_products_are_those_of_a_training_step() -> None:

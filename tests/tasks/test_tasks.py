@@ -147,7 +147,11 @@ def test_a_function_that_is_no_task_is_refused() -> None:
     def silent(*, seq_len: int, seed: int) -> Task:
         raise AssertionError
 
-    for function in (positional, bare, required, seedless, silent):
+    def vague(*, seq_len: int, seed: int, family: str) -> Task:
+        """Docstring."""
+        raise AssertionError
+
+    for function in (positional, bare, required, seedless, silent, vague):
         with pytest.raises(PluginError, match=r"task 'mine'"):
             task("mine")(function)
         assert "mine" not in TASKS
