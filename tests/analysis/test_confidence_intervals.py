@@ -4,6 +4,7 @@ import json
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.plot_runs import make_run, make_runs
@@ -14,7 +15,7 @@ from deepstack.cli import app
 from deepstack.reports import compare, report
 
 # Two-sided 95 % quantiles of Student's t as tables print them, by number of values.
-QUANTILES = {2: 12.706, 24: 2.069}
+QUANTILES = {2: 12.706, 3: 4.303, 5: 2.776, 24: 2.069}
 
 
 def loss_of(scheme: str, seed: int) -> float:
@@ -63,6 +64,11 @@ def test_compare_prints_intervals_and_their_n(tmp_path: Path) -> None:
     assert [post_ln[name] for name in names] == [row[name] for name in names]
     others = ["setting", "depth", "seeds", "outcome", "val_loss", "val_sd", "unigram", "difference"]
     assert {*others, "se", "pairs", "update_first", "update_last", "step_ms"} <= set(post_ln)
+    head, _, *lines = printed(tmp_path, "--markdown").splitlines()
+    cells: Any = dict(zip(head.split(" | "), lines[1].split(" | "), strict=True))
+    assert [float(cells[name]) for name in names] == pytest.approx(
+        [row[name] for name in names], rel=1e-3
+    )
     assert set(names) <= set(printed(tmp_path).strip().splitlines()[0].split())
     # The baseline has no difference, so it has no interval of one.
     base = json.loads(printed(tmp_path, "--json"))[0]
@@ -77,8 +83,11 @@ def test_a_report_shows_intervals_and_their_n(
     row = row_of(compare(tmp_path, "deepnorm"), setting="Post-LN")
     head = next(cells for cells in page.rows if cells[0] == "setting")
     cells = next(cells for cells in page.rows if cells[0] == "Post-LN")
-    for name in ("val_low", "val_high", "n", "diff_low", "diff_high", "pairs"):
-        shown = float(cells[head.index(name)].replace("−", "-"))
-        assert shown == pytest.approx(row[name], abs=1e-3)
+    at = head.index("validation loss") + 2
+    assert head[at : at + 3] == ["95 % from", "to", "n"]
+    assert cells[at : at + 3] == [f"{row.val_low:.3f}", f"{row.val_high:.3f}", "3"]
+    at = head.index("difference") + 2
+    assert head[at : at + 3] == ["95 % from", "to", "pairs"]
+    assert cells[at : at + 3] == [f"{row.diff_low:+.3f}", f"{row.diff_high:+.3f}", "3"]
     assert "95 % interval of the mean (Student's t)" in page.text
     assert "accounts for this choice" not in page.text
