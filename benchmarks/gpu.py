@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from deepstack.bench import bench, report
+from deepstack.cli.tables import emit
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
 from deepstack.records import Run
 from deepstack.schemes import scheme_memory
@@ -208,19 +209,10 @@ UNTIMED = ("correctness", "deep")
 def show(result: dict[str, Any]) -> None:
     """Print the rows as a table, and the other numbers unformatted."""
     print(f"\n## {result.pop('section')}")
-    rows = result.pop("rows", [])
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = [names, *([text(row.get(name)) for name in names] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(names))]
-    for line in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+    if rows := result.pop("rows", []):
+        emit(rows, as_json=False)
     for name, value in result.items():
         print(f"{name}: {value}")
-
-
-def text(value: Any) -> str:
-    """Format a value for a table."""
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def main() -> None:

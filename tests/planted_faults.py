@@ -97,7 +97,7 @@ FAULTS = (
     ),
     Fault(
         "unigram_of_held_out_text", "tasks",
-        "padded(count_tokens([train])", "padded(count_tokens([held])",
+        "padded(count_tokens(train), BYTES)", "padded(count_tokens(held), BYTES)",
         "tasks/test_tasks_text.py::test_the_unigram_entropy_is_the_held_out_cross_entropy",
     ),
     Fault(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import chain
 from typing import Any
 
 from deepstack import config as conf
@@ -27,25 +26,12 @@ from deepstack.analysis.statistics import has_diverged
 from deepstack.records import ENDED, Run, varying
 from deepstack.records.cells import counted
 
-# Settings that every caption shows, with their forms; one group is one item.
-GROUPS = (
-    {"model.d_model": "d_model {}", "model.n_heads": "n_heads {}", "model.d_ff": "d_ff {}"},
-    {"train.batch_size": "batch {}", "task.seq_len": "sequences of {} tokens"},
-    {"train.optimizer": "{}", "train.lr": "lr {}", "train.schedule": "{} schedule",
-     "train.warmup_steps": "{} warm-up steps"},
+# Settings that every caption shows; of the others it shows those that differ from the default.
+ALWAYS = (
+    "model.d_model", "model.d_ff", "train.batch_size", "task.seq_len", "train.lr", "train.clip"
 )  # fmt: skip
-# Keys that titles and these groups show.
-TITLE_KEYS = {
-    "name", SEED, DEPTH, SCHEME, TASK, "model.decoder_depth", "train.clip", *chain(*GROUPS)
-}  # fmt: skip
-FORMS = {
-    "model.family": "{}",
-    "model.activation": "{}",
-    "model.norm.kind": "{} norm",
-    "model.init.distribution": "init {}",
-    "train.precision": "{}",
-    "train.steps": "{} steps",
-}
+IN_TITLE = ("name", SEED, DEPTH, SCHEME, TASK, "model.decoder_depth")
+NO_SETTING = ("runtime.", *OBSERVATION)  # starts of keys that change no number
 
 
 def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
@@ -76,54 +62,29 @@ def caption_of(runs: Sequence[Run], depth_settings: Iterable[str] = ()) -> list[
 
     It always has width, batch and rate; of the other settings those that differ from the default.
     """
-    different = set(varying(runs))
-
-    def value(key: str) -> str | None:
-        current = runs[0].get(key)
-        return None if key in different or current is None else value_text(current)
-
-    items = [
-        ", ".join(counted(form, text) for key, form in group.items() if (text := value(key)))
-        for group in GROUPS
-    ]
-    items[1] = items[1].replace(", sequences of", " ×")
-    if "train.clip" in runs[0].flat_config and "train.clip" not in different:
-        clip = runs[0].get("train.clip")
-        items.append("no clip" if clip is None else f"clip {value_text(clip)}")
-    factors = runs[0].get("train.lr_factors") or {}
-    if factors and not any(key.startswith("train.lr_factors") for key in different):
-        words = ", ".join(f"{role} × {value_text(f)}" for role, f in factors.items())
-        items.append(f"lr of {words}")
-    for key in _set_otherwise(runs[0]):
-        if key not in different:
-            form = FORMS.get(key, f"{short_key(key)} {{}}")
+    hidden = {*IN_TITLE, *varying(runs)}
+    usual = _usual() | runs[0].columns.get("defaults", {})
+    items = []
+    for key, value in runs[0].flat_config.items():
+        is_set = value not in (None, "", {}) and value != usual.get(key)
+        if key in hidden or key.startswith(NO_SETTING):
+            continue
+        if is_set or key in ALWAYS:
             # A file is shown by its name, without its folder.
-            items.append(counted(form, value_text(runs[0].flat_config[key]).rpartition("/")[2]))
+            items.append(f"{short_key(key)} {value_text(value).rpartition('/')[2]}")
     items += [f"{short_key(key)} follows N" for key in depth_settings]
     if left := _repeated(runs):
         items.append(f"left out: {counted('{} runs', left)} with the seed of another")
     if going := sum(run.state not in ENDED for run in runs):
         items.append(f"unfinished: {going} of {counted('{} runs', len(runs))}")
     # A line may end after a comma; a name and its value stay together.
-    return [re.sub("(?<!,) ", "\u00a0", item) for item in items if item]
+    return [re.sub("(?<!,) ", "\u00a0", item) for item in items]
 
 
 def _repeated(runs: Sequence[Run]) -> int:
     """Return the number of runs with the setting, depth and seed of another run."""
     keys = [DEPTH, SEED, *varying_settings(runs)]
     return len(runs) - len({values_of(run, keys) for run in runs})
-
-
-def _set_otherwise(run: Run) -> list[str]:
-    """Return the settings of a run that differ from the default, without TITLE_KEYS."""
-    usual = _usual() | run.columns.get("defaults", {})
-    skipped = (*OBSERVATION, "train.lr_factors", "runtime.")
-    return [
-        key
-        for key, value in run.flat_config.items()
-        if key not in TITLE_KEYS and not key.startswith(skipped)
-        if value not in (None, "", {}) and value != usual.get(key)
-    ]
 
 
 @cache

@@ -288,29 +288,25 @@ def list_keys(rows: Iterable[Row]) -> list[str]:
 def full_key(word: str, keys: Sequence[str], option: str, prefer: Sequence[str] = ()) -> str:
     """Return the key that a word names: all of it, its last parts, or their beginning.
 
-    Of several such keys, it is the only one in `prefer`, else the only one with the fewest parts.
-    Raises ConfigError, starting with the option's name, for an unknown or ambiguous word.
+    Of several such keys, it is the only one in `prefer`.  Raises ConfigError, starting with the
+    option's name, for an unknown or ambiguous word.
     """
     if word in keys or f"{word}.name" in keys:
         return word if word in keys else f"{word}.name"
-    dotted = [key for key in keys if f".{key}".endswith(f".{word}")]
-    started = [key for key in keys if key.rpartition(".")[2].startswith(word)]
-    for candidates in (dotted, started):
-        preferred = [key for key in candidates if key in prefer]
-        fewest = min((key.count(".") for key in candidates), default=0)
-        short = [key for key in candidates if key.count(".") == fewest]
-        for choice in (preferred, short):
-            if len(choice) == 1:
-                return choice[0]
-        if candidates:
-            names = ", ".join(candidates[:MOST_NAMES])
-            raise ConfigError(f"{option}: {word!r} can mean {names}; give one of them in full")
-    near = nearest_key(word, keys)
-    raise ConfigError(
-        f"{option}: unknown key {word!r}; did you mean {near!r}?"
-        if near
-        else f"{option}: {unknown('key', word, keys)}"
-    )
+    dotted = [key for key in keys if key.endswith(f".{word}")]
+    matches = dotted or [key for key in keys if key.rpartition(".")[2].startswith(word)]
+    preferred = [key for key in matches if key in prefer]
+    for choice in (preferred, matches):
+        if len(choice) == 1:
+            return choice[0]
+    if matches:
+        names = ", ".join(matches[:MOST_NAMES])
+        raise ConfigError(f"{option}: {word!r} can mean {names}; give one of them in full")
+    lasts = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    if near := nearest(word, [*keys, *lasts]):
+        key = lasts.get(near, near)
+        raise ConfigError(f"{option}: unknown key {word!r}; did you mean {key!r}?")
+    raise ConfigError(f"{option}: {unknown('key', word, keys)}")
 
 
 def find_key(word: str, runs: Sequence[Run], option: str = "setting") -> str:
@@ -318,13 +314,6 @@ def find_key(word: str, runs: Sequence[Run], option: str = "setting") -> str:
     varying = varying_settings(runs)
     known = dict.fromkeys([*varying, *(key for run in runs for key in run.flat_config)])
     return full_key(word, list(known), option, prefer=[DEPTH, *varying])
-
-
-def nearest_key(word: str, keys: Sequence[str]) -> str | None:
-    """Return the key that is most like a word, as a whole or in its last part."""
-    lasts = {key.rpartition(".")[2]: key for key in reversed(keys)}
-    near = nearest(word, keys) if "." in word else nearest(word, lasts)
-    return lasts.get(near, near) if near else None
 
 
 def values_there(rows: Sequence[Row], condition: Condition) -> str:

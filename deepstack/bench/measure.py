@@ -54,15 +54,13 @@ def bench(
     steps: int = 10,
     peers: Sequence[str] | None = None,
     depths: Sequence[int] = (),
-    own: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Measured:
     """Time `steps` training steps of deepstack's stack and of its peers at the same shape.
 
     peers: rows, as in `rows.parse_row`; None for all in PEERS and the usual variants of torch's
     encoder.  Those that are not installed or cannot have the shape are left out with a message to
-    `say`.  depths: further depths at which deepstack alone is measured.  own: further rows of
-    deepstack.
+    `say`.  depths: further depths at which deepstack alone is measured.
     Raises ConfigError for an unknown name or an impossible shape, ResourceError for a missing
     device or too little memory.
     """
@@ -71,9 +69,9 @@ def bench(
     parameters = own_parameters(config)
     device = choose_device(config.runtime)
     config = conf.with_overrides(config, {"runtime.device": device.type})
-    names = usual_peers(config, device) if peers is None else list(dict.fromkeys(peers))
+    names = usual_peers(config) if peers is None else list(peers)
     others = [conf.with_overrides(config, {"model.depth": depth}) for depth in depths]
-    own = [*own, *(name for name in names if is_own(name))]
+    own = [name for name in names if is_own(name)]
     names = [name for name in names if not is_own(name)]
     installed = installed_peers(comparable_peers(config, names, say), say)
     facts = facts_of(config, device)
@@ -92,12 +90,12 @@ def bench(
     return Measured(facts, measured, deep, interleaved and also, tokens)
 
 
-def usual_peers(config: conf.Config, device: torch.device) -> list[str]:
+def usual_peers(config: conf.Config) -> list[str]:
     """Return all peers, and torch's encoder by deepstack's library and in both precisions."""
     rows = PEERS.names()
     if config.train.precision == "bf16":
         rows.append("torch+fp32")
-    if fast_paths_of(config, device).products == "onednn":
+    if fast_paths_of(config, choose_device(config.runtime)).products == "onednn":
         rows.append("torch+fp32+onednn" if config.train.precision == "bf16" else "torch+onednn")
     return rows
 

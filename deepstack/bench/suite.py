@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.bench.measure import bench
+from deepstack.bench.measure import bench, usual_peers
 from deepstack.bench.report import report
 from deepstack.bench.rows import LOGGED, is_own, label_of, parse_row
 from deepstack.errors import ConfigError
@@ -59,7 +59,8 @@ def run_suite(
     for shape in SUITES[name]:
         say(f"{shape}: {' x '.join(map(str, SHAPES[shape][:2]))}")
         config = shape_config(shape, overrides)
-        measured = bench(config, steps=steps, peers=peers, own=[IN_BF16, IN_SHARDS], say=say)
+        names = [IN_BF16, IN_SHARDS, *(usual_peers(config) if peers is None else peers)]
+        measured = bench(config, steps=steps, peers=names, say=say)
         reports.append(report(config, measured, command, shape))
         measured_rows = [worker.row for worker in measured.rows]
         rows.append({"shape": shape, **compare(measured_rows, reports[-1])})

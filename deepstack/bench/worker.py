@@ -116,45 +116,31 @@ def peak_memory_mb(device: torch.device) -> float:
     return memory_line("VmHWM")
 
 
-def root_cause(error: BaseException) -> str:
-    """Return class and first line of the first error in the chain."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    text = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def requests_of(parent: Connection) -> Iterator[Any]:
-    """Yield the messages of the parent until the connection ends."""
-    with suppress(EOFError, ConnectionError):
-        while True:
-            yield json.loads(parent.recv_bytes())
-
-
 def main() -> None:
     """Answer requests until the connection ends; an error is the last answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     parent = Connection(0)
-    requests = requests_of(parent)
 
     def answer(content: dict[str, Any]) -> None:
         parent.send_bytes(json.dumps(content).encode())
 
     try:
-        order = next(requests)
+        order = json.loads(parent.recv_bytes())
         plugins.load_plugins([Path(path) for path in order["plugins"]])
         row = Row(order["row"], conf.parse_config(order["config"]))
         on_gpu = row.device.type == "cuda"
         answer({"start_memory_mb": 0.0 if on_gpu else memory_line("VmRSS")})
         commands = {"step": row.step, "products": row.time_products}
-        for request in requests:
-            answer(commands[request]())
+        with suppress(EOFError, ConnectionError):
+            while True:
+                answer(commands[json.loads(parent.recv_bytes())]())
     except DeepstackError as error:
         answer({"error": str(error), "exit_code": error.exit_code})
     except Exception as error:
         memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         memory = memory or "DefaultCPUAllocator" in str(error)
-        answer({"error": root_cause(error), "exit_code": 5 if memory else 1})
+        reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        answer({"error": reason, "exit_code": 5 if memory else 1})
         raise
     os._exit(0)  # nothing needs saving, and freeing a deep model takes time
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -15,10 +14,9 @@ from deepstack.cli.options import flag, option
 from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, run_table
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.streams import terminal_console
-from deepstack.errors import NothingMatchedError, ResourceError
-from deepstack.records import Run, find_runs
+from deepstack.errors import NothingMatchedError
+from deepstack.records import Run, find_runs, summarize
 from deepstack.records.cells import one_line
-from deepstack.records.folder import last_rows
 
 # A run on another machine may hold a lock that is not seen here: its log grows.
 FRESH_SECONDS = 60.0
@@ -112,25 +110,16 @@ class Watcher:
 
 
 def read_row(run: Run, name: str) -> RunRow:
-    """Read the values that the table shows of a run."""
-    try:
-        state = run.read_state()
-        if state == "interrupted" and run.status.get("state") == "running":
-            changed = stamp(run.folder.steps_path)
-            if changed and time.time() - changed[0] / 1e9 < FRESH_SECONDS:
-                state = "running"
-        last = run.folder.last_row()
-        step = int(last.get("step", "0"))
-        loss, update = (number(last.get(column, "")) for column in ("loss", "model_update"))
-        _, times = last_rows(run.folder.timing_path)
-        step_times = [float(row[1]) for row in times if len(row) > 1 and row[1]]
-        steps = run.get("train.steps")
-    except (ResourceError, ValueError):
-        return RunRow(name, "damaged", 0, None)
-    steps = steps if isinstance(steps, int) else None
-    step_ms = statistics.median(step_times) if step_times else None
+    """Return the values that the table shows of a run."""
+    one = summarize(run)
+    state, logged, steps = one.state, one.logged, one.config.get("train.steps")
+    if state == "interrupted" and run.status.get("state") == "running":
+        changed = stamp(run.folder.steps_path)
+        if changed and time.time() - changed[0] / 1e9 < FRESH_SECONDS:
+            state = "running"
+    step, step_ms = logged["step"] or 0, logged["step_ms"]
     left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
-    return RunRow(name, state, step, steps, loss, update, step_ms, left)
+    return RunRow(name, state, step, steps, logged["loss"], logged["model_update"], step_ms, left)
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
@@ -140,8 +129,3 @@ def stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
-
-
-def number(cell: str) -> float | None:
-    """Return the number in a cell, None for an empty one."""
-    return float(cell) if cell else None

@@ -15,6 +15,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from deepstack.errors import ConfigError
+from deepstack.records.cells import one_line
 
 PIECE = 2**20  # bytes read at a time
 
@@ -35,14 +36,8 @@ Encoding = Annotated[
 
 
 def refusal(reason: str, key: str = "task.path") -> ConfigError:
-    """Return the error for a file that cannot be used, with the key of its path."""
-    return ConfigError(f"{key}: {reason}", key=key)
-
-
-def printable(path: str | os.PathLike[str]) -> str:
-    """Return a path as one printable line; file systems allow any bytes in paths."""
-    text = os.fspath(path)
-    return text if text.isprintable() else ascii(text)[1:-1]
+    """Return the error for a file that cannot be used, with the key of its path, in one line."""
+    return ConfigError(f"{key}: {one_line(reason)}", key=key)
 
 
 @contextmanager
@@ -51,13 +46,12 @@ def refusing(path: str, key: str = "task.path") -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        there = "" if os.path.isabs(path) else f" (seen from {printable(os.getcwd())})"
-        missing = printable(str(error.filename))
-        raise refusal(f"no such file or folder: {missing}{there}", key) from error
+        there = "" if os.path.isabs(path) else f" (seen from {os.getcwd()})"
+        raise refusal(f"no such file or folder: {error.filename}{there}", key) from error
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         where = getattr(error, "filename", None) or path
-        raise refusal(f"cannot read {printable(str(where))}: {reason}", key) from error
+        raise refusal(f"cannot read {where}: {reason}", key) from error
 
 
 def find_files(path: str, key: str = "task.path") -> tuple[str, list[Path]]:
@@ -75,13 +69,12 @@ def find_files(path: str, key: str = "task.path") -> tuple[str, list[Path]]:
         matches = map(Path, glob.glob(str(root), recursive=True))
         files = sorted((file for file in matches if not file.is_dir()), key=Path.as_posix)
         if not files:
-            raise refusal(f"no file matches {printable(path)}", key)
+            raise refusal(f"no file matches {path}", key)
     else:
         files = [root]
     for file in files:  # before opening: opening a FIFO waits, reading a device may never end
         if not stat.S_ISREG(file.stat().st_mode):
-            shown = printable(file)
-            raise refusal(f"{shown} is no regular file; allowed: a regular file or a folder", key)
+            raise refusal(f"{file} is no regular file; allowed: a regular file or a folder", key)
     return name, files
 
 
@@ -94,7 +87,7 @@ def _files_of(root: Path, key: str) -> list[Path]:
         folders[:] = [each for each in folders if not each.startswith(".")]
         files += [Path(folder, each) for each in names if not each.startswith(".")]
     if not files:
-        raise refusal(f"no files in {printable(root)} (hidden ones skipped)", key)
+        raise refusal(f"no files in {root} (hidden ones skipped)", key)
     return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
@@ -102,8 +95,7 @@ def refuse_huge(path: str, files: Sequence[Path], most: int, key: str = "task.pa
     """Raise ConfigError if the files are larger together than a text held in memory may be."""
     if (size := sum(file.stat().st_size for file in files)) > most:
         raise refusal(
-            f"{printable(path)} has {size:,} bytes; allowed: at most {most:,}, "
-            "as the text is held in memory",
+            f"{path} has {size:,} bytes; allowed: at most {most:,}, as the text is held in memory",
             key,
         )
 
@@ -135,7 +127,7 @@ def text_pieces(file: Path, encoding: str) -> Iterator[str]:
             wrong = f"byte {error.object[error.start]:#04x} at position {at:,}"
             named = "UTF-8" if encoding == "utf-8" else encoding
             raise refusal(
-                f"{printable(file)} is not {named} text: {wrong}"
+                f"{file} is not {named} text: {wrong}"
                 + ("; for another encoding set task.encoding" if named == "UTF-8" else "")
             ) from error
         position += len(piece)

@@ -53,7 +53,6 @@ class Task:
     unigram: frequencies of the tokens among the `masked` targets of the training data, (tokens,).
     memory: bytes of data that the task holds in memory.
     bytes_per_token: of the held-out text, if a loss per byte can be computed from one per token.
-    keep: an object that must live as long as the task.
     """
 
     name: str
@@ -68,7 +67,6 @@ class Task:
     level_of: Callable[[Batch], NDArray[np.int64]] | None = None
     memory: int = 0
     bytes_per_token: float | None = None
-    keep: object = None
 
     def __post_init__(self) -> None:
         size = self.vocab_size
@@ -153,19 +151,6 @@ AnyTaskFunction = TypeVar("AnyTaskFunction", bound=TaskFunction)
 TASKS: Registry[TaskFunction] = Registry("task")
 
 _GIVEN = ("seq_len", "seed", "family")
-_ELSEWHERE = {  # names of tasks in other programs, and the settings that mean them here
-    **dict.fromkeys(
-        ("lm", "clm", "causal_lm", "language_modeling", "next_token"),
-        "task.name=tokens or text, with model.family=decoder",
-    ),
-    **dict.fromkeys(("mlm", "masked_lm", "bert"), "task.name=text, with model.family=encoder"),
-    **dict.fromkeys(
-        ("bin", "npy", "nanogpt", "llm_c", "llmc", "fineweb", "openwebtext", "shakespeare"),
-        "task.name=tokens, with your file in task.path",
-    ),
-    **dict.fromkeys(("hf", "huggingface", "datasets"), "task.name=tokens, with its folder in path"),
-    **dict.fromkeys(("file", "bytes", "char", "corpus"), "task.name=text, with task.path"),
-}
 
 
 def task(name: str) -> Callable[[AnyTaskFunction], AnyTaskFunction]:
@@ -226,9 +211,7 @@ def build_task(
     try:
         function = TASKS[name]
     except ConfigError as error:
-        hint = _ELSEWHERE.get(name.lower().replace("-", "_"))
-        there = f"; write {hint}" if hint else ""
-        raise ConfigError(f"{error}{there}", key="task.name") from None
+        raise ConfigError(str(error), key="task.name") from None
     values = validated(task_options(name), options, kind="task", name=name, section="task")
     families = task_families(name)
     if family not in families:

@@ -1,12 +1,12 @@
 """Masked prediction of the bytes of real text: files, a folder, or Python's documentation."""
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated
-from weakref import WeakValueDictionary
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +16,6 @@ from deepstack.tasks.files import (
     Encoding,
     find_files,
     identity,
-    printable,
     refusal,
     refuse_huge,
     refusing,
@@ -31,10 +30,10 @@ from deepstack.tasks.windows import (
     Part,
     Reader,
     Span,
-    Windows,
     count_tokens,
     padded,
     smoothed,
+    split,
 )
 
 BYTES = 256
@@ -87,10 +86,11 @@ def text(
     """
     corpus = read_corpus(path, encoding)
     reader = Reader(family, seq_len, mask_rate, mask_split, span)
-    train, held = split(corpus.content, held_out, reader.window)
-    frequencies = smoothed(padded(count_tokens([train]), BYTES))
-    held_frequencies = padded(count_tokens([held]), BYTES) / len(held.tokens)
-    sides = (Windows([part], reader.window) for part in (train, held))
+    train, held = split([Part(np.frombuffer(corpus.content, dtype=np.uint8))], held_out)
+    draw = reader.draw_function(BYTES, train, held)
+    frequencies = smoothed(padded(count_tokens(train), BYTES))
+    held_counts = padded(count_tokens(held), BYTES)
+    held_frequencies = held_counts / held_counts.sum()
     references = {"unigram_entropy": float(-(held_frequencies * np.log(frequencies)).sum())}
     if family == "encoder":
         references["context_free_entropy"] = context_free_entropy(
@@ -100,17 +100,16 @@ def text(
         name="text",
         vocab_size=BYTES + 1,
         seed=seed,
-        draw=reader.draw_function(BYTES, *sides),
+        draw=draw,
         references=references,
         unigram=frequencies,
         data={
             "name": corpus.name,
             "sha256": corpus.sha256,
             "bytes": len(corpus.content),
-            "held_out_bytes": len(held.tokens),
+            "held_out_bytes": int(held_counts.sum()),
         },
         memory=len(corpus.content),
-        keep=corpus,
     )
 
 
@@ -147,10 +146,6 @@ class Corpus:
     sha256: str
 
 
-_CORPORA: WeakValueDictionary[object, Corpus] = WeakValueDictionary()
-"""The texts that tasks of this process hold, so that runs of several seeds share one."""
-
-
 def read_corpus(path: str | None, encoding: str = "utf-8") -> Corpus:
     """Read the text at `path` (see `find_files`), or Python's own if it is None.
 
@@ -161,40 +156,24 @@ def read_corpus(path: str | None, encoding: str = "utf-8") -> Corpus:
     with refusing(path):
         name, files = find_files(path)
         refuse_huge(path, files, MOST_BYTES)
-        key = (name, encoding, identity(files))
-        if (known := _CORPORA.get(key)) is not None:
-            return known
-        content = bytearray()
-        digest = hashlib.sha256()
-        for file in files:
-            between = b"\n\n" if content else b""
-            for text in text_pieces(file, encoding):
-                if part := text.encode("utf-8"):
-                    content += between + part
-                    digest.update(between + part)
-                    between = b""
-    if not content:
-        raise refusal(f"{printable(path)} is empty; allowed: text")
-    corpus = _CORPORA[key] = Corpus(name, content, digest.hexdigest())
+        corpus = _read_files(name, tuple(files), encoding, identity(files))
+    if not corpus.content:
+        raise refusal(f"{path} is empty; allowed: text")
     return corpus
 
 
-def split(content: bytes | bytearray, held_out: float, seq_len: int) -> tuple[Part, Part]:
-    """Return the training bytes and the held-out bytes, the first and the last part of the text.
-
-    Raises ConfigError, naming the needed size, if either is shorter than seq_len + 1.
-    """
-    least = seq_len + 1
-    held = math.floor(held_out * len(content))
-    if min(held, len(content) - held) < least:
-        which, size = ("held-out", held) if held < least else ("training", len(content) - held)
-        raise refusal(
-            f"the text is too short: {len(content):,} bytes, of which the {which} part is "
-            f"{size:,}; with seq_len {seq_len} and held_out {held_out:g} each part needs "
-            f"{least:,}"
-        )
-    tokens = np.frombuffer(content, dtype=np.uint8)
-    return Part(tokens[: len(content) - held]), Part(tokens[len(content) - held :])
+@lru_cache(maxsize=2)  # runs of several seeds in one process share a text
+def _read_files(name: str, files: Sequence[Path], encoding: str, states: object) -> Corpus:
+    content = bytearray()
+    digest = hashlib.sha256()
+    for file in files:
+        between = b"\n\n" if content else b""
+        for text in text_pieces(file, encoding):
+            if part := text.encode("utf-8"):
+                content += between + part
+                digest.update(between + part)
+                between = b""
+    return Corpus(name, content, digest.hexdigest())
 
 
 def _python_topics() -> Corpus:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -14,9 +13,7 @@ import numpy as np
 from deepstack.errors import ConfigError
 from deepstack.tasks.files import (
     find_files,
-    identity,
     joint_sha256,
-    printable,
     refusal,
     refuse_huge,
     refusing,
@@ -47,7 +44,7 @@ class Reading:
 
     def refusal(self, file: str | Path, reason: str) -> ConfigError:
         """Return the error for a file that cannot be used; `reason` follows its path."""
-        return refusal(f"{printable(file)}{reason}", self.key)
+        return refusal(f"{file}{reason}", self.key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,17 +73,11 @@ def read_tokens(path: str, reading: Reading) -> TokenFiles:
         if any(is_text(file, reading) for file in files):
             refuse_huge(path, files, MOST_TEXT, reading.key)
         parts = [part for file in files for part in read_file(file, reading)]
-        digests = [digest_of(each) for each in identity(files)]
+        digests = [sha256_of(file) for file in files]
         size = sum(file.stat().st_size for file in files)
     if not any(len(part.tokens) for part in parts):
         raise reading.refusal(path, " is empty; allowed: tokens")
     return TokenFiles(name, joint_sha256(digests), size, parts)
-
-
-@lru_cache(maxsize=4096)
-def digest_of(identity: tuple[object, ...]) -> str:
-    """Return the sha256 of the file with this `identity`; a process reads it once."""
-    return sha256_of(Path(str(identity[0])))
 
 
 def is_text(file: Path, reading: Reading) -> bool:
@@ -181,7 +172,7 @@ def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Token
     name = reading.column or default
     if name not in table.column_names:
         reason = f" has no column {name!r}; set task.column to one of "
-        raise reading.refusal(file, reason + ", ".join(map(printable, table.column_names)))
+        raise reading.refusal(file, reason + ", ".join(table.column_names))
     chunks, kind = table.column(name).chunks, table.schema.field(name).type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         if reading.tokenizer is None:

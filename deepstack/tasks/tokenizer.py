@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from deepstack.tasks.files import find_files, printable, refusal, refusing, sha256_of
+from deepstack.tasks.files import find_files, refusal, refusing, sha256_of
 from deepstack.tasks.windows import Tokens
 
 LARGEST_TOKENIZER = 2**28  # bytes
@@ -30,13 +30,13 @@ class Tokenizer:
         with refusing(path, key):
             self.name, files = find_files(path, key)
             if len(files) != 1 or files[0].stat().st_size > LARGEST_TOKENIZER:
-                raise refusal(f"{printable(path)}: allowed one file, tokenizer.json", key)
+                raise refusal(f"{path}: allowed one file, tokenizer.json", key)
             self.sha256 = sha256_of(files[0])
             try:
                 self.library = Library.from_str(files[0].read_text(encoding="utf-8"))
             except Exception as error:  # the library raises plain Exception
                 reason = " ".join(str(error).split())
-                raise refusal(f"{printable(path)} is no tokenizer.json: {reason}", key) from error
+                raise refusal(f"{path} is no tokenizer.json: {reason}", key) from error
         self.library.no_truncation()
         self.library.no_padding()
         self.vocabulary = max(self.library.get_vocab().values(), default=0) + 1

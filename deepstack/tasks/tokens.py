@@ -1,10 +1,9 @@
 """Prediction of tokens from files: .bin shards, .npy, saved data sets, text with a tokenizer."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +30,10 @@ from deepstack.tasks.windows import (
     Part,
     Reader,
     Span,
-    Windows,
     count_tokens,
     padded,
     smoothed,
+    split,
 )
 
 MOST_DECODED = 2**22
@@ -107,33 +106,26 @@ def tokens(
     reader = Reader(family, seq_len, mask_rate, mask_split, span)
     if tokenizer is None and end_token is not None:
         raise refusal(f"found {end_token!r} without task.tokenizer", "task.end_token")
-    library = Tokenizer(tokenizer, end_token) if tokenizer else None
-    corpus = read_corpus(path, held_out_path, held_out, Reading(layout, library, column, encoding))
+    paths = {
+        "task.path": path, "task.held_out_path": held_out_path, "task.tokenizer": tokenizer
+    }  # fmt: skip
+    states = tuple(file_states(each, key) for key, each in paths.items() if each is not None)
+    reading = (layout, tokenizer, end_token, column, encoding)
+    corpus = read_corpus(path, held_out_path, held_out, *reading, states)
     vocabulary, decodes = corpus.vocabulary(vocab_size), family == "decoder"
-    sides = []
-    for side, parts in (("training", corpus.train), ("held-out", corpus.held)):
-        windows = Windows(parts, reader.window)
-        if not len(windows):
-            size = sum(len(part.tokens) for part in parts)
-            raise refusal(
-                f"the {side} part is too short: {size:,} tokens in {len(parts)} parts, the longest "
-                f"of {max((len(part.tokens) for part in parts), default=0):,}; with seq_len "
-                f"{seq_len} one needs {reader.window:,}"
-            )
-        sides.append(windows)
+    draw = reader.draw_function(vocabulary, corpus.train, corpus.held)
     frequencies = smoothed(padded(corpus.train_counts, vocabulary))
     held = padded(corpus.held_counts, vocabulary)
     return Task(
         name="tokens",
         vocab_size=vocabulary + (not decodes),
         seed=seed,
-        draw=reader.draw_function(vocabulary, *sides),
+        draw=draw,
         references={"unigram_entropy": float(-(held * np.log(frequencies)).sum() / held.sum())},
         unigram=frequencies,
         data=corpus.data | {"vocab_size": vocabulary},
         memory=sum(p.tokens.nbytes for p in (*corpus.train, *corpus.held) if p.file is None),
         bytes_per_token=corpus.data.get("held_out_bytes_per_token") if decodes else None,
-        keep=corpus,
     )
 
 
@@ -160,30 +152,31 @@ class TokenCorpus:
         return given or max(2, needed, self.tokenizer.vocabulary if self.tokenizer else 0)
 
 
-_CORPORA: WeakValueDictionary[object, TokenCorpus] = WeakValueDictionary()
-"""The corpora that tasks of this process hold, so that runs of several seeds share one."""
-
-
+@lru_cache(maxsize=2)  # runs of several seeds in one process share their tokens
 def read_corpus(
-    path: str, held_out_path: str | None, held_out: float, reading: Reading
+    path: str,
+    held_out_path: str | None,
+    held_out: float,
+    layout: Layout,
+    tokenizer: str | None,
+    end_token: str | None,
+    column: str | None,
+    encoding: str,
+    states: object,
 ) -> TokenCorpus:
-    """Read and count training and held-out tokens.  Raises ConfigError."""
-    held_reading = replace(reading, key="task.held_out_path")
-    states = [file_states(path, reading)]
-    if held_out_path is not None:
-        states.append(file_states(held_out_path, held_reading))
-    library = reading.tokenizer
-    tokenizer = (library.name, library.sha256, *library.end) if library else None
-    key = (path, held_out_path, held_out, replace(reading, tokenizer=None), tokenizer, *states)
-    if (known := _CORPORA.get(key)) is not None:
-        return known
+    """Read and count training and held-out tokens.  Raises ConfigError.
+
+    states: a value that changes with the files.
+    """
+    library = Tokenizer(tokenizer, end_token) if tokenizer else None
+    reading = Reading(layout, library, column, encoding)
     files = read_tokens(path, reading)
     data: dict[str, Any] = {"name": files.name, "bytes": files.bytes}
     digests = [files.sha256]
     if held_out_path is None:
         train, held = split(files.parts, held_out)
     else:
-        other = read_tokens(held_out_path, held_reading)
+        other = read_tokens(held_out_path, replace(reading, key="task.held_out_path"))
         train, held = files.parts, other.parts
         data["held_out_name"] = other.name
         digests.append(other.sha256)
@@ -201,29 +194,13 @@ def read_corpus(
             )
         data["held_out_bytes_per_token"] = bytes_per_token(library, held)
     data["sha256"] = joint_sha256(digests)
-    corpus = _CORPORA[key] = TokenCorpus(train, held, *counts, data, library)
-    return corpus
+    return TokenCorpus(train, held, *counts, data, library)
 
 
-def file_states(path: str, reading: Reading) -> tuple[object, ...]:
+def file_states(path: str, key: str) -> tuple[object, ...]:
     """Return a value that changes when one of the files does.  Raises ConfigError."""
-    with refusing(path, reading.key):
-        return identity(find_files(path, reading.key)[1])
-
-
-def split(parts: Sequence[Part], held_out: float) -> tuple[list[Part], list[Part]]:
-    """Return the parts of the first tokens, and those of the last `held_out` of them."""
-    total = sum(len(part.tokens) for part in parts)
-    left = total - math.floor(held_out * total)  # for training
-    train, held = [], []
-    for part in parts:
-        cut = min(left, len(part.tokens))
-        left -= cut
-        if cut:
-            train.append(part._replace(tokens=part.tokens[:cut]))
-        if cut < len(part.tokens):
-            held.append(part._replace(tokens=part.tokens[cut:]))
-    return train, held
+    with refusing(path, key):
+        return identity(find_files(path, key)[1])
 
 
 def bytes_per_token(tokenizer: Tokenizer, parts: Sequence[Part]) -> float:

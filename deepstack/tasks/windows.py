@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from pydantic import AfterValidator, Field
 
 from deepstack.config import Family
 from deepstack.errors import ConfigError, ResourceError
-from deepstack.tasks.files import printable, refusal
+from deepstack.tasks.files import refusal
 from deepstack.tasks.task import IGNORE, Batch, choose_positions
 
 Floats = NDArray[np.float64]
@@ -80,7 +81,7 @@ class Part(NamedTuple):
         now, then = self.file.stat(), self.state
         changed = (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns)
         if changed and os.path.samestat(now, then):
-            raise ResourceError(f"{printable(self.file)} was written to while a run read it")
+            raise ResourceError(f"{self.file} was written to while a run read it")
 
 
 class Windows:
@@ -143,13 +144,26 @@ class Reader:
         more = {"encoder": 0, "decoder": 1, "encoder_decoder": self.spans * (self.span - 1)}
         return self.seq_len + more[self.family]
 
-    def draw_function(self, vocabulary: int, train: Windows, held: Windows) -> Draw:
-        """Return the `draw` of a task on tokens 0..vocabulary-1; [MASK] = vocabulary."""
+    def draw_function(self, vocabulary: int, train: Sequence[Part], held: Sequence[Part]) -> Draw:
+        """Return the `draw` of a task on tokens 0..vocabulary-1; [MASK] = vocabulary.
+
+        Raises ConfigError if the training or the held-out parts hold no window.
+        """
+        sides = [Windows(train, self.window), Windows(held, self.window)]
+        for side, parts, windows in zip(
+            ("training", "held-out"), (train, held), sides, strict=True
+        ):
+            if not len(windows):
+                raise refusal(
+                    f"the {side} part is too short: its longest file has "
+                    f"{max((len(part.tokens) for part in parts), default=0):,} tokens; with "
+                    f"seq_len {self.seq_len} one needs {self.window:,}"
+                )
         show_mask, _, show_own = self.mask_split
         count = max(1, round(self.mask_rate * self.seq_len))
 
         def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
-            tokens = (held if held_out else train).draw(random, batch_size)
+            tokens = sides[held_out].draw(random, batch_size)
             if self.family == "decoder":
                 return Batch(tokens[:, :-1], tokens[:, 1:], np.ones_like(tokens[:, 1:], dtype=bool))
             if self.family == "encoder_decoder":
@@ -194,6 +208,21 @@ def infilling(
     return Batch(np.hstack([source, shifted]), target, np.ones(target.shape, dtype=bool))
 
 
+def split(parts: Sequence[Part], held_out: float) -> tuple[list[Part], list[Part]]:
+    """Return the parts of the first tokens, and those of the last `held_out` of them."""
+    total = sum(len(part.tokens) for part in parts)
+    left = total - math.floor(held_out * total)  # for training
+    train, held = [], []
+    for part in parts:
+        cut = min(left, len(part.tokens))
+        left -= cut
+        if cut:
+            train.append(part._replace(tokens=part.tokens[:cut]))
+        if cut < len(part.tokens):
+            held.append(part._replace(tokens=part.tokens[cut:]))
+    return train, held
+
+
 def count_tokens(parts: Sequence[Part]) -> NDArray[np.int64]:
     """Return how often each token occurs, up to the largest, in little memory.
 
@@ -205,7 +234,7 @@ def count_tokens(parts: Sequence[Part]) -> NDArray[np.int64]:
             some = part.tokens[i : i + AT_ONCE]
             for token in (int(some.min()), int(some.max())):
                 if not 0 <= token < MOST_VOCABULARY:
-                    where = f" in {printable(part.file)}" if part.file else ""
+                    where = f" in {part.file}" if part.file else ""
                     raise refusal(
                         f"found token {token}{where}; allowed 0 to {MOST_VOCABULARY - 1:,}: is it "
                         "of another layout?"

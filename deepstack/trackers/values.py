@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deepstack.records import Run
 
 Scalars = dict[str, float]
-
-MOST_TICKS = 8
 
 
 def scalars(run: Run) -> list[tuple[int, Scalars]]:
@@ -54,41 +50,15 @@ def layer_summaries(run: Run, after: int = -1) -> list[tuple[int, Scalars]]:
 
 
 def heat_maps(run: Run) -> Iterator[tuple[str, int, bytes]]:
-    """Yield (key, last step, PNG) of each diagnostic: layers upwards, snapshots to the right."""
+    """Yield (key, last step, PNG) of the chart layer_step_heat_map of each diagnostic."""
+    from deepstack.plots import CHARTS, Options
+    from deepstack.plots.files import render
+
     for name in run.layer_names():
         steps, values = run.layers(name)
         if len(steps) and np.isfinite(values).any():
-            yield f"layers/{name}", int(steps[-1]), heat_map(name, steps, values)
-
-
-def heat_map(name: str, steps: NDArray[Any], values: NDArray[Any]) -> bytes:
-    """Return a picture of values (records, depth) as PNG; logarithmic where all are positive."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import LogNorm, Normalize
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    finite = values[np.isfinite(values)].astype(float)
-    low, high = float(finite.min()), float(finite.max())
-    scale = LogNorm(low, high) if 0 < low < high else Normalize(low, high)
-    figure = Figure(figsize=(6, 3.5), dpi=100)
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.1, 0.15, 0.7, 0.75))
-    depth = values.shape[1]
-    edges = (-0.5, len(steps) - 0.5, 0.5, depth + 0.5)
-    picture = axes.imshow(
-        values.T, aspect="auto", origin="lower", interpolation="nearest", norm=scale, extent=edges
-    )
-    figure.colorbar(picture, cax=figure.add_axes((0.82, 0.15, 0.02, 0.75)))
-    ticks = np.unique(np.linspace(0, len(steps) - 1, MOST_TICKS).round().astype(int))
-    axes.set_xticks(ticks, [str(int(steps[i])) for i in ticks])
-    axes.set_xlabel("step")
-    axes.set_ylabel("layer")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(name, fontsize=10)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
-    return content.getvalue()
+            chart = CHARTS["layer_step_heat_map"]([run], options=Options(diagnostic=name))
+            yield f"layers/{name}", int(steps[-1]), render(chart, "png")
 
 
 def settings(run: Run) -> dict[str, Any]:

@@ -13,13 +13,11 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 
-from deepstack.analysis.captions import caption_of
 from deepstack.analysis.fit import Fit
 from deepstack.analysis.settings import value_text
 from deepstack.plots import Chart
 from deepstack.plots.page import CAPTION, wrap
 from deepstack.plots.style import PAGE
-from deepstack.records import find_runs
 from deepstack.records.cells import counted
 
 # --- seeds ---------------------------------------------------------------------------------
@@ -54,13 +52,6 @@ def test_of_two_runs_with_one_seed_the_one_that_ended_counts(tmp_path: Path) -> 
 def test_one_has_no_plural() -> None:
     assert counted("{} steps", 1) == "1 step" and counted("{} steps", "12") == "12 steps"
     assert counted("{} heads", 1) == "1 head" and counted("loss {}", 1) == "loss 1"
-
-
-def test_a_caption_counts_one_as_one(tmp_path: Path) -> None:
-    make_run(tmp_path, steps=1, config={"train.warmup_steps": 1, "task.seq_len": 1})
-    said = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
-    assert "sequences of 1 token ·" in said and "1 warm-up step ·" in said
-    assert said.endswith("· 1 step")
 
 
 def test_lists_are_written_as_people_write_them() -> None:

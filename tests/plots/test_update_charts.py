@@ -301,9 +301,9 @@ def test_a_caption_says_what_was_set(tmp_path: Path) -> None:
     make_run(tmp_path, config=SET, defaults=HYPER | {"task.path": None}, steps=300)
     caption = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
     assert caption == (
-        "d_model 64, d_ff 256 · batch 4 × 20 tokens · lr 0.001 · no clip · gelu · dropout 0.3 · "
-        "rms norm · init kaiming_normal · streams 2 · path my.txt · momentum 0.95 · "
-        "weight_decay 0.1"
+        "d_model 64 · d_ff 256 · activation gelu · dropout 0.3 · norm kind rms · init distribution "
+        "kaiming_normal · streams 2 · seq_len 20 · path my.txt · lr 0.001 · momentum 0.95 · "
+        "weight_decay 0.1 · batch_size 4 · clip none"
     )
 
 
@@ -312,7 +312,7 @@ def test_a_caption_says_nothing_of_what_varies(tmp_path: Path) -> None:
         more = {"train.batch_size": size, "task.seq_len": 20, "model.dropout": size / 10}
         make_run(tmp_path, lr=lr, config=more, steps=300)
     caption = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
-    assert caption == "d_model 64, d_ff 256 · sequences of 20 tokens"
+    assert caption == "d_model 64 · d_ff 256 · seq_len 20"
 
 
 def test_two_stacks_are_named_with_both_depths(tmp_path: Path) -> None:

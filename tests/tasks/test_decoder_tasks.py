@@ -15,7 +15,7 @@ from deepstack.errors import ConfigError, PluginError
 from deepstack.model import build_model
 from deepstack.model.decoding import generate
 from deepstack.schemes import Scheme
-from deepstack.tasks import Task, task, task_of
+from deepstack.tasks import task_of
 from deepstack.tasks.synthetic import random_chain, stationary_distribution
 from deepstack.tasks.text import read_corpus
 
@@ -86,15 +86,6 @@ def test_a_scheme_of_no_known_family_is_refused(families: tuple[str, ...], said:
         body = {"families": families, "__doc__": "x <- x."}
         types.new_class("Lost", (Scheme,), {"name": "lost", "label": "L", "paper": "none"},
                         lambda namespace: namespace.update(body))  # fmt: skip
-
-
-def test_a_task_says_which_families_it_has_batches_for() -> None:
-    def vague(*, seq_len: int, seed: int, family: str) -> Task:
-        """A task."""
-        raise NotImplementedError
-
-    with pytest.raises(PluginError, match="must be a Literal"):
-        task("vague")(vague)
 
 
 def test_what_cannot_be_said_is_refused() -> None:

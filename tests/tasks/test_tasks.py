@@ -32,12 +32,6 @@ def same(a: Batch, b: Batch) -> bool:
 # Every task
 
 
-def test_tasks_are_registered_with_a_sentence_each() -> None:
-    assert set(NAMES) <= set(TASKS.names())
-    for name in NAMES:
-        assert (TASKS[name].__doc__ or "").splitlines()[0].endswith(".")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_have_the_agreed_shapes_and_types(name: str) -> None:
     built = build(name)
@@ -111,15 +105,8 @@ def test_options_are_listed_with_type_default_and_description() -> None:
         ("text", {"mask_rat": 0.2}, ["task.mask_rat:", "did you mean 'mask_rate'?", "mask_split"]),
         ("text", {"mask_rate": 0.0}, ["task.mask_rate: found 0.0; allowed a number above 0 up"]),
         ("text", {"mask_rate": "0.5"}, ['task.mask_rate: found "0.5"; allowed a number']),
-        ("text", {"mask_rate": True}, ["task.mask_rate: found true"]),
-        ("text", {"mask_rate": math.nan}, ["task.mask_rate: found NaN"]),
-        ("text", {"mask_split": [0.5, 0.5]}, ["task.mask_split: found [0.5, 0.5]; allowed a list"]),
         ("text", {"mask_split": [0.5, 0.1, 0.1]}, ["the three shares must sum to 1"]),
-        ("text", {"held_out": 1.0}, ["found 1.0; allowed a number from 1e-06 to 0.99"]),
-        ("text", {"path": ""}, ['task.path: found ""; allowed non-empty text or null']),
         ("text", {"mask_rate": 2, "x": 1, "held_out": 2}, ["task.mask_rate", "task.x", "held_out"]),
-        ("copy", {"vocab_size": 16.0}, ["task.vocab_size: found 16.0; allowed an integer from 2"]),
-        ("copy", {"vocabsize": 8}, ["did you mean 'vocab_size'?"]),
         ("hops", {"n": 16}, ["task.n: found 16, which needs task.seq_len = 2 n + 2 q for"]),
         ("markov", {"states": 1}, ["task.states: found 1; allowed an integer from 2 to 256"]),
     ],
@@ -160,7 +147,11 @@ def test_a_function_that_is_no_task_is_refused() -> None:
     def silent(*, seq_len: int, seed: int) -> Task:
         raise AssertionError
 
-    for function in (positional, bare, required, seedless, silent):
+    def vague(*, seq_len: int, seed: int, family: str) -> Task:
+        """Docstring."""
+        raise AssertionError
+
+    for function in (positional, bare, required, seedless, silent, vague):
         with pytest.raises(PluginError, match=r"task 'mine'"):
             task("mine")(function)
         assert "mine" not in TASKS
@@ -185,8 +176,7 @@ def test_copy_and_reverse(name: str, order: int) -> None:
 # markov
 
 
-@pytest.mark.parametrize("concentration", [0.01, 0.1, 1.0, 1000.0])
-@pytest.mark.parametrize("states", [2, 16, 256])
+@pytest.mark.parametrize(("states", "concentration"), [(2, 1000.0), (16, 0.1), (256, 0.01)])
 def test_the_chain_is_stochastic_and_its_start_stationary(
     states: int, concentration: float
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -16,19 +15,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 import pytest
 from helpers.command_line import typed
-from helpers.record_runs import make_run
+from helpers.plot_runs import make_run
 from helpers.small_runs import interrupted
 
 import deepstack
 from deepstack.config import config_hash, parse_config, to_yaml
 from deepstack.errors import ConfigError, ResourceError
-from deepstack.records import Run
+from deepstack.records import Run, RunFolder
 from deepstack.trackers import export_logs, heat_maps, require_tensorboard, scalars
-from deepstack.trackers.values import heat_map
 
 SETTINGS = (
     "model.depth=3 model.d_model=8 task.seq_len=8 train.batch_size=2 train.steps=12 "
@@ -69,23 +66,13 @@ def test_scalars_are_those_of_the_run(runs: dict[str, Run]) -> None:
     assert len(keys) <= 3 * len(run.layer_names())
 
 
-def test_heat_maps_show_values_of_layers_and_steps(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    folder.write_layers({"a": np.ones((2, 3)), "b": np.full((2, 3), np.nan)}, [0, 12])
-    ((key, step, png),) = heat_maps(Run(folder.path))
-    assert (key, step) == ("layers/a", 12)
-    assert matplotlib.image.imread(io.BytesIO(png)).shape == (350, 600, 4)
-    values = np.array([[1.0, 10.0], [math.nan, 1000.0]])
-    pixels = matplotlib.image.imread(io.BytesIO(heat_map("x", np.array([0, 5]), values)))
-    top, bottom = pixels[80, [150, 400], :3], pixels[250, [150, 400], :3]
-    assert (bottom[1] == 1).all()  # no value: white
-    colours = np.vstack([bottom[:1], top])  # 1, 10, 1000
-    assert (np.diff(colours[:, 0] + colours[:, 1]) > 0.1).all()  # brighter for larger values
-
-
-def test_constant_and_negative_values_have_heat_maps() -> None:
-    for values in (np.zeros((3, 2)), np.full((1, 1), 2.0), np.array([[-1.0, 3.0]])):
-        assert heat_map("x", np.arange(len(values)), values).startswith(b"\x89PNG")
+def test_heat_maps_are_the_charts_of_diagnostics_with_values(tmp_path: Path) -> None:
+    folder = RunFolder(make_run(tmp_path))
+    layers = {"a": np.ones((2, 3)), "b": np.full((2, 3), np.nan), "c": -np.ones((2, 3))}
+    folder.write_layers(layers, [0, 12])
+    maps = list(heat_maps(Run(folder.path)))
+    assert [(key, step) for key, step, _ in maps] == [("layers/a", 12), ("layers/c", 12)]
+    assert all(png.startswith(b"\x89PNG") for _, _, png in maps)
 
 
 def test_trackers_are_no_part_of_the_experiment() -> None:
@@ -172,7 +159,7 @@ def compare_events(run: Run, read: Any, *, timing: bool = True) -> None:
     assert set(read.Tags()["images"]) == set(maps)
     for key, png in maps.items():
         (image,) = read.Images(key)
-        assert image.encoded_image_string == png and (image.width, image.height) == (600, 350)
+        assert image.encoded_image_string == png and image.width > 300
 
 
 @pytest.mark.slow
@@ -267,7 +254,7 @@ def test_wandb_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
         assert_logged(rows, run)
         last = rows[max(rows)]
         for key, _, _ in heat_maps(run):
-            assert last[f"{key}/_type"] == "image-file" and last[f"{key}/width"] == 600
+            assert last[f"{key}/_type"] == "image-file" and last[f"{key}/width"] > 300
             assert list((tmp_path / "w").glob(f"wandb/*/files/{last[f'{key}/path']}"))
 
 
