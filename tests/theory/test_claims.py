@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from helpers.claim_verdicts import PUBLISHED
@@ -17,12 +19,6 @@ from deepstack.theory.claim_stack import Trial, started
 from deepstack.theory.norms import fold, stream_powers, unit_branches
 from deepstack.theory.report import escaped
 from deepstack.theory.statistics import agreement, exponents, slopes
-
-LONG = (
-    "C8", "C9", "C11", "C13", "C15", "C16", "C24", "C27", "C29", "C31", "C34", "C35", "C39", "C40",
-    "C41", "C42", "C44", "C45", "C46", "C47",
-)  # fmt: skip
-
 
 # true statements beside the wrong claims C18, C25 and C29
 TRUE = {
@@ -47,9 +43,10 @@ LONG = ["C24", "C36", "C39", "C42", "C48"]  # five seconds or more
     + [pytest.param(name, marks=pytest.mark.slow) for name in LONG],
 )
 def test_a_claim_is_measured_and_judged(name: str) -> None:
-    before = torch.get_rng_state()
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     result = finding(name)
-    assert torch.equal(torch.get_rng_state(), before), "it drew from the global generator"
+    assert torch.equal(torch.get_rng_state(), before[0]), "it drew from the global generator"
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
     wrong = [escaped(part.what) for part in result.parts if part.stated and not part.agrees]
     assert (result.verdict, wrong) == PUBLISHED[name]
     assert 20 < len(result.note) < 500
@@ -73,19 +70,18 @@ def test_a_claim_is_measured_and_judged(name: str) -> None:
         assert least < measured[what] < most, what
     if name == "C8":  # a random step keeps the bound, and training does not
         assert all((ratio > 5) if "random" in w else (ratio < 1) for w, ratio in measured.items())
-    if name not in LONG:
-        assert_repeatable(name)
 
 
-def assert_repeatable(name: str) -> None:
+QUICK = ["C6", "C12", "C18", "C28", "C33"]  # draws, and stacks of every kind
+
+
+@pytest.mark.parametrize(
+    "name",
+    QUICK + [pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED if name not in QUICK],
+)
+def test_the_same_seed_gives_the_same_numbers(name: str) -> None:
     for one, other in zip(finding(name).parts, CLAIMS[name].measure(0).parts, strict=True):
         assert one.what.startswith("time") or one == other
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LONG)
-def test_the_same_seed_gives_the_same_numbers_of_long_claims(name: str) -> None:
-    assert_repeatable(name)
 
 
 @pytest.mark.parametrize("name", ["C19", "C22", "C28"])
