@@ -156,21 +156,29 @@ def lowered(label: str) -> str:
 
 
 def lines(axes: Axes, curves: Curves) -> list[Line2D]:
-    """Draw the lines, each in its own colour, and return the legend's entries."""
+    """Draw the lines and return the legend's entries.
+
+    Lines whose labels are equal up to the last comma share a colour.
+    """
     from matplotlib.lines import Line2D
 
-    from deepstack.plots.style import COLOURS, MARKERS
+    from deepstack.plots.style import COLOURS, DASHES, MARKERS
 
+    names = [line.label.rpartition(", ")[0] or line.label for line in curves.lines]
+    colours = dict(zip(dict.fromkeys(names), cycle(COLOURS), strict=False))
     handles = []
-    for line, colour, marker in zip(curves.lines, cycle(COLOURS), cycle(MARKERS), strict=False):
-        style: dict[str, Any] = {"color": colour}
+    for line, name, marker, dash in zip(
+        curves.lines, names, cycle(MARKERS), cycle(DASHES), strict=False
+    ):
+        style: dict[str, Any] = {"color": colours[name]}
         if line.measured:
             style |= {"marker": marker, "linestyle": "none"}
             axes.errorbar(line.x, line.y, yerr=line.error, capsize=1.5, elinewidth=0.8, **style)
         else:
+            style |= {"linestyle": dash}
             axes.plot(line.x, line.y, **style)
             if line.error:
                 band = np.subtract(line.y, line.error), np.add(line.y, line.error)
-                axes.fill_between(line.x, *band, color=colour, alpha=0.2, linewidth=0)
+                axes.fill_between(line.x, *band, color=colours[name], alpha=0.2, linewidth=0)
         handles.append(Line2D([], [], label=lowered(line.label), **style))
     return handles
