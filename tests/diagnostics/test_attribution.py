@@ -18,15 +18,14 @@ import torch
 from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.sampling import some
 from helpers.small_runs import data_of, small
+from helpers.snapshots import Look
 from torch import Tensor, nn
 
 import deepstack
-from deepstack.config import Config, to_yaml, with_overrides
+from deepstack.config import to_yaml, with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.fast.fuse import fuse
-from deepstack.model import build_model
-from deepstack.model.build import Built
 from deepstack.parameters import RoleParameter
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
@@ -36,24 +35,17 @@ Origin = Literal["initial", "current"]
 ROWS = ["q", "k", "v", "o", "w1", "w2", "bias", "norm_gain", "norm_bias", "embedding", "position"]
 
 
-class Moved:
-    """A small model whose parameters have all moved a little from θ_0, and tokens for it."""
+class Moved(Look):
+    """A small model whose parameters have all moved a little from θ_0."""
 
     def __init__(self, size: float = 1e-2, **changes: Any) -> None:
-        dotted = {key.replace("__", "."): value for key, value in changes.items()}
-        keys = {"model.depth": 5, "model.d_model": 8, "task.seq_len": 4}
-        config = with_overrides(Config(), keys | dotted)
-        self.built: Built = build_model(config, vocab_size=11)
-        self.model, self.banks = self.built.model, self.built.banks.all
-        seq = 8 if config.model.family == "encoder_decoder" else 4
+        super().__init__(**{"model__depth": 5, "model__d_model": 8, "task__seq_len": 4} | changes)
+        self.all_banks = self.built.banks.all
         random = torch.Generator().manual_seed(0)
-        self.tokens = torch.randint(0, 11, (2, seq), generator=random)
-        if self.built.model.schemes[0].reads_data:
-            self.built.calibrate(self.tokens)
         self.start = self.hidden(self.model)
-        self.initial = {bank.key: bank.values().clone() for bank in self.banks}
+        self.initial = {bank.key: bank.values().clone() for bank in self.all_banks}
         self.first = copy.deepcopy(self.model)
-        for bank in self.banks:
+        for bank in self.all_banks:
             noise = torch.randn(bank.values().shape, generator=random)
             bank.copy_(bank.values() + size * noise)
         self.last = copy.deepcopy(self.model)
@@ -135,9 +127,9 @@ CASES = [
 )
 def test_each_part_is_its_change_alone(changes: dict[str, Any], origin: Origin) -> None:
     moved = Moved(**changes)
-    before = {bank.key: bank.values().clone() for bank in moved.banks}
+    before = {bank.key: bank.values().clone() for bank in moved.all_banks}
     found = moved.measured(origin)
-    assert all(torch.equal(before[bank.key], bank.values()) for bank in moved.banks)
+    assert all(torch.equal(before[bank.key], bank.values()) for bank in moved.all_banks)
     assert list(found) == [part.name for part in moved.parts]
     for name, value in found.items():
         expected = moved.distance(moved.literally(name, origin=origin), origin)
@@ -156,7 +148,7 @@ def test_the_parts_are_every_role_and_four_ranges_of_each_side() -> None:
     ]  # fmt: skip
     # Every parameter is of one role, and in one range.
     for is_role in (True, False):
-        for bank in moved.banks:
+        for bank in moved.all_banks:
             zero, one = torch.zeros_like(bank.values()), torch.ones_like(bank.values())
             parts = [part for part in moved.parts if (part.role is not None) == is_role]
             assert torch.equal(sum((p.put_in(bank, zero, one) for p in parts), zero), one)
@@ -168,9 +160,10 @@ NORM_KINDS = [
 ]
 
 
+# gpas stops a gradient, so that its derivative is not that of finite differences
 @pytest.mark.parametrize(
     "changes",
-    [*some([{"model__scheme": name} for name in SCHEMES.names()], 3), *NORM_KINDS],
+    [*some([{"model__scheme": n} for n in SCHEMES.names() if n != "gpas"], 3), *NORM_KINDS],
     ids=str,
 )
 def test_first_order_is_what_finite_differences_tell(changes: dict[str, Any]) -> None:
@@ -187,7 +180,7 @@ def test_first_order_is_what_finite_differences_tell(changes: dict[str, Any]) ->
 
 def test_first_orders_of_the_parts_add_up_to_that_of_the_whole() -> None:
     moved = Moved(size=1e-2)
-    present = {bank.key: bank.values().clone() for bank in moved.banks}
+    present = {bank.key: bank.values().clone() for bank in moved.all_banks}
     whole = moved.linear()["whole"]
     for is_role in (True, False):  # as vectors, of which the norms are written down
         total = copy.deepcopy(moved.first).double()
@@ -198,7 +191,7 @@ def test_first_orders_of_the_parts_add_up_to_that_of_the_whole() -> None:
             for name, value in total.named_parameters():
                 value.data += shifted[name].detach() - start[name].detach().double()
         assert moved.distance(total) / h == pytest.approx(whole, rel=1e-3)
-    assert all(torch.equal(present[bank.key], bank.values()) for bank in moved.banks)
+    assert all(torch.equal(present[bank.key], bank.values()) for bank in moved.all_banks)
 
 
 @pytest.mark.parametrize(
