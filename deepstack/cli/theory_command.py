@@ -44,21 +44,15 @@ def theory_command(
     from deepstack.theory import report as reporting
 
     chosen = [CLAIMS[name] for name in dict.fromkeys(claim)] or all_claims()
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # faster for small matrices, and the same numbers everywhere
     findings = []
-    try:
-        for one in chosen:
-            began = time.perf_counter()
-            finding = one.measure(seed, thorough)
-            findings.append((one, finding))
-            if charts is not None:
-                reporting.draw(one, finding, charts)
-            took = time.perf_counter() - began
-            opt.note(f"{one.id:>4} {took:5.1f} s  {finding.verdict}")
-    finally:
-        torch.set_num_threads(threads)
-
+    for one in chosen:
+        began = time.perf_counter()
+        finding = one.measure(seed, thorough)
+        findings.append((one, finding))
+        if charts is not None:
+            reporting.draw(one, finding, charts)
+        opt.note(f"{one.id:>4} {time.perf_counter() - began:5.1f} s  {finding.verdict}")
     if json:
         emit_json(reporting.as_json(findings))
     elif markdown:
