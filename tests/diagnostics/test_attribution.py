@@ -5,13 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -22,7 +18,7 @@ from helpers.snapshots import Look
 from torch import Tensor, nn
 
 import deepstack
-from deepstack.config import to_yaml, with_overrides
+from deepstack.config import with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.fast.fuse import fuse
@@ -243,41 +239,6 @@ def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
     assert not (run.path / "attribution.csv").exists() and run.columns["attribution"] == {}
     with pytest.raises(ConfigError, match=r"log\.first_order: found true, unused under"):
         small(log__first_order=True)
-
-
-SCRIPT = """
-import sys
-import deepstack
-from deepstack.config import load_config
-for kind in ("data", "fully_sharded"):
-    config = load_config(sys.argv[1], [f"runtime.parallel={kind}"])
-    deepstack.train(config, out=sys.argv[2], study=kind)
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
-    config = small(train__steps=2, log__attribution_every=1, log__first_order=True)
-    (tmp_path / "run.yaml").write_text(to_yaml(config))
-    (tmp_path / "both.py").write_text(SCRIPT)
-    alone = deepstack.train(config, out=tmp_path / "one")
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            *(str(tmp_path / "both.py"), str(tmp_path / "run.yaml"), str(tmp_path / "two")),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert ended.returncode == 0, ended.stderr
-    for kind in ("data", "fully_sharded"):
-        (path,) = (p for p in (tmp_path / "two" / kind).iterdir() if p.is_dir())
-        for name in ("attribution", "first_order"):
-            one, two = table(alone, name), table(Run(path), name)
-            assert list(one) == list(two)
-            np.testing.assert_allclose(one, two, rtol=2e-3, atol=1e-6, err_msg=f"{kind} {name}")
 
 
 # --- charts --------------------------------------------------------------------------------
