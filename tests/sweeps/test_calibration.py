@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from deepstack.config import Config, load_config, with_overrides
 from deepstack.model import build_model
 from deepstack.records import Run
 from deepstack.schemes.post_norm import ADAM_GROWTH
-from deepstack.sweeps import Calibration, calibrate
+from deepstack.sweeps import Calibration, calibrate, sweep
 from tests.helpers.small_runs import data_of, small
 
 MATRICES = ("q", "k", "v", "o", "w1", "w2")
@@ -34,19 +34,17 @@ def in_this_process(
     return [deepstack.train(with_overrides(config, c), study=study, out=out) for c in cells]
 
 
-@pytest.fixture(scope="module")
-def calibrated() -> Iterator[Callable[..., Calibration]]:
+@pytest.fixture(scope="module", autouse=True)
+def no_processes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("deepstack.sweeps.calibration.sweep", in_this_process)
-        yield calibrate
+        yield
 
 
 @pytest.fixture(scope="module")
-def deepnorm(
-    calibrated: Callable[..., Calibration], tmp_path_factory: pytest.TempPathFactory
-) -> Calibration:
+def deepnorm(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
     out = tmp_path_factory.mktemp("deepnorm")
-    return calibrated(small(model__d_model=32), depths=(6, 24), seeds=3, steps=(1, 4), out=out)
+    return calibrate(small(model__d_model=32), depths=(6, 24), seeds=3, steps=(1, 4), out=out)
 
 
 def exponent_of(measured: Calibration, role: str, step: int = 1) -> float:
@@ -78,11 +76,9 @@ def test_the_update_is_linear_in_the_rate(deepnorm: Calibration) -> None:
     assert values == pytest.approx([0.5] * len(values), abs=0.02)
 
 
-def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(
-    calibrated: Callable[..., Calibration], tmp_path: Path
-) -> None:
+def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(tmp_path: Path) -> None:
     config = small(model__scheme="rezero", model__d_model=32, train__lr=0.01)
-    measured = calibrated(config, depths=(4, 16), seeds=2, steps=(1, 3), out=tmp_path)
+    measured = calibrate(config, depths=(4, 16), seeds=2, steps=(1, 3), out=tmp_path)
     second = {row.role for row in measured.rows if row.origin == "current" and row.exponent}
     assert second >= {*MATRICES, "bias"} and not second & {"scheme", "embedding"}
     assert {row.origin for row in measured.rows if row.role == "head"} == {"initial"}
@@ -94,21 +90,17 @@ def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(
 
 
 @pytest.mark.parametrize("scheme", ["rezero", "layer_scale"])
-def test_roles_that_move_nothing_but_rounding_are_named(
-    calibrated: Callable[..., Calibration], tmp_path: Path, scheme: str
-) -> None:
+def test_roles_that_move_nothing_but_rounding_are_named(tmp_path: Path, scheme: str) -> None:
     options = {"start": 1e-7} if scheme == "layer_scale" else {}
     config = small(model__scheme=scheme, model__scheme_options=options)
-    measured = calibrated(config, depths=(4, 8), seeds=2, steps=(1,), check=False, out=tmp_path)
+    measured = calibrate(config, depths=(4, 8), seeds=2, steps=(1,), check=False, out=tmp_path)
     assert not measured.second
     assert "w1" in measured.unmoved and "scheme" not in measured.unmoved
 
 
-def test_roles_can_be_trained_alone_for_several_steps(
-    calibrated: Callable[..., Calibration], tmp_path: Path
-) -> None:
+def test_roles_can_be_trained_alone_for_several_steps(tmp_path: Path) -> None:
     config = small(model__scheme="post_ln", train__trainable=["v", "w2"], train__lr=0.1)
-    measured = calibrated(
+    measured = calibrate(
         config, depths=(2, 4), seeds=1, steps=(1, 3), lr=0.01, alone=True, check=False, out=tmp_path
     )
     assert len(measured.alone) == 2 * len(measured.before)
@@ -195,7 +187,10 @@ def test_a_bend_shows_as_curvature_and_is_followed_by_interpolation() -> None:
     assert factors["v"] == pytest.approx(np.exp(0.3 * (np.log(6) ** 2 - np.log(48) ** 2)))
 
 
-def test_the_command_writes_a_config_that_trains_and_prints_rows(tmp_path: Path) -> None:
+def test_the_command_writes_a_config_that_trains_and_prints_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepstack.sweeps.calibration.sweep", sweep)
     words = ["configs/quick.yaml", "model.d_model=16", "model.n_heads=1", "task.seq_len=8"]
     options = ["--depths", "2,4", "--seeds", "2", "--steps", "1", "--out", str(tmp_path)]
     result = typed("calibrate", *words, *options, "--json", "--quiet")
