@@ -73,11 +73,8 @@ def analyze_command(
         raise ConfigError("--with, --side: found a Hugging Face folder; allowed with runs")
     results: dict[Path, dict[str, Analysis]] = {}
     with show_work("analyzing") as work:
-
-        def begin(run: str, name: str) -> None:
-            work.step(f"{run}: {name}", len(chosen) * len(names))
-
         for resolved, path in chosen.items():
+            work.step(f"analyzing {path.name}", len(chosen))
             analyze: Callable[..., dict[str, Analysis]] = (
                 partial(analyze_folder, text=text or "")
                 if resolved in foreign
@@ -92,7 +89,6 @@ def analyze_command(
                     every=every,
                     probes=probes,
                     top=top,
-                    begin=partial(begin, path.name),
                 )
             except (NothingMatchedError, ConfigError) as error:
                 if len(chosen) == 1:

@@ -72,12 +72,6 @@ def calibrate_command(
     after = {(row.step, row.role): {"after": row.exponent} for row in measured.rows_after}
     rows = [row._asdict() | after.get((row.step, row.role), {}) for row in measured.rows]
     emit_json({"rows": rows}) if json else emit(rows, False, first=SHOWN)
-    second = dict.fromkeys(row.role for row in measured.rows if row.origin == "current")
-    if second:
-        opt.note(
-            f"{', '.join(second)}: measured a second time, with corrected rates of the other "
-            "roles, because their change alone does not move F at the start"
-        )
     if measured.unmoved:
         opt.note(
             f"no exponent for {', '.join(measured.unmoved)}: their change alone does not move F; "

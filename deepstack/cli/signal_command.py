@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import typer
@@ -59,7 +58,3 @@ def signal_command(
         from deepstack.plots import draw
 
         log_figures(draw(out / name, ["signal_by_layer"]))
-        opt.note(
-            f"a map: deepstack plot map {shlex.quote(str(out / name))} --x KEY --y KEY "
-            "--value stream_grad --layers growth"
-        )

@@ -55,8 +55,6 @@ def effects(request: Request, result: Analysis) -> None:
     before_sizes = before.norm(dim=-1).flatten(1)  # (layers, tokens)
     for name, cosine in model.sublayer_cosines(sample).items():
         result.add(f"cosine_{name}", cosine.double().cpu())
-    if not result.arrays:
-        result.notes.append("no cosines by sublayer: a layer has no output for each of them")
     pairs = list(zip(before, states, strict=False))
     cosines = [F.cosine_similarity(c, x, dim=-1).mean() for c, x in pairs]
     result.add("cosine_layer", numbers(cosines))

@@ -86,9 +86,6 @@ def linear(request: Request, result: Analysis) -> None:
         inputs[:] = [x]
 
     model.run(request.training, take=fit)
-    tokens, width = inputs[0].flatten(0, -2).shape
-    if tokens < 4 * width:
-        result.notes.append(f"the maps of {width} inputs are fitted on only {tokens} tokens")
     states, logits = model.states_and_logits(sample)
     losses, errors, rests = [], [], []
     for index in chosen:

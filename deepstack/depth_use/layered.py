@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepstack.diagnostics import evaluating
+from deepstack.diagnostics.foreign_model import call_model, tensor_of, undisturbed
 from deepstack.diagnostics.watch import tapped
+from deepstack.errors import ConfigError
 from deepstack.model import Transformer
 from deepstack.schemes import Tap
 from deepstack.tasks import IGNORE
@@ -54,6 +56,7 @@ class Sample:
         return F.cross_entropy(flat, targets, ignore_index=IGNORE).item()
 
 
+STREAM_NAMES = ("hidden_states", "x", "src", "input")
 UNCHANGED: Changes = MappingProxyType({})
 
 
@@ -72,28 +75,33 @@ def calling(*indices: int) -> Change:
     return change
 
 
-class Layered(ABC):
+class Layered:
     """A model as x_l = layer_l(x_{l-1}), l = 1..depth, and logits that a head reads from x_depth.
 
+    While the model runs, the `forward` of each layer is exchanged for one that applies the changes.
     one_tensor: whether the stream is one tensor (batch, seq, d), so that layers can be exchanged;
     why_not: the reason if it is not.  Methods run inside of `ready`.
     """
 
-    depth: int
     one_tensor: bool = True
     why_not: str = ""
 
-    @abstractmethod
-    def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
-        """Return the logits with the layers of `change` (0, 1, …) replaced."""
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        name: str,
+        read_out: Callable[[Sample, Any], Tensor],
+    ) -> None:
+        """Take a model apart; read_out: a sample and its x_l -> the logits that the head reads."""
+        if len(set(layers)) < len(layers):
+            raise ConfigError("layers: found one module several times; allowed each once")
+        self.model, self.layers, self.name = model, layers, name
+        self.read_out, self.depth = read_out, len(layers)
 
-    @abstractmethod
-    def read_out(self, sample: Sample, x: Any) -> Tensor:
-        """Return the logits that the head reads from a stream x_l of this sample."""
-
-    @abstractmethod
     def ready(self) -> AbstractContextManager[None]:
         """Set evaluation mode, plain operations and no gradients inside the block."""
+        return undisturbed(self.model)
 
     def sublayer_cosines(self, sample: Sample) -> dict[str, Tensor]:
         """Return sublayer -> (depth,), the mean cosine of its output with the stream; {} if none.
@@ -101,6 +109,46 @@ class Layered(ABC):
         The stream is that which enters the sublayer.
         """
         return {}
+
+    def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
+        """Return the logits with the layers of `change` (0, 1, …) replaced."""
+        order = iter(range(self.depth))
+        forwards = [layer.forward for layer in self.layers]
+
+        def replaced(index: int, *args: Any, **kwargs: Any) -> Any:
+            if next(order, None) != index:
+                raise ConfigError(f"layers: {self.name} are not called once each, in their order")
+            x, rebuild = stream_among(args, kwargs)
+            if index == 0:
+                take(0, x)
+
+            def call(other: int, x: Tensor) -> Any:
+                args, kwargs = rebuild(x)
+                return stream_in(forwards[other](*args, **kwargs))
+
+            def stream_in(output: Any) -> Any:
+                y = tensor_of(output) if self.one_tensor else output
+                if self.one_tensor and (y is None or y.shape != x.shape):
+                    raise ConfigError(f"layers: layer {index + 1} does not return the stream")
+                return y
+
+            output = forwards[index](*args, **kwargs)  # has the form to return
+            y = change[index](call, x) if index in change else stream_in(output)
+            take(index + 1, y)
+            if index not in change:
+                return output
+            return (y, *output[1:]) if isinstance(output, tuple) else y
+
+        with ExitStack() as stack:
+            for index, layer in enumerate(self.layers):
+                layer.forward = partial(replaced, index)
+                stack.callback(layer.__dict__.pop, "forward")
+            output = call_model(self.model, sample.inputs)
+        logits = getattr(output, "logits", None)
+        logits = tensor_of(output) if logits is None else logits
+        if not isinstance(logits, Tensor) or next(order, None) is not None:
+            raise ConfigError(f"model(batch) gives no logits, or does not call all {self.name}")
+        return logits
 
     def states_and_logits(
         self, sample: Sample, change: Changes = UNCHANGED
@@ -113,6 +161,18 @@ class Layered(ABC):
     def loss(self, sample: Sample, change: Changes = UNCHANGED) -> float:
         """Return the loss with some layers replaced."""
         return sample.loss(self.run(sample, change))
+
+
+def stream_among(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """Return the stream among the arguments of a layer, and a function that replaces it."""
+    if args:
+        return args[0], lambda x: ((x, *args[1:]), kwargs)
+    known = [name for name in STREAM_NAMES if isinstance(kwargs.get(name), Tensor)]
+    if known:
+        return kwargs[known[0]], lambda x: (args, kwargs | {known[0]: x})
+    raise ConfigError("layers: a layer is called without a tensor as its first argument")
 
 
 class CosineTap(Tap):
@@ -138,9 +198,8 @@ class StackLayers(Layered):
     """
 
     def __init__(self, model: Transformer, side: str) -> None:
-        self.model, self.side, self.stack = model, side, model.stacks[side]
-        self.layers: Sequence[Any] = list(self.stack.layers)
-        self.depth = len(self.layers)
+        self.transformer, self.side, self.stack = model, side, model.stacks[side]
+        super().__init__(model, list(self.stack.layers), side, self.logits)
         with torch.no_grad():
             some = model.embedding.new_zeros(1, 2, model.embedding.shape[1])
             stream = self.stack.enter(some)
@@ -150,30 +209,13 @@ class StackLayers(Layered):
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        model = self.model
+        model = self.transformer
         with evaluating(model), model.statistics("followed"), model.unfused(), torch.no_grad():
             yield
 
-    def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
-        *source, start = self.model.inputs(sample.inputs)
-        memory = None
-        if source and self.side == "decoder":
-            memory = self.model.stacks["encoder"](*source)
-        elif source:
-            (start,) = source
-        x = self.stack.enter(start)
-        take(0, x)
-
-        def call(index: int, x: Any) -> Any:
-            return self.layers[index](x, memory)
-
-        for index in range(self.depth):
-            x = change[index](call, x) if index in change else call(index, x)
-            take(index + 1, x)
-        return self.read_out(sample, x)
-
-    def read_out(self, sample: Sample, x: Any) -> Tensor:
-        model, output = self.model, self.stack.leave(x)
+    def logits(self, sample: Sample, x: Any) -> Tensor:
+        """Return the logits that are read from x_l, of an encoder of two stacks by the decoder."""
+        model, output = self.transformer, self.stack.leave(x)
         if self.side == "encoder" and "decoder" in model.stacks:
             output = model.stacks["decoder"](model.inputs(sample.inputs)[-1], output)
         logits: Tensor = model.head(output, model.embedding)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ class Request:
     layer.  top: predictions that the lens compares.  probes, iterations: of Jacobians.
     ridge: of linear maps, relative to the mean variance of a coordinate.
     other: a second model, whose states are compared with this one's.  seed: of random probes.
-    begin: receives the name of each analysis.
     """
 
     model: Layered
@@ -41,7 +40,6 @@ class Request:
     ridge: float = 1e-6
     other: Layered | None = None
     seed: int = 0
-    begin: Callable[[str], None] = field(default=lambda _: None)
 
     def __post_init__(self) -> None:
         for name, least in {"every": 1, "top": 1, "probes": 2, "iterations": 2}.items():
@@ -94,12 +92,10 @@ def measure(name: str, columns: Mapping[str, Column]) -> Callable[[Measure], Mea
 def measure_all(names: Sequence[str], request: Request) -> dict[str, Analysis]:
     """Return name -> result of these analyses, in the order of their names."""
     results = {}
-    functions = {name: MEASURES[name] for name in dict.fromkeys(names)}
     with request.model.ready():
-        for name, function in functions.items():
-            request.begin(name)
+        for name in dict.fromkeys(names):
             results[name] = Analysis(known=COLUMNS[name])
-            function(request, results[name])
+            MEASURES[name](request, results[name])
     return results
 
 

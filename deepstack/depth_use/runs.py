@@ -31,7 +31,6 @@ def analyze_run(
     side: str | None = None,
     other: str | Path | None = None,
     say: Callable[[str], None] = lambda _: None,
-    begin: Callable[[str], None] = lambda _: None,
     **settings: Any,
 ) -> dict[str, Analysis]:
     """Analyze the trained weights of a run; write analysis/<name>/ and return name -> result.
@@ -41,7 +40,7 @@ def analyze_run(
     what: names of analyses.  batches: held-out ones, the first of those that evaluate the run.
     side: 'encoder' or 'decoder' of a model with both; by default the last.  other: a run whose
     streams `similarity` compares with this one's, for the same inputs.  say: receives a line for
-    each checkpoint that is not used; begin: the name of each analysis.  settings: of `Request`.
+    each checkpoint that is not used.  settings: of `Request`.
 
     Losses are those of the positions whose token the inputs do not show, as `loss_masked`.
     Raises ConfigError for an unknown analysis and for one that the scheme does not allow, which
@@ -76,7 +75,6 @@ def analyze_run(
             probe=sample_of([probe]),
             training=sample_of(training),
             seed=trained.config.seed,
-            begin=begin,
             **settings,
         )
         about |= {

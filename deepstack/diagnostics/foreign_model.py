@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from deepstack.errors import ConfigError
-from deepstack.registry import nearest
+from deepstack.registry import unknown
 
 T = TypeVar("T")
 
@@ -50,9 +50,7 @@ def copied(batch: Any) -> Any:
 def find_module(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
     """Return the module of this name.  Raises ConfigError with the nearest name."""
     if name not in modules:
-        near = nearest(name, list(modules))
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise ConfigError(f"the model has no module {name!r}{hint}")
+        raise ConfigError(unknown("module", name, list(modules)))
     return modules[name]
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from deepstack.diagnostics.snapshot import Snapshot
 from deepstack.errors import PluginError
@@ -114,19 +115,17 @@ def _values(snapshot: Snapshot) -> dict[str, Tensor]:
     for name, function in DIAGNOSTICS.items():
         before = versions(snapshot)
         value = function(snapshot)
-        changed = [key for key, version in versions(snapshot).items() if before[key] != version]
-        if changed:
+        if versions(snapshot) != before:
             raise PluginError(
-                f"diagnostic {name!r}: {place_of(function)}it changes snapshot.{changed[0]} in "
-                "place, which other diagnostics read; write a new tensor, or .clone() it first"
+                f"diagnostic {name!r}: {place_of(function)}it changes the snapshot in place, which "
+                "other diagnostics read; write a new tensor, or .clone() it first"
             )
         if isinstance(value, Tensor) and value.shape == (depth, count):
             value = dict(zip(snapshot.sublayers, value.unbind(dim=1), strict=True))
-        files = (
-            {name: value}
-            if not isinstance(value, Mapping)
-            else {f"{name}_{part}": of_part for part, of_part in value.items()}
-        )
+        if isinstance(value, Mapping):
+            files = {f"{name}_{part}": one for part, one in value.items()}
+        else:
+            files = {name: value}
         for file, one in files.items():
             if not isinstance(one, Tensor) or one.shape != (depth,):
                 shape = f"{tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__
@@ -139,12 +138,10 @@ def _values(snapshot: Snapshot) -> dict[str, Tensor]:
     return values
 
 
-def versions(snapshot: Snapshot) -> dict[str, int]:
+def versions(snapshot: Snapshot) -> list[int]:
     """Return the number of in-place changes of each tensor of a snapshot."""
-    tensors = {key: value for key, value in vars(snapshot).items() if key != "shared"}
-    for key in ("matrices", "initial", "entropy", "largest_logit"):
-        tensors |= {f"{key}[{part!r}]": tensor for part, tensor in tensors.pop(key).items()}
-    return {key: value._version for key, value in tensors.items() if isinstance(value, Tensor)}
+    fields = [value for name, value in vars(snapshot).items() if name != "shared"]
+    return [leaf._version for leaf in tree_leaves(fields) if isinstance(leaf, Tensor)]
 
 
 def describe() -> dict[str, tuple[str, str, str]]:

@@ -89,15 +89,12 @@ class Hessian:
 
 
 def largest_eigenvalue(
-    product: Callable[[Tensor], Tensor],
-    start: Tensor,
-    tolerance: float = TOLERANCE,
-    most: int = MOST_PRODUCTS,
+    product: Callable[[Tensor], Tensor], start: Tensor, most: int = MOST_PRODUCTS
 ) -> Eigenvalue:
     """Return the largest eigenvalue of a symmetric matrix, from below, by Lanczos' iteration.
 
     product: v -> H v; start: a vector that is not orthogonal to the eigenvector.  Ends when the
-    residual is below `tolerance` times the value.  It keeps three vectors and no basis: rounding
+    residual is below TOLERANCE times the value.  It keeps three vectors and no basis: rounding
     then repeats eigenvalues that have converged, and leaves the largest as it is.
     """
     v, before, beta = start / start.norm(), torch.zeros_like(start), 0.0
@@ -116,7 +113,7 @@ def largest_eigenvalue(
             T += torch.diag(torch.tensor(beside, dtype=torch.float64), -1)
         values, vectors = torch.linalg.eigh(T)  # reads the lower triangle
         value, residual = float(values[-1]), beta * abs(float(vectors[-1, -1]))
-        if residual <= tolerance * abs(value):
+        if residual <= TOLERANCE * abs(value):
             break
         beside.append(beta)
         v, before = w / beta, v

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -77,8 +76,7 @@ class Subject:
     def _streams(self) -> list[tuple[Tensor, int]]:
         """Return mean ‖x_l‖₂ and width of the stream after each layer.
 
-        A layer listed several times, such as one with shared weights, has one stream for each of
-        its calls.  The last calls count, if the model calls a layer more often than it is listed.
+        The last calls count, if the model calls its layers more often than they are listed.
         """
 
         def size(x: Tensor) -> tuple[Tensor, int]:
@@ -87,20 +85,15 @@ class Subject:
         ends = [last_module(layer) for layer in self.layers]
         with undisturbed(self.model), outputs_of(ends, size) as calls:
             call_model(self.model, self.batch)
-        sizes, listed = defaultdict(list), Counter(ends)
-        for module, value in calls:
-            sizes[module].append(value)
-        streams = []
-        for number, module in enumerate(ends, 1):
-            if len(sizes[module]) < listed[module]:
+        called = [module for module, _ in calls[-len(ends) :]]
+        for number, end in enumerate(ends, 1):
+            if called[number - 1 : number] != [end]:
                 raise ConfigError(
-                    f"layers: number {number} of {self.layers_name} gives no tensor in "
-                    "model(batch); name what holds the layers, as in layers='encoder.layers', or "
-                    "layers=() for no values by layer"
+                    f"layers: number {number} of {self.layers_name} gives no tensor, or not in its "
+                    "turn, in model(batch); name what holds the layers, as in "
+                    "layers='encoder.layers', or layers=() for no values by layer"
                 )
-            streams.append(sizes[module].pop(-listed[module]))
-            listed[module] -= 1
-        return streams
+        return [value for _, value in calls[-len(ends) :]]
 
     def by_layer(self, values: Callable[[nn.Parameter], Tensor | None]) -> Tensor:
         """Return the norm over the tensors of each layer's parameters, (layers,); NaN for none.
@@ -157,15 +150,13 @@ class Subject:
         names = {module: name for name, module in self.modules.items() if name}
         with undisturbed(self.model), outputs_of(names, self._is_hidden_state) as calls:
             call_model(self.model, self.batch)
-        fits = list(dict.fromkeys(names[module] for module, is_fitting in calls if is_fitting))
+        fits = [names[module] for module, is_fitting in calls if is_fitting]
         F = tensor_of(value)
         text = type(value).__name__ if F is None else f"a tensor of shape {tuple(F.shape)}"
         width = f" of width {self.width}" if self.width else ""
         return (
             f"hidden: found {text}, no hidden state{width}; name the module whose output is F, as "
-            f"in hidden={(fits or ['encoder'])[-1]!r}\n"
-            f"modules with such an output: {', '.join(fits[-6:]) or 'none'}; or give a function of "
-            "model and batch"
+            f"in hidden={(fits or ['encoder'])[-1]!r}, or give a function of model and batch"
         )
 
 

@@ -147,7 +147,8 @@ class BatchNorm(StackNorm, kind="batch"):
     def forward(self, z: Tensor) -> Tensor:
         flat = in_fp32(z).reshape(-1, *self.shape)
         if self.statistics == "followed":
-            var, mean = torch.var_mean(flat, dim=0, correction=0)
+            # torch.batch_norm has no derivative by given statistics
+            var, mean = torch.var_mean(flat.detach(), dim=0, correction=0)
             known = self.batches > 0
             mean = torch.where(known, self.running_mean, mean)
             var = torch.where(known, self.running_var, var)

@@ -156,8 +156,9 @@ def merged_attention(seed: int) -> Finding:
         G = cast(MergedAttention, stacks["merged"].model.layers[-1].attention)
         S, H = torch.randn(2, 4, 12, 32, generator=random(draw_seed))
         near = agreement(G(S, H), merged_formula(G, S, H))
-        nats = {kind: nats_below_unigram(stack) for kind, stack in stacks.items()}
-        return {"near": near, **nats}
+        unigram = unigram_losses(stacks["merged"], steps := 50)
+        nats = {kind: unigram - torch.tensor(stacks[kind].run(steps), dtype=F64) for kind in KINDS}
+        return {"near": near, **{kind: n.view(-1, 10).mean(dim=1) for kind, n in nats.items()}}
 
     drawn = gather(map(sample, seeds(seed, 48)))
     share, apart = drawn["merged"] / drawn["separate"], drawn["merged"] - drawn["separate"]
@@ -184,12 +185,11 @@ def merged_attention(seed: int) -> Finding:
     return Finding(parts, note, Curves("positions", "time, separate over merged", lines))
 
 
-def nats_below_unigram(stack: Trial, steps: int = 50) -> Tensor:
-    """Return the unigram's loss on the batches less the loss of training, means of ten steps."""
-    losses, size = torch.tensor(stack.run(steps), dtype=F64), stack.config.train.batch_size
+def unigram_losses(stack: Trial, steps: int) -> Tensor:
+    """Return the unigram's loss on the training batches of these steps."""
+    size = stack.config.train.batch_size
     batches = (stack.task.train_batch(t, size) for t in range(1, steps + 1))
-    unigram = torch.tensor([stack.task.unigram_loss(batch) for batch in batches]).double()
-    return (unigram - losses).view(-1, 10).mean(dim=1)
+    return torch.tensor([stack.task.unigram_loss(batch) for batch in batches]).double()
 
 
 def decoding_speeds(seed: int, length: int) -> list[float]:

@@ -58,7 +58,7 @@ def nearly_orthogonal(seed: int) -> Finding:
     of_products = means(products() for _ in range(draws))
     wide = [power(gram_error(normals(rng, 4096, 16) / 64)) ** 0.5 * 4 for _ in range(draws)]
     straight, exact = torch.empty(m, m, dtype=F64), []
-    for _ in range(2):
+    for _ in range(draws):
         DISTRIBUTIONS["orthogonal"].fill(straight, 1.0, rng)
         exact.append(1 - torch.linalg.matrix_norm(gram_error(straight), ord=2).item())
     distance, root = "‖WᵀW − I‖_F/‖I‖_F", "(WᵀW − I)_ij, root mean square, i ≠ j"

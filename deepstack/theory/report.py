@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +32,10 @@ def predicted(part: Part) -> str:
 
 
 def measured(part: Part) -> str:
-    """Return the measured number ± its standard error, rounded to two digits of the latter."""
-    value, error = part.measured, part.uncertainty
-    if error <= ROUNDING * abs(value) or not math.isfinite(error) or not math.isfinite(value):
-        return f"{value:.4g}"
-    if error < 1e-4 * abs(value):
-        return f"{value:.4g} ± {error:.0e}"
-    digits = 1 - math.floor(math.log10(error))
-    if abs(value) < 1e-3 or digits <= 0:
-        return f"{value:.3g} ± {error:.2g}"
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
+    """Return the measured number, ± two digits of its standard error if it has one."""
+    error = part.uncertainty
+    exact = error <= ROUNDING * abs(part.measured)
+    return f"{part.measured:.4g}" if exact else f"{part.measured:.4g} ± {error:.2g}"
 
 
 def decision_text(part: Part) -> str:
@@ -164,31 +158,27 @@ def lowered(label: str) -> str:
 def lines(axes: Axes, curves: Curves) -> list[Line2D]:
     """Draw the lines and return the legend's entries.
 
-    Measured points and the claimed line share a colour if their labels are equal up to the last
-    comma.
+    Lines whose labels are equal up to the last comma share a colour.
     """
     from matplotlib.lines import Line2D
 
-    from deepstack.plots.style import COLOURS, MARKERS
+    from deepstack.plots.style import COLOURS, DASHES, MARKERS
 
-    fronts = [line.label.rpartition(", ")[0] for line in curves.lines]
-    kinds = {(front, line.measured) for front, line in zip(fronts, curves.lines, strict=True)}
-    families: list[str] = []
+    names = [line.label.rpartition(", ")[0] or line.label for line in curves.lines]
+    colours = dict(zip(dict.fromkeys(names), cycle(COLOURS), strict=False))
     handles = []
-    for front, line in zip(fronts, curves.lines, strict=True):
-        paired = front and {(front, True), (front, False)} <= kinds
-        family = front if paired else line.label
-        if family not in families:
-            families.append(family)
-        index = families.index(family)
-        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)]}
+    for line, name, marker, dash in zip(
+        curves.lines, names, cycle(MARKERS), cycle(DASHES), strict=False
+    ):
+        style: dict[str, Any] = {"color": colours[name]}
         if line.measured:
-            style |= {"marker": MARKERS[index % len(MARKERS)], "linestyle": "none"}
+            style |= {"marker": marker, "linestyle": "none"}
             axes.errorbar(line.x, line.y, yerr=line.error, capsize=1.5, elinewidth=0.8, **style)
         else:
+            style |= {"linestyle": dash}
             axes.plot(line.x, line.y, **style)
             if line.error:
                 band = np.subtract(line.y, line.error), np.add(line.y, line.error)
-                axes.fill_between(line.x, *band, color=style["color"], alpha=0.2, linewidth=0)
+                axes.fill_between(line.x, *band, color=colours[name], alpha=0.2, linewidth=0)
         handles.append(Line2D([], [], label=lowered(line.label), **style))
     return handles

@@ -108,7 +108,6 @@ def test_lens_is_that_of_a_literal_one(family: str) -> None:
     [
         ([4.0, 3.0, 2.0, 1.9, 0.0], 3),
         ([1.0, 2.0, 4.0, 3.0, 0.0], 0),  # the first, although later ones are larger
-        ([4.0, 4.0, 4.0, 0.0], 3),
         ([0.0, 0.0], 0),
         ([float("nan"), 2.0, 0.5, 0.0], 2),
     ],
@@ -217,6 +216,14 @@ def test_similarities_are_literal_ones() -> None:
         for j, y in enumerate(others):
             assert result.arrays["cka_with"][i, j] == pytest.approx(cka(x, y), rel=1e-5)
     assert result.arrays["layers_with"].tolist() == [0, 1, 2]
+
+
+def test_jacobians_are_measured_of_batch_norms_whose_averages_are_known() -> None:
+    model = stack(model__scheme="post_ln", model__norm__kind="batch")
+    for norm in model.transformer.batch_norms:
+        norm.batches.add_(1)
+        norm.running_var.add_(1)
+    assert measured("jacobian", model).scalars["mean_from_identity"]
 
 
 def test_jacobians_are_those_of_whole_matrices() -> None:

@@ -19,7 +19,7 @@ from deepstack.errors import NothingMatchedError
 from deepstack.model import build_model
 from deepstack.plots.update import right_hand_side
 from deepstack.records import Run
-from deepstack.schemes import Scheme
+from deepstack.schemes import SCHEMES, Scheme
 
 CPU = torch.device("cpu")
 N = 3
@@ -41,23 +41,14 @@ KNOWN = {
     "deepnorm": (2 * N) ** 0.25,
     "deepnorm_tight": (2 * N) ** 0.25,
     "deepnorm_power": (2 * N) ** 0.25,
+    "deepnorm_rates": (2 * N) ** 0.25,
     "deepnorm_adam": (2 * N) ** 0.5,
     "branch_norm": math.inf,  # before the first step its branch has the coefficient 0
     "admin": 1.0,  # where its vector starts in the closed form 'linear'
 }
 
 
-# What is put before the norm, inside of it, or beside it, makes another residual of it.
-OTHERS = [
-    "pre_ln", "sub_ln", "peri_ln", "sandwich_ln", "ln_scaling", "keel", "mix_ln", "hybrid_norm",
-    "residual", "real_former", "hyper_connections", "dlcl", "rezero", "t_fixup", "fixup",
-    "deepnorm_runtime_beta", "deep_scale_lm", "b2t", "pre_ln_scaled", "parallel", "res_post_norm",
-    "gpas", "mhc", "dense_former", "attn_res", "res_former", "x0_lambdas", "mv_split", "laurel",
-    "frac_connections", "pro_res", "siamese_norm", "ngpt",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [*KNOWN, *OTHERS])
+@pytest.mark.parametrize("name", SCHEMES.names())
 def test_whether_a_residual_is_of_the_theorems_form_is_found_out(name: str) -> None:
     options = {"model__scheme_options": {"start": "linear"}} if name == "admin" else {}
     for values in found_alphas(name, **options):
@@ -231,13 +222,6 @@ def test_a_run_that_left_the_form_does_not_hold_back_the_others(tmp_path: Path) 
     text = " ".join(words(chart))
     assert "both, step 2" in text and "no value at step 2: DeepNorm, N = 18" in text
     assert "not of the theorem's form" not in text and "last snapshot" not in text
-
-
-def test_runs_of_different_lengths_are_compared_at_a_step_of_all(tmp_path: Path) -> None:
-    for depth in (6, 18, 48):
-        bound_run(tmp_path, depth, updates=[0.1, 0.2][: 1 if depth == 48 else 2])
-    text = " ".join(words(make_chart("bound_vs_depth", tmp_path)))
-    assert "both, step 1" in text and "step 1 is the last snapshot" in text
 
 
 def test_without_terms_the_charts_say_why(tmp_path: Path) -> None:

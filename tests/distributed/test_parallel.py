@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers import ROOT, TESTS
@@ -100,6 +101,9 @@ def check_all(out: Path, scheme_steps: int, scheme: str | None = None) -> None:
         assert np.linalg.norm(together - apart) < 1e-3 * np.linalg.norm(apart), where
         if CASES[case].get("train.optimizer") == "sgd":
             np.testing.assert_allclose(together, apart, rtol=1e-3, atol=1e-6, err_msg=where)
+            for name in ("attribution", "first_order"):
+                logs = (pd.read_csv(r.path / f"{name}.csv") for r in (alone, run))
+                np.testing.assert_allclose(*logs, rtol=2e-3, atol=1e-6, err_msg=where)
 
 
 @pytest.mark.slow

@@ -43,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
         "train.batch_size": 6,
         "train.optimizer": "sgd",
         "train.momentum": 0.9,
+        "log.attribution_every": 5,
+        "log.first_order": True,
     },
     "odd": {
         "model.d_model": 15,

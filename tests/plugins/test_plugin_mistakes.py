@@ -216,7 +216,7 @@ def test_a_diagnostic_that_changes_what_others_read_or_fails(tmp_path: Path) -> 
             return snapshot.{}
     ''')
     found = said(tmp_path / "own.py", text.format("grad_norm.mul_(100)"))
-    assert "own.py:4: it changes snapshot.grad_norm in place" in found
+    assert "own.py:4: it changes the snapshot in place" in found
     found = said(tmp_path / "other.py", text.format("gradients").replace('"own"', '"other"'))
     assert "other.py:7, in own: AttributeError: 'Snapshot' object has no attribute" in found
     (run,) = (folder for folder in (tmp_path / "r" / "quick").iterdir())
