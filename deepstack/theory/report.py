@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -32,10 +33,16 @@ def predicted(part: Part) -> str:
 
 
 def measured(part: Part) -> str:
-    """Return the measured number, ± two digits of its standard error if it has one."""
-    error = part.uncertainty
-    exact = error <= ROUNDING * abs(part.measured)
-    return f"{part.measured:.4g}" if exact else f"{part.measured:.4g} ± {error:.2g}"
+    """Return the measured number ± its standard error, rounded to two digits of the latter."""
+    value, error = part.measured, part.uncertainty
+    if error <= ROUNDING * abs(value) or not math.isfinite(error) or not math.isfinite(value):
+        return f"{value:.4g}"
+    if error < 1e-4 * abs(value):
+        return f"{value:.4g} ± {error:.0e}"
+    digits = 1 - math.floor(math.log10(error))
+    if abs(value) < 1e-3 or digits <= 0:
+        return f"{value:.3g} ± {error:.2g}"
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def decision_text(part: Part) -> str:
