@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
 from deepstack.errors import LockedError, ResourceError
 from deepstack.records import AppendLog, RunFolder, append_log, files
 from deepstack.training import checkpoint as ckpt
-from helpers import storage_trainers
+from deepstack.training import resume
+from helpers.storage_run import STEPS, STUDY
 
 PLANTED: dict[str, Callable[[], None]] = {}
 FOUND_BY: dict[str, tuple[str, str]] = {}
@@ -87,7 +87,8 @@ def fill(folder: Path, checkpoint: ckpt.Checkpoint) -> None:
     """What a checkpoint consists of, each file written and synced."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, tensors in checkpoint.parts.items():
-        save_file(tensors, folder / f"{name}.safetensors")
+        whole = {key: value.detach().contiguous() for key, value in tensors.items()}
+        save_file(whole, folder / f"{name}.safetensors")
     (folder / ckpt.STATE).write_text(json.dumps({"step": checkpoint.step, **checkpoint.state}))
     sums = {path.name: ckpt.sha256(path) for path in folder.iterdir()}
     (folder / ckpt.CHECKSUMS).write_text(json.dumps(sums))
@@ -108,22 +109,18 @@ def older_checkpoints_removed_first() -> None:
 
 
 @found_by("kills", "draft-4")
-def random_state_not_restored() -> None:
-    storage_trainers.restore = nothing
+def moments_not_restored() -> None:
+    resume.load_optimizer_state = nothing
 
 
 @found_by("kills", "draft-6")
 def done_before_the_weights() -> None:
-    def finish(folder: RunFolder, steps: int) -> None:
-        folder.write_status("done", steps)
-        ckpt.keep_only(folder, steps)
-
     def save(folder: RunFolder, checkpoint: ckpt.Checkpoint) -> None:
-        if checkpoint.step == storage_trainers.STEPS:
+        if checkpoint.step == STEPS:
             folder.write_status("done", checkpoint.step)
         original(folder, checkpoint)
 
-    original, ckpt.save, storage_trainers.finish = ckpt.save, save, finish
+    original, ckpt.save = ckpt.save, save
 
 
 # --- logs -----------------------------------------------------------------------------------
@@ -169,8 +166,7 @@ def log_truncated_on_resume() -> None:
 @found_by("kills", "draft-4")
 def log_checksum_before_the_row() -> None:
     def early(self: AppendLog) -> str:
-        assert self.last_step is not None
-        return append_log.extent(self.path, self.last_step - 1).sha256
+        return append_log.extent(self.path, (self.last_step or 0) - 1).sha256
 
     AppendLog.sha256 = property(early)  # type: ignore[assignment, method-assign]
 
@@ -233,7 +229,7 @@ def new_folders_not_synced() -> None:
     sync = files.sync_folder
 
     def inside_only(path: Path) -> None:
-        if "run" in path.parts:
+        if path.name != STUDY and STUDY in path.parts:
             sync(path)
 
     files.sync_folder = inside_only
@@ -265,6 +261,3 @@ def lock_without_effect() -> None:
         yield
 
     files.locked = locked
-
-
-torch.set_num_threads(1)
