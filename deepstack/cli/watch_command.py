@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -12,13 +11,12 @@ import typer
 from rich.live import Live
 
 from deepstack.cli.options import flag, option
-from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, run_table
+from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, read_row, run_table
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.streams import terminal_console
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.records import Run, find_runs
 from deepstack.records.cells import one_line
-from deepstack.records.folder import last_rows
 
 # A run on another machine may hold a lock that is not seen here: its log grows.
 FRESH_SECONDS = 60.0
@@ -105,32 +103,24 @@ class Watcher:
             # A process may end without a word: the lock of a running run is read every time.
             if row is None or known != files or row.state in ("running", "interrupted"):
                 study = f"{run.path.resolve().parent.name}/" if several else ""
-                row = read_row(run, f"{study}{folder.name}")
+                row = row_of(run, f"{study}{folder.name}")
                 self.readings[run.path] = files, row
             rows.append(row)
         return rows
 
 
-def read_row(run: Run, name: str) -> RunRow:
-    """Read the values that the table shows of a run."""
+def row_of(run: Run, name: str) -> RunRow:
+    """Return the values that the table shows of a run."""
     try:
         state = run.read_state()
         if state == "interrupted" and run.status.get("state") == "running":
             changed = stamp(run.folder.steps_path)
             if changed and time.time() - changed[0] / 1e9 < FRESH_SECONDS:
                 state = "running"
-        last = run.folder.last_row()
-        step = int(last.get("step", "0"))
-        loss, update = (number(last.get(column, "")) for column in ("loss", "model_update"))
-        _, times = last_rows(run.folder.timing_path)
-        step_times = [float(row[1]) for row in times if len(row) > 1 and row[1]]
         steps = run.get("train.steps")
+        return read_row(run.folder, name, state, steps if isinstance(steps, int) else None)
     except (ResourceError, ValueError):
         return RunRow(name, "damaged", 0, None)
-    steps = steps if isinstance(steps, int) else None
-    step_ms = statistics.median(step_times) if step_times else None
-    left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
-    return RunRow(name, state, step, steps, loss, update, step_ms, left)
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
@@ -140,8 +130,3 @@ def stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
-
-
-def number(cell: str) -> float | None:
-    """Return the number in a cell, None for an empty one."""
-    return float(cell) if cell else None

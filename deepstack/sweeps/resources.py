@@ -104,16 +104,6 @@ class Resources:
         gpu = self._choose_gpu(gpu_memory, taken)
         return None if gpu is None else Reservation(memory, gpu.name, gpu_memory)
 
-    def too_small(self, cell: Cell) -> str:
-        """Describe the memory that may be too small for the cell's run alone; '' if none is."""
-        required = requirements_of(cell, has_gpu=bool(self.gpus))
-        if required.memory > self.budget:
-            return f"the {self.budget / 1e6:,.0f} MB that all runs have together"
-        free = max((gpu.free for gpu in self.gpus), default=0)
-        if required.gpu_memory and 0 < free < required.gpu_memory + CONTEXT_BYTES:
-            return f"the {free / 1e6:,.0f} MB that are free on a GPU"
-        return ""
-
     def _choose_gpu(self, required: int, taken: Sequence[Reservation]) -> Gpu | None:
         """Return the GPU with the most free memory if it suffices, else one without a run."""
 

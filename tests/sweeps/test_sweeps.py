@@ -188,7 +188,7 @@ def test_a_run_whose_server_dies_is_interrupted_and_the_next_has_another(tmp_pat
     (cell,) = plan(with_overrides(BASE, {"train.steps": 100_000}), study="s", out=tmp_path)
     with closing(Local([cell], "s", tmp_path, 1, budget=2 * 10**9)) as local:
         first = local.start(cell)
-        assert not local.has_capacity(cell, [cell])
+        assert first is not None and local.start(cell) is None
         until(lambda: steps_made(tmp_path) != [] and steps_made(tmp_path)[0] > 0)
         assert local._server is not None
         killed = local._server
@@ -197,8 +197,8 @@ def test_a_run_whose_server_dies_is_interrupted_and_the_next_has_another(tmp_pat
         assert first.poll() == 128 + signal.SIGTERM
         until(lambda: find_runs(tmp_path)[0].state == "interrupted")
         rows = steps_made(tmp_path)[0]
-        until(lambda: local.has_capacity(cell, []))
         second = local.start(cell)
+        assert second is not None
         assert not killed.folder.exists()
         until(lambda: steps_made(tmp_path)[0] > rows)
         second.send_signal(signal.SIGTERM)
