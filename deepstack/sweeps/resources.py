@@ -124,22 +124,16 @@ def memory_budget(given: str | None = None) -> int:
     """
     if given is None:
         return int(SHARE * conf.available_memory())
-    size = share = 0.0
+    size = 0.0
     with suppress(ValueError):
         if given.strip()[-1:].isalpha():
             size = SIZE.validate_python(given.strip())
-        else:
-            share = float(given)
+        elif (share := float(given)) <= 1:
             size = share * conf.available_memory()
-    if share > 1:
-        raise ConfigError(
-            f"--memory: found {given!r}, a size without a unit; did you mean {given.strip()}GB? A "
-            "share of what is free is at most 1"
-        )
     if not size > 0:
         raise ConfigError(
-            f"--memory: found {given!r}; allowed a size such as 8GB or 512MiB, or a share of what "
-            "is free such as 0.5"
+            f"--memory: found {given!r}; allowed a size with its unit such as 8GB or 512MiB, or a "
+            "share of what is free, at most 1, such as 0.5"
         )
     return int(size)
 

@@ -10,13 +10,11 @@ from contextlib import closing
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.cluster_results import until
 from helpers.sampling import some
 
 import deepstack
-from deepstack import plugins
 from deepstack.config import Config, machine_memory, memory_estimate, to_yaml, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
@@ -102,52 +100,6 @@ def test_a_run_that_no_machine_holds_is_refused_before_any_begins(tmp_path: Path
     with pytest.raises(ConfigError, match=said):
         deepstack.sweep(config, {"model.depth": [1, 10**5]}, study="lib", out=tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-PLUGIN = """
-import torch
-from deepstack.schemes import Scheme
-from deepstack.parameters import parameter
-
-class Buffered(Scheme, name="buffered", label="Buffered", paper="none"):
-    '''x <- x + c_l A G(x).  No norm, a constant a layer, a matrix of the scheme's own.'''
-
-    norms_per_sublayer = 0
-    normalised = False
-
-    def __init__(self, layer, depth, make_norm, *, c: float = 0.5):
-        super().__init__(layer, depth, make_norm)
-        self.register_buffer("c", torch.tensor(c / layer))
-        self.A = parameter(8, 8, role="scheme", start="matrix")
-
-    def residual(self, x, G):
-        return x + self.c * (G(x) @ self.A)
-
-class Whole(Scheme, name="whole", label="Whole", paper="none"):
-    '''x <- LN(x + A(x) + F(x)).  A layer of its own, which leaves one norm unused.'''
-
-    def layer(self, x, attention, feed_forward):
-        return self.attention_norms[0](x + attention(x) + feed_forward(x))
-"""
-
-
-@pytest.mark.parametrize("name", ["buffered", "whole"])
-def test_a_scheme_may_bring_buffers_matrices_and_wirings_of_its_own(
-    name: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "brings.py"
-    file.write_text(PLUGIN)
-    plugins.load_plugins([file])
-    run = deepstack.train(with_overrides(BASE, {"model.scheme": name}), out=tmp_path)
-    assert run.state == "done"
-    assert set(run.layer_names()) >= {"grad_norm", "stream_norm", "ln_input_attention"}
-    unseen = np.isnan(run.layers("ln_input_attention")[1]).all()
-    assert unseen  # neither scheme hands a norm to `residual`
-    assert np.isfinite(run.layers("grad_norm")[1]).all()
-    spelled = with_overrides(BASE, {"model.scheme": name})
-    if name == "buffered":
-        spelled = with_overrides(spelled, {"model.scheme_options.c": 0.5})
-    assert deepstack.train(spelled, out=tmp_path).path == run.path
 
 
 @pytest.mark.slow

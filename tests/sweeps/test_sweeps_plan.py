@@ -176,10 +176,7 @@ def test_what_there_is_no_patience_for_is_not_timed(
 @pytest.mark.parametrize(
     "values",
     [
-        {},
-        {"task.mask_split": [1, 0, 0]},
-        {"task.mask_split": [0.8, 0.1, 0.1], "seed": 4},
-        {"model.scheme": "dlcl", "model.d_model": 32},
+        {"task.mask_split": [0.8, 0.1, 0.1]},
         {"task.name": "copy", "model.scheme_options.c": 0.5},
     ],
 )
@@ -193,9 +190,7 @@ def test_the_names_of_a_plan_are_those_of_the_runs(values: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("settings", "grid"),
     [
-        ({}, {"task.mask_rate": [1, 1.0]}),
         ({}, {"task.mask_split": [[1, 0, 0], [1.0, 0.0, 0], [1.0, 0.0, 0.0]]}),
-        ({"model.scheme": "post_ln"}, {"task.mask_rate": [1.0, 1]}),
         ({"model.scheme": "hyper_connections"}, {"model.scheme_options.output_gain": [2, 2.0]}),
     ],
 )
@@ -248,7 +243,6 @@ def test_runs_that_are_called_alike_have_folders_of_their_own(alike: None, tmp_p
 @pytest.mark.parametrize(
     ("swept", "settings", "said"),
     [
-        ("", ["task.name=markof"], "task.name=markof on the command line: unknown"),
         ("task: {name: markof}", [], "study.yaml:1:14: unknown"),
         (
             "sweep: {zip: [{task.name: [markov, markof], seed: [0, 1]}]}",

@@ -90,13 +90,9 @@ def test_a_budget_is_a_size_or_a_share(
     assert memory_budget(None) == 90
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [(text, "--memory: found") for text in ("", "much", "-1GB", "0", "1e9", "8XB", "1 0")]
-    + [(text, f"did you mean {text}GB") for text in ("1.5", "300")],
-)
-def test_what_is_no_budget(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize("text", ["", "much", "-1GB", "0", "1.5", "8XB"])
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--memory: found '{text}'; allowed a size with its"):
         memory_budget(text)
 
 
