@@ -28,7 +28,6 @@ from deepstack.sweeps import (
     seconds_per_run,
     time_estimate,
 )
-from deepstack.sweeps.plan import CellCache
 from deepstack.training import run_name
 
 STUDY = """
@@ -129,7 +128,7 @@ def test_nothing_is_built_or_timed_twice(tmp_path: Path, monkeypatch: pytest.Mon
         return count
 
     module = sys.modules["deepstack.sweeps.plan"]
-    for name in ("build_model", "task_of", "without_defaults"):
+    for name in ("build_model", "task_of"):
         monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
     monkeypatch.setattr(
         time_estimate, "step_seconds", counting("timed", lambda config, depth: 1.0 * depth)
@@ -141,7 +140,7 @@ def test_nothing_is_built_or_timed_twice(tmp_path: Path, monkeypatch: pytest.Mon
     seconds = seconds_per_run(cells)
     assert len(cells) == len(seconds) == 400 and set(seconds) == {3.0 * 6}
     # three shallow stacks and two depths for each scheme
-    assert built == {"build_model": 6, "task_of": 1, "without_defaults": 2, "timed": 4}
+    assert built == {"build_model": 6, "task_of": 1, "timed": 4}
 
 
 @pytest.mark.parametrize(
@@ -171,20 +170,6 @@ def test_what_there_is_no_patience_for_is_not_timed(
     cells = plan(parse_study(STUDY), study="s", out=tmp_path)
     assert seconds_per_run(cells, patience=-1.0) == [None] * 3
     assert None not in seconds_per_run(cells)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"task.mask_split": [0.8, 0.1, 0.1]},
-        {"task.name": "copy", "model.scheme_options.c": 0.5},
-    ],
-)
-def test_the_names_of_a_plan_are_those_of_the_runs(values: dict[str, Any]) -> None:
-    cache = CellCache()
-    for seed in (0, 1):
-        cell = with_overrides(Config(), values | {"seed": seed})
-        assert conf.run_name(cache.without_defaults(cell)) == run_name(cell)
 
 
 @pytest.mark.parametrize(
