@@ -38,13 +38,13 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Show]:
             console=console,
             expand=True,
         )
-        total = sum(cell.work for cell in cells)
+        total = sum(cell.flops for cell in cells)
         task = bar.add_task("", total=total)
         with Live(console=console, refresh_per_second=2) as live:
 
             def show(progress: Sequence[Progress]) -> None:
                 known = rows.read(progress)
-                done = total - sum(map(work_left, progress, known))
+                done = total - sum(map(flops_left, progress, known))
                 text = counts(entry.state for entry in progress)
                 bar.update(task, completed=done, description=text)
                 live.update(Group(bar, run_table(known, console.height - 1)))
@@ -89,8 +89,8 @@ class Rows:
         return list(self._known.values())
 
 
-def work_left(entry: Progress, row: RunRow) -> float:
-    """Return the work that the sweep still has to do on a run."""
+def flops_left(entry: Progress, row: RunRow) -> float:
+    """Return the FLOPs that the sweep still has to do on a run."""
     if row.state not in ("waiting", "running"):
         return 0.0
-    return entry.cell.work * (1 - row.step / max(entry.cell.config.train.steps, 1))
+    return entry.cell.flops * (1 - row.step / max(entry.cell.config.train.steps, 1))

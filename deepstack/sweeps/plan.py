@@ -42,14 +42,6 @@ class Cell:
     overridden: dict[str, Any] = field(default_factory=dict)
     flops: int = 0
 
-    @property
-    def work(self) -> int:
-        """Layers times tokens times steps: cells are ordered by it, cheap first."""
-        train, model = self.config.train, self.config.model
-        per_layer = model.d_model * (model.d_model + (model.d_ff or 0))
-        layers, steps = sum(conf.depths(self.config)), max(train.steps, 1)
-        return layers * train.batch_size * self.config.task.seq_len * steps * per_layer
-
     def claim(self) -> None:
         """Write the configuration to a folder with a numbered name, so that `train` finds it.
 
@@ -185,7 +177,7 @@ def plan(
         flops = config.train.steps * step
         values, overridden = combination.values, combination.overridden
         cells.append(Cell(config, folder, state, parameters, memory, values, overridden, flops))
-    return sorted(cells, key=lambda cell: cell.work)
+    return sorted(cells, key=lambda cell: (cell.flops, cell.parameters))
 
 
 def names_in(study: Path) -> set[str]:

@@ -129,12 +129,14 @@ def test_a_terminal_shows_a_table_that_is_redrawn(tmp_path: Path) -> None:
             assert process.wait(30) == 0
 
 
-def test_a_sweep_shows_the_same_table_below_a_bar_of_its_work(
+def test_a_sweep_shows_the_same_table_below_a_bar_of_its_flops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = make_running(tmp_path)
     names = [(running, "running"), (RunFolder(tmp_path / "run\x1b[2J"), "waiting")]
-    cells = [Cell(Config(), folder, "new", parameters=1, memory=1) for folder, _ in names]
+    cells = [
+        Cell(Config(), folder, "new", parameters=1, memory=1, flops=10**6) for folder, _ in names
+    ]
     progress = [Progress(cell, state) for cell, (_, state) in zip(cells, names, strict=True)]
     steps = Config().train.steps
     with terminal() as (stderr, read):
@@ -147,4 +149,4 @@ def test_a_sweep_shows_the_same_table_below_a_bar_of_its_work(
     assert text.count("\\u001b") == text.count("run\\u001b[2J") > 0 and f"5/{steps}" in text
     row = sweep_display.Rows().read(progress)[0]
     assert (row.step_ms, row.seconds_left) == (200.0, (steps - 5) * 0.2)
-    assert sweep_display.work_left(progress[0], row) == cells[0].work * (1 - 5 / steps)
+    assert sweep_display.flops_left(progress[0], row) == 10**6 * (1 - 5 / steps)

@@ -1,7 +1,6 @@
 """Faults to plant in the storage protocol: the harness is worth what it finds of them.
 
-Each changes this process for good.  FOUND_BY says which kind of trial must find it, and at calls
-about which files.
+Each changes this process for good.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import save_file
 
@@ -23,17 +22,23 @@ from deepstack.training import checkpoint as ckpt
 from deepstack.training import resume
 from helpers.storage_run import STEPS, STUDY
 
-PLANTED: dict[str, Callable[[], None]] = {}
-FOUND_BY: dict[str, tuple[str, str]] = {}
+
+class Fault(NamedTuple):
+    """trials: the kind of trial that must find it; about: a part of the paths of its calls."""
+
+    plant: Callable[[], None]
+    trials: str
+    about: str
 
 
-def found_by(trials: str, about: str = "") -> Callable[[Callable[[], None]], Callable[[], None]]:
+FAULTS: dict[str, Fault] = {}
+
+
+def found_by(trials: str, about: str = "") -> Callable[[Callable[[], None]], None]:
     """Register a fault under its function's name."""
 
-    def register(plant: Callable[[], None]) -> Callable[[], None]:
-        PLANTED[plant.__name__] = plant
-        FOUND_BY[plant.__name__] = trials, about
-        return plant
+    def register(plant: Callable[[], None]) -> None:
+        FAULTS[plant.__name__] = Fault(plant, trials, about)
 
     return register
 

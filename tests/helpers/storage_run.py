@@ -57,7 +57,7 @@ class Job:
 def work(job: Job) -> None:
     """Do a job in a process that was forked for it, and end with the exit code of the command."""
     from deepstack.training.run import TrainingRun
-    from helpers.storage_faults import PLANTED
+    from helpers.storage_faults import FAULTS
 
     code, record = 99, TrainingRun.record
 
@@ -75,7 +75,7 @@ def work(job: Job) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         setattr(TrainingRun, "record", recorded)  # noqa: B010, mypy refuses an assignment
         for name in job.planted:
-            PLANTED[name]()
+            FAULTS[name].plant()
         if job.mode is not None:
             storage_calls.watch(job.out, job.mode, job.number, job.error, str(job.trace))
         code = command(job.out, *job.settings)

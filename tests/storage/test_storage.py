@@ -7,7 +7,7 @@ from helpers import storage_calls
 from helpers import storage_trials as trials
 from helpers.sampling import some
 from helpers.storage_disk import Disk, read_in
-from helpers.storage_faults import FOUND_BY
+from helpers.storage_faults import FAULTS
 from helpers.storage_harness import Harness
 
 pytestmark = pytest.mark.skipif(bool(storage_calls.MISSING), reason=storage_calls.MISSING)
@@ -32,10 +32,10 @@ def test_the_trace_tells_all_that_happens_to_a_folder(harness: Harness) -> None:
     assert any(call.kind == "rename" and ".tmp" in call.path.name for call in ended.calls)
 
 
-@pytest.mark.parametrize("name", some(FOUND_BY, 2))
+@pytest.mark.parametrize("name", some(FAULTS, 2))
 def test_a_planted_fault_is_found(name: str, harness: Harness) -> None:
-    kind, about = FOUND_BY[name]
-    faulty = harness.with_fault(name)
+    fault, faulty = FAULTS[name], harness.with_fault(name)
     # on a busy machine one of two writers may have ended before the other begins
-    times = 5 if kind == "two_writers" else 1
-    assert any(next(getattr(trials, kind)(faulty, about=about), None) for _ in range(times))
+    times = 5 if fault.trials == "two_writers" else 1
+    trial = getattr(trials, fault.trials)
+    assert any(next(trial(faulty, about=fault.about), None) for _ in range(times))

@@ -61,9 +61,9 @@ def test_the_plan_shows_what_varies_and_what_overrides_set(file: Path) -> None:
     rows = json.loads(dry_run(file, "--json", "--workers", "2").stdout)
     keys = ["model.scheme", "model.depth", "train.lr", "train.batch_size", "state", "steps"]
     assert [[row[key] for key in keys] for row in rows] == [
+        ["deepnorm", 2, 1e-4, "2*", "new", 3],
         ["post_ln", 1, 1e-3, 4, "new", 3],
         ["deepnorm", 1, 1e-3, 4, "new", 3],
-        ["deepnorm", 2, 1e-4, "2*", "new", 3],
     ]
     assert all(row["memory_mb"] > 300 and row["minutes"] is not None for row in rows)
     shown = dry_run(file, "--workers", "2")
