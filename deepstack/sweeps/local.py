@@ -38,7 +38,7 @@ class Local(Launcher):
         self._server: ForkServer | None = None
 
     def start(self, cell: Cell) -> Process | None:
-        self._reserved = {p: taken for p, taken in self._reserved.items() if p.poll() is None}
+        self._reserved = {p: held for p, held in self._reserved.items() if p.poll() is None}
         reservation = self.resources.reserve(cell, list(self._reserved.values()))
         if reservation is None:
             return None

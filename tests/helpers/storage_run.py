@@ -141,7 +141,7 @@ def prepare_training() -> None:
 
 
 def prepare(library: str) -> None:
-    """Import and train what a first run alone does; the processes forked later share it."""
+    """Train once, so that the processes forked later share all imports."""
     import torch
 
     from helpers import storage_faults  # noqa: F401
