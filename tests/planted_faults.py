@@ -123,7 +123,7 @@ FAULTS = (
     ),
     Fault(
         "largest_run_first", "sweeps",
-        "key=lambda cell: cell.work)", "key=lambda cell: -cell.work)",
+        "key=lambda cell: (cell.flops,", "key=lambda cell: (-cell.flops,",
         "sweeps/test_sweeps.py::test_a_plan_is_cheap_first_and_knows_what_is_done",
     ),
     Fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from deepstack.records import RunFolder
 from deepstack.records.cells import one_line
+from deepstack.records.folder import last_rows
 
 # the states in the order in which a short terminal shows them, with their colours
 COLOURS = {
@@ -33,6 +36,26 @@ class RunRow:
     model_update: float | None = None
     step_ms: float | None = None
     seconds_left: float | None = None
+
+
+def read_row(folder: RunFolder, name: str, state: str, steps: int | None) -> RunRow:
+    """Read the values that the table shows of a run from the ends of its logs.
+
+    Raises ResourceError or ValueError for a log that is damaged.
+    """
+    last = folder.last_row()
+    step = int(last.get("step", 0))
+    loss, update = (number(last.get(column, "")) for column in ("loss", "model_update"))
+    _, times = last_rows(folder.timing_path)
+    step_times = [float(row[1]) for row in times if len(row) > 1 and row[1]]
+    step_ms = statistics.median(step_times) if step_times else None
+    left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
+    return RunRow(name, state, step, steps, loss, update, step_ms, left)
+
+
+def number(cell: str) -> float | None:
+    """Return the number in a cell, None for an empty one."""
+    return float(cell) if cell else None
 
 
 def run_table(rows: Sequence[RunRow], height: int, caption: str = "") -> Table:

@@ -123,8 +123,7 @@ def sweep_command(
     from deepstack import sweeps
     from deepstack.cli.finding import sweep_finding
     from deepstack.cli.sweep_display import watch
-    from deepstack.cli.sweep_tables import emit_plan, plan_notes, plan_rows, result_rows
-    from deepstack.training import device_is_here
+    from deepstack.cli.sweep_tables import emit_plan, plan_rows, result_rows
 
     retried, budget = sweeps.retry_states(retry), sweeps.memory_budget(memory)
     with opt.located(path, settings):
@@ -132,9 +131,6 @@ def sweep_command(
     count = workers or sweeps.default_workers(cells)
     if dry_run:
         emit_plan(plan_rows(described, cells, count, retried), json)
-        here = [cell for cell in cells if device_is_here(cell.config.runtime)]
-        for line in plan_notes(cells, retried, sweeps.local_resources(here, count, budget=budget)):
-            opt.note(line)
         return
     todo = [cell for cell in cells if sweeps.is_wanted(cell, retried)]
     make_study(cells, path, out / name)
@@ -146,14 +142,11 @@ def sweep_command(
     if ray:
         from deepstack.sweeps.ray import OnRay
 
-        launcher = OnRay(todo, name, out, workers, address)
-        workers, count = None, launcher.workers
+        launcher = OnRay(name, out, workers, address)
     else:
         launcher = sweeps.Local(cells, name, out, count, budget=budget)
-    if workers is not None and not quiet:
-        warn_of_threads(cells, workers)
     seconds = None if max_hours is None else 3600 * max_hours
-    with watch(quiet, cells, count) as show, stop_on_signal() as stop:
+    with watch(quiet, cells) as show, stop_on_signal() as stop:
         pool = sweeps.Pool(cells, launcher, retried, stop, show, seconds, run_timeout)
         progress = pool.run()
     emit(result_rows(progress, nested=json), json)
@@ -197,19 +190,6 @@ def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
     if not submitted:
         runs = counted("{} runs", len(todo))
         opt.note(f"{runs}; submit them with: sbatch {shlex.quote(str(script))}")
-
-
-def warn_of_threads(cells: Sequence[Cell], workers: int) -> None:
-    """Print a warning if the runs together have more threads than the machine has cores."""
-    from deepstack.sweeps import most_threads
-    from deepstack.training import cores
-
-    threads = most_threads(cells)
-    if workers * threads > cores():
-        opt.note(
-            f"{workers} workers with {threads} threads each exceed the {cores()} cores and slow "
-            f"each other down; use --workers {max(1, cores() // threads)}, or try runtime.threads=1"
-        )
 
 
 def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:

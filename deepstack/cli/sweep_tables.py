@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +9,7 @@ from deepstack.cli.tables import emit
 from deepstack.config import Study, values
 from deepstack.records import Run, run_rows
 from deepstack.records.cells import scalar, text
-from deepstack.sweeps import Cell, Progress, Resources, is_wanted, seconds_per_run
-from deepstack.training import device_is_here
+from deepstack.sweeps import Cell, Progress, is_wanted, seconds_per_run
 
 
 def plan_rows(
@@ -63,26 +61,6 @@ def emit_plan(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     first = [key for key in rows[0] if key not in ("model.scheme", "model.depth", "seed")]
     first = ["run", "state", "minutes", *first]
     emit(rows[:-1] if as_json else rows, as_json, first=first)
-
-
-def plan_notes(cells: Sequence[Cell], retry: Collection[str], resources: Resources) -> list[str]:
-    """Return notes on the plan: states, runs that may not fit in memory, unknown times."""
-    todo = [cell for cell in cells if is_wanted(cell, retry)]
-    states = Counter(cell.state for cell in cells)
-    notes = [f"{len(cells):,} runs: " + ", ".join(f"{n:,} {s}" for s, n in states.most_common())]
-    large = Counter(
-        resources.too_small(cell) for cell in todo if device_is_here(cell.config.runtime)
-    )
-    notes += [
-        f"{number:,} runs may need more than {limit}; they run alone and may end as out_of_memory"
-        for limit, number in large.items()
-        if limit
-    ]
-    if away := [cell for cell in todo if not device_is_here(cell.config.runtime)]:
-        notes.append(
-            f"no times for {len(away):,} runs: runtime.device=cuda, and there is no GPU here"
-        )
-    return notes
 
 
 def as_power(flops: int) -> float:
@@ -137,4 +115,4 @@ def outcome(entry: Progress) -> str:
     if not len(run.evals):
         return "-"
     losses = run.evals.reindex(columns=["loss_masked", "loss"]).iloc[-1].dropna()
-    return f"{losses.iloc[0]:.3f} ({entry.model_update:.3g})"
+    return f"{losses.iloc[0]:.3f} ({float(run.folder.last_row()['model_update']):.3g})"

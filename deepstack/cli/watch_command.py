@@ -11,11 +11,11 @@ import typer
 from rich.live import Live
 
 from deepstack.cli.options import flag, option
-from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, run_table
+from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, read_row, run_table
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.streams import terminal_console
-from deepstack.errors import NothingMatchedError
-from deepstack.records import Run, find_runs, summarize
+from deepstack.errors import NothingMatchedError, ResourceError
+from deepstack.records import Run, find_runs
 from deepstack.records.cells import one_line
 
 # A run on another machine may hold a lock that is not seen here: its log grows.
@@ -103,23 +103,24 @@ class Watcher:
             # A process may end without a word: the lock of a running run is read every time.
             if row is None or known != files or row.state in ("running", "interrupted"):
                 study = f"{run.path.resolve().parent.name}/" if several else ""
-                row = read_row(run, f"{study}{folder.name}")
+                row = row_of(run, f"{study}{folder.name}")
                 self.readings[run.path] = files, row
             rows.append(row)
         return rows
 
 
-def read_row(run: Run, name: str) -> RunRow:
+def row_of(run: Run, name: str) -> RunRow:
     """Return the values that the table shows of a run."""
-    one = summarize(run)
-    state, logged, steps = one.state, one.logged, one.config.get("train.steps")
-    if state == "interrupted" and run.status.get("state") == "running":
-        changed = stamp(run.folder.steps_path)
-        if changed and time.time() - changed[0] / 1e9 < FRESH_SECONDS:
-            state = "running"
-    step, step_ms = logged["step"] or 0, logged["step_ms"]
-    left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
-    return RunRow(name, state, step, steps, logged["loss"], logged["model_update"], step_ms, left)
+    try:
+        state = run.read_state()
+        if state == "interrupted" and run.status.get("state") == "running":
+            changed = stamp(run.folder.steps_path)
+            if changed and time.time() - changed[0] / 1e9 < FRESH_SECONDS:
+                state = "running"
+        steps = run.get("train.steps")
+        return read_row(run.folder, name, state, steps if isinstance(steps, int) else None)
+    except (ResourceError, ValueError):
+        return RunRow(name, "damaged", 0, None)
 
 
 def stamp(path: Path) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 from deepstack.sweeps.calibration import Calibration, calibrate
 from deepstack.sweeps.initial_signals import Signals, signal
 from deepstack.sweeps.launcher import Launcher
-from deepstack.sweeps.local import Local, default_workers, local_resources, most_threads
+from deepstack.sweeps.local import Local, default_workers
 from deepstack.sweeps.plan import (
     RUN_AGAIN,
     Cell,
@@ -31,9 +31,7 @@ __all__ = [
     "default_workers",
     "expand",
     "is_wanted",
-    "local_resources",
     "memory_budget",
-    "most_threads",
     "plan",
     "retry_states",
     "seconds_per_run",

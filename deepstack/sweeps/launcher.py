@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -32,12 +31,8 @@ class Process(Protocol):
 class Launcher(Protocol):
     """Starts each run in a separate process while there are resources for it."""
 
-    def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
-        """Return whether the cell may start beside the running ones."""
-        ...
-
-    def start(self, cell: Cell) -> Process:
-        """Start the cell's run."""
+    def start(self, cell: Cell) -> Process | None:
+        """Start the cell's run; return None if it has to wait for one that runs."""
         ...
 
     def close(self) -> None:

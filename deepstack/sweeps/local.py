@@ -16,8 +16,8 @@ from deepstack.training import choose_device, choose_threads, cores
 class Local(Launcher):
     """Starts one process a run on this machine, forked from one that has imported everything.
 
-    budget: as for `local_resources`.  Raises ResourceError if a run asks for a GPU and there
-    is none.
+    budget: bytes of memory for all runs together, by default most of the free memory.  Raises
+    ResourceError if a run asks for a GPU and there is none.
     """
 
     def __init__(
@@ -29,23 +29,19 @@ class Local(Launcher):
         *,
         budget: int | None = None,
     ) -> None:
-        self.resources = local_resources(cells, workers, budget=budget)
+        runtimes = {repr(cell.config.runtime): cell.config.runtime for cell in cells}
+        devices = {choose_device(runtime).type for runtime in runtimes.values()}
+        gpus = visible_gpus() if "cuda" in devices else []
+        self.resources = Resources(workers, memory_budget() if budget is None else budget, gpus)
         self._arguments = train_arguments(study, out)
         self._reserved: dict[Process, Reservation] = {}
         self._server: ForkServer | None = None
 
-    def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
-        return self._reserve(cell) is not None
-
-    def _reserve(self, cell: Cell) -> Reservation | None:
-        """Return a reservation beside those of the runs that have not ended."""
-        working = {p: reservation for p, reservation in self._reserved.items() if p.poll() is None}
-        self._reserved = working
-        return self.resources.reserve(cell, list(working.values()))
-
-    def start(self, cell: Cell) -> Process:
-        reservation = self._reserve(cell)
-        assert reservation is not None, "call has_capacity before start"
+    def start(self, cell: Cell) -> Process | None:
+        self._reserved = {p: held for p, held in self._reserved.items() if p.poll() is None}
+        reservation = self.resources.reserve(cell, list(self._reserved.values()))
+        if reservation is None:
+            return None
         if self._server is None or not self._server.is_alive:
             self.close()
             self._server = ForkServer()
@@ -63,23 +59,7 @@ class Local(Launcher):
             self._server.close()
 
 
-def local_resources(cells: Sequence[Cell], workers: int, *, budget: int | None = None) -> Resources:
-    """Return the resources of this machine for these runs, with the GPUs that they would use.
-
-    budget: bytes of memory for all runs together, by default most of the free memory.  Raises
-    ResourceError if a run requires a GPU and there is none.
-    """
-    runtimes = {repr(cell.config.runtime): cell.config.runtime for cell in cells}
-    devices = {choose_device(runtime).type for runtime in runtimes.values()}
-    gpus = visible_gpus() if "cuda" in devices else []
-    return Resources(workers, memory_budget() if budget is None else budget, gpus)
-
-
 def default_workers(cells: Sequence[Cell]) -> int:
     """Return the cores divided by the threads of the widest run, also for runs on a GPU."""
-    return max(cores() // most_threads(cells), 1)
-
-
-def most_threads(cells: Sequence[Cell]) -> int:
-    """Return the largest number of threads of a run."""
-    return max((choose_threads(cell.config) for cell in cells), default=1)
+    threads = max((choose_threads(cell.config) for cell in cells), default=1)
+    return max(cores() // threads, 1)

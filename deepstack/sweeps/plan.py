@@ -42,14 +42,6 @@ class Cell:
     overridden: dict[str, Any] = field(default_factory=dict)
     flops: int = 0
 
-    @property
-    def work(self) -> int:
-        """Layers times tokens times steps: cells are ordered by it, cheap first."""
-        train, model = self.config.train, self.config.model
-        per_layer = model.d_model * (model.d_model + (model.d_ff or 0))
-        layers, steps = sum(conf.depths(self.config)), max(train.steps, 1)
-        return layers * train.batch_size * self.config.task.seq_len * steps * per_layer
-
     def claim(self) -> None:
         """Write the configuration to a folder with a numbered name, so that `train` finds it.
 
@@ -128,7 +120,7 @@ def _cells(
             config = conf.with_overrides(base.base, combination.settings)
             conf.refuse_absurd(config, scheme_memory(config))
             config = with_steps(config, lambda config: cache.task(config).vocab_size)
-        plain = cache.without_defaults(config)
+        plain = without_defaults(config)
         name = conf.run_name(plain)
         same_name = by_name.setdefault(name, [])
         if not any(conf.same_experiment(plain, other) for other in same_name):
@@ -185,7 +177,7 @@ def plan(
         flops = config.train.steps * step
         values, overridden = combination.values, combination.overridden
         cells.append(Cell(config, folder, state, parameters, memory, values, overridden, flops))
-    return sorted(cells, key=lambda cell: cell.work)
+    return sorted(cells, key=lambda cell: (cell.flops, cell.parameters))
 
 
 def names_in(study: Path) -> set[str]:
@@ -198,7 +190,7 @@ def names_in(study: Path) -> set[str]:
 
 
 class CellCache:
-    """Computes the values that cells share once: tasks, plain options, numbers of parameters."""
+    """Computes the values that cells share once: tasks and numbers of parameters."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], Any] = {}
@@ -207,14 +199,6 @@ class CellCache:
         if key not in self._known:
             self._known[key] = compute()
         return self._known[key]
-
-    def without_defaults(self, config: conf.Config) -> conf.Config:
-        """Return the configuration without options equal to their defaults."""
-        task, model = config.task, config.model
-        key = ("options", repr(task), model.scheme, repr(sorted(model.scheme_options.items())))
-        plain: conf.Config = self._once(key, lambda: without_defaults(config))
-        model = model.model_copy(update={"scheme_options": plain.model.scheme_options})
-        return config.model_copy(update={"task": plain.task, "model": model})
 
     def task(self, config: conf.Config) -> Task:
         """Return the task of a configuration, whose vocabulary and data do not depend on seeds."""

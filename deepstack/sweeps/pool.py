@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -25,31 +26,32 @@ REFUSED = (2, 5, 6)
 
 @dataclass
 class Progress:
-    """The progress of one cell: the content of its folder, and its process while it runs.
+    """The progress of one cell: its state, and its process while it runs.
 
-    began, ended: seconds of the monotonic clock.  kill_at: when it is killed if it has not ended.
+    began, kill_at: times of the monotonic clock; at `kill_at` the process is killed.
+    is_late: whether it was asked to end because of `run_timeout`.
     """
 
     cell: Cell
     state: str
     process: Process | None = None
     began: float = 0.0
-    ended: float = 0.0
     kill_at: float | None = None
-    late: bool = False
-    step: int = 0
-    loss: float | None = None
-    model_update: float | None = None
+    is_late: bool = False
     message: str = ""
-    first_step: int = 0
 
     @property
-    def seconds_left(self) -> float | None:
-        """Estimated from the steps of this process; None before its first one."""
-        steps = self.step - self.first_step
-        if self.process is None or steps <= 0:
-            return None
-        return (time.monotonic() - self.began) / steps * (self.cell.config.train.steps - self.step)
+    def step(self) -> int:
+        """The last step in the run's log, which is read without a lock."""
+        with suppress(ResourceError):
+            return int(self.cell.folder.last_row().get("step", 0))
+        return 0
+
+    def ask_to_end(self, number: int, grace: float) -> None:
+        """Send a signal to the process, which then has `grace` seconds to save and end."""
+        if self.process is not None and self.kill_at is None:
+            self.process.send_signal(number)
+            self.kill_at = time.monotonic() + grace
 
 
 @dataclass
@@ -74,8 +76,6 @@ class Pool:
     def __post_init__(self) -> None:
         self.progress = [Progress(cell, cell.state) for cell in self.cells]
         for entry in self.progress:
-            self._read(entry)
-            entry.first_step = entry.step
             if entry.state == "damaged":
                 entry.message = Run(entry.cell.folder.path).damage() or ""
 
@@ -84,25 +84,24 @@ class Pool:
 
         A request to stop is sent to the running processes, which save and end.
         """
-        waiting = [entry for entry in self.progress if is_wanted(entry.cell, self.retry)]
+        waiting = deque(entry for entry in self.progress if is_wanted(entry.cell, self.retry))
         for entry in waiting:
             entry.state = "waiting"
-        began, stopping = time.monotonic(), False
+        began = time.monotonic()
         with closing(self.launcher):
             try:
                 while waiting or self._running():
                     number = self.stop()
                     if self.max_seconds is not None:
                         self.out_of_time |= time.monotonic() - began >= self.max_seconds
-                    if (number or self.out_of_time) and not stopping:
-                        stopping = True
-                        for entry in waiting:
+                    if number or self.out_of_time:
+                        while waiting:
+                            entry = waiting.pop()
                             entry.state = entry.cell.state
-                        waiting.clear()
                         for entry in self._running():
-                            self._end(entry, number or signal.SIGTERM, STOP_GRACE_SECONDS)
-                    while waiting and self._has_capacity(waiting[0]):
-                        self._start(waiting.pop(0))
+                            entry.ask_to_end(number or signal.SIGTERM, STOP_GRACE_SECONDS)
+                    while waiting and self._start(waiting[0]):
+                        waiting.popleft()
                     time.sleep(POLL_SECONDS)
                     for entry in self._running():
                         self._check(entry)
@@ -114,63 +113,53 @@ class Pool:
         return self.progress
 
     def _running(self) -> list[Progress]:
-        return [p for p in self.progress if p.process is not None]
+        return [entry for entry in self.progress if entry.process is not None]
 
-    def _has_capacity(self, entry: Progress) -> bool:
-        return self.launcher.has_capacity(entry.cell, [p.cell for p in self._running()])
-
-    def _start(self, entry: Progress) -> None:
+    def _start(self, entry: Progress) -> bool:
+        """Start a run; return False if it has to wait."""
         with suppress(ResourceError):  # the run itself will report it
             entry.cell.claim()
         try:
             entry.process = self.launcher.start(entry.cell)
         except ResourceError as error:  # no space for temporary files; the next cell may have it
             entry.state, entry.message = "failed", str(error)
-            return
-        entry.state, entry.began = "running", time.monotonic()
-
-    def _end(self, entry: Progress, number: int, grace: float) -> None:
-        """Ask a run to save and end; it is killed after `grace` seconds."""
-        if entry.process is not None and entry.kill_at is None:
-            entry.process.send_signal(number)
-            entry.kill_at = time.monotonic() + grace
+            return True
+        if entry.process is not None:
+            entry.state, entry.began = "running", time.monotonic()
+        return entry.process is not None
 
     def _check(self, entry: Progress) -> None:
+        """Record the end of a run, or ask one to end that is over its time."""
         assert entry.process is not None
-        code = entry.process.poll()
-        self._read(entry)
-        now = time.monotonic()
+        code, now = entry.process.poll(), time.monotonic()
         if code is not None:
-            self._record_end(entry, code)
+            text, entry.process = entry.process.stderr_text(), None
+            self._record_end(entry, code, error_line(text) or f"ended with exit code {code}")
         elif entry.kill_at is not None:
             if now > entry.kill_at:
                 entry.process.send_signal(signal.SIGKILL)
         elif self.run_timeout is not None and now - entry.began > self.run_timeout:
-            entry.late = True
-            self._end(entry, signal.SIGTERM, GRACE_SECONDS)
+            entry.is_late = True
+            entry.ask_to_end(signal.SIGTERM, GRACE_SECONDS)
 
-    def _record_end(self, entry: Progress, code: int) -> None:
-        """Record how a run ended, here and in its folder."""
-        assert entry.process is not None
-        message = error_line(entry.process.stderr_text()) or f"ended with exit code {code}"
-        entry.process, entry.ended = None, time.monotonic()
-        run = Run(entry.cell.folder.path)
-        exists = run.folder.exists()
-        entry.state = run.state if exists else "new"
-        stopped = code - 128 in STOP_SIGNALS or -code in STOP_SIGNALS
+    def _record_end(self, entry: Progress, code: int, message: str) -> None:
+        """Record how a run ended, here and, unless its process has done so, in its folder."""
+        folder = entry.cell.folder
+        entry.state = Run(folder.path).state if folder.exists() else "new"
+        stopped = entry.kill_at is not None or {code - 128, -code} & {*STOP_SIGNALS}
         if entry.state in ENDED:
             return
         if entry.state == "out_of_memory":
             entry.message = message
-        elif entry.late:
+        elif entry.is_late:
             self._fail(entry, f"took longer than --run-timeout, {self.run_timeout:g} s")
-        elif entry.kill_at is not None or stopped:
+        elif stopped:
             entry.state = "interrupted" if entry.state == "running" else entry.state
         elif code < 0:
             self._fail(entry, f"killed by {signal.Signals(-code).name}")
         elif code in REFUSED or entry.state == "failed":  # the folder says why
             entry.message = message
-            entry.state = entry.state if exists else "failed"
+            entry.state = "failed" if entry.state == "new" else entry.state
         else:  # also with code 0: something ended it before its last step
             self._fail(entry, message)
 
@@ -185,22 +174,12 @@ class Pool:
         except ResourceError as error:
             entry.message = f"{why}; its folder could not be told: {error}"
 
-    def _read(self, entry: Progress) -> None:
-        """Read step, loss and model update from the last row on disk, which needs no lock."""
-        with suppress(ValueError, ResourceError, KeyError):
-            row = entry.cell.folder.last_row()
-            loss, update = float(row["loss"]), float(row["model_update"])
-            entry.step, entry.loss, entry.model_update = int(row["step"]), loss, update
-
 
 def error_line(stderr: str) -> str:
-    """Return the error of a process in one line, from its stderr.
+    """Return the error of a process in one line: the last message of deepstack, or the last line.
 
-    It is the last message of deepstack, or the text below the last traceback.
+    A message is all text after `deepstack: ` at the start of a line.
     """
-    lines = stderr.strip().splitlines()
-    messages = [i for i, line in enumerate(lines) if line.startswith("deepstack: ")]
-    indented = [i for i, line in enumerate(lines[:-1]) if line.startswith("  ")]
-    after_traceback = indented[-1] + 1 if any(line.startswith("Traceback") for line in lines) else 0
-    first = max(messages[-1:], default=after_traceback or len(lines) - 1)
-    return "; ".join(line.strip() for line in lines[max(first, 0) :] if line.strip())
+    _, is_message, text = f"\n{stderr}".rpartition("\ndeepstack: ")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(lines if is_message else lines[-1:])

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,10 @@ class OnRay(Launcher):
     """
 
     def __init__(
-        self,
-        cells: Sequence[Cell],
-        study: str,
-        out: Path,
-        workers: int | None = None,
-        address: str | None = None,
+        self, study: str, out: Path, workers: int | None = None, address: str | None = None
     ) -> None:
         self.study, self.out, self._limit = study, out.absolute(), workers
+        self._running: dict[Process, Cell] = {}
         self._plugins = plugin_files()
         self.ray = connect(address)
         with self.cluster():
@@ -66,18 +61,15 @@ class OnRay(Launcher):
             placed = mailbox.options(num_cpus=0, scheduling_strategy=pinned(here))
             self._mailbox = placed.remote()
             self._task = self.ray.remote(train_on_node)
-        self.workers = workers or max(self._capacity(cells), 1)
         folder = self.out / study
         with trouble(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._token = tempfile.NamedTemporaryFile(prefix=".ray-", dir=folder)
 
-    def has_capacity(self, cell: Cell, running: Sequence[Cell]) -> bool:
-        if self._limit is not None:
-            return len(running) < self._limit
-        return not running or self._fits([*running, cell])
-
-    def start(self, cell: Cell) -> Process:
+    def start(self, cell: Cell) -> Process | None:
+        self._running = {p: other for p, other in self._running.items() if p.poll() is None}
+        if not self._has_capacity(cell):
+            return None
         order = Order(
             config=config_yaml(cell),
             folder=cell.folder.name,
@@ -88,7 +80,14 @@ class OnRay(Launcher):
             plugins=self._plugins,
             resources=self.resources_of(cell, self._nodes()),
         )
-        return Process(self, cell.folder, order)
+        process = Process(self, cell.folder, order)
+        self._running[process] = cell
+        return process
+
+    def _has_capacity(self, cell: Cell) -> bool:
+        if self._limit is not None:
+            return len(self._running) < self._limit
+        return not self._running or self._fits([*self._running.values(), cell])
 
     def close(self) -> None:
         self._token.close()
@@ -160,11 +159,6 @@ class OnRay(Launcher):
             sum(run[name] for run in required) <= sum(node.get(key, 0) for node in nodes) + 1e-6
             for name, key in RESOURCES.items()
         )
-
-    def _capacity(self, cells: Sequence[Cell]) -> int:
-        """Return how many of the cells, the largest first, fit into the cluster at a time."""
-        numbers = range(1, len(cells) + 1)
-        return len(list(takewhile(lambda number: self._fits(cells[-number:]), numbers)))
 
 
 class Process:

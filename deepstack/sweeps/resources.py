@@ -104,16 +104,6 @@ class Resources:
         gpu = self._choose_gpu(gpu_memory, taken)
         return None if gpu is None else Reservation(memory, gpu.name, gpu_memory)
 
-    def too_small(self, cell: Cell) -> str:
-        """Describe the memory that may be too small for the cell's run alone; '' if none is."""
-        required = requirements_of(cell, has_gpu=bool(self.gpus))
-        if required.memory > self.budget:
-            return f"the {self.budget / 1e6:,.0f} MB that all runs have together"
-        free = max((gpu.free for gpu in self.gpus), default=0)
-        if required.gpu_memory and 0 < free < required.gpu_memory + CONTEXT_BYTES:
-            return f"the {free / 1e6:,.0f} MB that are free on a GPU"
-        return ""
-
     def _choose_gpu(self, required: int, taken: Sequence[Reservation]) -> Gpu | None:
         """Return the GPU with the most free memory if it suffices, else one without a run."""
 
@@ -134,22 +124,16 @@ def memory_budget(given: str | None = None) -> int:
     """
     if given is None:
         return int(SHARE * conf.available_memory())
-    size = share = 0.0
+    size = 0.0
     with suppress(ValueError):
         if given.strip()[-1:].isalpha():
             size = SIZE.validate_python(given.strip())
-        else:
-            share = float(given)
+        elif (share := float(given)) <= 1:
             size = share * conf.available_memory()
-    if share > 1:
-        raise ConfigError(
-            f"--memory: found {given!r}, a size without a unit; did you mean {given.strip()}GB? A "
-            "share of what is free is at most 1"
-        )
     if not size > 0:
         raise ConfigError(
-            f"--memory: found {given!r}; allowed a size such as 8GB or 512MiB, or a share of what "
-            "is free such as 0.5"
+            f"--memory: found {given!r}; allowed a size with its unit such as 8GB or 512MiB, or a "
+            "share of what is free, at most 1, such as 0.5"
         )
     return int(size)
 

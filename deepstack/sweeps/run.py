@@ -69,8 +69,7 @@ def sweep(
     refused = [p for p in progress if p.state == "failed" and not p.cell.folder.exists()]
     if refused:
         raise ConfigError(
-            f"{len(refused)} of {len(cells)} runs could not begin: "
-            f"{refused[0].message.removeprefix('deepstack: ')}"
+            f"{len(refused)} of {len(cells)} runs could not begin: {refused[0].message}"
         )
     return [Run(cell.folder.path) for cell in cells if cell.folder.exists()]
 

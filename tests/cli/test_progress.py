@@ -43,21 +43,24 @@ def test_a_command_has_a_text(
         assert texts[1:] == ["comparing checksums: deepnorm-d6-s0-0.001"]
 
 
-def test_a_report_has_a_bar_on_a_terminal_unless_quiet(tmp_path: Path) -> None:
+def test_a_command_has_a_bar_on_a_terminal(tmp_path: Path) -> None:
     make_run(tmp_path / "study")
-    printed, shown = run_on_terminal("report", str(tmp_path))
-    assert f"{tmp_path}" in printed and "study: " in shown and "━" in shown
+    printed, shown = run_on_terminal("verify", str(tmp_path))
+    assert "no checksums" in printed and "comparing checksums" in shown and "━" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is there again
-    printed, shown = run_on_terminal("report", str(tmp_path), "--quiet")
-    assert printed and shown == ""
 
 
-def test_a_pipe_gets_lines_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_lines_alone_and_a_quiet_command_nothing(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress.threading, "Timer", lambda *_: pytest.fail("a bar is due"))
     with show_work("working") as work:
-        work.step("part 1", 2)
         work.note("a line")
-        time.sleep(progress.DELAY_SECONDS + 0.2)
     assert capfd.readouterr() == ("", "a line\n")
+    with terminal() as (stderr, _):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with show_work("working", quiet=True):
+            pass
 
 
 def test_a_short_command_shows_nothing_and_notes_stay_letters(

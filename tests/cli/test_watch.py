@@ -71,7 +71,7 @@ def test_unchanged_runs_are_not_read_again(tmp_path: Path, monkeypatch: pytest.M
     run = make_run(tmp_path)
     watcher = Watcher(tmp_path)
     before = watcher.read()
-    monkeypatch.setattr(watch_command, "read_row", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(watch_command, "row_of", lambda *_: pytest.fail("read again"))
     assert watcher.read() == before
     monkeypatch.undo()
     (run / "status.json").write_text("{")
@@ -129,13 +129,24 @@ def test_a_terminal_shows_a_table_that_is_redrawn(tmp_path: Path) -> None:
             assert process.wait(30) == 0
 
 
-def test_the_display_of_a_sweep_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = Cell(Config(), RunFolder("run\x1b[2J"), "new", parameters=1, memory=1)
+def test_a_sweep_shows_the_same_table_below_a_bar_of_its_flops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = make_running(tmp_path)
+    names = [(running, "running"), (RunFolder(tmp_path / "run\x1b[2J"), "waiting")]
+    cells = [
+        Cell(Config(), folder, "new", parameters=1, memory=1, flops=10**6) for folder, _ in names
+    ]
+    progress = [Progress(cell, state) for cell, (_, state) in zip(cells, names, strict=True)]
+    steps = Config().train.steps
     with terminal() as (stderr, read):
         monkeypatch.setattr(sys, "stderr", PrintableStream(stderr))
-        with sweep_display.watch(False, [cell], 1) as show:
-            show([Progress(cell, "running", step=7)])
+        with sweep_display.watch(False, cells) as show:
+            show(progress)
         stderr.flush()
         text = "".join(iter(read, ""))
-    assert "\x1b[36mrunning" in text and "━━━" in text and "0 of 1 done" in text
-    assert text.count("\\u001b") == text.count("run\\u001b[2J") > 0
+    assert "\x1b[36mrunning" in text and "━━━" in text and "0 of 2 done" in text
+    assert text.count("\\u001b") == text.count("run\\u001b[2J") > 0 and f"5/{steps}" in text
+    row = sweep_display.Rows().read(progress)[0]
+    assert (row.step_ms, row.seconds_left) == (200.0, (steps - 5) * 0.2)
+    assert sweep_display.flops_left(progress[0], row) == 10**6 * (1 - 5 / steps)

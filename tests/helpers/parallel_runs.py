@@ -1,7 +1,7 @@
 """Runs that one process and two trained by torchrun must agree on; a script for both.
 
 `python parallel_runs.py alone OUT`, then `torchrun --nproc-per-node=2 parallel_runs.py together
-OUT`.  The scheme and the task of parallel_plugin.py are registered in these processes only.
+OUT`.  The scheme and the task of `register` are known in these processes only.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import os
 import sys
 import warnings
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import SCHEMES, Scheme, parameter
+from deepstack.tasks import IGNORE, Batch, Task, task
 from helpers.small_runs import small, stop_at
 
 KINDS = ("data", "fully_sharded")
@@ -60,6 +62,32 @@ CASES: dict[str, dict[str, Any]] = {
     "muon": {"train.optimizer": "muon", "runtime.parallel": "data"},
     "bound": {"train.max_loss": 3.0},
 }
+
+
+def register() -> None:
+    """Register a scheme and a task with what is hard to share."""
+
+    class OneNumber(Scheme, name="one_number", label="One number", paper="none"):
+        """x <- LN(x + a G(x)), a one trained number; b is not used."""
+
+        def __init__(self, layer: int, depth: int, make_norm: Any) -> None:
+            super().__init__(layer, depth, make_norm)
+            self.a = parameter(1, role="scheme", start="one")
+            self.b = parameter(3, role="scheme", start="zero")
+
+        def residual(self, x: Any, G: Any, norm: Any) -> Any:
+            return norm(x + self.a * G(x))
+
+    @task("uneven")
+    def uneven(*, seq_len: int, seed: int) -> Task:
+        """Predict i + 1 tokens of sequence i: shares of a batch have different numbers of them."""
+
+        def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
+            tokens = random.integers(0, 11, (batch_size, seq_len))
+            shown = np.arange(seq_len)[None] <= np.arange(batch_size)[:, None]
+            return Batch(tokens, np.where(shown, tokens, IGNORE), np.zeros_like(shown))
+
+        return Task(name="uneven", vocab_size=11, seed=seed, draw=draw)
 
 
 def config_of(case: str, parallel: str = "data") -> Config:
@@ -106,5 +134,5 @@ def fail(out: Path) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    import_module("helpers.parallel_plugin")
+    register()
     {"alone": alone, "together": together, "fail": fail}[sys.argv[1]](Path(sys.argv[2]))

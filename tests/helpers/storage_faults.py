@@ -1,7 +1,6 @@
 """Faults to plant in the storage protocol: the harness is worth what it finds of them.
 
-Each changes this process for good.  FOUND_BY says which kind of trial must find it, and at calls
-about which files.
+Each changes this process for good.
 """
 
 from __future__ import annotations
@@ -13,27 +12,33 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from safetensors.torch import save_file
 
 from deepstack.errors import LockedError, ResourceError
 from deepstack.records import AppendLog, RunFolder, append_log, files
 from deepstack.training import checkpoint as ckpt
-from helpers import storage_trainers
-
-PLANTED: dict[str, Callable[[], None]] = {}
-FOUND_BY: dict[str, tuple[str, str]] = {}
+from deepstack.training import resume
+from helpers.storage_run import STEPS, STUDY
 
 
-def found_by(trials: str, about: str = "") -> Callable[[Callable[[], None]], Callable[[], None]]:
+class Fault(NamedTuple):
+    """trials: the kind of trial that must find it; about: a part of the paths of its calls."""
+
+    plant: Callable[[], None]
+    trials: str
+    about: str
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def found_by(trials: str, about: str = "") -> Callable[[Callable[[], None]], None]:
     """Register a fault under its function's name."""
 
-    def register(plant: Callable[[], None]) -> Callable[[], None]:
-        PLANTED[plant.__name__] = plant
-        FOUND_BY[plant.__name__] = trials, about
-        return plant
+    def register(plant: Callable[[], None]) -> None:
+        FAULTS[plant.__name__] = Fault(plant, trials, about)
 
     return register
 
@@ -87,7 +92,8 @@ def fill(folder: Path, checkpoint: ckpt.Checkpoint) -> None:
     """What a checkpoint consists of, each file written and synced."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, tensors in checkpoint.parts.items():
-        save_file(tensors, folder / f"{name}.safetensors")
+        whole = {key: value.detach().contiguous() for key, value in tensors.items()}
+        save_file(whole, folder / f"{name}.safetensors")
     (folder / ckpt.STATE).write_text(json.dumps({"step": checkpoint.step, **checkpoint.state}))
     sums = {path.name: ckpt.sha256(path) for path in folder.iterdir()}
     (folder / ckpt.CHECKSUMS).write_text(json.dumps(sums))
@@ -108,22 +114,18 @@ def older_checkpoints_removed_first() -> None:
 
 
 @found_by("kills", "draft-4")
-def random_state_not_restored() -> None:
-    storage_trainers.restore = nothing
+def moments_not_restored() -> None:
+    resume.load_optimizer_state = nothing
 
 
 @found_by("kills", "draft-6")
 def done_before_the_weights() -> None:
-    def finish(folder: RunFolder, steps: int) -> None:
-        folder.write_status("done", steps)
-        ckpt.keep_only(folder, steps)
-
     def save(folder: RunFolder, checkpoint: ckpt.Checkpoint) -> None:
-        if checkpoint.step == storage_trainers.STEPS:
+        if checkpoint.step == STEPS:
             folder.write_status("done", checkpoint.step)
         original(folder, checkpoint)
 
-    original, ckpt.save, storage_trainers.finish = ckpt.save, save, finish
+    original, ckpt.save = ckpt.save, save
 
 
 # --- logs -----------------------------------------------------------------------------------
@@ -169,8 +171,7 @@ def log_truncated_on_resume() -> None:
 @found_by("kills", "draft-4")
 def log_checksum_before_the_row() -> None:
     def early(self: AppendLog) -> str:
-        assert self.last_step is not None
-        return append_log.extent(self.path, self.last_step - 1).sha256
+        return append_log.extent(self.path, (self.last_step or 0) - 1).sha256
 
     AppendLog.sha256 = property(early)  # type: ignore[assignment, method-assign]
 
@@ -233,7 +234,7 @@ def new_folders_not_synced() -> None:
     sync = files.sync_folder
 
     def inside_only(path: Path) -> None:
-        if "run" in path.parts:
+        if path.name != STUDY and STUDY in path.parts:
             sync(path)
 
     files.sync_folder = inside_only
@@ -265,6 +266,3 @@ def lock_without_effect() -> None:
         yield
 
     files.locked = locked
-
-
-torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Runs a trainer, stops it in every way, lets it go on, and compares with one left alone.
+"""Runs a training, stops it in every way, lets it go on, and compares with one left alone.
 
 harness.run(out, KILL_BEFORE, 17)      one process, watched
 harness.reference                      what it must all come to
@@ -8,65 +8,42 @@ harness.go_on(out, least=4)            what is wrong once it has gone on, in wor
 from __future__ import annotations
 
 import atexit
-import json
+import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
+import signal
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from multiprocessing import connection, forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from helpers import ROOT, TESTS, storage_calls
 from helpers.storage_calls import WATCH, Call, read_trace
 from helpers.storage_disk import Disk, read_in
-from helpers.storage_trainers import INTERVAL, STEPS
+from helpers.storage_run import INTERVAL, STEPS, Job, work
 
+CONTEXT = multiprocessing.get_context("forkserver")
 LOGS = ("steps.csv", "evals.csv", "attribution.csv")
 
 
-class Server:
-    """The process that has imported everything (storage_server.py)."""
-
-    def __init__(self, scratch: Path) -> None:
-        library = storage_calls.build(scratch)
-        self.config = scratch / "small.yaml"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "helpers.storage_server", str(library), str(self.config)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)])},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n"
-
-    def run(self, jobs: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
-        """Run jobs at once: exit code and seconds of each."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(list(jobs)) + "\n")
-        self._process.stdin.flush()
-        return [(code, seconds) for code, seconds in json.loads(self._process.stdout.readline())]
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
-
 @cache
-def the_server() -> Server:
-    """One for all tests of this process."""
+def start_server() -> None:
+    """Start the process that has imported everything, once for all tests of this process."""
     scratch = tempfile.TemporaryDirectory(prefix="storage-")
-    server = Server(Path(scratch.name))
     atexit.register(scratch.cleanup)
-    atexit.register(server.close)
-    return server
+    CONTEXT.set_forkserver_preload(["pytest", "helpers.storage_run"])
+    variables = {
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)]),
+        "STORAGE_LIBRARY": str(storage_calls.build(Path(scratch.name))),
+    }
+    with patch.dict(os.environ, variables):
+        forkserver.ensure_running()
 
 
 @dataclass(frozen=True)
@@ -76,13 +53,12 @@ class Ended:
     code: int
     said: str
     seconds: float
-    told: list[dict[str, Any]]
     calls: list[Call]
 
     @property
     def first(self) -> int | None:
         """The first step that it trained; STEPS + 1 where none was left; None if it never began."""
-        firsts = [line["first"] for line in self.told if "first" in line]
+        firsts = [-call.place for call in self.calls if call.kind == "mark" and call.place < 0]
         return firsts[0] if firsts else (STEPS + 1 if self.code == 0 else None)
 
     @property
@@ -98,20 +74,21 @@ class Ended:
 
 def promised(calls: Sequence[Call]) -> int:
     """The step of the last checkpoint that was saved within these calls, 0 for none."""
-    return max((call.place for call in calls if call.kind == "mark"), default=0)
+    return max([0, *(call.place for call in calls if call.kind == "mark")])
 
 
 @dataclass
 class Harness:
-    """A trainer, its folders, and what they must come to."""
+    """A training, its folders, and what they must come to.  settings: `key=value` of its config."""
 
-    server: Server
     scratch: Path
-    trainer: str = "dummy"
-    arguments: tuple[Any, ...] = ()
+    settings: tuple[str, ...] = ()
     planted: tuple[str, ...] = ()
     trials: int = 0
     _made: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        start_server()
 
     def with_fault(self, name: str) -> Harness:
         """The same with a fault of storage_faults planted, and the reference without it."""
@@ -127,43 +104,54 @@ class Harness:
         return made.resolve()
 
     def job(
-        self, out: Path, mode: int | None = WATCH, number: int = 0, error: int = 0, **also: Any
-    ) -> Any:
-        """What the server is asked to run; `also` as in storage_server.py."""
+        self, out: Path, mode: int | None = WATCH, number: int = 0, error: int = 0, **more: Any
+    ) -> Job:
+        """A job in a folder; `more` are further fields of `Job`."""
         self._made += 1
         self.scratch.mkdir(parents=True, exist_ok=True)
-        beside = self.scratch / f"{self._made}"
-        names = {name: f"{beside}.{name}" for name in ("errors", "report", "trace")}
-        return {
-            "trainer": self.trainer, "arguments": self.arguments, "planted": self.planted,
-            "out": str(out), "mode": mode, "number": number, "error": error, **names, **also,
-        }  # fmt: skip
+        files = (self.scratch / f"{self._made}.{name}" for name in ("errors", "trace"))
+        return Job(out, *files, mode, number, error, self.settings, self.planted, **more)
 
-    def run_all(self, jobs: Sequence[dict[str, Any]]) -> list[Ended]:
-        """Several processes at once."""
-        found = []
-        for job, (code, seconds) in zip(jobs, self.server.run(jobs), strict=True):
-            errors, report, trace = (Path(job[name]) for name in ("errors", "report", "trace"))
-            told = report.read_text().splitlines() if report.exists() else []
-            calls = read_trace(trace) if trace.exists() else []
-            # A kill may have come before there is a file, or have torn its last line.
-            said = errors.read_text(errors="replace") if errors.exists() else ""
-            lines = [json.loads(line) for line in told if line.endswith("}")]
-            found.append(Ended(code, said, seconds, lines, calls))
-            for path in (errors, report, trace):
-                path.unlink(missing_ok=True)
-        return found
+    def run_all(
+        self, jobs: Sequence[Job], *, sent: Sequence[tuple[float, int]] = (), holds: bool = False
+    ) -> list[Ended]:
+        """Several processes at once.
 
-    def run(self, out: Path, *watch: Any, **also: Any) -> Ended:
-        """One process, from its start to its end; arguments as of `job`."""
+        sent: seconds and number of signals to the first.  holds: whether the last one works until
+        it gets a SIGTERM.
+        """
+        began, seconds = time.monotonic(), dict[ForkServerProcess, float]()
+        left = [CONTEXT.Process(target=work, args=(job,)) for job in jobs]
+        processes = list(left)
+        for process in processes:
+            process.start()
+        for after, number in sent:
+            processes[0].join(max(0.0, began + after - time.monotonic()))
+            kill(processes[0], number)
+        while left:
+            if holds and len(left) == 1:
+                kill(left[0], signal.SIGTERM)
+            connection.wait([process.sentinel for process in left])
+            for process in [process for process in left if not process.is_alive()]:
+                seconds[process] = time.monotonic() - began
+                left.remove(process)
+        return [
+            read_end(job, process.exitcode, seconds[process])
+            for job, process in zip(jobs, processes, strict=True)
+        ]
+
+    def run(
+        self, out: Path, *watch: Any, sent: Sequence[tuple[float, int]] = (), **more: Any
+    ) -> Ended:
+        """One process, from its start to its end; arguments as of `job` and `run_all`."""
         self.trials += 1
-        return self.run_all([self.job(out, *watch, **also)])[0]
+        return self.run_all([self.job(out, *watch, **more)], sent=sent)[0]
 
     @cached_property
     def whole(self) -> tuple[Path, Ended]:
         """A folder that was left alone, and how that went."""
         out = self.new()
-        ended = Harness(self.server, self.scratch / "whole", self.trainer, self.arguments).run(out)
+        ended = Harness(self.scratch / "whole", self.settings).run(out)
         assert ended.code == 0, ended.said
         return out, ended
 
@@ -254,6 +242,24 @@ class Harness:
         """Remove folders of a trial that went well."""
         for folder in folders:
             shutil.rmtree(folder)
+
+
+def kill(process: ForkServerProcess, number: int) -> None:
+    """Send a signal, unless the process has ended."""
+    if process.is_alive():
+        assert process.pid is not None
+        os.kill(process.pid, number)
+
+
+def read_end(job: Job, code: int | None, seconds: float) -> Ended:
+    """How a job ended; its files are removed."""
+    assert code is not None
+    # A kill may have come before there is a file.
+    said = job.errors.read_text(errors="replace") if job.errors.exists() else ""
+    calls = read_trace(job.trace) if job.trace.exists() else []
+    for path in (job.errors, job.trace):
+        path.unlink(missing_ok=True)
+    return Ended(code, said, seconds, calls)
 
 
 def rows_in(data: bytes | None) -> bytes:

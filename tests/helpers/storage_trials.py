@@ -1,4 +1,4 @@
-"""Kinds of trials: each yields, in words, what a trainer does wrong; nothing from a sound one.
+"""Kinds of trials: each yields, in words, what a training does wrong; nothing from a sound one.
 
 kills         before every call, in the middle of every write and behind every other call
 kills_again   at a call, and again at a call of the run that goes on
@@ -106,7 +106,7 @@ def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
         out, least, times = harness.new(), 0, list[float]()
         while True:
             times.append(random.uniform(0, length))
-            ended = harness.run(out, signals=[[times[-1], -KILLED]])
+            ended = harness.run(out, sent=[(times[-1], -KILLED)])
             least = max(least, ended.promised)
             where = f"killed after {times}"
             if ended.code == KILLED:
@@ -189,7 +189,7 @@ def two_writers(harness: Harness, about: str = "") -> Iterator[str]:
     out = harness.new()
     both = harness.run_all([harness.job(out), harness.job(out)])
     harness.trials += 1
-    began = [ended for ended in both if any("first" in line for line in ended.told)]
+    began = [ended for ended in both if any(call.kind == "mark" for call in ended.calls)]
     if len(began) != 1:
         yield f"{len(began)} of two processes worked on the run: exits {[e.code for e in both]}"
     yield from harness.different(out)

@@ -11,15 +11,15 @@ from random import Random
 import pytest
 from helpers import storage_calls
 from helpers.storage_calls import KILL_BEFORE
-from helpers.storage_harness import LOGS, Harness, the_server
-from helpers.storage_trainers import INTERVAL, STEPS
+from helpers.storage_harness import LOGS, Harness
+from helpers.storage_run import INTERVAL, STEPS
 
 pytestmark = pytest.mark.skipif(bool(storage_calls.MISSING), reason=storage_calls.MISSING)
 
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Harness:
-    return Harness(the_server(), tmp_path, "command")
+    return Harness(tmp_path)
 
 
 def interrupted(harness: Harness) -> Path:

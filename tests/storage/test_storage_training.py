@@ -13,14 +13,15 @@ from random import Random
 import pytest
 from helpers import storage_calls
 from helpers import storage_trials as trials
-from helpers.storage_harness import Ended, Harness, rows_of, the_server
-from helpers.storage_trainers import STEPS
+from helpers.storage_harness import Ended, Harness, rows_of
+from helpers.storage_run import STEPS
 
 pytestmark = pytest.mark.skipif(bool(storage_calls.MISSING), reason=storage_calls.MISSING)
 
 Trials = Callable[[Harness], Iterator[str]]
 FEW: dict[str, Trials] = {
     "kills": lambda harness: trials.kills(harness, every=240),
+    "kills again": lambda harness: trials.kills_again(harness, 1),
     "kills at the end": lambda harness: trials.kills_at_the_end(harness, 30),
     "random kills": lambda harness: trials.random_kills(harness, 2),
     "refusals": lambda harness: trials.refusals(harness, 250, kinds=trials.REFUSALS[1:3]),
@@ -34,14 +35,16 @@ MANY: dict[str, Trials] = {
     "all refusals": lambda harness: trials.refusals(harness, kinds=trials.REFUSALS[1::3]),
     "more refusals": lambda harness: trials.refusals(harness, every=12),
     "all power cuts": trials.power_cuts,
-    "power cuts after a kill": lambda harness: trials.power_cuts(harness, after=150),
+    "power cuts after kills": lambda harness: (
+        line for after in (50, 150, 250) for line in trials.power_cuts(harness, after=after)
+    ),
 }
 KINDS = [*FEW, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MANY)]
 
 
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
-    return Harness(the_server(), tmp_path_factory.mktemp("command"), "command")
+    return Harness(tmp_path_factory.mktemp("training"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,8 +63,7 @@ def test_a_signal_saves_and_a_second_ctrl_c_ends_at_once(
     signal: int, code: int, times: int, harness: Harness
 ) -> None:
     out = harness.new()
-    sent = ",".join([f"3:{signal}"] * times)
-    ended = harness.run(out, environment={"STORAGE_SIGNALS": sent})
+    ended = harness.run(out, signals=((3, signal),) * times)
     assert ended.code == code
     assert rows_of(out) == 3
     # Schedulers send SIGTERM more than once: so soon it is the same request.
@@ -77,7 +79,7 @@ def test_signals_at_any_moment(times: int, harness: Harness) -> None:
         out, number = harness.new(), random.choice((2, 15))
         first, gap = random.uniform(0, length), random.choice((None, 0.0, 0.01))
         sent = [first] if gap is None else [first, first + gap]
-        ended = harness.run(out, signals=[[seconds, number] for seconds in sent])
+        ended = harness.run(out, sent=[(seconds, number) for seconds in sent])
         where = f"signal {number} after {sent}"
         if ended.first not in (None, STEPS + 1):  # training had begun
             assert ended.code in (0, 128 + number), f"{where}: exit {ended.code}: {ended.said}"
@@ -95,14 +97,13 @@ def compete(harness: Harness, starters: int, rounds: int) -> list[float]:
     """
     settings = ("train.steps=100000", "train.eval_every=0", "log.layers_every=0")
     settings += ("log.attribution_every=0", "train.eval_batches=1")
-    harness = replace(harness, arguments=settings, scratch=harness.scratch / f"{starters}")
-    out, stop = harness.new(), {"STORAGE_SIGNALS": "1:15"}
-    assert harness.run(out, environment=stop).code == 143
+    harness = replace(harness, settings=settings, scratch=harness.scratch / f"{starters}")
+    out = harness.new()
+    assert harness.run(out, signals=((1, 15),)).code == 143
     seconds: list[float] = []
     for number in range(rounds):
-        slow = {"STORAGE_PAUSE": "0.02"}
-        jobs = [harness.job(out, hold=True, environment=slow) for _ in range(starters)]
-        every = harness.run_all(jobs)
+        jobs = [harness.job(out, pause=0.02) for _ in range(starters)]
+        every = harness.run_all(jobs, holds=True)
         worked = [ended for ended in every if ended.first is not None]
         assert [ended.code for ended in worked] == [143], number
         refused = [ended for ended in every if ended.first is None]
@@ -113,7 +114,7 @@ def compete(harness: Harness, starters: int, rounds: int) -> list[float]:
         seconds += [ended.seconds for ended in refused]
     rows = rows_of(out)
     alone = harness.new()
-    assert harness.run(alone, environment={"STORAGE_SIGNALS": f"{rows}:15"}).code == 143
+    assert harness.run(alone, signals=((rows, 15),)).code == 143
     logs = [next(folder.glob("*/*/steps.csv")).read_bytes() for folder in (out, alone)]
     assert rows > rounds and logs[0] == logs[1]
     return seconds
@@ -156,7 +157,7 @@ def full_disk(harness: Harness, disk: Path, room: int) -> Ended:
         assert re.match(r"deepstack: .*\bMB\b", ended.said), ended.said
     assert harness.wrong_now(out) == []
     subprocess.run(["mount", "-o", "remount,size=16m", str(disk)], check=True)
-    again = harness.run(out, None)
+    again = harness.run(out)
     assert again.code == 0, again.said
     assert harness.different(out) == []
     assert again.first is not None and again.first > max(0, rows_of(out) - STEPS)

@@ -296,11 +296,14 @@ def test_runs_share_what_the_cluster_has(tmp_path: Path, monkeypatch: pytest.Mon
     def fit(*nodes: dict[str, float]) -> list[bool]:
         known = [{"CPU": 1.0, "memory": 9.0 * memory} | node for node in nodes]
         monkeypatch.setattr(on_ray, "_nodes", lambda: known)
-        return [on_ray.has_capacity(cells[2], cells[:n]) for n in range(3)]
+        fitting = []
+        for number in range(3):
+            vars(on_ray)["_running"] = dict(enumerate(cells[:number]))
+            fitting.append(on_ray._has_capacity(cells[2]))
+        return fitting
 
     assert fit({}, {}) == [True, True, False]
     assert fit({"CPU": 9.0, "memory": 2.5 * memory}) == [True, True, False]
-    assert on_ray._capacity(cells) == 2
     gpus = {"CPU": 9.0, "GPU": 2.0, "memory": 1e12}
     assert fit(gpus) == [True, True, False]  # auto takes a GPU where there are
     assert fit({"CPU": 4.0}, {"CPU": 2.0}) == [True, True, True]

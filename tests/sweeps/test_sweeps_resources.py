@@ -13,7 +13,7 @@ import torch
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import RunFolder
-from deepstack.sweeps import Cell, Local, default_workers, memory_budget, most_threads, resources
+from deepstack.sweeps import Cell, Local, default_workers, memory_budget, resources
 from deepstack.sweeps.resources import CONTEXT_BYTES, Gpu, Reservation, Resources
 
 GB = 10**9
@@ -55,26 +55,6 @@ def test_a_run_that_may_not_fit_runs_alone_under_the_whole_budget() -> None:
     assert four.reserve(cell(GB), [Reservation(12 * GB)]) is None
 
 
-@pytest.mark.parametrize(
-    ("memory", "device", "budget", "gpus", "said"),
-    [
-        (7, "auto", 12, [], ""),
-        (9, "auto", 12, [], "12,000 MB that all"),
-        (30, "auto", 12, [10, 60], ""),  # of the host's memory it takes little
-        (50, "auto", 12, [10, 60], "60,000 MB that are free on a GPU"),
-        (9, "cpu", 12, [10, 60], "12,000 MB that all"),
-        (1, "auto", 4, [0], "4,000 MB that all"),
-        (500, "auto", 12, [0], ""),  # nobody could tell
-    ],
-)
-def test_what_may_not_hold_a_run_even_alone_is_named(
-    memory: int, device: str, budget: int, gpus: list[int], said: str
-) -> None:
-    listed = [Gpu(str(i), free * GB) for i, free in enumerate(gpus)]
-    found = Resources(4, budget * GB, listed).too_small(cell(memory * GB, device=device))
-    assert said in found and bool(said) == bool(found)
-
-
 def test_small_runs_share_a_gpu_and_large_ones_have_one_each() -> None:
     two = Resources(8, 100 * GB, [Gpu("0", 10 * GB), Gpu("1", 6 * GB)])
     small = filled(two, [cell(2 * GB)] * 9)  # 3 GB and CUDA's own for each
@@ -110,13 +90,9 @@ def test_a_budget_is_a_size_or_a_share(
     assert memory_budget(None) == 90
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [(text, "--memory: found") for text in ("", "much", "-1GB", "0", "1e9", "8XB", "1 0")]
-    + [(text, f"did you mean {text}GB") for text in ("1.5", "300")],
-)
-def test_what_is_no_budget(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize("text", ["", "much", "-1GB", "0", "1.5", "8XB"])
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--memory: found '{text}'; allowed a size with its"):
         memory_budget(text)
 
 
@@ -151,7 +127,6 @@ def test_a_gpu_that_is_not_there_is_missed_before_anything_runs(
 
 def test_workers_times_threads_are_no_more_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cell(GB), cell(GB, threads=3)]
-    assert most_threads(cells) == 3
     monkeypatch.setattr(sys.modules["deepstack.sweeps.local"], "cores", lambda: 8)
     assert default_workers(cells) == 2
     assert default_workers([cell(GB)]) == 8

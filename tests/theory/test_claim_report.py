@@ -136,7 +136,7 @@ def test_what_does_not_hold_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     assert "C5" in result.stderr and " s " in result.stderr
     page = typed("theory", "--claim", "C0", "--markdown").stdout
     assert "| x\\*y\\* E[z] | 1 | 2 | disagrees |" in page
-    assert "| \\|x\\| | ≤ 1 | 2 ± 0.1 | beside: disagrees |" in page
+    assert "| \\|x\\| | ≤ 1 | 2.00 ± 0.10 | beside: disagrees |" in page
 
 
 @pytest.mark.parametrize(
