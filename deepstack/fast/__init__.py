@@ -4,8 +4,8 @@
 its training step.
 """
 
-from deepstack.fast.accelerate import captured_function, step_recorder
-from deepstack.fast.capture import CapturedFunction, CapturedStep
+from deepstack.fast.accelerate import step_recorder
+from deepstack.fast.capture import CapturedStep
 from deepstack.fast.gpu.available import triton_version
 from deepstack.fast.layers import compiled, enable_fast_paths, run_fused
 from deepstack.fast.replay import replaying
@@ -13,13 +13,11 @@ from deepstack.fast.rule import FastPaths, choose_fast_paths, fast_paths_of
 from deepstack.fast.step import Measured, Step, Update, make_step
 
 __all__ = [
-    "CapturedFunction",
     "CapturedStep",
     "FastPaths",
     "Measured",
     "Step",
     "Update",
-    "captured_function",
     "choose_fast_paths",
     "compiled",
     "enable_fast_paths",
