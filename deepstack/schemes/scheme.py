@@ -125,7 +125,7 @@ class Scheme(nn.Module):
 
     A plugin can also declare options as keyword-only arguments of `__init__`.  `alpha`, `beta`,
     `gain`, `optim`, `head_factor` and `project` receive each option that they name as an argument,
-    and `place`, `config` (the whole one), `qkv` (of 'model.init') and `optimizer` (of 'train').
+    and `config`, the whole configuration.
     """
 
     name: ClassVar[str]

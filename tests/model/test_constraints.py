@@ -15,7 +15,7 @@ import deepstack
 from deepstack.errors import PluginError
 from deepstack.fast import make_step
 from deepstack.model import build_model
-from deepstack.schemes import Parts, Place, Scheme, parameter
+from deepstack.schemes import Parts, Scheme, parameter
 from deepstack.training import make_optimizer
 
 SHAPES = {
@@ -40,8 +40,8 @@ def own() -> Any:
             self.mix = parameter(parts.d_model, parts.d_model, role="scheme", start="matrix")
 
         @classmethod
-        def project(cls, role: str, matrices: Any, *, first: float = 1.0, place: Place) -> None:
-            cls.asked.append((role, tuple(matrices.shape), place.side))
+        def project(cls, role: str, matrices: Any, *, first: float = 1.0) -> None:
+            cls.asked.append((role, tuple(matrices.shape), cls.place.side))
             assert not torch.is_grad_enabled()
             matrices.div_(2 * matrices.norm(dim=2, keepdim=True))
             matrices[0].mul_(2 * first)
