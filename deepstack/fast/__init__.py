@@ -8,7 +8,7 @@ from deepstack.fast.accelerate import step_recorder
 from deepstack.fast.capture import CapturedStep
 from deepstack.fast.gpu.available import triton_version
 from deepstack.fast.layers import compiled, enable_fast_paths, run_fused
-from deepstack.fast.replay import replaying
+from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths, choose_fast_paths, fast_paths_of
 from deepstack.fast.step import Measured, Step, Update, make_step
 
@@ -16,6 +16,7 @@ __all__ = [
     "CapturedStep",
     "FastPaths",
     "Measured",
+    "ReplayedStep",
     "Step",
     "Update",
     "choose_fast_paths",
@@ -23,7 +24,6 @@ __all__ = [
     "enable_fast_paths",
     "fast_paths_of",
     "make_step",
-    "replaying",
     "run_fused",
     "step_recorder",
     "triton_version",

@@ -7,7 +7,7 @@ from functools import partial
 
 from deepstack import config as conf
 from deepstack.fast.capture import CapturedStep
-from deepstack.fast.replay import replaying
+from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths
 from deepstack.fast.step import Probe, StepFunction, Update, probed
 from deepstack.model import Transformer
@@ -26,7 +26,8 @@ def step_recorder(
     batch.
     """
     if paths.replayed:
-        return partial(replaying, said=notify, threads=threads)
+        threads = 1 if config.model.dropout else threads  # random numbers have an order
+        return partial(ReplayedStep, said=notify, threads=threads)
     if paths.captured:
         concurrent = not model.schemes[0].changes_by_step
         insist = config.runtime.cuda_graph is True

@@ -151,8 +151,8 @@ def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
     assert_same_losses(plain, fast, tolerance=1e-4)
 
 
-CPU = {"gpu": False, "parallel": None, "inside": False, "fusible": True}
-GPU = CPU | {"gpu": True}
+CPU = {"gpu": False, "parallel": None, "fusible": False}
+GPU = CPU | {"gpu": True, "fusible": True}
 DROPOUT, RECOMPUTE = {"model.dropout": 0.1}, {"runtime.recompute_every": 2}
 UNLIKE, EAGER = {"model.scheme": "dlcl"}, {"runtime.compile": False}
 CHANGING = {"model.scheme": "changing"}  # a scheme that does not declare itself static
@@ -173,11 +173,8 @@ CHANGING = {"model.scheme": "changing"}  # a scheme that does not declare itself
         ({"runtime.compile": True}, CPU, FastPaths(False, True, False)),
         ({"runtime.fused": False}, CPU, FastPaths(False, False, False, True)),
         ({}, GPU, FastPaths(True, False, True)),
-        (EAGER, GPU | {"inside": True}, FastPaths(False, False, True)),
         (EAGER, GPU | {"fusible": False}, FastPaths(False, False, True)),
         ({"runtime.fused": True}, GPU | {"fusible": False}, FastPaths(True, False, True)),
-        ({}, CPU | {"fusible": False}, FastPaths(True, False, False, True)),
-        ({}, CPU | {"inside": True}, FastPaths(True, False, False, True)),
         ({"runtime.cuda_graph": False}, GPU, FastPaths(True, False, False)),
         ({}, GPU | {"parallel": "data"}, FastPaths(True, False, False)),
         ({}, GPU | {"parallel": "fully_sharded"}, FastPaths(False, False, False)),

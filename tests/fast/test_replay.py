@@ -18,7 +18,7 @@ from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.fast import Measured, Update, replaying
+from deepstack.fast import Measured, ReplayedStep, Update
 from deepstack.fast.out_variants import FUNCTIONS, bind
 from deepstack.fast.products import onednn_is_fp32
 from deepstack.fast.recording import Recording, TensorRef
@@ -187,7 +187,7 @@ def test_many_operations_replayed_are_themselves() -> None:
     steps, said = Steps(many_operations), list[str]()
     shapes = [4] * 5 + [7] + [4] * 3
     expected = results(Steps(many_operations).update, shapes)
-    assert results(replaying(steps.update, None, said.append), shapes) == expected
+    assert results(ReplayedStep(steps.update, None, said.append), shapes) == expected
     assert steps.calls == 4, "three steps, and the one of another shape"
     assert not said
 
@@ -225,7 +225,7 @@ class Growing:
 def test_what_cannot_be_replayed_is_made_as_it_is(compute: Any, why: str) -> None:
     steps, said = Steps(compute()), list[str]()
     shapes = [4] * 7
-    assert results(replaying(steps.update, None, said.append), shapes) == results(
+    assert results(ReplayedStep(steps.update, None, said.append), shapes) == results(
         Steps(compute()).update, shapes
     )
     assert steps.calls == len(shapes)
@@ -353,5 +353,5 @@ def test_results_that_share_a_storage_are_both_taken_over() -> None:
     steps = Steps(compute)
     with torch.no_grad():
         expected = results(Steps(compute).update, [4] * 6)
-        assert results(replaying(steps.update, None, print), [4] * 6) == expected
+        assert results(ReplayedStep(steps.update, None, print), [4] * 6) == expected
     assert steps.calls == 3
