@@ -63,7 +63,7 @@ def test_it_is_its_formula_there_and_back(name: str, gated: bool, bias: bool) ->
         {"w13" if gated else "w1", "w2"}
         | ({"w13_bias" if gated else "w1_bias", "w2_bias"} if bias else set())
     )
-    inner, inner_bias = module.into()
+    inner, inner_bias = module.matrix(module.first)
 
     def formula(x: torch.Tensor) -> torch.Tensor:
         hidden = x @ inner.T + (0 if inner_bias is None else inner_bias)
