@@ -26,7 +26,7 @@ from deepstack.gc_control import gc_paused
 
 aten = torch.ops.aten
 
-# Eager steps before the first recording: the optimizer creates its state.
+# Eager steps before the recording: the optimizer creates its state.
 WARM_UP = 1
 # Results begin at multiples of this many bytes, as torch's own allocations do.
 ALIGNMENT = 64
@@ -36,13 +36,11 @@ UNFILLED = (aten.empty.memory_format, aten.empty_like.default, aten.empty_stride
 
 
 class ReplayedStep:
-    """A step, update then probe, whose fourth and later calls replay the third call.
+    """A step, update then probe, whose third and later calls replay the second call.
 
-    threads: that replay the shards of a batch; 1 if shards draw random numbers, whose order would
-    otherwise change.
-
-    The second call is recorded as well.  If the two recordings differ, or if the update reads a
-    value, every step runs eagerly and `said` receives the reason.
+    The step must run the same operations at every call.  threads: that replay the shards of a
+    batch; 1 if shards draw random numbers, whose order would otherwise change.  said: receives the
+    reason if the update reads a value; every step then runs eagerly.
 
     Inputs and targets are copied into tensors of the recording.  The returned tensors belong to the
     recording too; the next call overwrites them.  Learning rates must be tensors, changed in place.
@@ -61,7 +59,6 @@ class ReplayedStep:
         self.whole = probed(update, probe)
         self.finish = probed(lambda *_: update.apply(*update.total()), probe)
         self.calls = 0
-        self.recorded: list[Recording] = []
         self.bound: list[Bound] = []
         self.pool: ThreadPoolExecutor | None = None
         self.refused = False
@@ -91,28 +88,24 @@ class ReplayedStep:
         return Measured(*rest.results)
 
     def record(self) -> Measured:
-        """Run a step and note its operations; the second time, prepare the replay."""
-        earlier, self.recorded = self.recorded, []
+        """Run a step, note its operations and prepare their replay."""
+        recordings = []
         for part in (*(shard.compute for shard in self.update.shards), self.finish):
-            like = earlier[len(self.recorded)] if earlier else None
-            with Recording(like) as recording:
+            with Recording() as recording:
                 measured = part(self.inputs, self.targets)
             recording.finish(tuple(measured or ()))
-            self.recorded.append(recording)
+            recordings.append(recording)
         assert measured is not None
-        refused = next((r.refused for r in self.recorded if r.refused), "")
-        if earlier and not refused and not all(map(Recording.equals, self.recorded, earlier)):
-            refused = "it does not do the same at every step"
-        if refused:
-            self.refused, self.recorded = True, []
-            self.said(f"a step cannot be replayed: {refused}")
-        elif earlier:
-            self.prepare()
+        if reason := next((r.refused for r in recordings if r.refused), ""):
+            self.refused = True
+            self.said(f"a step cannot be replayed: {reason}")
+        else:
+            self.prepare(recordings)
         return measured
 
-    def prepare(self) -> None:
+    def prepare(self, recordings: list[Recording]) -> None:
         """Bind the recordings to memory and start the threads."""
-        (*shards, rest), self.recorded = self.recorded, []
+        *shards, rest = recordings
         with torch.inference_mode():
             self.bound = [
                 bind_recording(recording, zip(shard.gradients, shard.copies, strict=False))
