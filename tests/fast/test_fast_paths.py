@@ -232,6 +232,8 @@ def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_pa
         ({"model.family": "decoder"}, True),
         ({"model.family": "encoder_decoder"}, False),
         ({"train.lr_factors": {"q": 0.5}}, False),
+        ({"model.positions": "rotary"}, False),
+        ({"model.qk_norm": True}, False),
     ],
     ids=str,
 )

@@ -78,23 +78,15 @@ KINDS: list[dict[str, Any]] = [
     {"runtime__fused": False},
     {"model__norm__kind": "batch"},
     {"model__norm__kind": "rms"},
-    {"model__norm__kind": "dynamic_tanh"},
     {"train__spectral_penalty": 0.1},
-    {"train__label_smoothing": 0.2},
     {"model__family": "decoder"},
     {"model__family": "encoder_decoder", "task__name": "copy"},
     {"model__head": "bert"},
     {"train__trainable": ["q", "v", "bias"]},
-    {"task__name": "copy"},
-    {"train__lr_factors": {"w1": 0.5}},
-    {"model__positions": "sinusoidal"},
     {"model__positions": "rotary", "model__qk_norm": True},
     {"model__norm__bias": False},
-    {"train__trainable": ["norm_gain"]},
     # rows of a batch norm that do not lie side by side, of which torch's form that writes is wrong
     {"model__norm__kind": "batch", "model__scheme": "hyper_connections"},
-    {"model__norm__kind": "batch", "model__scheme": "hybrid_norm"},
-    {"model__norm__kind": "batch", "model__scheme": "norm_former"},
     {"model__family": "encoder_decoder", "model__decoder_attention": "average"},
 ]
 
