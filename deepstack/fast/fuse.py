@@ -23,16 +23,13 @@ from deepstack.fast.fused_sublayers import (
     Product,
 )
 from deepstack.fast.gpu.attention import DeviceAttention, heads_fit
-from deepstack.fast.gpu.norm import DeviceNorm, FusedSum
-from deepstack.fast.gpu.products import DeviceProduct
+from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
+from deepstack.fast.gpu.sublayer import DeviceSublayer
 from deepstack.fast.products import Library
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.stack import Layer
 from deepstack.model.sublayers import Attention, FeedForward, scaled_linear
 from deepstack.schemes.norms import DynamicTanh, LayerNorm, RMSNorm, in_fp32
-
-Weights = tuple[nn.Parameter, nn.Parameter | None]
-"""A matrix and its bias."""
 
 
 def fuse(layers: Iterable[Layer], library: Library = "mkl") -> None:
@@ -49,23 +46,17 @@ def fuse(layers: Iterable[Layer], library: Library = "mkl") -> None:
         layer.layer_function = fused_layer(layer)
 
 
-def fused_layer(layer: Layer) -> Callable[[Tensor], Tensor] | None:
+def fused_layer(layer: Layer) -> FusedLayer | None:
     """Return the layer as one node per sublayer, sum and norm, or None without a GPU's kernels."""
     scale = layer.scheme.post_scale
     if scale() is None:
         return None
     sums = []
     for G, (norm,) in zip(layer.sublayer_functions, layer.scheme.norm_functions, strict=True):
-        if not (isinstance(G, FusedSublayer) and isinstance(norm, DeviceNorm) and norm.kernels()):
+        if not (isinstance(G, DeviceSublayer) and isinstance(norm, DeviceNorm) and norm.kernels()):
             return None
         sums.append(FusedSum(G, norm, scale))
-
-    def run(x: Tensor) -> Tensor:
-        for fused_sum in sums:
-            x = fused_sum(x)
-        return x
-
-    return run
+    return FusedLayer(sums)
 
 
 def fused_sublayer(module: nn.Module, library: Library = "mkl") -> FusedSublayer | None:
@@ -85,7 +76,7 @@ def fused_attention(module: Attention, library: Library) -> FusedSublayer | None
         if module.qk or not heads_fit(module.o.shape[1] // module.n_heads):
             return None
         attention = DeviceAttention(module.n_heads, module.causal)
-        return device_sublayer(first, attention, last, scaled)
+        return DeviceSublayer(first, attention, last, scaled)
     before = query_operations(module.qk, module.n_heads) if module.qk else []
     if before is None:
         return None
@@ -103,19 +94,9 @@ def fused_feed_forward(module: FeedForward, library: Library) -> FusedSublayer |
     first = (module.w13, module.w13_bias) if module.gated else (module.w1, module.w1_bias)
     last, scaled = (module.w2, module.w2_bias), module.linear is scaled_linear
     if module.w2.is_cuda:
-        return device_sublayer(first, between, last, scaled)
+        return DeviceSublayer(first, between, last, scaled)
     into, out = Product(*first, scaled, library), Product(*last, scaled, library)
     return FusedSublayer([into, between, out])
-
-
-def device_sublayer(
-    first: Weights, between: Operation, last: Weights, scaled: bool
-) -> FusedSublayer:
-    """Return products with an operation between them, on a GPU; a ReLU is part of both products."""
-    relu = between is ACTIVATIONS["relu"]
-    into = DeviceProduct(*first, scaled, relu=relu)
-    out = DeviceProduct(*last, scaled, after_relu=relu)
-    return FusedSublayer([into, out] if relu else [into, between, out])
 
 
 def query_operations(qk: QueriesAndKeys, n_heads: int) -> list[Operation] | None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from deepstack.fast.fuse import fuse
 from deepstack.fast.gpu.available import makes_kernels
+from deepstack.fast.gpu.norm import FusedLayer
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.half_weights import half_weights, products_of
 from deepstack.fast.rule import FastPaths
@@ -37,8 +38,16 @@ def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream
         with half_weights(list(products_of(layers)), half):
             return run_layers(layers, x, memory)
     tokens = first.shape[0] * first.shape[1]
+    copy: Tensor | None = None  # of x, in half precision
     with prepared_weights(layers, tokens, half):
-        return run_layers(layers, x, memory)
+        for layer in layers:
+            if memory is None and isinstance(
+                fused_layer := getattr(layer, "layer_function", None), FusedLayer
+            ):
+                x, copy = fused_layer.run(x, copy)
+            else:
+                x, copy = layer(x, memory), None
+    return x
 
 
 def recomputing(runner: LayerRunner, every: int, random: bool) -> LayerRunner:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted, ResourceError
+from deepstack.fast.gpu.products import DeviceProduct
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.schemes.post_norm import PostLN
@@ -201,6 +203,17 @@ def test_a_captured_step_never_waits_for_the_device() -> None:
                 run.step(*run.batch(1), run.learning_rate(1))
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_relu_in_a_library_s_product_keeps_what_is_no_number() -> None:
+    weight, bias = torch.ones(256, 128, device="cuda"), torch.ones(256, device="cuda")
+    weight[3, 5] = float("nan")
+    product = DeviceProduct(nn.Parameter(weight), nn.Parameter(bias), relu=True)
+    assert not product.small_kernels(512)
+    with torch.autocast("cuda", torch.bfloat16):
+        y = product.forward(torch.ones(512, 128, device="cuda"), 512, [])
+    assert y.dtype is torch.bfloat16
+    assert bool(y[:, 3].isnan().all()) and bool((y[:, :3] == 129).all())
 
 
 class Listens(Observer):

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from deepstack.config import Train
 from deepstack.fast import make_step
-from deepstack.fast.fuse import device_sublayer, norm_function
+from deepstack.fast.fuse import norm_function
 from deepstack.fast.fused_sublayers import ACTIVATIONS
 from deepstack.fast.gpu import attention as gpu_attention
-from deepstack.fast.gpu import deferred_gradients
+from deepstack.fast.gpu import available, deferred_gradients
 from deepstack.fast.gpu import norm as gpu_norm
 from deepstack.fast.gpu import products as gpu_products
-from deepstack.fast.gpu.norm import DeviceNorm, FusedSum
+from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.fast.gpu.products import prepared_weights
+from deepstack.fast.gpu.sublayer import DeviceSublayer
 from deepstack.fast.half_weights import products_of, stacked
 from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
 from deepstack.parameters import Banks
@@ -45,7 +46,7 @@ class Layer(nn.Module):
         G = self.inner
         activation, scaled = ACTIVATIONS[G.activation_name], G.linear is scaled_linear
         weights = (G.w1, G.w1_bias), (G.w2, G.w2_bias)
-        self.sublayer_functions = (device_sublayer(weights[0], activation, weights[1], scaled),)
+        self.sublayer_functions = (DeviceSublayer(weights[0], activation, weights[1], scaled),)
         self.norms = (DeviceNorm(self.norm.gain, self.norm.bias, WIDTH, self.norm.eps),)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +60,9 @@ class Layer(nn.Module):
     def fuse_all(self) -> None:
         """Fuse the whole layer."""
         self.fuse()
-        self.layer_function = FusedSum(self.sublayer_functions[0], self.norms[0], lambda: 1.0)
+        self.layer_function = FusedLayer(
+            [FusedSum(self.sublayer_functions[0], self.norms[0], lambda: 1.0)]
+        )
 
 
 def with_kernels(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
@@ -103,11 +106,11 @@ def fused(layers: nn.ModuleList, whole: bool = False) -> nn.ModuleList:
     return layers
 
 
-def gradients(layers: nn.ModuleList) -> list[Tensor]:
+def gradients(layers: nn.ModuleList, half: torch.dtype | None = None) -> list[Tensor]:
     """Of x_0 and of every parameter."""
     x = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(1)).requires_grad_()
     y = x
-    with prepared_weights(layers, 8, None):
+    with prepared_weights(layers, 8, half):
         for layer in layers:
             y = layer(y)
     y.square().sum().backward()
@@ -155,33 +158,37 @@ def test_gradients_are_those_of_the_modules(
     both = gradients(built(layer)), gradients(fused(built(layer)))
     for one, other in zip(*both, strict=True):
         assert alike(one, other)
-    assert not deferred_gradients._waiting
+    assert not deferred_gradients._queues
 
 
+@pytest.mark.parametrize("lowered", [False, True])
 @pytest.mark.parametrize("small", [0, 2**27], ids=["at_once", "together"])
 def test_a_sublayer_its_sum_and_its_norm_as_one_node(
-    small: int, monkeypatch: pytest.MonkeyPatch
+    small: int, lowered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
 
-    with_kernels(monkeypatch, "norm_kernels")
+    with_kernels(monkeypatch, "norm_kernels", "sum_kernels")
     monkeypatch.setattr(gpu_products, "SMALL", small)
     plain, whole = built(), fused(built(), whole=True)
-    for one, other in zip(gradients(plain), gradients(whole), strict=True):
+    half = torch.float32 if lowered else None  # as a GPU's are under autocast
+    for one, other in zip(gradients(plain), gradients(whole, half), strict=True):
         assert alike(one, other)
-    assert not deferred_gradients._waiting
+    assert not deferred_gradients._queues
     x = torch.randn(2, 4, WIDTH)
     with torch.inference_mode():
         assert alike(plain[0](x), whole[0](x))
 
 
-def test_weights_that_are_rows_of_a_bank_are_no_copy() -> None:
+def test_weights_that_lie_evenly_apart_are_no_copy() -> None:
     bank = torch.randn(5, 16)
     rows = [bank[i, :12].view(3, 4) for i in range(5)]
     whole = stacked(rows)
     assert whole.data_ptr() == bank.data_ptr() and torch.equal(whole, torch.stack(rows))
     for apart in ([rows[0], rows[1], rows[4]], rows[::-1], [rows[0], torch.randn(3, 4)], rows[:1]):
         assert torch.equal(stacked(apart), torch.stack(apart))
+    turned = [torch.randn(4, 3).t() for _ in range(2)]
+    assert torch.equal(stacked(turned), torch.stack(turned))
 
 
 def test_what_is_not_trained_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +232,7 @@ def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatc
     step = make_step(loss, nothing, optimizer, Train(clip=None))
     with pytest.raises(RuntimeError, match="out of memory"):
         step(torch.randn(2, 4, WIDTH), torch.zeros(1), 0.1)
-    assert not deferred_gradients._waiting
+    assert not deferred_gradients._queues
 
 
 def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +245,41 @@ def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) ->
     assert not small_products(layers, most + 1)
     with_kernels(monkeypatch)
     assert not small_products(layers, 8)
+
+
+@pytest.mark.parametrize(
+    ("triton", "hopper", "there"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_where_numbers_are_split(
+    triton: bool, hopper: bool, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(available, "has_triton", lambda: triton)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9 if hopper else 8, 0))
+    found = available.split_kernels.__wrapped__()
+    assert (found is not None) is there
+    if there:
+        assert callable(found.product.split_product) and callable(found.attention.split_attention)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_relu_in_bf16_is_in_its_product_where_nan_stays(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(gpu_products, "relu_keeps_nan", lambda *size: asked.append(size) or kept)
+    with_kernels(monkeypatch)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    weight[1, 2] = float("nan")
+    parameters = nn.Parameter(weight), nn.Parameter(torch.randn(5))
+    product = gpu_products.DeviceProduct(*parameters, relu=True)
+    right = torch.relu(nn.functional.linear(x, weight, product.bias)).bfloat16()
+    found = product.forward(x, 3, [])
+    assert torch.allclose(found, right, atol=0.1, equal_nan=True) and found.isnan().any()
+    assert asked == [(3, 5, 4, torch.bfloat16)]
+    assert available.relu_keeps_nan(3, 5, 4, torch.bfloat16, "cpu")
 
 
 @pytest.mark.parametrize("kind", NORMS)

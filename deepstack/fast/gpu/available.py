@@ -11,6 +11,7 @@ import shutil
 import sysconfig
 from functools import cache
 from importlib import import_module, metadata
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +23,14 @@ def kernels(module: str) -> Any:
     return import_module(f"deepstack.fast.gpu.{module}") if makes_kernels() else None
 
 
+@cache
+def split_kernels() -> Any:
+    """Return the kernels for split fp32 numbers, or None except on compute capability 9."""
+    if not makes_kernels() or torch.cuda.get_device_capability()[0] != 9:
+        return None
+    return SimpleNamespace(product=kernels("split_product"), attention=kernels("split_attention"))
+
+
 def makes_kernels() -> bool:
     """Return whether Triton makes kernels here: for a GPU that it knows, or by its interpreter."""
     return has_triton() and (not torch.cuda.is_available() or since_ampere())
@@ -31,6 +40,32 @@ def makes_kernels() -> bool:
 def since_ampere() -> bool:
     """Return whether the GPU supports flash attention and bf16 products (Ampere or later)."""
     return torch.cuda.get_device_capability() >= (8, 0)
+
+
+@cache
+def mixes(dtype: torch.dtype) -> bool:
+    """Return whether torch can add a product of this type to an fp32 matrix."""
+    a, to = (torch.ones(16, 16, device="cuda", dtype=kind) for kind in (dtype, torch.float32))
+    try:
+        torch.addmm(to, a, a, out_dtype=torch.float32, out=to)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+@cache
+def relu_keeps_nan(
+    rows: int, columns: int, depth: int, dtype: torch.dtype, device: str = "cuda"
+) -> bool:
+    """Return whether a library's kernel for product, bias and ReLU of this size keeps NaN.
+
+    Some of cuBLASLt's kernels return 0 for it; it selects them by size.  This waits for the device.
+    """
+    sizes = (columns,), (rows, depth), (columns, depth)
+    bias, x, weight = (torch.ones(size, device=device, dtype=dtype) for size in sizes)
+    weight[0, 0] = float("nan")
+    y = torch.ops.aten._addmm_activation(bias, x, weight.t())
+    return bool(y[:, 0].isnan().all())
 
 
 def has_triton() -> bool:

@@ -1,7 +1,8 @@
 """LayerNorm on a GPU: alone, or as one autograd node with the sublayer and the sum before it.
 
-In the second form one kernel adds and normalises, and one kernel does the same in the backward
-pass.  Gradients of gain and bias are deferred.
+In the second form one kernel adds, normalises and writes the copy in half precision that the next
+sublayer reads under autocast, and one kernel does the same in the backward pass.  Gradients of gain
+and bias are deferred.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.fast.fused_sublayers import FusedSublayer, gradient_of
+from deepstack.fast.fused_sublayers import gradient_of
 from deepstack.fast.gpu.available import kernels
-from deepstack.fast.gpu.deferred_gradients import Deferred, add_rows, defer
+from deepstack.fast.gpu.deferred_gradients import Deferred, add_rows, running_queue
+from deepstack.fast.gpu.sublayer import DeviceSublayer
 
 
 class DeviceNorm:
@@ -42,7 +44,7 @@ class DeviceNorm:
     def add_gradients_later(self, sums: Tensor) -> None:
         """Add the gradients of gain and bias, sums over the first axis of (programs, 2, d)."""
         if self.gain_grad is not None or self.bias_grad is not None:
-            defer(add_norms, self, sums)
+            running_queue().add(add_norms, self, sums)
 
 
 def add_norms(deferred: Sequence[Deferred]) -> None:
@@ -55,9 +57,10 @@ def add_norms(deferred: Sequence[Deferred]) -> None:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, norm: DeviceNorm) -> Tensor:
-        out, saved = norm.kernels().normed(z, norm.gain, norm.bias, norm.eps)
-        ctx.save_for_backward(*saved)
+        normed = norm.kernels().normed(z, norm.gain, norm.bias, norm.eps)
+        ctx.save_for_backward(*normed.saved)
         ctx.norm = norm
+        out: Tensor = normed.out
         return out
 
     @staticmethod
@@ -75,43 +78,74 @@ class FusedSum:
     """
 
     def __init__(
-        self, sublayer: FusedSublayer, norm: DeviceNorm, scale: Callable[[], float | None]
+        self, sublayer: DeviceSublayer, norm: DeviceNorm, scale: Callable[[], float | None]
     ) -> None:
         self.sublayer, self.norm, self.scale = sublayer, norm, scale
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            return _Sum.apply(x, self)  # type: ignore[no-untyped-call]
-        return self.add_and_norm(x, self.sublayer.forward(x, []), save=False)[0]
+    def __call__(self, x: Tensor, half: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the new x and its copy in half precision under autocast, or None.
 
-    def add_and_norm(self, x: Tensor, y: Tensor, save: bool) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return LN(a x + y), and tensors for the backward pass if `save`."""
+        half: such a copy of the given x, or None.
+        """
+        if torch.is_grad_enabled():
+            out, copy = _Sum.apply(x, half, self)  # type: ignore[no-untyped-call]
+            return out, copy
+        return self.forward(x, half, [], save=False).out, None
+
+    def forward(self, x: Tensor, half: Tensor | None, saved: list[Tensor], save: bool) -> Any:
+        """Return the `Normed` sum; append to `saved` the tensors that the sublayer saves."""
+        y = self.sublayer.forward(x if half is None else half, saved)
+        copy = y.dtype if save and y.dtype is not x.dtype else None
         norm = self.norm
         return norm.kernels().normed(
-            x, norm.gain, norm.bias, norm.eps, plus=y, scale=self.scale(), save=save
+            x, norm.gain, norm.bias, norm.eps, plus=y, scale=self.scale(), copy=copy, save=save
         )
 
     def backward(self, dout: Tensor, saved: list[Tensor], dtype: torch.dtype) -> Tensor:
         """Return the gradient of x.  saved: by the sublayer, then z, mean, rstd; dtype: of G(x)."""
         *inside, z, mean, rstd = saved
-        norm = self.norm
+        norm, sublayer = self.norm, self.sublayer
         dx, dy, sums = norm.kernels().normed_backward(
             dout, (z, mean, rstd), norm.gain, scale=self.scale(), plus=dtype
         )
-        norm.add_gradients_later(sums)
-        return dx.add_(self.sublayer.backward(dy, inside))
+        norm.add_gradients_later(sums[:, :2])
+        width = z.shape[-1]
+        known = None if sublayer.out.defers(z.numel() // width) else sums[:, 2]
+        sublayer.backward(dy, inside, sums=known, add_to=dx.view(-1, width))
+        gradient: Tensor = dx
+        return gradient
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, fused_sum: FusedSum) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, half: Tensor | None, fused_sum: FusedSum
+    ) -> tuple[Tensor, Tensor | None]:
         saved: list[Tensor] = []
-        y = fused_sum.sublayer.forward(x, saved)
-        out, more = fused_sum.add_and_norm(x, y, save=True)
-        ctx.save_for_backward(*saved, *more)
-        ctx.fused_sum, ctx.dtype = fused_sum, y.dtype
-        return out
+        normed = fused_sum.forward(x, half, saved, True)
+        ctx.save_for_backward(*saved, *normed.saved)
+        ctx.set_materialize_grads(False)  # no zeros as the gradient of the copy
+        ctx.fused_sum, ctx.dtype = fused_sum, x.dtype if normed.copy is None else normed.copy.dtype
+        if normed.copy is not None:
+            ctx.mark_non_differentiable(normed.copy)
+        return normed.out, normed.copy
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
-        return ctx.fused_sum.backward(dout, list(ctx.saved_tensors), ctx.dtype), None
+    def backward(ctx: Any, dout: Tensor, _: Any) -> tuple[Tensor, None, None]:
+        return ctx.fused_sum.backward(dout, list(ctx.saved_tensors), ctx.dtype), None, None
+
+
+class FusedLayer:
+    """A layer as one node for each sublayer with its sum and norm: (batch, seq, d) -> the same."""
+
+    def __init__(self, sums: Sequence[FusedSum]) -> None:
+        self.sums = sums
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.run(x, None)[0]
+
+    def run(self, x: Tensor, half: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the new x and its copy in half precision, as `FusedSum` does."""
+        for fused_sum in self.sums:
+            x, half = fused_sum(x, half)
+        return x, half

@@ -1,7 +1,7 @@
-"""Layer norms on a GPU, in Triton, with the sum before them.
+"""Layer norms on a GPU, in Triton, with the sum before them and the copy that products read.
 
-One launch and one pass over memory compute z = a x + y and LN(z).  Another one computes the
-gradients of x and y and the sums over tokens for the gradients of gain and bias.
+One launch and one pass over memory compute z = a x + y, LN(z) and its copy in bf16.  Another one
+computes the gradients of x and y and the sums over tokens for the gradients of gain and bias.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FORWARD, BACKWARD = Tiles(1024, 2), Tiles(2048, 2, 528)
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    x, y, g, b, z, out, mean, rstd, scale, eps, rows, width: tl.constexpr,
-    SUM: tl.constexpr, GAIN: tl.constexpr, BIAS: tl.constexpr, SAVE: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr,
+    x, y, g, b, z, out, copy, mean, rstd, scale, eps, rows, width: tl.constexpr,
+    SUM: tl.constexpr, GAIN: tl.constexpr, BIAS: tl.constexpr, COPY: tl.constexpr,
+    SAVE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)
     column = tl.arange(0, D)[None, :]
@@ -51,6 +51,8 @@ def _forward(  # type: ignore[no-untyped-def]
     if BIAS:
         normalised += tl.load(b + column, mask=column < width, other=0.0)
     tl.store(out + at, normalised, mask=inside)
+    if COPY:
+        tl.store(copy + at, normalised.to(copy.dtype.element_ty), mask=inside)
     if SAVE:
         tl.store(mean + row, m, mask=row < rows)
         tl.store(rstd + row, r, mask=row < rows)
@@ -59,13 +61,14 @@ def _forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
     dout, z, mean, rstd, g, dx, dy, sums, scale, rows, width: tl.constexpr,
-    SUM: tl.constexpr, GAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    SUM: tl.constexpr, GAIN: tl.constexpr, KINDS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     first, step = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, D)
     known = (column < width)[None, :]
     gain_sums = tl.zeros((R, D), dtype=tl.float32)
     bias_sums = tl.zeros((R, D), dtype=tl.float32)
+    term_sums = tl.zeros((R, D), dtype=tl.float32)
     for tile in range(first, tl.cdiv(rows, R), step):
         row = (tile * R + tl.arange(0, R)).to(tl.int64)
         at = row[:, None] * width + column[None, :]
@@ -83,11 +86,26 @@ def _backward(  # type: ignore[no-untyped-def]
         gradient = (d - tl.sum(d, 1)[:, None] / width - normal * along) * r
         if SUM:
             tl.store(dy + at, gradient.to(dy.dtype.element_ty), mask=inside)
+            term_sums += gradient
             gradient *= scale
         tl.store(dx + at, gradient, mask=inside)
-    to = sums + first * 2 * width + column
+    to = sums + first * KINDS * width + column
     tl.store(to, tl.sum(gain_sums, 0), mask=column < width)
     tl.store(to + width, tl.sum(bias_sums, 0), mask=column < width)
+    if SUM:
+        tl.store(to + 2 * width, tl.sum(term_sums, 0), mask=column < width)
+
+
+class Normed(NamedTuple):
+    """LN(z), its copy in another precision, and tensors for the backward pass.
+
+    out: (…, d).  saved: z, and mean and 1/sqrt(var + eps) of its rows.  copy and saved are None
+    unless requested.
+    """
+
+    out: Tensor
+    copy: Tensor | None
+    saved: tuple[Tensor, Tensor, Tensor] | None
 
 
 def normed(
@@ -98,12 +116,12 @@ def normed(
     *,
     plus: Tensor | None = None,
     scale: float = 1.0,
+    copy: torch.dtype | None = None,
     save: bool = True,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return LN(x), or LN(scale x + plus), and tensors for the backward pass if `save`.
+) -> Normed:
+    """Return LN(x), or LN(scale x + plus).  x: (…, d) fp32; plus: (…, d) in any precision.
 
-    x: (…, d) fp32; plus: (…, d) in any precision.  Those tensors are the argument z of LN, and mean
-    and 1/sqrt(var + eps) of its rows.
+    copy: the precision of a copy of the result.  save: keep tensors for the backward pass.
     """
     x = x.contiguous()
     width = x.shape[-1]
@@ -111,15 +129,16 @@ def normed(
     y = x if plus is None else plus.contiguous()
     out = torch.empty_like(x)
     z = torch.empty_like(x) if save and plus is not None else x
+    second = torch.empty_like(x, dtype=copy) if copy else None
     mean, rstd = (x.new_empty(rows) for _ in range(2)) if save else (x, x)
     R, D = tile(FORWARD, rows, width)
     _forward[(triton.cdiv(rows, R),)](
         x, y, x if gain is None else gain, x if bias is None else bias,
-        z, out, mean, rstd, scale, eps, rows, width,
-        SUM=plus is not None, GAIN=gain is not None, BIAS=bias is not None, SAVE=save,
-        R=R, D=D, num_warps=warps(FORWARD, D),
+        z, out, out if second is None else second, mean, rstd, scale, eps, rows, width,
+        SUM=plus is not None, GAIN=gain is not None, BIAS=bias is not None,
+        COPY=second is not None, SAVE=save, R=R, D=D, num_warps=warps(FORWARD, D),
     )  # fmt: skip
-    return out, (z, mean, rstd) if save else ()
+    return Normed(out, second, (z, mean, rstd) if save else None)
 
 
 def normed_backward(
@@ -132,7 +151,8 @@ def normed_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the gradient of x, that of `plus` in its precision `plus`, and sums over tokens.
 
-    sums: (programs, 2, d).  Added over programs they are the gradients of gain and of bias.
+    sums: (programs, 2 or 3, d).  Added over programs they are the gradients of gain and of bias,
+    and the sum over tokens of the gradient of `plus`.
     """
     z, mean, rstd = saved
     dout = dout.contiguous()
@@ -142,11 +162,13 @@ def normed_backward(
     dy = torch.empty_like(z, dtype=plus) if plus else None
     R, D = tile(BACKWARD, rows, width)
     programs = min(BACKWARD.programs, triton.cdiv(rows, R))
-    sums = z.new_empty(programs, 2, width)
+    kinds = 2 if dy is None else 3
+    sums = z.new_empty(programs, kinds, width)
     _backward[(programs,)](
         dout, z, mean, rstd, z if gain is None else gain, dx, dx if dy is None else dy, sums,
         scale, rows, width,
-        SUM=dy is not None, GAIN=gain is not None, R=R, D=D, num_warps=warps(BACKWARD, D),
+        SUM=dy is not None, GAIN=gain is not None, KINDS=kinds, R=R, D=D,
+        num_warps=warps(BACKWARD, D),
     )  # fmt: skip
     return dx, dy, sums
 

@@ -1,27 +1,44 @@
-"""Products in fused sublayers on a GPU: small ones by one kernel, large ones by a library.
+"""Products in fused sublayers on a GPU, by the kernel that suits their size.
 
-In a narrow layer the launches of kernels dominate.  So a small product has a kernel with bias and
-ReLU, and weight gradients are deferred until one kernel can compute those of many layers.
+In a narrow layer the launches of kernels dominate, so weight gradients are deferred until one
+kernel can compute those of many layers.  Those of a wide layer run on a side stream.  A kernel that
+writes a product's gradient can also write its sums over tokens: the gradient of the product's bias.
+A `Gradient` carries both from one operation's backward pass to the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from deepstack.fast.fused_sublayers import Product, relu_gradient
-from deepstack.fast.gpu.available import kernels
-from deepstack.fast.gpu.deferred_gradients import Deferred, add_rows, defer
+from deepstack.fast.gpu.available import kernels, mixes, relu_keeps_nan, split_kernels
+from deepstack.fast.gpu.deferred_gradients import Deferred, add_rows, running_queue
 from deepstack.fast.half_weights import by_shape, half_weights, products_of, stacked
+
+aten = torch.ops.aten
 
 # Products of fewer multiplications leave a GPU idle: their weight gradients are deferred.
 SMALL = 2**27
 # Products of at most this many multiplications take the kernel for small layers.
 SMALLER = 2**23
+# From this many rows on, products of split fp32 numbers take less time than a library's.
+FEW_ROWS = 128
+
+
+class Gradient(NamedTuple):
+    """The gradient of an operation's result, (tokens, n), and its sums over blocks of tokens.
+
+    sums: (blocks, n), or None if no kernel has computed them.
+    """
+
+    value: Tensor
+    sums: Tensor | None = None
 
 
 class DeviceProduct(Product):
@@ -56,25 +73,44 @@ class DeviceProduct(Product):
             return small.product(x, weight, self.bias, straight=straight, relu=self.relu)
         weight, bias = self.weights_in(x.dtype) if half else (self.weight, self.bias)
         saved += (x, weight)
-        if half and bias is not None:
-            y = torch.addmm(bias, x, weight.t(), alpha=self.scale)
-        else:  # an fp32 addmm takes four kernels
-            y = self.apply_scale(torch.mm(x, weight.t()))
-            y = y if bias is None else y.add_(bias)
+        return self.large_product(x, weight, bias, half)
+
+    def large_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, half: bool) -> Tensor:
+        """Return y by kernels of split fp32 numbers, or by those of a library."""
+        if not half and (split := self.split_kernels(x)):
+            return split.product.split_product(x, weight, bias, relu=self.relu)
+        if half and bias is not None and self.scale == 1.0:
+            return biased_product(x, weight, bias, self.relu)
+        y = self.apply_scale(torch.mm(x, weight.t()))
+        if bias is not None:
+            y.add_(bias)
         return torch.relu_(y) if self.relu else y
 
-    def backward(self, dy: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+    def backward_with_sums(
+        self,
+        dy: Gradient,
+        saved: list[Tensor],
+        wants_sums: bool,
+        add_to: Tensor | None = None,
+    ) -> Gradient:
+        """Return the gradient of x, with its sums if `wants_sums` and a kernel computes them.
+
+        add_to: (tokens, n_in) fp32, to which the gradient of x is added instead.
+        """
         weight, x = saved.pop(), saved.pop()
-        if self.weight_grad is not None or self.bias_grad is not None:
-            if len(x) * weight.numel() < SMALL:
-                defer(add_products, self, dy, x)
-            else:
-                self.add_gradients(dy, x)
+        self.add_gradients_later(dy, x)
         if small := self.small_kernels(len(x)):
             gate = x if self.after_relu else None
-            return small.product(dy, weight, straight=True, gate=gate)
-        dx = self.apply_scale(torch.mm(dy, weight))
-        return relu_gradient(dx, x) if self.after_relu else dx
+            dx = small.product(dy.value, weight, straight=True, gate=gate)
+            return Gradient(dx if add_to is None else add_to.add_(dx))
+        if add_to is not None and self.scale == 1.0:
+            return Gradient(add_product(add_to, dy.value, weight))
+        dx = self.apply_scale(torch.mm(dy.value, weight))
+        if self.after_relu:
+            if wants_sums and (sums := kernels("sum_kernels")):
+                return Gradient(dx, sums.gate(dx, x))
+            relu_gradient(dx, x)
+        return Gradient(dx if add_to is None else add_to.add_(dx))
 
     def weights_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Return W and b in this precision, those of `prepared_weights` if there are any."""
@@ -87,12 +123,38 @@ class DeviceProduct(Product):
         fits = self.scale == 1.0 and tokens * self.weight.numel() <= SMALLER
         return kernels("small_kernels") if fits else None
 
-    def add_gradients(self, dy: Tensor, x: Tensor) -> None:
-        """Add dyᵀ x, and the sum of dy over tokens."""
-        if self.bias_grad is not None:
-            self.bias_grad.add_(dy.sum(0, dtype=torch.float32))
+    def split_kernels(self, x: Tensor) -> Any:
+        """Return the kernels for fp32 products on tensor cores, for inference only, or None."""
+        fits = self.scale == 1.0 and x.dtype is torch.float32 and x.is_cuda and len(x) >= FEW_ROWS
+        return split_kernels() if fits and torch.is_inference_mode_enabled() else None
+
+    def defers(self, tokens: int) -> bool:
+        """Return whether gradients of so few tokens are deferred and need no sums of dy."""
+        return tokens * self.weight.numel() < SMALL
+
+    def add_gradients_later(self, dy: Gradient, x: Tensor) -> None:
+        """Add the gradients of W and b before the end of the backward pass."""
+        if dy.sums is not None and self.bias_grad is not None:
+            running_queue().add(add_biases, self, dy.sums)
+        if self.weight_grad is None and self.bias_grad is None:
+            return
+        if self.defers(len(x)):
+            running_queue().add(add_products, self, dy.value, x)
+            return
+        add = partial(self.add_gradients, with_bias=dy.sums is None)
+        if dy.value.is_cuda:  # concurrently with the backward pass of earlier layers
+            running_queue().run_beside(add, dy.value, x)
+        else:
+            add(dy.value, x)
+
+    def add_gradients(self, dy: Tensor, x: Tensor, with_bias: bool) -> None:
+        """Add dyᵀ x and, with the bias, the sum of dy over tokens."""
+        if self.bias_grad is not None and with_bias:
+            module = kernels("sum_kernels")
+            sums = module.summed(dy.contiguous()) if module else dy
+            self.bias_grad.add_(sums.sum(0, dtype=torch.float32))
         if self.weight_grad is not None:
-            self.weight_grad.add_(torch.mm(dy.t(), x), alpha=self.scale)
+            add_product(self.weight_grad, dy.t(), x, self.scale)
 
 
 def add_products(deferred: Sequence[Deferred]) -> None:
@@ -103,6 +165,29 @@ def add_products(deferred: Sequence[Deferred]) -> None:
     add_rows([p.weight_grad for p in products], sums, products[0].scale)
     if any(p.bias_grad is not None for p in products):
         add_rows([p.bias_grad for p in products], dy.sum(1, dtype=torch.float32))
+
+
+def add_biases(deferred: Sequence[Deferred]) -> None:
+    """Add sums over blocks of tokens, (blocks, n_out) each, to the gradients of many biases."""
+    sums = torch.stack([sums for _, (sums,) in deferred]).sum(1)
+    add_rows([product.bias_grad for product, _ in deferred], sums)
+
+
+def biased_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """Return x Wᵀ + b, or its maximum with 0, in half precision by one kernel (fp32 takes four)."""
+    if relu and relu_keeps_nan(len(x), *weight.shape, x.dtype):
+        return aten._addmm_activation(bias, x, weight.t())
+    y = torch.addmm(bias, x, weight.t())
+    return torch.relu_(y) if relu else y
+
+
+def add_product(to: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    """Return to + scale a b, in place: `to` in fp32, also where a and b are in bf16."""
+    if a.dtype is torch.float32:
+        return to.addmm_(a, b, alpha=scale)
+    if mixes(a.dtype) and scale == 1.0:
+        return torch.addmm(to, a, b, out_dtype=torch.float32, out=to)
+    return to.add_(torch.mm(a, b), alpha=scale)
 
 
 def prepared_weights(

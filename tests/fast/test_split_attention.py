@@ -1,0 +1,125 @@
+"""Attention of fp32 numbers by products of shorter ones: as exact as fp32's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.kernels import DEVICES, error_of
+from torch import Tensor
+
+KERNELS = "split_attention"
+SHAPES = [  # sequences, seq, heads, d_head
+    (1, 64, 2, 64),
+    (2, 33, 3, 24),
+    (3, 1, 1, 8),
+    (1, 100, 2, 40),
+    (2, 70, 1, 128),
+    (1, 129, 1, 16),
+]
+
+
+def drawn(sequences: int, seq: int, heads: int, head: int, device: str) -> Tensor:
+    """[q, k, v] of all tokens."""
+    torch.manual_seed(0)
+    return torch.randn(sequences * seq, 3 * heads * head).to(device)
+
+
+def right(qkv: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
+    """The same in float64."""
+    head = qkv.shape[1] // 3 // heads
+    q, k, v = qkv.double().view(-1, seq, 3, heads, head).permute(2, 0, 3, 1, 4)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return y.transpose(1, 2).reshape(len(qkv), -1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_as_exact_as_fp32(
+    shape: tuple[int, int, int, int], causal: bool, device: str, kernels: Any
+) -> None:
+    qkv, (_, seq, heads, _) = drawn(*shape, device), shape
+    found = kernels.split_attention(qkv, seq, heads, causal)
+    assert error_of(found, right(qkv, seq, heads, causal)) < 1e-6
+    assert torch.equal(found, kernels.split_attention(qkv, seq, heads, causal))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("blocks", [(16, 32), (32, 16), (16, 128), (32, 64), (64, 32)])
+def test_any_blocks(blocks: tuple[int, int], causal: bool, device: str, kernels: Any) -> None:
+    settings = kernels.Blocks(*blocks, warps=4, stages=2)
+    for seq in (64, 75):
+        qkv = drawn(1, seq, 2, 32, device)
+        found = kernels.split_attention(qkv, seq, 2, causal, settings=settings)
+        assert error_of(found, right(qkv, seq, 2, causal)) < 1e-6
+        again = kernels.split_attention(qkv, seq, 2, causal, settings=settings)
+        assert torch.equal(found, again)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_weights_of_any_size(causal: bool, device: str, kernels: Any) -> None:
+    """Weights that are all alike, or but for one 0; and a largest logit that grows by block."""
+    for size in (0.0, 1e-15, 4.0):
+        qkv = drawn(1, 80, 1, 16, device)
+        qkv[:, :32] *= size
+        assert (
+            error_of(kernels.split_attention(qkv, 80, 1, causal), right(qkv, 80, 1, causal)) < 2e-6
+        )
+    qkv = drawn(1, 80, 1, 16, device)
+    qkv[:, :16] = 8.0
+    qkv[:, 16:32] = torch.arange(80, device=device)[:, None] - 300.0  # exact
+    found = kernels.split_attention(qkv, 80, 1, causal)
+    assert error_of(found, right(qkv, 80, 1, causal)) < 1e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
+    qkv = drawn(2, 20, 4, 24, device)[:, ::4]
+    found = kernels.split_attention(qkv, 20, 1, False)
+    assert error_of(found, right(qkv, 20, 1, False)) < 1e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf", "last bit", "all bits"])
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, of inf - inf
+def test_what_is_not_finite(bad: str, causal: bool, device: str, kernels: Any) -> None:
+    seq, heads, head = 40, 2, 16
+    width = heads * head
+    bits = {"last bit": 0x7F800001, "all bits": 0x7FFFFFFF}.get(bad)
+    value = torch.tensor(0.0 if bits else float(bad))
+    if bits:
+        value = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    settings = kernels.Blocks(16, 16, warps=4, stages=2)
+    for which in range(3):  # in q, k and v of sequence 1, head 1, token 5
+        qkv = drawn(2, seq, heads, head, device)
+        qkv[seq + 5, which * width + head + 3] = value.to(device)
+        found = kernels.split_attention(qkv, seq, heads, causal, settings=settings)
+        spoilt = torch.zeros(found.shape, dtype=torch.bool, device=device)
+        rows = slice(seq + 5, seq + 6) if which == 0 else slice(seq + 5 if causal else seq, None)
+        spoilt[rows, head + 3 if which == 2 else slice(head, None)] = True
+        assert not bool(found[spoilt].isfinite().any())
+        assert bool(found[:seq].isfinite().all()) and bool(found[:, :head].isfinite().all())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_none(device: str, kernels: Any) -> None:
+    assert kernels.split_attention(drawn(0, 8, 2, 16, device), 8, 2, True).shape == (0, 32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(1, 512, 8, 64), (4, 300, 4, 128), (2, 1000, 3, 48)])
+def test_wide_layers(
+    shape: tuple[int, int, int, int], causal: bool, device: str, kernels: Any
+) -> None:
+    qkv, (_, seq, heads, _) = drawn(*shape, device), shape
+    found = kernels.split_attention(qkv, seq, heads, causal)
+    assert error_of(found, right(qkv, seq, heads, causal)) < 1e-6
+    assert torch.equal(found, kernels.split_attention(qkv, seq, heads, causal))

@@ -1,0 +1,124 @@
+"""Products of fp32 numbers as sums of products of shorter ones: as exact as fp32's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.kernels import DEVICES, error_of
+from torch import Tensor
+
+KERNELS = "split_product"
+SHAPES = [(64, 64, 64), (33, 70, 130), (7, 136, 40), (1, 1, 1), (130, 3, 257), (16, 16, 0)]
+LARGE = [(512, 1536, 512), (512, 512, 512), (512, 2048, 512), (512, 512, 2048)]
+
+
+def drawn(rows: int, columns: int, depth: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """x, W and b."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, depth), torch.randn(columns, depth)
+    return x.to(device), weight.to(device), torch.randn(columns).to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_as_exact_as_fp32(
+    shape: tuple[int, int, int], biased: bool, relu: bool, device: str, kernels: Any
+) -> None:
+    x, weight, b = drawn(*shape, device)
+    bias = b if biased else None
+    right = x.double() @ weight.double().t() + (b.double() if biased else 0.0)
+    right = right.clamp(min=0) if relu else right
+    found = kernels.split_product(x, weight, bias, relu=relu)
+    assert error_of(found, right) < 5e-7
+    assert torch.equal(found, kernels.split_product(x, weight, bias, relu=relu))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("parts", [1, 3, 16])
+@pytest.mark.parametrize("tile", [(16, 64, 16), (64, 32, 64)])
+def test_any_tiles_and_parts(
+    tile: tuple[int, int, int], parts: int, device: str, kernels: Any
+) -> None:
+    x, weight, bias = drawn(70, 50, 130, device)
+    right = (x.double() @ weight.double().t() + bias.double()).clamp(min=0)
+    settings = kernels.Tiles(*tile, warps=4, stages=2, parts=parts)
+    found = kernels.split_product(x, weight, bias, relu=True, settings=settings)
+    assert error_of(found, right) < 1e-6
+    again = kernels.split_product(x, weight, bias, relu=True, settings=settings)
+    assert torch.equal(found, again)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e15])
+def test_any_size(size: float, device: str, kernels: Any) -> None:
+    x, weight, _ = drawn(20, 24, 100, device)
+    x, weight = x * size * torch.logspace(0, 3, 20, device=device)[:, None], weight / size**0.5
+    assert error_of(kernels.split_product(x, weight), x.double() @ weight.double().t()) < 5e-7
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
+    wide, weight, _ = drawn(20, 24, 96, device)
+    x, weight = wide[:, ::3], weight[:, :32].contiguous()
+    assert error_of(kernels.split_product(x, weight), x.double() @ weight.double().t()) < 5e-7
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # NumPy's, of inf - inf
+def test_what_is_not_finite(parts: int, device: str, kernels: Any) -> None:
+    x, weight, bias = drawn(20, 24, 70, device)
+    settings = kernels.Tiles(16, 16, 32, warps=4, stages=2, parts=parts)
+    x[3, 5], x[4, 69] = float("nan"), float("inf")
+    weight[7, 2] = -float("inf")
+    x[9, 11] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)  # NaN, last bit
+    x[10, 0] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    for relu in (False, True):
+        found = kernels.split_product(x, weight, bias, relu=relu, settings=settings)
+        for row in (3, 9, 10):
+            assert bool(found[row].isnan().all())
+        assert not bool(found[4].isfinite().any())
+        assert not bool(found[:, 7].isfinite().any())
+        found[[3, 4, 9, 10]] = found[:, 7] = 0.0
+        assert bool(found.isfinite().all())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_large_numbers_do_not_overflow(device: str, kernels: Any) -> None:
+    most = 0.99 * torch.finfo(torch.float32).max
+    x = torch.full((16, 1), most, device=device)
+    weight = torch.full((16, 1), -0.25, device=device)
+    assert torch.allclose(
+        kernels.split_product(x, weight), torch.tensor(-most / 4, device=device), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_none(device: str, kernels: Any) -> None:
+    for rows, columns in ((0, 8), (8, 0)):
+        x, weight, _ = drawn(rows, columns, 16, device)
+        assert kernels.split_product(x, weight).shape == (rows, columns)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("shape", LARGE)
+def test_wide_products(shape: tuple[int, int, int], device: str, kernels: Any) -> None:
+    x, weight, bias = drawn(*shape, device)
+    right = torch.relu(x.double() @ weight.double().t() + bias.double())
+    found = kernels.split_product(x, weight, bias, relu=True)
+    assert error_of(found, right) < 1e-6
+    assert torch.equal(found, kernels.split_product(x, weight, bias, relu=True))
+
+
+@pytest.mark.parametrize("shape", LARGE)
+@pytest.mark.parametrize("device", ["cpu"])
+def test_the_tiles_fill_a_gpu(shape: tuple[int, int, int], device: str, kernels: Any) -> None:
+    rows, columns, depth = shape
+    tiles = kernels.tiles_for(rows, columns, depth)
+    programs = -(-rows // tiles.M) * -(-columns // tiles.N) * tiles.parts
+    assert 90 <= programs and tiles.parts * tiles.K <= depth
