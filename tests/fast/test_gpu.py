@@ -14,7 +14,7 @@ from deepstack.errors import Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.schemes.post_norm import PostLN
-from deepstack.training import Observer, temporary_run
+from deepstack.training import temporary_run
 
 # torch warns of its own settings and of functions of its own while it compiles
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]
@@ -201,22 +201,3 @@ def test_a_captured_step_never_waits_for_the_device() -> None:
                 run.step(*run.batch(1), run.learning_rate(1))
         finally:
             torch.cuda.set_sync_debug_mode("default")
-
-
-class Listens(Observer):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def notify(self, line: str) -> None:
-        self.lines.append(line)
-
-
-@pytest.mark.parametrize("width", [32, 512])
-def test_what_takes_long_is_said(width: int, tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    heard = Listens()
-    given = config(runtime__fused=True, train__steps=2, model__d_model=width)
-    deepstack.train(given, out=tmp_path, observer=heard)
-    assert any("Triton" in line for line in heard.lines)
