@@ -7,7 +7,7 @@ its training step.
 from deepstack.fast.accelerate import step_recorder
 from deepstack.fast.capture import CapturedStep
 from deepstack.fast.gpu.available import triton_version
-from deepstack.fast.layers import compiled, enable_fast_paths, run_fused
+from deepstack.fast.layers import compiled, enable_fast_paths
 from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths, choose_fast_paths, fast_paths_of
 from deepstack.fast.step import Measured, Step, Update, make_step
@@ -24,7 +24,6 @@ __all__ = [
     "enable_fast_paths",
     "fast_paths_of",
     "make_step",
-    "run_fused",
     "step_recorder",
     "triton_version",
 ]

@@ -31,11 +31,6 @@ def generate(
     encoder.  Returns (batch, length).  Raises ConfigError for a model without a decoder, or if
     there are more tokens than positions.  Leaves the model in evaluation mode.
     """
-    if length < 1 or not tokens.shape[1]:
-        raise ConfigError(
-            f"generate: found {tokens.shape[1]} tokens to begin with and {length} to say; allowed "
-            "1 or more of each"
-        )
     generated = []
     step = decoder_of(model, source)
     logits = [step(tokens[:, i]) for i in range(tokens.shape[1])][-1]

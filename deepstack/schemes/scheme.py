@@ -51,9 +51,6 @@ class StackPosition(NamedTuple):
         return self.encoder_depth if self.side == "encoder" else self.decoder_depth
 
 
-Place = StackPosition
-"""The name of the class in plugins."""
-
 ALONE = StackPosition()
 """The default position: an encoder without a decoder, of any depth."""
 

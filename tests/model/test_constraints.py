@@ -171,11 +171,6 @@ def test_a_step_is_the_update_and_then_the_projection(own: Any) -> None:
         torch.testing.assert_close(bank.values(), expected, msg=bank.key)
 
 
-def test_a_scheme_without_one_costs_nothing() -> None:
-    built = build_model(config(model__scheme="pre_ln"), vocab_size=257)
-    assert built.projection() is None
-
-
 def test_one_that_gives_something_is_told_to_write_in_place() -> None:
     class Own(Scheme, name="own", label="Own", paper="none"):
         """x <- LN(x + G(x)), rows of norm 1, or so it was meant."""

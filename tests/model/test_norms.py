@@ -238,15 +238,12 @@ def test_a_matrix_is_drawn_alike_at_every_depth_and_times_the_gain(distribution:
         ("init: {distribution: orthogonal, fan: in}",
          "model.init.fan: found in, unused under model.init.distribution=orthogonal; "
          "allowed in_out, or model.init.distribution=xavier_normal or"),
-        ("init: {fan: in, distribution: kaiming_normal}", "model.init.fan: found in, unused"),
         ("init: {std: 0.1}",
          "model.init.std: found 0.1, unused under model.init.distribution=xavier_normal; "
          "allowed 0.02, or model.init.distribution=normal"),
         ("norm: {kind: rms, start: 0.8}",
          "model.norm.start: found 0.8, unused under model.norm.kind=rms; "
          "allowed 0.5, or model.norm.kind=dynamic_tanh"),
-        ("norm: {start: 0.8}", "model.norm.start: found 0.8, unused under model.norm.kind=layer"),
-        ("init: {distribution: ntk, fan: in}", "unused under model.init.distribution=ntk"),
     ],
 )  # fmt: skip
 def test_what_means_nothing_is_refused_in_one_line(text: str, said: str) -> None:

@@ -17,6 +17,7 @@ from helpers.scheme_literals import (
     hyper_connections,
     laurel,
     mhc,
+    real_former,
     stream_into,
 )
 from helpers.scheme_pieces import TOKENS, built, config, perturbed, pieces
@@ -42,6 +43,8 @@ OPTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
     ("hyper_connections", {"dynamic": False}, hyper_connections),
     ("hyper_connections", {"streams": 3}, hyper_connections),
     ("hyper_connections", {"streams": 1}, hyper_connections),
+    ("real_former", {}, real_former),
+    ("real_former", {"mean": True}, lambda p, x: real_former(p, x, mean=True)),
     ("laurel", {"rank": 1}, laurel),
     ("laurel", {"rank": 5}, laurel),
     ("frac_connections", {"fractions": 2}, frac_connections),
