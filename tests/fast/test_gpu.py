@@ -16,7 +16,7 @@ from deepstack.fast.gpu.products import DeviceProduct
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.schemes.post_norm import PostLN
-from deepstack.training import temporary_run
+from deepstack.training import Observer, temporary_run
 
 # torch warns of its own settings and of functions of its own while it compiles
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]
