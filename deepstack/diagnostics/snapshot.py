@@ -98,7 +98,7 @@ def trained_by_layer(model: Transformer) -> list[list[nn.Parameter]]:
 
 
 def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor]) -> Pass:
-    """Run the model forward and backward for a snapshot, without waiting for the device."""
+    """Run the model forward and backward for a snapshot."""
     flat = [p for layer in trained_by_layer(model) for p in layer]
     with evaluating(model), record_values(model) as seen, torch.enable_grad():
         value, lengths, deltas = gradient_norms(
@@ -136,7 +136,6 @@ def take(
     initial: Sequence[Tensor],
     skipped: int = 0,
     jacobian: bool = False,
-    passed: Callable[[], Pass] | None = None,
     initial_states: Mapping[str, Tensor] | None = None,
     gradient_noise: Mapping[str, Tensor] | None = None,
 ) -> list[Snapshot]:
@@ -145,11 +144,10 @@ def take(
     layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch.
     before: values of these banks before the last step, None at initialisation; initial: at θ_0.
     skipped: how many layers are left out in turn, one forward pass each.  jacobian: whether to
-    measure the norm of ∂F/∂x_l, one forward and one backward pass.  passed: a faster equivalent of
-    `pass_through` with these arguments; its result is not cleared.  initial_states: those of
+    measure the norm of ∂F/∂x_l, one forward and one backward pass.  initial_states: those of
     `stream_states` at θ_0.  gradient_noise: side -> (2, depth), of `gradient_noise`.
     """
-    seen, value, lengths = passed() if passed else pass_through(model, tokens, loss)
+    seen, value, lengths = pass_through(model, tokens, loss)
     grad_norm = length_by_layer(model, lengths, lambda p: True)
     matrix_grad_norm = length_by_layer(
         model, lengths, lambda p: getattr(p, "start", "") == "matrix"
@@ -169,8 +167,7 @@ def take(
         states = torch.stack(seen[side].states)
         feed_forward = stack.layers[0].get_submodule("feed_forward")
         by_sublayer: dict[str, Any] = sublayer_values(seen[side], depth, len(sublayers))
-        if passed is None:
-            seen[side].sublayers.clear()
+        seen[side].sublayers.clear()
         attention = {n: torch.stack(v) for n, v in seen[side].attention.items() if v}
         snapshots.append(
             Snapshot(

@@ -47,7 +47,6 @@ class ModelUpdate:
     """‖ΔF‖_t = mean over probe tokens of ‖F_t − F_0‖₂, and related values (see COLUMNS).
 
     F: the last hidden state, after the last norm, in evaluation mode, in fp32, on the probe batch.
-    On a Hopper GPU fp32 products may be sums of three tf32 ones: accurate to 3e-7, attention 6e-7.
     DeepNet accumulates from initialisation (Wang et al. 2022, arXiv:2203.00555, section 3 and
     Figure 4) and states no norm; the mean over tokens is the reading its magnitudes support.
     """

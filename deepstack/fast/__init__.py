@@ -4,29 +4,26 @@
 its training step.
 """
 
-from deepstack.fast.accelerate import captured_function, step_recorder
-from deepstack.fast.capture import CapturedFunction, CapturedStep
+from deepstack.fast.accelerate import step_recorder
+from deepstack.fast.capture import CapturedStep
 from deepstack.fast.gpu.available import triton_version
-from deepstack.fast.layers import compiled, enable_fast_paths, run_fused
-from deepstack.fast.replay import replaying
+from deepstack.fast.layers import compiled, enable_fast_paths
+from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths, choose_fast_paths, fast_paths_of
 from deepstack.fast.step import Measured, Step, Update, make_step
 
 __all__ = [
-    "CapturedFunction",
     "CapturedStep",
     "FastPaths",
     "Measured",
+    "ReplayedStep",
     "Step",
     "Update",
-    "captured_function",
     "choose_fast_paths",
     "compiled",
     "enable_fast_paths",
     "fast_paths_of",
     "make_step",
-    "replaying",
-    "run_fused",
     "step_recorder",
     "triton_version",
 ]

@@ -47,16 +47,14 @@ class Call(NamedTuple):
 class Recording(TorchDispatchMode):
     """Dispatch mode that records every operation executed inside the context.
 
-    like: an earlier recording; equal calls are shared with it, so that memory holds them once.
     calls: the operations that compute something; a view is only another TensorRef.
     sizes: bytes of each storage by number.
     before: the storages that existed before the step, by number.
     results: TensorRefs of the step's results.  refused: why it cannot be replayed, or ''.
     """
 
-    def __init__(self, like: Recording | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._like = iter(like.calls if like else ())
         self.calls: list[Call] = []
         self.sizes: list[int] = []
         self.before: dict[int, torch.UntypedStorage] = {}
@@ -101,9 +99,7 @@ class Recording(TorchDispatchMode):
         results = {index: self.refer(value) for index, value in new.items()}
         if results or operation._schema.is_mutable:
             used = frozenset(numbers_in([references, results]))
-            call = Call(operation, *references, results, used, uses_onednn())
-            known = next(self._like, None)
-            self.calls.append(known if known == call else call)
+            self.calls.append(Call(operation, *references, results, used, uses_onednn()))
 
     def _number(self, storage: torch.UntypedStorage) -> int:
         """Return the number of a storage; give it the next one if it has none."""
@@ -125,14 +121,6 @@ class Recording(TorchDispatchMode):
         """Keep the TensorRefs of the step's results and forget the storages' numbers."""
         self.results = map_nested(results, self.refer)
         self._numbers.clear()
-
-    def equals(self, other: Recording) -> bool:
-        """Return whether both recordings contain the same operations on the same tensors."""
-        return (
-            (self.calls, self.sizes, self.results) == (other.calls, other.sizes, other.results)
-            and self.before.keys() == other.before.keys()
-            and all(s._cdata == other.before[n]._cdata for n, s in self.before.items())
-        )
 
 
 @cache

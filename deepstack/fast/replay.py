@@ -1,7 +1,7 @@
 """Runs a whole training step on a CPU from a recorded list of operations.
 
 A narrow layer's operations take a few microseconds each, and autograd, allocation, views and Python
-take as long again.  `replaying` runs a step under a recorder that notes every operation of
+take as long again.  `ReplayedStep` runs a step under a recorder that notes every operation of
 forward, backward, optimizer and probe.  It gives each result a fixed place in a block of memory
 and then runs the same kernels on the same numbers in the same order, so every bit stays the same.
 The shards of a batch (`shards`) have separate blocks, and threads run them at the same time.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,51 +20,45 @@ import torch
 from torch import Tensor
 
 from deepstack.fast.out_variants import Operation, bind
-from deepstack.fast.recording import Call, Recording, TensorRef, map_nested, numbers_in
-from deepstack.fast.step import Measured, Probe, StepFunction, Update, probed
+from deepstack.fast.recording import Recording, TensorRef, map_nested, numbers_in
+from deepstack.fast.step import Measured, Probe, Update, probed
 from deepstack.gc_control import gc_paused
 
 aten = torch.ops.aten
 
-# Eager steps before the first recording: the optimizer creates its state.
+# Eager steps before the recording: the optimizer creates its state.
 WARM_UP = 1
 # Results begin at multiples of this many bytes, as torch's own allocations do.
 ALIGNMENT = 64
-WORTH_SAYING = 2.0  # seconds of recording
 # Operations that only allocate uninitialized memory.
 UNFILLED = (aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
             aten.new_empty.default, aten.new_empty_strided.default)  # fmt: skip
 
 
-def replaying(
-    update: Update, probe: Probe | None, said: Callable[[str], None], threads: int = 1
-) -> StepFunction:
-    """Return a step, update then probe, whose fourth and later calls replay the third call.
+class ReplayedStep:
+    """A step, update then probe, whose third and later calls replay the second call.
 
-    threads: that replay the shards of a batch.  One thread runs them if they draw random numbers,
-    whose order would otherwise change.
-
-    The second call is recorded as well.  If the two recordings differ, or if the update reads a
-    value, every step runs eagerly and `said` receives the reason.  It also receives the time that
-    recording took.
+    The step must run the same operations at every call.  threads: that replay the shards of a
+    batch; 1 if shards draw random numbers, whose order would otherwise change.  said: receives the
+    reason if the update reads a value; every step then runs eagerly.
 
     Inputs and targets are copied into tensors of the recording.  The returned tensors belong to the
     recording too; the next call overwrites them.  Learning rates must be tensors, changed in place.
     Batches of another shape run eagerly.
     """
-    return _Replayed(update, probe, said, threads)
 
-
-class _Replayed:
     def __init__(
-        self, update: Update, probe: Probe | None, said: Callable[[str], None], threads: int
+        self,
+        update: Update,
+        probe: Probe | None,
+        said: Callable[[str], None],
+        threads: int = 1,
     ) -> None:
         self.update, self.said = update, said
         self.threads = min(threads, len(update.shards))
         self.whole = probed(update, probe)
         self.finish = probed(lambda *_: update.apply(*update.total()), probe)
-        self.calls, self.seconds = 0, 0.0
-        self.recorded: list[Recording] = []
+        self.calls = 0
         self.bound: list[Bound] = []
         self.pool: ThreadPoolExecutor | None = None
         self.refused = False
@@ -95,34 +88,24 @@ class _Replayed:
         return Measured(*rest.results)
 
     def record(self) -> Measured:
-        """Run a step and note its operations; the second time, prepare the replay."""
-        began = time.perf_counter()
-        earlier, self.recorded = self.recorded, []
+        """Run a step, note its operations and prepare their replay."""
+        recordings = []
         for part in (*(shard.compute for shard in self.update.shards), self.finish):
-            like = earlier[len(self.recorded)] if earlier else None
-            with Recording(like) as recording:
+            with Recording() as recording:
                 measured = part(self.inputs, self.targets)
             recording.finish(tuple(measured or ()))
-            self.recorded.append(recording)
+            recordings.append(recording)
         assert measured is not None
-        refused = next((r.refused for r in self.recorded if r.refused), "")
-        if earlier and not refused and not all(map(Recording.equals, self.recorded, earlier)):
-            refused = "it does not do the same at every step"
-        if refused:
-            self.refused, self.recorded = True, []
-            self.said(f"a step cannot be replayed: {refused}")
-        elif earlier:
-            self.prepare()
-        self.seconds += time.perf_counter() - began
-        if self.bound and self.seconds >= WORTH_SAYING:
-            count = sum(len(part.operations) for part in self.bound)
-            self.said(f"recorded a step, {count} operations, in {self.seconds:.1f} s")
+        if reason := next((r.refused for r in recordings if r.refused), ""):
+            self.refused = True
+            self.said(f"a step cannot be replayed: {reason}")
+        else:
+            self.prepare(recordings)
         return measured
 
-    def prepare(self) -> None:
+    def prepare(self, recordings: list[Recording]) -> None:
         """Bind the recordings to memory and start the threads."""
-        *shards, rest = self.recorded
-        self.recorded = []
+        *shards, rest = recordings
         with torch.inference_mode():
             self.bound = [
                 bind_recording(recording, zip(shard.gradients, shard.copies, strict=False))
@@ -130,22 +113,9 @@ class _Replayed:
             ]
             self.bound.append(bind_recording(rest))
         trim_memory()
-        if self.threads > 1 and not any(draws_numbers(recording) for recording in shards):
+        if self.threads > 1:
             one_each = partial(torch.set_num_threads, 1)
             self.pool = ThreadPoolExecutor(self.threads, "shard", one_each)
-
-
-def draws_numbers(recording: Recording) -> bool:
-    """Return whether an operation draws from torch's random generator."""
-    random = torch.Tag.nondeterministic_seeded
-    return any(random in call.operation.tags and has_dropout(call) for call in recording.calls)
-
-
-def has_dropout(call: Call) -> bool:
-    """Return whether a random operation drops values; attention may have a probability of 0."""
-    names = [argument.name for argument in call.operation._schema.arguments]
-    arguments = dict(zip(names, call.args, strict=False)) | call.kwargs
-    return "dropout_p" not in names or arguments.get("dropout_p", 0.0) > 0
 
 
 class Bound(NamedTuple):

@@ -41,14 +41,13 @@ STATIC = "a scheme that declares static=True"
 
 
 def choose_fast_paths(
-    config: conf.Config, *, gpu: bool, parallel: str | None, inside: bool, fusible: bool
+    config: conf.Config, *, gpu: bool, parallel: str | None, fusible: bool
 ) -> FastPaths:
     """Return the fast paths that a configuration selects; 'auto' follows this rule:
 
     | path     | where                                              | why                         |
     |----------|----------------------------------------------------|-----------------------------|
-    | fused    | no dropout, nothing sharded; GPU:                  | see benchmarks/log.md       |
-    |          | no operation inside sublayers, and fusible         |                             |
+    | fused    | no dropout, nothing sharded; GPU: fusible          | see benchmarks/log.md       |
     | compiled | GPU with Triton and a C compiler, not fused, not   | on a CPU it is not faster   |
     |          | sharded                                            |                             |
     | captured | GPU, one process, static, dropout not recomputed   | launches cost more than work |
@@ -56,8 +55,7 @@ def choose_fast_paths(
     |          | dropout not recomputed, 50 steps or more           |                             |
 
     parallel: of several processes, 'data' or 'fully_sharded'; None for one.
-    inside: whether the scheme adds operations inside sublayers.
-    fusible: whether a layer is small, or consists of fused GPU sublayers except for a few sums.
+    fusible: whether a GPU's fused sublayers make the layers faster.
     Compilation needs a scheme with `uniform`: all layers compile to the same code (DLCL's do not).
     Raises ConfigError for settings that exclude each other.
     """
@@ -65,62 +63,49 @@ def choose_fast_paths(
     dropout, sharded = config.model.dropout > 0, parallel == "fully_sharded"
     redrawn = dropout and conf.recompute_every(config) > 0
     compiled = runtime.compile is True
-    # by key: the chosen value, and for each requirement whether it is missing
-    need: dict[str, tuple[bool | str, dict[str, bool]]] = {
-        "runtime.fused": (
-            runtime.fused,
-            {
-                "model.dropout=0": dropout,
-                "runtime.parallel=data": sharded,
-                "runtime.compile=false": compiled,
-            },
-        ),
-        "runtime.compile": (
-            runtime.compile,
-            {
-                "runtime.parallel=data": sharded,
-                "a scheme whose layers are alike": not scheme.uniform,
-            },
-        ),
-        "runtime.cuda_graph": (
-            runtime.cuda_graph,
-            {
-                "one process with a GPU": not gpu or parallel is not None,
-                STATIC: not scheme.static,
-            },
-        ),
-        "runtime.replay": (
-            runtime.replay,
-            {
-                "one process": parallel is not None,
-                STATIC: not scheme.static,
-                "runtime.device=cpu": gpu,
-                "runtime.compile=false": compiled,
-                "runtime.recompute_every=0 with dropout": redrawn,
-            },
-        ),
-    }
-    for key, (chosen, reasons) in need.items():
-        missing = [requirement for requirement, wrong in reasons.items() if wrong]
-        if chosen is True and missing:
-            needs = " and ".join(missing)
-            raise ConfigError(f"{key}: found true, which needs {needs}; or use auto", key=key)
 
-    def choose(chosen: bool | str, by_rule: bool) -> bool:
-        return by_rule if isinstance(chosen, str) else chosen
+    def choose(key: str, by_rule: bool, needs: dict[str, bool]) -> bool:
+        """Return the setting, or for auto the rule if it has all that it needs."""
+        setting = getattr(runtime, key)
+        missing = [need for need, there in needs.items() if not there]
+        if setting is True and missing:
+            raise ConfigError(
+                f"runtime.{key}: found true, which needs {' and '.join(missing)}; or use auto",
+                key=f"runtime.{key}",
+            )
+        return by_rule and not missing if isinstance(setting, str) else setting
 
-    can_fuse = not gpu or (fusible and not inside)
-    fused = choose(runtime.fused, can_fuse and not (dropout or sharded or compiled))
-    can_compile = gpu and not sharded and scheme.uniform and not fused and has_triton()
-    compiled = choose(runtime.compile, can_compile)
-    records = scheme.static and parallel is None and not redrawn
-    replays = records and not (gpu or compiled) and config.train.steps >= FEW_STEPS
-    return FastPaths(
-        fused=fused,
-        compiled=compiled,
-        captured=choose(runtime.cuda_graph, gpu and records),
-        replayed=choose(runtime.replay, replays),
+    fused = choose(
+        "fused",
+        not gpu or fusible,
+        {
+            "model.dropout=0": not dropout,
+            "runtime.parallel=data": not sharded,
+            "runtime.compile=false": not compiled,
+        },
     )
+    compiled = choose(
+        "compile",
+        gpu and not fused and has_triton(),
+        {"runtime.parallel=data": not sharded, "a scheme whose layers are alike": scheme.uniform},
+    )
+    captured = choose(
+        "cuda_graph",
+        not redrawn,
+        {"one process with a GPU": gpu and parallel is None, STATIC: scheme.static},
+    )
+    replayed = choose(
+        "replay",
+        config.train.steps >= FEW_STEPS,
+        {
+            "one process": parallel is None,
+            STATIC: scheme.static,
+            "runtime.device=cpu": not gpu,
+            "runtime.compile=false": not compiled,
+            "runtime.recompute_every=0 with dropout": not redrawn,
+        },
+    )
+    return FastPaths(fused, compiled, captured, replayed)
 
 
 def fast_paths_of(
@@ -136,14 +121,12 @@ def fast_paths_of(
     runtime = config.runtime
     tokens = config.train.batch_size * config.task.seq_len
     layer = tokens * config.model.d_model * conf.width_inside(config)
-    gpu, inside, fusible = device.type == "cuda", False, True
+    gpu, fusible = device.type == "cuda", False
     if gpu:
         model = model or two_layers(config)
-        inside = has_more_inside(model)
-        fusible = layer <= SMALL_LAYER or is_fully_fused(model)
-    paths = choose_fast_paths(
-        config, gpu=gpu, parallel=parallelism(config, ranks), inside=inside, fusible=fusible
-    )
+        small = layer <= SMALL_LAYER and not has_more_inside(model)
+        fusible = small or is_fully_fused(model)
+    paths = choose_fast_paths(config, gpu=gpu, parallel=parallelism(config, ranks), fusible=fusible)
     if not paths.fused or gpu:
         if runtime.products == "onednn":
             raise ConfigError(
@@ -176,7 +159,7 @@ def is_fully_fused(model: Transformer) -> bool:
 
     def is_fusible(module: nn.Module) -> bool:
         if isinstance(module, Attention):
-            return is_bare(module) and heads_fit(module.o.shape[1] // module.n_heads)
+            return module.fused and heads_fit(module.o.shape[1] // module.n_heads)
         return isinstance(module, FeedForward) and module.fused
 
     sublayers = [module for layer in model.layers for module in layer.modules_in_order()]
@@ -184,10 +167,5 @@ def is_fully_fused(model: Transformer) -> bool:
     return (
         all(is_fusible(module) for module in sublayers)
         and all(isinstance(norm, LayerNorm) and norm.gain is not None for norm in norms)
-        and not model.schemes[0].maps_stream
+        and not (model.schemes[0].maps_stream or has_more_inside(model))
     )
-
-
-def is_bare(attention: Attention) -> bool:
-    """Return whether attention uses the heads of the fused product unchanged."""
-    return attention.fused and attention.qk is None and not attention.slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ class CrossAttention(Heads):
     """
 
     SLOTS = ("before_cross_out",)
-    READS: ClassVar = {"x": ("q",), "memory": ("kv",), "before_cross_out": ("o",)}
 
     def __init__(self, d_model: int, n_heads: int, dropout: float, **common: Any) -> None:
         super().__init__(n_heads, dropout, **common)
@@ -66,7 +65,6 @@ class MergedAttention(CrossAttention):
     """
 
     SLOTS = ("before_out",)
-    READS: ClassVar = {"x": ("q", "v"), "memory": ("k", "v"), "before_out": ("o",)}
 
     def __init__(self, d_model: int, n_heads: int, dropout: float, **common: Any) -> None:
         Heads.__init__(self, n_heads, dropout, **common)
@@ -102,7 +100,6 @@ class AverageAttention(LinearMaps):
     """
 
     SLOTS = ("before_out",)
-    READS: ClassVar = {"before_out": ("o",)}
 
     def __init__(self, d_model: int, dropout: float, **common: Any) -> None:
         super().__init__(dropout, **common)

@@ -31,11 +31,6 @@ def generate(
     encoder.  Returns (batch, length).  Raises ConfigError for a model without a decoder, or if
     there are more tokens than positions.  Leaves the model in evaluation mode.
     """
-    if length < 1 or not tokens.shape[1]:
-        raise ConfigError(
-            f"generate: found {tokens.shape[1]} tokens to begin with and {length} to say; allowed "
-            "1 or more of each"
-        )
     generated = []
     step = decoder_of(model, source)
     logits = [step(tokens[:, i]) for i in range(tokens.shape[1])][-1]
@@ -104,19 +99,14 @@ def one_by_one(module: nn.Module, memory: Tensor | None, seq_len: int) -> Sublay
     if isinstance(module, CrossAttention):
         assert memory is not None
         k, v = module.keys_and_values(memory)
-        if isinstance(module, MergedAttention):
-            return merged_one_by_one(module, k, v)
-        return partial(module.read, k=k, v=v)
+        if not isinstance(module, MergedAttention):
+            return partial(module.read, k=k, v=v)
+        mean = running_mean()
+        return lambda x: module.read(x, k, v, mean(module.values(x)))
     if isinstance(module, AverageAttention):
         mean = running_mean()
         return lambda x: module(x, mean(x))
     return module  # a feed-forward caches nothing
-
-
-def merged_one_by_one(attention: MergedAttention, k: Tensor, v: Tensor) -> Sublayer:
-    """Return merged attention for one position at a time, with a cached sum of the values."""
-    mean = running_mean()
-    return lambda x: attention.read(x, k, v, mean(attention.values(x)))
 
 
 def running_mean() -> Callable[[Tensor], Tensor]:

@@ -63,8 +63,7 @@ def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
     """Check the first layer of one stack; memory: a substitute for the output of an encoder."""
     layer = stack.layers[0]
     assert isinstance(layer, Layer)
-    scheme = layer.scheme
-    gave: list[tuple[Tensor, int]] = []
+    scheme, outputs = layer.scheme, []
 
     class ResultCheck(Tap):
         def leave(self, out: Tensor) -> None:
@@ -72,30 +71,27 @@ def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
 
     def note(module: nn.Module, given: Any, output: Any) -> None:
         if isinstance(output, Tensor):
-            gave.append((output, output._version))
+            outputs.append((output, output._version))
 
     if not scheme.joins_sublayers:
         scheme.tap = ResultCheck()
-    hooks = [layer.get_submodule(name).register_forward_hook(note) for name in layer.names]
-    try:
-        entered = refuse_no_stream(scheme, "enter", stack.enter(x), x)
-        before = visible(entered)._version
-        reads = any(layer.readers)
-        left = refuse_no_stream(scheme, "layer", layer(entered, memory if reads else None), x)
-        changed = "x" if visible(entered)._version != before else ""
-        if any(output._version != was for output, was in gave):
-            changed = "G(x)"
-        if changed:
-            name = "layer" if scheme.joins_sublayers else "residual"
-            raise PluginError(
-                f"{defined_at(type(scheme), name)}{name} changes {changed} in place (+=, mul_, …), "
-                f"which the backward pass and what is measured read; write {changed} + …"
-            )
-        refuse_no_stream(scheme, "leave", stack.leave(left), x)
-    finally:
-        scheme.tap = None
-        for hook in hooks:
-            hook.remove()
+    for name in layer.names:
+        layer.get_submodule(name).register_forward_hook(note)
+    entered = refuse_no_stream(scheme, "enter", stack.enter(x), x)
+    before = visible(entered)._version
+    left = refuse_no_stream(
+        scheme, "layer", layer(entered, memory if any(layer.readers) else None), x
+    )
+    changed = "x" if visible(entered)._version != before else ""
+    if any(output._version != was for output, was in outputs):
+        changed = "G(x)"
+    if changed:
+        name = "layer" if scheme.joins_sublayers else "residual"
+        raise PluginError(
+            f"{defined_at(type(scheme), name)}{name} changes {changed} in place (+=, mul_, …), "
+            f"which the backward pass and what is measured read; write {changed} + …"
+        )
+    refuse_no_stream(scheme, "leave", stack.leave(left), x)
 
 
 def refuse_no_stream(scheme: Scheme, method: str, found: Any, x: Tensor) -> Any:
@@ -107,18 +103,11 @@ def refuse_no_stream(scheme: Scheme, method: str, found: Any, x: Tensor) -> Any:
     first = found[0] if several and isinstance(found, tuple) and found else found
     if isinstance(first, Tensor) and first.shape == x.shape and first.dtype == x.dtype:
         return found
-    if found is None:
-        text = "None, as without `return`"
-    elif isinstance(first, Tensor):
+    text = "None, as without `return`" if first is None else type(first).__name__
+    if isinstance(first, Tensor):
         text = f"{tuple(first.shape)} of {first.dtype}"
-    else:
-        text = type(first).__name__ if first is found else f"a tuple of {type(first).__name__}, …"
-    if several or getattr(type(scheme), method) is not getattr(Scheme, method):
-        where = defined_at(type(scheme), method)
-    else:
-        where = f"the scheme {scheme.name}: "
     or_tuple = ", or a tuple that begins with one" if several else ""
     raise PluginError(
-        f"{where}{method} gave {text} for x (batch, seq, d_model) = {tuple(x.shape)} "
-        f"of {x.dtype}; allowed a tensor like x{or_tuple}"
+        f"{defined_at(type(scheme), method)}{method} gave {text} for x (batch, seq, d_model) = "
+        f"{tuple(x.shape)} of {x.dtype}; allowed a tensor like x{or_tuple}"
     )

@@ -93,16 +93,19 @@ class LinearMap(NamedTuple):
     scale: float = 1.0
 
 
+MapListener = Callable[[LinearMap, Tensor], None]
+"""A function that receives each linear map that a sublayer applies, and its input."""
+
+
 class LinearMaps(nn.Module):
     """The base of all sublayers: their matrices by name, and the scheme's slots in them.
 
-    SLOTS: the slots of this sublayer.  READS: the names of the linear maps that alone read a value:
-    'x', 'memory', or the output of a slot.  linear: the function that applies matrices.  joins:
-    roles -> whether their matrices share one tensor.  fused: whether they do in this sublayer.
+    SLOTS: the slots of this sublayer.  linear: the function that applies matrices.  joins: roles ->
+    whether their matrices share one tensor.  fused: whether they do in this sublayer.
     """
 
     SLOTS: ClassVar[tuple[str, ...]]
-    READS: ClassVar[Mapping[str, tuple[str, ...]]]
+    map_listener: MapListener | None = None
 
     if TYPE_CHECKING:  # matrices and biases are set by name
 
@@ -162,6 +165,8 @@ class LinearMaps(nn.Module):
 
     def apply_map(self, name: str, x: Tensor) -> Tensor:
         """Return x Wᵀ + b."""
+        if self.map_listener is not None:
+            self.map_listener(self.linear_map(name), x)
         return self.linear(x, *self.matrix(name))
 
     def fill(self, slot: str, value: Tensor) -> Tensor:
@@ -171,10 +176,6 @@ class LinearMaps(nn.Module):
     def drop(self, y: Tensor) -> Tensor:
         """Return y with dropout, in training."""
         return F.dropout(y, self.dropout) if self.dropout and self.training else y
-
-    def readers(self, value: str) -> list[LinearMap]:
-        """Return the linear maps that alone read a value, see READS; empty for any other value."""
-        return [self.linear_map(name) for name in self.READS.get(value, ())]
 
 
 class Cache:
@@ -253,7 +254,6 @@ class Attention(Heads):
     """
 
     SLOTS = ("q", "k", "v", "logits", "mixed_values", "heads", "before_out")
-    READS: ClassVar = {"x": ("qkv",), "before_out": ("o",)}
 
     def __init__(
         self, d_model: int, n_heads: int, dropout: float, *, causal: bool = False, **common: Any
@@ -314,7 +314,6 @@ class FeedForward(LinearMaps):
     """
 
     SLOTS = ("w1", "before_activation", "after_activation")
-    READS: ClassVar = {"after_activation": ("w2",)}
 
     def __init__(
         self,
@@ -336,7 +335,7 @@ class FeedForward(LinearMaps):
         self.add_bias("w2", d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden, gate = self.linear(x.flatten(0, 1), *self.into()), None
+        hidden, gate = self.apply_map(self.first, x.flatten(0, 1)), None
         if self.gated:
             hidden, gate = hidden.chunk(2, dim=1)
         hidden = self.activation(self.fill("before_activation", hidden))
@@ -345,12 +344,9 @@ class FeedForward(LinearMaps):
         hidden = self.fill("after_activation", hidden)  # (batch * seq, d_ff)
         return self.drop(self.apply_map("w2", hidden).view(x.shape))
 
-    def into(self) -> tuple[Tensor, Tensor | None]:
-        """Return W_1 and b_1; with a gate, W_1 above W_3 and b_1 above b_3."""
-        first = self.matrix(self.first)
-        return self.slots["w1"](*first) if "w1" in self.slots else first
-
-    def readers(self, value: str) -> list[LinearMap]:
-        if value == "x" and "w1" not in self.slots:  # a module there changes the matrix
-            return [self.linear_map(self.first)]
-        return super().readers(value)
+    def matrix(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return a matrix and its bias; with a gate, W_1 above W_3 and b_1 above b_3."""
+        weight, bias = super().matrix(name)
+        if name == self.first and "w1" in self.slots:
+            return self.slots["w1"](weight, bias)
+        return weight, bias

@@ -12,20 +12,6 @@ from deepstack.errors import PluginError
 from deepstack.parameters.role import has_role
 from deepstack.registry import line_of, nearest, place_of
 
-GIVEN_BY_NAME = {"place", "config", "qkv", "optimizer"}
-SETTINGS = (
-    "families",
-    "merges",
-    "entry_norm",
-    "final_norm",
-    "stream_norms",
-    "normalised",
-    "norms_per_sublayer",
-    "uniform",
-    "extra_streams",
-)
-SUBLAYERS = ("attention", "cross_attention", "feed_forward")
-
 
 def check_class(cls: Any, base: Any) -> None:
     """Raise PluginError if a scheme class is unusable or would not do as its author intends.
@@ -33,80 +19,65 @@ def check_class(cls: Any, base: Any) -> None:
     It checks the options, the docstring, misspelt names and the arguments of methods.
     cls: a subclass of `base`, which is Scheme.
     """
-    owner, defined = f"the scheme {cls.name}", vars(cls)
+    owner = f"the scheme {cls.name}"
     for name, option in cls.argument_options.items():
         if option.annotation is Any or option.default is inspect.Parameter.empty:
             raise PluginError(f"{owner}: option {name!r} needs a type annotation and a default")
-    if not (defined.get("__doc__") or "").strip():
+    if not (vars(cls).get("__doc__") or "").strip():
         raise PluginError(
             f"{owner}: it needs a docstring that opens with its equation; lists show it"
         )
-    check_names(owner, cls, base)
-    options = {*cls.attribute_options, *cls.argument_options, *GIVEN_BY_NAME}
     count = cls.norms_per_sublayer
     norms = [f"norm{i + 1}" for i in range(count)] if count > 1 else ["norm"] * count
-    for name, value in defined.items():
-        method = vars(base).get(name)
-        if isinstance(method, classmethod):
-            passed = tuple(inspect.signature(method.__func__).parameters)
-            check_class_method(owner, name, value, passed, options)
-        elif name == "layer":
-            check_arguments(owner, value, ("self", "x", *SUBLAYERS[::2]))
-            if "encoder_decoder" in cls.families:
-                check_arguments(owner, value, ("self", "x", *SUBLAYERS))
-        elif name == "residual":
-            if not cls.joins_sublayers:
-                check_arguments(owner, value, ("self", "x", "G", *norms), cls.residual_values)
-        elif name == "__init__":
-            check_arguments(owner, value, ("self", "layer", "depth", "parts"), cls.argument_options)
-        elif inspect.isfunction(method) and not name.startswith("_") and name != "calibrate":
-            check_arguments(owner, value, tuple(inspect.signature(method).parameters))
-
-
-def check_names(owner: str, cls: Any, base: Any) -> None:
-    """Raise PluginError for `forward`, and for a name that is nearly one of a scheme's members."""
-    methods = [name for name in vars(base) if name[0] != "_" and callable(getattr(base, name))]
-    known = (*methods, *SETTINGS)
+    arguments = {
+        "__init__": (("self", "layer", "depth", "parts"), cls.argument_options),
+        "residual": (("self", "x", "G", *norms), cls.residual_values),
+        "layer": (("self", "x", "attention", "feed_forward"), ()),
+    }
     for name, value in vars(cls).items():
-        if name == "forward":
-            raise PluginError(
-                f"{owner}{line_of(value)}: forward is called by nobody; write residual(self, x, G, "
-                "norm), one sublayer joined to the stream, or layer(self, x, *sublayers)"
-            )
-        # each scheme has the annotated name, label and paper
-        declared = name in base.__annotations__ or name in cls.attribute_options
-        inherited = declared or any(hasattr(parent, name) for parent in cls.__bases__)
-        meant = None if name.startswith("_") or inherited else nearest(name, known)
-        if meant:
-            raise PluginError(
-                f"{owner}{line_of(value)}: a scheme has no {name}; did you mean {meant}? what "
-                "is your own may be called _" + name
-            )
+        check_name(owner, name, value, cls, base)
+        if name == "residual" and cls.joins_sublayers:
+            continue  # the scheme's own `layer` calls it
+        if name in arguments:
+            check_arguments(owner, value, *arguments[name])
+        elif isinstance(method := vars(base).get(name), classmethod):
+            check_class_method(owner, name, value, method, cls)
 
 
-def check_class_method(
-    owner: str, name: str, value: Any, passed: tuple[str, ...], options: Collection[str]
-) -> None:
+def check_name(owner: str, name: str, value: Any, cls: Any, base: Any) -> None:
+    """Raise PluginError for a new public name that is nearly one of a scheme's members."""
+    known = [n for n in {*vars(base), *base.__annotations__} if n[0] != "_"]
+    is_new = name not in (*known, *cls.attribute_options) and not any(
+        hasattr(parent, name) for parent in cls.__bases__
+    )
+    if is_new and not name.startswith("_") and (meant := nearest(name, known)):
+        raise PluginError(
+            f"{owner}{line_of(value)}: a scheme has no {name}; did you mean {meant}? what is your "
+            f"own may be called _{name}"
+        )
+
+
+def check_class_method(owner: str, name: str, value: Any, method: Any, cls: Any) -> None:
     """Raise PluginError for a method such as alpha or gain that needs more than its class.
 
-    passed: the arguments of the base class's method.  options: further ones that it may have.
+    method: of the base class.  It may also name options, and `config`.
     """
-    if not isinstance(value, classmethod | staticmethod):
+    passed = tuple(inspect.signature(method.__func__).parameters)
+    if not isinstance(value, classmethod):
         kind = "takes self" if callable(value) else f"is {value!r}"
         raise PluginError(
             f"{owner}{line_of(value)}: {name} {kind}; it is asked before there is a layer: "
             f"@classmethod def {name}({', '.join(passed)})"
         )
-    named = [key for key in inspect.signature(value.__func__).parameters if key in options]
-    check_arguments(owner, value.__func__, passed[isinstance(value, staticmethod) :], named)
+    options = {*cls.attribute_options, *cls.argument_options, "config"}
+    named = options & inspect.signature(value.__func__).parameters.keys()
+    check_arguments(owner, value.__func__, passed, named)
 
 
 def check_arguments(
-    owner: str, function: Any, passed: tuple[str, ...], named: Collection[str] = ()
+    owner: str, function: Any, passed: tuple[str, ...], named: Collection[str]
 ) -> None:
     """Raise PluginError if a function does not take these arguments, in this order."""
-    if not callable(function):
-        return
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -130,81 +101,60 @@ def defined_at(cls: Any, method: str) -> str:
     return f"the scheme {cls.name}: {place_of(getattr(cls, method))}"
 
 
-def check_equal_parameters(schemes: Sequence[Any], base: Any) -> None:
-    """Raise PluginError if the schemes of a stack's layers differ in their parameters.
+def check_layers(schemes: Sequence[Any], base: Any) -> None:
+    """Raise PluginError unless the schemes of a stack's layers have equal parameters with roles.
 
     One tensor stores a parameter for all layers, one row each; so each layer needs the same ones.
     """
-    owners: dict[int, str] = {}  # by identity: none of the parameters is freed meanwhile
+    owners: dict[int, str] = {}  # of each parameter, by identity
     first: dict[str, tuple[int, ...]] = {}
     for scheme in schemes:
         check_attributes(scheme, base)
-        shapes = parameter_shapes(scheme, owners)
+        shapes = {}
+        for name, value in scheme.named_parameters(remove_duplicate=False):
+            here = f"{name} of layer {scheme.layer_index}"
+            if (other := owners.setdefault(id(value), here)) != here:
+                raise PluginError(
+                    f"the scheme {scheme.name}: {here} is the same parameter as {other}; make one "
+                    "for each: their storage is not shared"
+                )
+            if not has_role(value):
+                raise PluginError(
+                    f"the scheme {scheme.name}: its parameter {name} is torch's, without role and "
+                    f"start; make it as {as_parameter(value)}"
+                )
+            shapes[name] = tuple(value.shape)
         first = first or shapes
-        for name in {**first, **shapes}:
+        if shapes != first:
+            name = next(n for n in {**first, **shapes} if first.get(n) != shapes.get(n))
             here, there = (
                 f"the parameter {name} {all_[name]}" if name in all_ else f"no parameter {name}"
                 for all_ in (shapes, first)
             )
-            if here != there:
-                raise PluginError(
-                    f"the scheme {scheme.name}: layer {scheme.layer_index} has {here}, layer 1 "
-                    f"{there}; every layer needs the same parameters, used there or not"
-                )
+            raise PluginError(
+                f"the scheme {scheme.name}: layer {scheme.layer_index} has {here}, layer 1 "
+                f"{there}; every layer needs the same parameters, used there or not"
+            )
 
 
 def check_attributes(scheme: Any, base: Any) -> None:
-    """Raise PluginError for tensors without a role, hidden methods of base and missing values."""
+    """Raise PluginError for tensors without a role and for hidden methods of the base class."""
     owner = f"the scheme {scheme.name}"
-    if "slots" not in vars(scheme).get("_modules", {}):
-        raise PluginError(
-            f"{owner}: its __init__ does not call super().__init__(layer, depth, parts); that "
-            "comes first"
-        )
     for name, value in vars(scheme).items():
         if isinstance(value, Tensor):
             raise PluginError(
                 f"{owner}: {name} is a tensor of its own, neither trained nor kept nor moved to a "
-                f"device; trained: deepstack.schemes.parameter({sizes(value)}, role='scheme', "
-                f"start=…); constant: self.register_buffer({name!r}, …, persistent=False)"
+                f"device; trained: {as_parameter(value)}; constant: "
+                f"self.register_buffer({name!r}, …, persistent=False)"
             )
         if callable(getattr(base, name, None)):
             raise PluginError(
                 f"{owner}: its __init__ sets self.{name}, which is a method of schemes; choose "
                 f"another name, such as self.own_{name}"
             )
-    for name in () if scheme.joins_sublayers else scheme.residual_values:
-        if not hasattr(scheme, f"{scheme.sublayers[0]}_{name}"):
-            raise PluginError(
-                f"{defined_at(type(scheme), 'residual')}residual has the argument {name}, which no "
-                f"sublayer has; make it in __init__: self.of_each({name!r}, lambda: parameter(…))"
-            )
 
 
-def parameter_shapes(scheme: Any, owners: dict[int, str]) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of a layer's parameters; raise PluginError for unusable ones.
-
-    owners: id -> name of the parameters of earlier layers; those of this layer are added.
-    """
-    shapes = {}
-    for name, value in scheme.named_parameters(remove_duplicate=False):
-        if not has_role(value):
-            raise PluginError(
-                f"the scheme {scheme.name}: its parameter {name} is torch's, without role and "
-                f"start; make it as deepstack.schemes.parameter({sizes(value)}, role='scheme', "
-                "start=…)"
-            )
-        full_name = f"{name} of layer {scheme.layer_index}"
-        other = owners.setdefault(id(value), full_name)
-        if other != full_name:
-            raise PluginError(
-                f"the scheme {scheme.name}: {full_name} is the same parameter as {other}; make one "
-                "for each: their storage is not shared"
-            )
-        shapes[name] = tuple(value.shape)
-    return shapes
-
-
-def sizes(tensor: Tensor) -> str:
-    """Return a tensor's shape as arguments: '3, 4' for (3, 4)."""
-    return ", ".join(map(str, tensor.shape))
+def as_parameter(tensor: Tensor) -> str:
+    """Return the call that makes a trained parameter of a tensor's shape."""
+    sizes = ", ".join(map(str, tensor.shape))
+    return f"deepstack.schemes.parameter({sizes}, role='scheme', start=…)"

@@ -70,10 +70,9 @@ class DepthMuP(Scheme, name="depth_mup", label="depth-µP", paper="arXiv:2310.02
         return m**0.5 if role == "head" and has_wide_head(config) else 1.0
 
     @classmethod
-    def optim(
-        cls, role: str, depth: int, *, optimizer: str = "adamw", config: Config | None = None
-    ) -> Optim:
-        by_depth = branch_optim(role, depth / cls.base, cls.power, optimizer)
+    def optim(cls, role: str, depth: int, *, config: Config | None = None) -> Optim:
+        is_sgd = config is not None and config.train.optimizer == "sgd"
+        by_depth = branch_optim(role, depth / cls.base, cls.power, is_sgd)
         m = cls.width_multiple(config)
         if m == 1 or config is None:
             return by_depth
@@ -106,7 +105,7 @@ class CompleteP(
         self.factor = self.base / self.depth
 
 
-def branch_optim(role: str, multiple: float, power: float, optimizer: str) -> Optim:
+def branch_optim(role: str, multiple: float, power: float, is_sgd: bool) -> Optim:
     """Return the factors inside the layers: m^(a - 1) for the learning rate, m^(-a) for epsilon.
 
     m = N/base; outside the layers the factors are 1.  arXiv:2505.01618, Table 1, for AdamW: a = 1/2
@@ -114,7 +113,7 @@ def branch_optim(role: str, multiple: float, power: float, optimizer: str) -> Op
     """
     if role in ("embedding", "position", "head", "final_norm"):
         return Optim()
-    if optimizer == "sgd":
+    if is_sgd:
         return Optim(lr=multiple ** (2 * power - 1))
     return Optim(lr=multiple ** (power - 1), eps=multiple**-power)
 

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from deepstack.config import Config
 from deepstack.config.roles import MATRICES
 from deepstack.parameters.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Optim, Parts, Scheme, Sublayer
@@ -339,8 +340,8 @@ class DeepNormRates(
     base: Annotated[int, Field(ge=1, description="depth at which nothing is scaled")] = 6
 
     @classmethod
-    def optim(cls, role: str, depth: int, *, optimizer: str = "adamw") -> Optim:
-        if optimizer == "sgd":
+    def optim(cls, role: str, depth: int, *, config: Config | None = None) -> Optim:
+        if config is not None and config.train.optimizer == "sgd":
             return Optim()
         return Optim(lr=(cls.base / depth) ** ADAM_GROWTH.get(role, 0.0))
 

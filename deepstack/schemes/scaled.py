@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from deepstack.config import StackSizes
+from deepstack.config import Config, StackSizes
 from deepstack.parameters.role import parameter
 from deepstack.schemes.post_norm import VALUE_PATH
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Sublayer
@@ -231,11 +231,11 @@ class TFixup(
     merges = False  # (9M)^(-1/4) is for three sublayers
 
     @classmethod
-    def gain(cls, role: str, layer: int, depth: int, *, qkv: str = "separate") -> float:
+    def gain(cls, role: str, layer: int, depth: int, *, config: Config | None = None) -> float:
         if role == "embedding":
             return (9 * depth) ** -0.25
         start = 0.67 * depth**-0.25 if cls.place.side == "encoder" else (9 * depth) ** -0.25
-        if qkv == "packed" and role in ("v", "cross_v"):
+        if config is not None and config.model.init.qkv == "packed" and role in ("v", "cross_v"):
             start *= 2**0.5
         return start if role in VALUE_PATH else 1.0
 

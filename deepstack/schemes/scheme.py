@@ -51,9 +51,6 @@ class StackPosition(NamedTuple):
         return self.encoder_depth if self.side == "encoder" else self.decoder_depth
 
 
-Place = StackPosition
-"""The name of the class in plugins."""
-
 ALONE = StackPosition()
 """The default position: an encoder without a decoder, of any depth."""
 
@@ -125,7 +122,7 @@ class Scheme(nn.Module):
 
     A plugin can also declare options as keyword-only arguments of `__init__`.  `alpha`, `beta`,
     `gain`, `optim`, `head_factor` and `project` receive each option that they name as an argument,
-    and `place`, `config` (the whole one), `qkv` (of 'model.init') and `optimizer` (of 'train').
+    and `config`, the whole configuration.
     """
 
     name: ClassVar[str]

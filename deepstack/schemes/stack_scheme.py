@@ -14,7 +14,7 @@ from torch import Tensor
 from deepstack.config import Config, Model, StackSizes
 from deepstack.errors import ConfigError, PluginError
 from deepstack.options import Options, validated
-from deepstack.schemes.checks import check_equal_parameters, defined_at
+from deepstack.schemes.checks import check_layers, defined_at
 from deepstack.schemes.scheme import SCHEMES, Optim, Parts, Scheme, StackPosition
 
 
@@ -26,16 +26,17 @@ class StackScheme:
     """
 
     def __init__(
-        self, name: str, options: Mapping[str, Any], place: StackPosition, **settings: Any
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        place: StackPosition,
+        config: Config | None = None,
     ) -> None:
-        """Validate the options, and bind the arguments that class methods name.
-
-        settings: `config`, and its `qkv` and `optimizer`.
-        """
+        """Validate the options, and bind the arguments that class methods name."""
         self.options = option_values(name, options)
         self.place, self.depth = place, place.depth
         self.scheme_class = SCHEMES[name].configure(self.options, place)
-        arguments = {**settings, **self.options, "place": place}
+        arguments = {**self.options, "config": config}
 
         def bind(method: Callable[..., Any]) -> Callable[..., Any]:
             names = inspect.signature(method).parameters
@@ -66,17 +67,12 @@ class StackScheme:
 
         Raises PluginError unless it is a finite number >= 0.
         """
-        try:
-            value = self._gain(role, layer, self.depth)
-        except ZeroDivisionError as error:
-            call = self.describe_call("gain", role, layer, self.depth)
-            raise PluginError(
-                f"{call}: {error}; layer is 1..N, and 0 for what lies outside of the layers "
-                "(embedding, position, head)"
-            ) from error
+        value = self._gain(role, layer, self.depth)
         if not is_factor(value):
-            call = self.describe_call("gain", role, layer, self.depth)
-            raise PluginError(f"{call} gave {value!r}; allowed a finite number >= 0")
+            raise PluginError(
+                f"{defined_at(self.scheme_class, 'gain')}gain{(role, layer, self.depth)!r} gave "
+                f"{value!r}; allowed a finite number >= 0"
+            )
         return float(value)
 
     def optim(self, role: str) -> Optim:
@@ -87,14 +83,11 @@ class StackScheme:
         value = self._optim(role, self.depth)
         if not isinstance(value, Optim) or not all(map(is_factor, value)):
             raise PluginError(
-                f"{self.describe_call('optim', role, self.depth)} gave {value!r}; allowed "
-                "deepstack.schemes.Optim(lr=…, weight_decay=…, eps=…), factors >= 0"
+                f"{defined_at(self.scheme_class, 'optim')}optim{(role, self.depth)!r} gave "
+                f"{value!r}; allowed deepstack.schemes.Optim(lr=…, weight_decay=…, eps=…), "
+                "factors >= 0"
             )
         return value
-
-    def describe_call(self, method: str, *arguments: object) -> str:
-        """Return a call as messages show it: "the scheme x: x.py:3: gain('v', 1, 2)"."""
-        return f"{defined_at(self.scheme_class, method)}{method}{arguments!r}"
 
     def constrain(self, role: str, matrices: Tensor) -> None:
         """Apply the scheme's constraint to a role's matrices, (layers, n_out, n_in), in place."""
@@ -109,7 +102,7 @@ class StackScheme:
         arguments = {key: self.options[key] for key in self.scheme_class.argument_options}
         numbers = range(1, self.depth + 1)
         schemes = [self.scheme_class(layer, self.depth, parts, **arguments) for layer in numbers]
-        check_equal_parameters(schemes, Scheme)
+        check_layers(schemes, Scheme)
         return schemes
 
 
@@ -153,12 +146,10 @@ def stack_positions(model: Model) -> dict[str, StackPosition]:
 
 def stack_schemes(config: Config) -> dict[str, StackScheme]:
     """Return the scheme of each stack of a configuration, by side."""
-    model = config.model
-    name, options = model.scheme, model.scheme_options
-    more = {"config": config, "qkv": model.init.qkv, "optimizer": config.train.optimizer}
+    name, options = config.model.scheme, config.model.scheme_options
     return {
-        side: StackScheme(name, options, place, **more)
-        for side, place in stack_positions(model).items()
+        side: StackScheme(name, options, place, config)
+        for side, place in stack_positions(config.model).items()
     }
 
 

@@ -6,7 +6,6 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
 from deepstack.errors import ChangedLogError, Interrupted
 from deepstack.fast import (
     Measured,
-    captured_function,
     enable_fast_paths,
     make_step,
     step_recorder,
@@ -174,7 +172,6 @@ class TrainingRun:
             probe,
             self.update,
             self.optimizer,
-            partial(captured_function, config=config, paths=paths, notify=notify),
         )
         resources.callback(self.snapshots.close)
         share, norm_of = reductions(self.built, self.ranks)

@@ -17,7 +17,7 @@ from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
 from deepstack.diagnostics.noise_scale import gradient_noise
 from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 from deepstack.diagnostics.sharpness import sharpness
-from deepstack.diagnostics.snapshot import Pass, pass_through, stream_states
+from deepstack.diagnostics.snapshot import stream_states
 from deepstack.errors import ResourceError
 from deepstack.model.build import Built
 from deepstack.parameters import Bank
@@ -29,8 +29,6 @@ from deepstack.training.preflight import Prepared
 from deepstack.training.ranks import whole_copy
 from deepstack.training.schedule import learning_rate, row_is_due
 
-# Largest parameter count whose snapshots are captured: all gradients then stay in memory.
-MOST_PARAMETERS = 2**28
 # Number of written records for each one that may be missing on the disk.
 RECORDS_PER_PENDING = 32
 
@@ -86,8 +84,6 @@ class SnapshotWriter:
     """Takes snapshots of every layer and role on the probe batch, without disturbing training.
 
     Create it before a checkpoint is loaded: it keeps the present parameters as θ_0.
-    capture: returns a faster repetition of a pass through the model, or None; its results stay in
-    memory.
     """
 
     def __init__(
@@ -97,7 +93,6 @@ class SnapshotWriter:
         probe: tuple[Tensor, Tensor],
         update: ModelUpdate,
         optimizer: torch.optim.Optimizer,
-        capture: Callable[[Callable[[], Pass]], Callable[[], Pass] | None] | None = None,
     ) -> None:
         config = prepared.config
         self.prepared, self.config = prepared, config
@@ -115,11 +110,7 @@ class SnapshotWriter:
             self._initial_states = stream_states(copy.model, self.inputs) if copy else None
         self._before: list[Tensor] | None = None
         self.records = LayerRecords(prepared.folder)
-        # not a bound method: a captured function would form a reference cycle with this object
         self._loss = partial(mean_loss, targets=self.targets)
-        self._passed = None
-        if capture and sum(built.banks.count().values()) <= MOST_PARAMETERS:
-            self._passed = capture(partial(pass_through, built.model, self.inputs, self._loss))
         self.logs: dict[str, AppendLog] = {}
 
     def open(self, replay_from: int, tolerance: float) -> None:
@@ -185,7 +176,6 @@ class SnapshotWriter:
                 initial=[self._initial[bank.key] for bank in banks],
                 skipped=self.config.log.skipped_layers,
                 jacobian=self.config.log.jacobian,
-                passed=self._passed,
                 initial_states=self._initial_states,
                 gradient_noise=noise,
             )
@@ -223,12 +213,7 @@ class SnapshotWriter:
             self.logs[log].write({"step": step, **values})
 
     def close(self) -> None:
-        """Close the logs, and write the pending snapshots of a failed run if the disk allows.
-
-        The captured pass is released here, even if the run is still referenced: torch frees with
-        it the cuBLAS workspace of its stream, which the next run's pass uses too.
-        """
-        self._passed = None
+        """Close the logs, and write the pending snapshots of a failed run if the disk allows."""
         for log in self.logs.values():
             log.close()
         with contextlib.suppress(ResourceError):

@@ -6,17 +6,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from helpers.sampling import some
 from helpers.small_runs import rewrite_tensors, stop_at
-from typer.testing import CliRunner
 
 import deepstack
-from deepstack.cli.app import app
-from deepstack.config import Config, to_yaml, with_overrides
+from deepstack.config import Config, with_overrides
 from deepstack.errors import Interrupted
-from deepstack.records import Run, find_runs
+from deepstack.records import Run
 
 FAMILIES = ("decoder", "encoder_decoder")
 
@@ -51,36 +48,6 @@ def test_every_way_trains_alike(family: str, way: dict[str, Any], tmp_path: Path
         if way == {"runtime__banks": False}:
             assert (ours == theirs).all()
         assert ours == pytest.approx(theirs, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_charts_of_an_encoder_decoder(tmp_path: Path) -> None:
-    """Layers run on from the encoder to the decoder, and the last one is the decoder's."""
-    study = tmp_path / "ed.yaml"
-    given = config(model__family="encoder_decoder", log__layers_every=1, train__steps=3)
-    study.write_text(to_yaml(given) + "sweep: {grid: {seed: [0, 1], model.depth: [2, 3]}}\n")
-    (tmp_path / "ed.reference.csv").write_text(
-        "chart,x,y,label\nupdate_vs_depth,2,0.5,Somebody 2020\n"
-    )
-    runner = CliRunner()
-    words = ["sweep", str(study), "--study", "ed", "--out", str(tmp_path), "--workers", "1"]
-    swept = runner.invoke(app, words)
-    assert swept.exit_code == 0, swept.stderr
-    name = "ln_input_cross_attention"
-    charts = ["last_layer_vs_step", "update_vs_depth", "layer_step_heat_map"]
-    drawn = runner.invoke(app, ["plot", *charts, str(tmp_path / "ed"), "--diagnostic", name])
-    assert drawn.exit_code == 0, drawn.stderr
-    tables = {c: pd.read_csv(tmp_path / "ed" / "figures" / f"{c}.csv") for c in charts}
-    published = tables["update_vs_depth"].query("series == 'Somebody 2020'")
-    assert set(published["y"]) == {0.5}
-    runs = [run for run in find_runs(tmp_path) if run.get("model.depth") == 3]
-    values = [run.layers(name)[1] for run in runs]
-    mean = sum(v[1:, -1] for v in values) / 2
-    lines = tables["last_layer_vs_step"]
-    found = lines[lines["x"].notna() & lines["series"].str.contains("3")]
-    assert found["y"].to_list() == pytest.approx(mean.tolist(), rel=1e-6)
-    assert runs[0].columns["stacks"] == {"encoder": 3, "decoder": 3}
-    assert tables["layer_step_heat_map"]["y"].max() == 6
 
 
 @pytest.mark.parametrize("roles", [["cross_v"], ["cross_q", "embedding"]])

@@ -20,14 +20,17 @@ def norm(module: Any) -> One:
     return apply
 
 
-def real_former(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
-    """Figure 1 c: softmax(Q Kᵀ / sqrt(d_head) + Prev) V, and the sum is the next layer's Prev."""
+def real_former(p: Any, stream: Any, mean: bool = False) -> tuple[Tensor, Tensor]:
+    """Figure 1 c: softmax(Q Kᵀ / sqrt(d_head) + Prev) V, and the sum is the next layer's Prev.
+
+    mean: the softmax takes the sum over l layers divided by l.
+    """
     x, previous = stream
     sums = []
 
     def plus_previous(scores: Tensor) -> Tensor:
         sums.append(scores if previous is None else scores + previous)
-        return sums[-1]
+        return sums[-1] / p.l if mean else sums[-1]
 
     x = p.a[0](x + p.A(x, logits=plus_previous))
     return p.f[0](x + p.F(x)), sums[0]

@@ -15,7 +15,7 @@ import deepstack
 from deepstack.errors import PluginError
 from deepstack.fast import make_step
 from deepstack.model import build_model
-from deepstack.schemes import Parts, Place, Scheme, parameter
+from deepstack.schemes import Parts, Scheme, parameter
 from deepstack.training import make_optimizer
 
 SHAPES = {
@@ -40,8 +40,8 @@ def own() -> Any:
             self.mix = parameter(parts.d_model, parts.d_model, role="scheme", start="matrix")
 
         @classmethod
-        def project(cls, role: str, matrices: Any, *, first: float = 1.0, place: Place) -> None:
-            cls.asked.append((role, tuple(matrices.shape), place.side))
+        def project(cls, role: str, matrices: Any, *, first: float = 1.0) -> None:
+            cls.asked.append((role, tuple(matrices.shape), cls.place.side))
             assert not torch.is_grad_enabled()
             matrices.div_(2 * matrices.norm(dim=2, keepdim=True))
             matrices[0].mul_(2 * first)
@@ -169,11 +169,6 @@ def test_a_step_is_the_update_and_then_the_projection(own: Any) -> None:
             expected /= 2 * expected.norm(dim=2, keepdim=True)
             expected[0] *= 2
         torch.testing.assert_close(bank.values(), expected, msg=bank.key)
-
-
-def test_a_scheme_without_one_costs_nothing() -> None:
-    built = build_model(config(model__scheme="pre_ln"), vocab_size=257)
-    assert built.projection() is None
 
 
 def test_one_that_gives_something_is_told_to_write_in_place() -> None:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.gradients import assert_same_gradients
-from helpers.sampling import some
-from helpers.small_runs import data_of, small
+from helpers.small_runs import small
 
 import deepstack
 from deepstack.bench.peers import shape_of
@@ -21,7 +20,6 @@ from deepstack.config import Config, with_overrides
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.model import build_model
 from deepstack.model.sublayers import ACTIVATIONS
-from deepstack.schemes import SCHEMES
 
 LITERAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": lambda z: z.clamp(min=0),
@@ -63,7 +61,7 @@ def test_it_is_its_formula_there_and_back(name: str, gated: bool, bias: bool) ->
         {"w13" if gated else "w1", "w2"}
         | ({"w13_bias" if gated else "w1_bias", "w2_bias"} if bias else set())
     )
-    inner, inner_bias = module.into()
+    inner, inner_bias = module.matrix(module.first)
 
     def formula(x: torch.Tensor) -> torch.Tensor:
         hidden = x @ inner.T + (0 if inner_bias is None else inner_bias)
@@ -93,21 +91,6 @@ def test_a_gate_starts_alike_whether_its_matrix_is_apart() -> None:
     assert w3.std().item() == pytest.approx(xavier, rel=0.02)
     tokens = torch.arange(8)[None]
     torch.testing.assert_close(together.model(tokens), apart.model(tokens))
-
-
-@pytest.mark.parametrize("scheme", some(SCHEMES.names(), 6))
-def test_every_scheme_trains_with_a_gate_replayed_and_on_plain_parameters(
-    scheme: str, tmp_path: Path
-) -> None:
-    given = small(
-        model__scheme=scheme, model__gated=True, model__activation="silu", runtime__replay=True,
-        log__attribution_every=4,
-    )  # fmt: skip
-    one = deepstack.train(given, out=tmp_path / "a")
-    assert one.state == "done" and one.steps.loss.notna().all()
-    assert "spectral_norm_w3" in one.folder.layer_names()
-    other = with_overrides(given, {"runtime.banks": False, "runtime.replay": False})
-    assert data_of(one) == data_of(deepstack.train(other, out=tmp_path / "b"))
 
 
 def test_the_theorem_does_not_speak_of_a_gate(tmp_path: Path) -> None:

@@ -81,13 +81,12 @@ def test_a_scheme_is_folded_exactly_if_linear_maps_alone_read_its_norms(
     )
     assert fewer == 2 * sum(norm.shape[0] for norm in norms)
     assert found.equal is (scheme in EXACT)
-    assert found.equal or found.float64 > 1e-3 * found.largest
+    assert found.equal or found.difference > 1e-3 * found.largest
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model__norm__kind": "rms"},
         {"model__norm__kind": "rms", "model__norm__bias": False},
         {"model__norm__kind": "batch"},
         {"model__norm__kind": "dynamic_tanh"},
@@ -96,7 +95,6 @@ def test_a_scheme_is_folded_exactly_if_linear_maps_alone_read_its_norms(
         {"model__bias": False, "model__norm__bias": False},
         {"model__head": "bert"},
         {"model__init__distribution": "ntk"},
-        {"model__init__distribution": "ntk", "model__bias": False},
         {"train__lr_factors": {"q": 0.5}},
         {"train__trainable": ("q", "norm_gain")},
         {"train__trainable": ("norm_gain",)},
@@ -147,15 +145,8 @@ def test_a_tied_head_keeps_the_last_gain_unless_untied(changes: dict[str, Any]) 
     assert not [key for key in values if key.endswith("norm.gain")]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model__norm__gain": False, "model__norm__bias": False},
-        {"model__norm__gain": False, "model__bias": False},
-    ],
-)
-def test_norms_without_anything_to_fold_are_refused(changes: dict[str, Any]) -> None:
-    config = config_of(**changes)
+def test_norms_without_anything_to_fold_are_refused() -> None:
+    config = config_of(model__norm__gain=False, model__bias=False)
     with pytest.raises(ConfigError, match="nothing to fold"):
         fold(config, moved(config))
 
@@ -170,7 +161,7 @@ def test_one_wrong_number_would_be_seen() -> None:
     config = config_of()
     built = moved(config)
     small, values, found = folded(config, built)
-    assert found.equal and 0 < found.float32 < 1e-4
+    assert found.equal
     values["encoder.layers.1.attention.qkv"][0, 0] += 1e-5
     assert not compare((config, values_of(built.model)), (small, values), tokens(built)).equal
     values["head.bias"][0] = float("nan")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import cmath
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +12,12 @@ import torch.nn.functional as F
 from helpers import scheme_pieces
 from helpers.family_models import perturbed, same_one_by_one
 from helpers.gradients import assert_same_gradients
-from helpers.small_runs import data_of, small
 from torch import Tensor
 
-import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.fast.fused_sublayers import FusedSublayer
-from deepstack.fast.rule import has_more_inside, is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.model.query_key import Rotation
 from deepstack.schemes import SCHEMES
@@ -143,27 +139,6 @@ def test_merged_attention_is_normed_too_position_by_position() -> None:
     model = perturbed(model__qk_norm=True, model__scheme="ds_init", **said).model
     assert model.decoder.layers[0].attention.qk.q_norm is not None
     same_one_by_one(model)
-
-
-@pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_training_learns_and_is_the_same_replayed_and_on_plain_parameters(
-    kind: str, tmp_path: Path
-) -> None:
-    given = small(
-        model__positions="rotary", model__qk_norm=True, model__norm__kind=kind, train__steps=30,
-        runtime__replay=True,
-    )  # fmt: skip
-    one = deepstack.train(given, out=tmp_path / "a")
-    assert one.steps.loss.iloc[-1] < one.steps.loss.iloc[0] - 0.5
-    other = with_overrides(given, {"runtime.banks": False, "runtime.replay": False})
-    assert data_of(one) == data_of(deepstack.train(other, out=tmp_path / "b"))
-
-
-@pytest.mark.parametrize("changes", [{"model.positions": "rotary"}, {"model.qk_norm": True}])
-def test_a_gpu_has_no_node_for_it(changes: dict[str, Any]) -> None:
-    assert is_fully_fused(two_layers(Config())) and not has_more_inside(two_layers(Config()))
-    model = two_layers(with_overrides(Config(), changes))
-    assert has_more_inside(model) and not is_fully_fused(model)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from helpers.command_line import TINY, typed
 
 import deepstack
 from deepstack.config import memory_terms
-from deepstack.errors import ConfigError, PluginError
+from deepstack.errors import ConfigError
 from deepstack.plugins import load_plugins
 from deepstack.schemes import scheme_memory, scheme_options
 
@@ -117,18 +117,3 @@ def test_its_options_are_validated(echo: Path) -> None:
         )
         with pytest.raises(ConfigError, match=message):
             deepstack.build_model(config, vocab_size=5)
-
-
-def test_an_argument_of_residual_that_no_sublayer_has_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "lacks.py"
-    file.write_text(
-        "from deepstack.schemes import Scheme\n"
-        "class Lacks(Scheme, name='lacks', label='Lacks', paper='none'):\n"
-        "    '''x <- LN(x + s G(x)).'''\n"
-        "    def residual(self, x, G, norm, *, s):\n"
-        "        return norm(x + s * G(x))\n"
-    )
-    load_plugins([file])
-    config = deepstack.load_config(QUICK, [*TINY, "model.scheme=lacks"])
-    with pytest.raises(PluginError, match=r"lacks.py:4: residual has the argument s, which no"):
-        deepstack.build_model(config, vocab_size=5)

@@ -89,17 +89,6 @@ def test_parameters_that_no_bank_can_hold_are_refused(wrong: Any, said: str) -> 
         built()
 
 
-def test_a_scheme_that_does_not_call_super_is_told_to() -> None:
-    class Own(Scheme, name="own", label="Own", paper="none"):
-        """x <- LN(2 x + G(x))."""
-
-        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-            self.alpha_here = 2.0
-
-    with pytest.raises(PluginError, match=r"own: its __init__ does not call super\(\)\.__init__"):
-        built()
-
-
 class Doubled(torch.nn.Module):
     def forward(self, h: Any) -> Any:
         return 2 * h
@@ -169,16 +158,3 @@ def test_an_option_without_a_default_or_a_type_is_refused() -> None:
 def test_a_start_that_is_none_is_refused(shape: Any, start: Any, said: str) -> None:
     with pytest.raises(PluginError, match=said):
         parameter(*shape, role="scheme", start=start)
-
-
-def test_dropout_of_a_scheme_s_own_that_would_never_be_on_is_refused() -> None:
-    class Own(Scheme, name="own", label="Own", paper="none"):
-        """x <- LN(x + G(x)), half of what W_2 reads dropped."""
-
-        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
-            super().__init__(layer, depth, parts)
-            self.slots["after_activation"] = torch.nn.Dropout(0.5)
-
-    with pytest.raises(ConfigError, match=r"model.dropout: found 0, .* slots.after_act"):
-        built()
-    assert built(model__dropout=0.1).model.encoder is not None

@@ -61,10 +61,6 @@ SCHEMES: dict[str, tuple[str, str]] = {
         POST_LN + "final_norms = True",
         "has no final_norms; did you mean final_norm",
     ),
-    "forward": (
-        "def forward(self, x):\n    return x",
-        "forward is called by nobody; write residual",
-    ),
     "gain with self": (
         POST_LN + "def gain(self, role, layer, depth):\n    return 1.0",
         r"line 10: gain takes self; .* @classmethod def gain\(cls, role, layer, dep",
@@ -75,10 +71,7 @@ SCHEMES: dict[str, tuple[str, str]] = {
         r"allowed gain\(cls, role, layer, depth\): their order is another",
     ),
     "gain nan": (GAIN + "return float('nan')", r"own.py:10: gain\('embedding', 0, 2\) gave nan"),
-    "1/l": (
-        GAIN + "return 1 / layer",
-        "division by zero; layer is 1..N, and 0 for what lies outsid",
-    ),
+    "1/l": (GAIN + "return 1 / layer", "own.py:12, in .*: ZeroDivisionError: division by zero"),
     "optim a number": (OPTIM + "return 0.5", r"gave 0.5; allowed deepstack.schemes.Optim\(lr="),
     "a tensor": (
         INIT + "self.g = torch.ones(3)",

@@ -17,12 +17,14 @@ from helpers.scheme_literals import (
     hyper_connections,
     laurel,
     mhc,
+    real_former,
     stream_into,
 )
 from helpers.scheme_pieces import TOKENS, built, config, perturbed, pieces
 
 from deepstack.config import with_overrides
 from deepstack.errors import ConfigError
+from deepstack.fast import FastPaths, enable_fast_paths
 from deepstack.model import build_model
 from deepstack.schemes import visible
 from deepstack.schemes.hyper_connections import sinkhorn
@@ -41,6 +43,8 @@ OPTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
     ("hyper_connections", {"dynamic": False}, hyper_connections),
     ("hyper_connections", {"streams": 3}, hyper_connections),
     ("hyper_connections", {"streams": 1}, hyper_connections),
+    ("real_former", {}, real_former),
+    ("real_former", {"mean": True}, lambda p, x: real_former(p, x, mean=True)),
     ("laurel", {"rank": 1}, laurel),
     ("laurel", {"rank": 5}, laurel),
     ("frac_connections", {"fractions": 2}, frac_connections),
@@ -135,7 +139,8 @@ def test_a_start_of_gains_that_are_not_there_is_refused() -> None:
 def test_recomputation_gives_the_same_gradients(name: str, every: int) -> None:
     found = []
     for k in (0, every):
-        model = build_model(config(name, 5, runtime__recompute_every=k), vocab_size=11)
+        model = build_model(config(name, 5), vocab_size=11)
+        enable_fast_paths(model.model, FastPaths(False, False, False), k, print)
         model.model.hidden(TOKENS).square().mean().backward()
         found.append({bank.key: bank.gradients() for bank in model.banks})
     for key, gradient in found[0].items():

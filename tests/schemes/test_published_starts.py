@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.sampling import some
-from helpers.scheme_pieces import built
 from helpers.small_runs import interrupted, rewrite_tensors, small
 
 import deepstack
@@ -129,23 +128,3 @@ def test_a_checkpoint_with_siamese_norm_s_last_norms_in_every_layer_goes_on(tmp_
     assert observer.first_step == 6
     logs = [(run.path / "steps.csv").read_bytes() for run in (uninterrupted, resumed)]
     assert logs[0] == logs[1]
-
-
-def test_sandwich_ln_s_starts_are_one_function_and_take_steps_of_different_size(
-    tmp_path: Path,
-) -> None:
-    """The norm after G hides the factor of o and w2 in F_0, and not in the first Adam step."""
-    first = {}
-    for start in ("scaled", "plain"):
-        options = {"start": start}
-        one = built("sandwich_ln", 24, model__scheme_options=options, model__norm__eps=1e-12)
-        tokens = torch.arange(12).view(2, 6) % 11
-        config = small(
-            model__scheme="sandwich_ln", model__scheme_options=options, model__depth=24,
-            task__name="copy", train__steps=1, train__lr=1e-5, train__warmup_steps=0,
-        )  # fmt: skip
-        run = deepstack.train(config, out=tmp_path)
-        first[start] = one.model.hidden(tokens), run.steps["model_update"].iloc[0]
-    (F_scaled, update_scaled), (F_plain, update_plain) = first["scaled"], first["plain"]
-    torch.testing.assert_close(F_scaled, F_plain, rtol=1e-4, atol=1e-4)
-    assert update_scaled > 2 * update_plain

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.scheme_pieces import HEADS, TOKENS, D, built, config, perturbed, pieces
+from helpers.scheme_pieces import HEADS, TOKENS, D, built, config
 
 from deepstack.config import with_overrides
 from deepstack.config.roles import MATRICES
@@ -74,29 +74,6 @@ def test_sublayers_read_one_stream_after_the_other(merged: bool, per_layer: int)
 
 
 # -- RealFormer ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.parametrize("family", ["encoder", "decoder"])
-def test_a_real_former_is_its_equation_written_by_hand(family: str, mean: bool) -> None:
-    """All layers: S_l = sum over k <= l of Q_k K_kᵀ / sqrt(d_head)."""
-    options = {"model__family": family, "model__scheme_options": {"mean": mean}}
-    model = perturbed("real_former", 5, **options)
-    x, scores = model.start(TOKENS), [torch.zeros(())]
-    hidden = torch.ones(6, 6).triu(1).bool() & torch.tensor(family == "decoder")
-    for l, layer in enumerate(model.layers, start=1):
-        p = pieces(layer, l, 5)
-
-        def running(own: torch.Tensor, share: float = 1 / l if mean else 1.0) -> torch.Tensor:
-            scores.append(scores[-1] + own)
-            return (share * scores[-1]).masked_fill(hidden, -math.inf)
-
-        x = p.a[0](x + p.A(x, logits=running))
-        x = p.f[0](x + p.F(x))
-    torch.testing.assert_close(model.hidden(TOKENS), x, rtol=1e-4, atol=1e-4)
-    *_, (last, handed) = model.last.stream(model.start(TOKENS))
-    assert torch.equal(last, model.hidden(TOKENS))
-    torch.testing.assert_close(handed, scores[-1], rtol=1e-4, atol=1e-4)
 
 
 def test_logits_are_handed_on_in_fp32() -> None:
