@@ -21,7 +21,6 @@ from deepstack.training.preflight import choose_folder as choose_folder
 from deepstack.training.preflight import free_folder as free_folder
 from deepstack.training.preflight import refuse_cut_settings as refuse_cut_settings
 from deepstack.training.preflight import refuse_missing_plugins as refuse_missing_plugins
-from deepstack.training.preflight import refuse_probed as refuse_probed
 from deepstack.training.preflight import run_name as run_name
 from deepstack.training.resume import Trained as Trained
 from deepstack.training.resume import load_trained as load_trained

@@ -98,7 +98,7 @@ def verify_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
                 stored = file.get_tensor(name)
                 same = shape_of(stored) == shape_of(wanted)
                 if not same or not torch.equal(bits(stored), bits(wanted)):
-                    raise OSError(f"read back wrong: {name} in {path.name}")
+                    raise OSError(f"{name} in {path.name} differs")
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from error
 

@@ -57,11 +57,11 @@ def device_is_here(runtime: conf.Runtime) -> bool:
 
 
 def memory_limit(device: torch.device) -> int:
-    """Return the bytes a run may use: the GPU's, the process's limit, or the machine's memory."""
+    """Return the bytes a run may use: the GPU's, or the machine's within the process's limit."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    return conf.machine_memory() if limit == resource.RLIM_INFINITY else limit
+    limit, here = resource.getrlimit(resource.RLIMIT_DATA)[0], conf.machine_memory()
+    return here if limit == resource.RLIM_INFINITY else min(limit, here)
 
 
 def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:

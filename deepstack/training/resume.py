@@ -13,13 +13,12 @@ from deepstack import config as conf
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
-from deepstack.plugins import require_plugins
 from deepstack.records import RunFolder
 from deepstack.records.published import is_published
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.optimizer import load_optimizer_state, optimizer_state
-from deepstack.training.preflight import refuse_probed
+from deepstack.training.start import recorded_config
 
 if TYPE_CHECKING:
     from deepstack.training.run import TrainingRun
@@ -92,9 +91,7 @@ def load_trained(folder: RunFolder, say: Callable[[str], None] = lambda _: None)
     say: receives a line for each checkpoint that is not used.  Raises ConfigError for a run
     of an external model, NothingMatchedError without a checkpoint.
     """
-    refuse_probed(folder)
-    require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
-    config = conf.load_config(folder.config_path, [])
+    config = recorded_config(folder)
     task = task_of(config)
     built = build_model(config, vocab_size=task.vocab_size, draw=False)
     damaged: list[str] = []

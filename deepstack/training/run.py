@@ -74,8 +74,8 @@ def train(
     ends.  Without `stop`, Ctrl-C does so after the step and raises KeyboardInterrupt.  A second
     Ctrl-C raises at once, and the next call repeats the steps after the last checkpoint.
 
-    parent: a finished run that this one extends; `deepstack.training.parent_of(run, steps)` returns
-    it, and `parent.config` is the config to train.
+    parent: a recorded run from which a new one begins; `deepstack.training.parent_of(run, steps)`
+    returns one to extend, and `parent.config` is the config to train.
 
     Returns a Run: `run.steps`, `run.evals` (pandas), `run.state`, `run.path`.
 

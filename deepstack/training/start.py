@@ -19,6 +19,7 @@ from deepstack.errors import ConfigError
 from deepstack.model import build_model, with_defaults
 from deepstack.model.build import Built
 from deepstack.parameters import Bank
+from deepstack.plugins import require_plugins
 from deepstack.records import CHECKSUMS, Run, RunFolder, existing_run, mapping
 from deepstack.training import checkpoint as ckpt
 
@@ -166,10 +167,24 @@ def folder_of(path: str) -> RunFolder:
         folder = existing_run(Path(path).parent if is_config else path)
     except ConfigError as error:
         raise ConfigError(f"{KEY}: {error}", key=KEY) from None
-    if (state := Run(folder.path).state) != "done" or "hidden" in folder.read_meta():
-        kind = "measured by deepstack.probe" if state == "done" else state
-        raise ConfigError(f"{KEY}: {folder.path} is {kind}; allowed a finished run", key=KEY)
+    if (state := Run(folder.path).state) != "done":
+        raise ConfigError(f"{KEY}: {folder.path} is {state}; allowed a finished run", key=KEY)
     return folder
+
+
+def recorded_config(folder: RunFolder) -> conf.Config:
+    """Return the config of a run that deepstack has trained.
+
+    Raises ConfigError for a run of an external model, PluginError for a missing plugin.
+    """
+    meta = folder.read_meta()
+    if "hidden" in meta:
+        raise ConfigError(
+            f"{folder.path} was measured by deepstack.probe, not trained by deepstack: there is "
+            "nothing to train again or to export; `deepstack plot` and `deepstack ls` read it"
+        )
+    require_plugins(meta.get("plugins", []), str(folder.path))
+    return conf.load_config(folder.config_path)
 
 
 def changed_source(
