@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
@@ -17,6 +16,9 @@ from deepstack.records import RunFolder, trouble
 from deepstack.registry import Registry, refuse_no_name
 
 Row = Mapping[str, float | None]
+
+# The columns of evals.csv that a display shows.
+VALIDATION = ("loss", "loss_masked", "unigram_loss", "optimal_loss", "solved")
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,10 @@ class Observers(Observer):
 
 
 class Pace:
-    """Estimates the remaining time of a run from the median time of its latest steps.
+    """Estimates the remaining time of a run from the median time of its latest 50 steps."""
 
-    The first steps are slow: they have most of the snapshots, and one-time work.
-    """
-
-    def __init__(self, few: int = 10, latest: int = 50) -> None:
-        self.few = few
-        self.times: deque[float] = deque(maxlen=latest)
+    def __init__(self) -> None:
+        self.times: deque[float] = deque(maxlen=50)
 
     def add(self, row: Row) -> None:
         """Add the time of a step."""
@@ -109,12 +107,11 @@ class Pace:
             self.times.append(milliseconds)
 
     def text(self, steps_left: int) -> str:
-        """Return '12 ms/step  34 s left', or nothing before a few steps are known."""
-        if len(self.times) < self.few:
+        """Return '12 ms/step  34 s left', or nothing before the first step."""
+        if not self.times:
             return ""
         each = statistics.median(self.times)
-        digits = 0 if each >= 10 else 1
-        return f"{each:.{digits}f} ms/step  {each * steps_left / 1000:.0f} s left"
+        return f"{each:.3g} ms/step  {each * steps_left / 1000:.0f} s left"
 
 
 class PlainLines(Observer):
@@ -181,44 +178,28 @@ def number(value: float | None) -> str:
 
 
 def validation(row: Row) -> str:
-    """Return a row with its references: 'loss 2.9 (on [MASK] 3.1; unigram there 3.2)'."""
-    loss, masked = row["loss"], row.get("loss_masked")
-    # If every predicted position is [MASK], both losses are equal except for rounding.
-    both = masked is not None and not (
-        loss is not None and math.isclose(loss, masked, rel_tol=1e-5)
-    )
-    labels = {"loss_masked": "on [MASK]"} if both else {}
-    labels["unigram_loss"] = "unigram there" if both else "unigram"
-    labels |= {"optimal_loss": "optimal", "solved": "solved up to k ="}
-    known = [f"{label} {number(row[n])}" for n, label in labels.items() if row.get(n) is not None]
-    return f"loss {number(loss)}" + (f" ({'; '.join(known)})" if known else "")
+    """Return a row of evals.csv beside its references: 'loss 2.9  unigram_loss 3.2'."""
+    known = (f"{name} {number(row[name])}" for name in VALIDATION if row.get(name) is not None)
+    return "  ".join(known)
 
 
-class NotebookProgress(Observer):
-    """A bar in the output of the cell: step, loss, ‖ΔF‖ and the time that remains."""
+class NotebookProgress(PlainLines):
+    """A bar in the output of the cell, with the latest line."""
 
     def __init__(self) -> None:
-        self.bar, self.pace = ProgressBar(), Pace()
-        self.label, self.steps, self.validation = "", 0, ""
-
-    def started(self, run: Started) -> None:
-        self.label, self.steps = f"{run.label}, {run.layers} layers", run.steps
-        self.bar.show(run.first_step - 1, run.steps, self.label, last=True)
+        super().__init__(seconds=0.2)
+        self.bar, self.step = ProgressBar(), 0
 
     def stepped(self, step: int, row: Row) -> None:
-        self.pace.add(row)
-        values = f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}"
-        left = self.pace.text(self.steps - step)
-        self.bar.show(step, self.steps, f"{self.label}  {values}  {left}".rstrip())
+        self.step = step
+        super().stepped(step, row)
 
-    def evaluated(self, step: int, row: Row) -> None:
-        self.validation = f", validation {validation(row)}"
+    def line(self, text: str) -> None:
+        if self.run:
+            self.bar.show(self.step, self.run.steps, text, last=True)
 
     def notify(self, line: str) -> None:
         print(line)
-
-    def finished(self, state: str, step: int) -> None:
-        self.bar.show(step, self.steps, f"{self.label}: {state}{self.validation}", last=True)
 
 
 def default_observer() -> Observer:

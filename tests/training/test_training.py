@@ -25,7 +25,6 @@ from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
 from deepstack.training import make_optimizer, mean_loss, to_device
 from deepstack.training.evaluation import Evaluation
-from deepstack.training.observer import Pace, validation
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import is_due, learning_rate
 
@@ -38,28 +37,6 @@ def test_the_same_config_twice_is_the_same_bytes(task: str, tmp_path: Path) -> N
     assert one.state == "done"
     assert len(one.steps) == 12
     assert data_of(one) == data_of(two)
-
-
-@pytest.mark.parametrize(
-    ("loss", "masked", "said"),
-    [
-        (2.2412, 2.24120002, "loss 2.241 (unigram 3)"),
-        (2.2412, 2.2512, "loss 2.241 (on [MASK] 2.251; unigram there 3)"),
-        (2.2412, None, "loss 2.241 (unigram 3)"),
-    ],
-)
-def test_what_is_said_of_a_validation(loss: float, masked: float | None, said: str) -> None:
-    assert validation({"loss": loss, "loss_masked": masked, "unigram_loss": 3.0}) == said
-
-
-def test_the_pace_is_that_of_plain_steps() -> None:
-    pace = Pace(few=3)
-    for milliseconds in (9000.0, 5000.0):
-        pace.add({"step_ms": milliseconds})
-        assert pace.text(100) == ""
-    for _ in range(3):
-        pace.add({"step_ms": 20.0})
-    assert pace.text(100) == "20 ms/step  2 s left"
 
 
 def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
