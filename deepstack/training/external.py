@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -23,12 +23,19 @@ from deepstack.diagnostics.parameter_groups import Groups, names_by_child, names
 from deepstack.diagnostics.subject import Hidden, Subject, norm_of
 from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
-from deepstack.records import AppendLog, Run, RunFolder, write_end
+from deepstack.records import (
+    STEPS_COLUMNS,
+    TIMING_COLUMNS,
+    AppendLog,
+    Run,
+    RunFolder,
+    write_end,
+)
 from deepstack.training.environment import versions
 from deepstack.training.meta import STEP_COLUMNS, TIMING, entries, f0_norm
 from deepstack.training.observer import Observer
 from deepstack.training.outcome import is_out_of_memory
-from deepstack.training.recorder import Divergence, Recorder, sync_logs
+from deepstack.training.recorder import Divergence, Recorder, open_logs, sync_logs
 from deepstack.training.schedule import is_due
 from deepstack.training.snapshot_writer import LayerRecords
 
@@ -122,7 +129,7 @@ class Probe:
         self._records = LayerRecords(self.folder)
         self._before: dict[nn.Parameter, Tensor] = {}
         self._start: dict[str, Tensor] = {}
-        self._logs: list[AppendLog] = []  # that of attributions, if there are any
+        self._logs: dict[str, AppendLog] = {}
         self._recorder: Recorder | None = None
         self._open = ExitStack()
 
@@ -149,13 +156,12 @@ class Probe:
         folder.write_status("running", 0)
         device = subject.initial.device
         no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
-        recorder = Recorder(folder, -1, device, no_limit, Observer(), 0.0)
-        resources.callback(recorder.close)
+        columns: dict[str, Sequence[str]] = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS}
         if self.attribution_every:
-            columns = ("step", *self.groups, "whole", "unexplained")
-            self._logs = [folder.log("attribution", columns)]
-            resources.callback(self._logs[0].close)
+            columns["attribution"] = ("step", *self.groups, "whole", "unexplained")
             self._start = subject.state()
+        self._logs = open_logs(folder, columns, resources)
+        recorder = Recorder(self._logs, device, no_limit, Observer())
         if is_due(self.layers_every, 0):
             self._take_snapshot()
         self._prepare_snapshot()
@@ -196,7 +202,7 @@ class Probe:
             self._before, self._start = {}, {}
             recorder.flush()
             try:
-                sums = sync_logs([*recorder.logs, *self._logs], ended=True)
+                sums = sync_logs(self._logs.values(), ended=True)
             except ChangedLogError as changed:
                 self.folder.write_status("failed", self.at, error=str(changed))
                 raise
@@ -243,7 +249,7 @@ class Probe:
         if attribution:
             parts = self.subject.attribution(self.groups, self._start)
             shares = {name: float(value) for name, value in parts.items()}
-            self._logs[0].write({"step": self.at, **shares})
+            self._logs["attribution"].write({"step": self.at, **shares})
         if self.every > 1 and is_due(self.every, self.at + 1):
             self._previous = self.subject.hidden()  # the next row needs F_{t-1}
         recorder.pause()

@@ -12,8 +12,6 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, describe
-from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
-from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 from deepstack.model import option_defaults
 from deepstack.schemes import NORMS, SCHEMES, scheme_flops, stack_positions
 from deepstack.training.environment import environment_changes, git_state
@@ -103,14 +101,15 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
     """
     config, evals = run.config, run.evaluation.answers.columns()
     scheme = SCHEMES[config.model.scheme]
-    noise = NOISE if config.log.noise_scale else {}
-    sharpness = SHARPNESS if config.log.sharpness_every else {}
+    logs = run.snapshots.columns()
+    attribution = logs.get("attribution", {})
+    others = logs.get("noise_scale", {}) | logs.get("sharpness", {})
     return {
         "columns": entries(
-            STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | noise | sharpness
+            STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | others
         ),
         "layers": entries(describe()),
-        "attribution": entries(run.snapshots.columns()),
+        "attribution": entries(attribution),
         "scheme": {
             "name": scheme.name,
             "label": scheme.label,

@@ -69,7 +69,7 @@ def save_state(run: TrainingRun, step: int, *, only_weights: bool = False) -> No
         parts["optimizer"] = optimizer_state(run.optimizer, run.built.trained)
         parts |= {"probe": run.update.state(), "layers": run.snapshots.records.state()}
     if run.ranks.is_rank0:
-        logs = {log.path.stem: log.sha256 for log in run.logs if log.compared}
+        logs = {log.path.stem: log.sha256 for log in run.logs.values() if log.compared}
         state = {"run": conf.digest(without_defaults(run.config)), "logs": logs}
         ckpt.save(run.folder, ckpt.Checkpoint(step, parts, state))
 

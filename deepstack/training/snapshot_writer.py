@@ -120,29 +120,19 @@ class SnapshotWriter:
         self._passed = None
         if capture and sum(built.banks.count().values()) <= MOST_PARAMETERS:
             self._passed = capture(partial(pass_through, built.model, self.inputs, self._loss))
-        self.logs: dict[str, AppendLog] = {}
+        self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
 
-    def open(self, replay_from: int, tolerance: float) -> None:
-        """Open the CSV logs; rows after `replay_from` that exist already are compared."""
-        records = self.config.log
+    def columns(self) -> dict[str, dict[str, tuple[str, str, str]]]:
+        """Return symbol, unit and description of each column of the logs that this writes."""
+        log = self.config.log
+        attributed = parts.columns_of(self.built, self.parts) if self.parts else {}
         logs = {
-            "attribution": self.columns(),
-            "first_order": self.columns() if records.first_order else {},
-            "noise_scale": NOISE if records.noise_scale else {},
-            "sharpness": SHARPNESS if records.sharpness_every else {},
+            "attribution": attributed,
+            "first_order": attributed if log.first_order else {},
+            "noise_scale": NOISE if log.noise_scale else {},
+            "sharpness": SHARPNESS if log.sharpness_every else {},
         }
-        for name, measures in logs.items():
-            if measures:
-                columns = ("step", *measures)
-                log = self.records.folder.log(name, columns, replay_from, tolerance=tolerance)
-                self.logs[name] = log
-
-    def columns(self) -> dict[str, tuple[str, str, str]]:
-        """Return symbol, unit and description of each column of attribution.csv except the step.
-
-        Empty if the run writes no attribution.
-        """
-        return parts.columns_of(self.built, self.parts) if self.parts else {}
+        return {name: columns for name, columns in logs.items() if columns}
 
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot, an attribution or the sharpness is due after this step."""
@@ -223,14 +213,12 @@ class SnapshotWriter:
             self.logs[log].write({"step": step, **values})
 
     def close(self) -> None:
-        """Close the logs, and write the pending snapshots of a failed run if the disk allows.
+        """Write the pending snapshots of a failed run if the disk allows.
 
         The captured pass is released here, even if the run is still referenced: torch frees with
         it the cuBLAS workspace of its stream, which the next run's pass uses too.
         """
         self._passed = None
-        for log in self.logs.values():
-            log.close()
         with contextlib.suppress(ResourceError):
             self.records.write()
 
