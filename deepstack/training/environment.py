@@ -159,20 +159,14 @@ def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     CPU and variables only explain a different fingerprint.  An environment recorded without a
     fingerprint is compared without it.
     """
-    variables = [environment.get("variables") or {} for environment in (known, now)]
-    before, after = ({**known, **variables[0]}, {**now, **variables[1]})
-    names = {*before, *after} - {"variables"}
-    same_numbers = "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint")
-    if same_numbers:
-        names -= {"fingerprint", "cpu_model", "instruction_sets", *variables[0], *variables[1]}
-    changes = [
-        f"{name} was {before.get(name)!r}, is {after.get(name)!r}"
+    names = {*known, *now}
+    if "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint"):
+        names -= {"fingerprint", "cpu_model", "instruction_sets", "variables"}
+    return [
+        f"{name} was {known.get(name)!r}, is {now.get(name)!r}"
         for name in sorted(names)
-        if before.get(name) != after.get(name)
+        if known.get(name) != now.get(name)
     ]
-    if not same_numbers and before.get("cpu_model") == after.get("cpu_model"):
-        changes.append(f"cpu_model is {after.get('cpu_model')!r}")
-    return changes
 
 
 def versions(device: torch.device) -> dict[str, str]:
