@@ -14,7 +14,6 @@ from helpers import QUICK
 from typer.testing import CliRunner
 
 from deepstack.cli import app
-from deepstack.model import Transformer
 from deepstack.records import RunFolder, problems
 
 TINY = [
@@ -80,24 +79,3 @@ def test_weights_are_not_exported_as_those_of_another_model(tmp_path: Path) -> N
         exported = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "x")])
         assert exported.exit_code == 7 and "is another run's" in exported.stderr
         assert not (tmp_path / "x").exists()
-
-
-def test_a_start_builds_two_models_and_writes_its_config_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builds: list[Transformer] = []
-    configs: list[str] = []
-    build, write = Transformer.__init__, RunFolder.write_config
-
-    def counted_build(self: Transformer, *words: Any, **more: Any) -> None:
-        build(self, *words, **more)
-        builds.append(self)
-
-    def counted_write(self: RunFolder, text: str) -> None:
-        configs.append(text)
-        write(self, text)
-
-    monkeypatch.setattr(Transformer, "__init__", counted_build)
-    monkeypatch.setattr(RunFolder, "write_config", counted_write)
-    assert train(tmp_path).exit_code == 0
-    assert len(builds) == 2 and len(configs) == 1

@@ -114,13 +114,3 @@ def test_a_run_with_it_has_smaller_norms_and_logs_the_tasks_loss(tmp_path: Path)
     assert held.steps["loss"][0] == plain.steps["loss"][0]
     assert held.steps["grad_norm"][0] > plain.steps["grad_norm"][0]
     assert (norms_of(held) < 0.97 * norms_of(plain)).all()
-
-
-def test_fused_sublayers_and_plain_ones_have_equal_losses(tmp_path: Path) -> None:
-    losses = [
-        deepstack.train(
-            config(train__spectral_penalty=0.1, runtime__fused=fused), out=out
-        ).steps.loss
-        for fused, out in ((True, tmp_path / "a"), (False, tmp_path / "b"))
-    ]
-    assert np.allclose(*losses, rtol=1e-4)

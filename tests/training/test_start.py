@@ -108,11 +108,6 @@ def test_other_differences_are_refused_with_both_values(
     assert not list(tmp_path.iterdir())
 
 
-def test_growth_needs_a_start() -> None:
-    with pytest.raises(ConfigError, match=r"unused under model\.start=null"):
-        small(model__grow="stack")
-
-
 @pytest.mark.parametrize(
     ("grow", "rows"),
     [
