@@ -278,12 +278,9 @@ def choose_folder(
 
 
 def same_runs(study: Path, config: conf.Config) -> Iterator[RunFolder]:
-    """Yield a study's runs of this config, except for names, runtime and defaults, in order."""
-    name = run_name(config)
-    numbers = (path.name.removeprefix(f"{name}-") for path in study.glob(f"{name}-*"))
-    known = sorted(int(text) for text in numbers if text.isascii() and text.isdigit())
-    for numbered in (name, *(f"{name}-{number}" for number in known)):
-        folder = RunFolder(study / numbered)
+    """Yield a study's runs of this config, except for names, runtime and defaults."""
+    for path in sorted(study.glob(f"{run_name(config)}*")):
+        folder = RunFolder(path)
         try:
             stored = conf.load_config(folder.config_path) if folder.exists() else None
         except ConfigError:

@@ -14,7 +14,6 @@ from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
 from deepstack.records import RunFolder
-from deepstack.records.published import is_published
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.optimizer import load_optimizer_state, optimizer_state
@@ -99,16 +98,11 @@ def load_trained(folder: RunFolder, say: Callable[[str], None] = lambda _: None)
     newest = next(ckpt.whole_checkpoints(folder, damaged, owner), None)
     for problem in damaged:
         say(f"not used: {problem}")
-    if newest is None and is_published(folder.path):
-        raise NothingMatchedError(
-            f"{folder.path} is published without weights; to train it again: "
-            f"deepstack train {folder.config_path} --study NAME"
-        )
     if newest is None:
         state = folder.read_status().get("state", "interrupted")
         raise NothingMatchedError(
-            f"{folder.path} has no whole checkpoint to load (its run is {state}); "
-            "a run that is done keeps its weights, a diverged one has none"
+            f"{folder.path} has no whole checkpoint to load (its run is {state}); to train it "
+            f"again: deepstack train {folder.config_path} --study NAME"
         )
     built.load(newest.parts["weights"])
     built.at_step(newest.step)
