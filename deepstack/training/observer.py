@@ -33,7 +33,6 @@ class Started:
     steps: int
     device: str
     references: Mapping[str, float]
-    unrelated: float
 
     @property
     def layers(self) -> str:
@@ -127,6 +126,14 @@ class PlainLines(Observer):
         """Print a line; subclasses write it elsewhere."""
         print(text, flush=True)
 
+    def values(self, step: int, row: Row) -> str:
+        """Return the values of a step, and the time that remains."""
+        left = self._pace.text(self.run.steps - step) if self.run else ""
+        return (
+            f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}  "
+            f"‖g‖ {number(row['grad_norm'])}  {left}"
+        ).rstrip()
+
     def started(self, run: Started) -> None:
         self.run = run
         steps = f"steps {run.first_step} to {run.steps}" if run.steps else "the start"
@@ -141,12 +148,7 @@ class PlainLines(Observer):
         if self.run is None or (now - self._shown < self.seconds and step != self.run.steps):
             return
         self._shown = now
-        text = (
-            f"step {step}/{self.run.steps}  loss {number(row['loss'])}  "
-            f"‖ΔF‖ {number(row['model_update'])}  ‖g‖ {number(row['grad_norm'])}  "
-            f"{self._pace.text(self.run.steps - step)}"
-        )
-        self.line(text.rstrip())
+        self.line(f"step {step}/{self.run.steps}  {self.values(step, row)}")
 
     def evaluated(self, step: int, row: Row) -> None:
         self.line(f"step {step}  validation {validation(row)}")

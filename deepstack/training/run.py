@@ -224,7 +224,6 @@ class TrainingRun:
                 steps=self.config.train.steps,
                 device=str(self.device),
                 references=self.task.references,
-                unrelated=2**0.5 * float(self.update.initial.norm(dim=-1).mean()),
             )
         )
         if self.first_step == 1:
