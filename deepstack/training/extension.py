@@ -20,11 +20,11 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
-from deepstack.records import Run, RunFolder, existing_run, extent, problems
+from deepstack.records import RunFolder, extent, problems
 from deepstack.records.files import read, replace
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.schedule import depends_on_steps, row_is_due
-from deepstack.training.start import changed_source, recorded_config
+from deepstack.training.start import changed_source, finished_run, recorded_config
 
 # Settings that an extension may change; `runtime` is free.
 CHANGEABLE = ("train.schedule", "train.lr", "train.decay_period")
@@ -129,12 +129,9 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Ext
     `train.lr=…` and `runtime` settings.  Raises ConfigError for other settings, for a run that has
     not finished or keeps only its weights, DifferenceError for a damaged one.
     """
-    path = Path(run)
-    folder = existing_run(path.parent if path.name == "config.yaml" else path)
+    folder = finished_run(run, "--extend")
     if steps < 1:
         raise ConfigError(f"--extend: found {steps}; allowed a number of further steps from 1 on")
-    if (state := Run(folder.path).state) != "done":
-        raise ConfigError(f"--extend: {folder.path} is {state}; allowed a run that is done")
     keys = [override.partition("=")[0].strip() for override in overrides]
     changed = [key for key in keys if not key.startswith("runtime.")]
     if wrong := [key for key in changed if key not in CHANGEABLE]:

@@ -126,7 +126,7 @@ def start_of(config: conf.Config, vocab_size: int) -> Start | None:
     """
     if config.model.start is None:
         return None
-    folder = folder_of(config.model.start)
+    folder = finished_run(config.model.start, KEY)
     there = conf.load_config(folder.config_path)
     step = there.train.steps
     try:
@@ -143,7 +143,7 @@ def start_sha256(config: conf.Config) -> str | None:
     """Return the sha256 of the weights that a run begins with; None without a starting point."""
     if config.model.start is None:
         return None
-    folder = folder_of(config.model.start)
+    folder = finished_run(config.model.start, KEY)
     step = folder.checkpoints()[-1:]
     try:
         return str(mapping(folder.checkpoint_path(*step) / CHECKSUMS)["weights.safetensors"])
@@ -151,15 +151,19 @@ def start_sha256(config: conf.Config) -> str | None:
         raise ConfigError(f"{KEY}: {folder.path} has no weights to begin with", key=KEY) from None
 
 
-def folder_of(path: str) -> RunFolder:
-    """Return the folder of a finished run.  Raises ConfigError for anything else."""
+def finished_run(path: str | Path, name: str) -> RunFolder:
+    """Return the folder of a finished run, given by its path or that of its config.yaml.
+
+    name: of the setting or option, for errors.  Raises ConfigError for anything else.
+    """
+    key = KEY if name == KEY else None
     is_config = Path(path).name == "config.yaml"
     try:
         folder = existing_run(Path(path).parent if is_config else path)
     except ConfigError as error:
-        raise ConfigError(f"{KEY}: {error}", key=KEY) from None
+        raise ConfigError(f"{name}: {error}", key=key) from None
     if (state := Run(folder.path).state) != "done":
-        raise ConfigError(f"{KEY}: {folder.path} is {state}; allowed a finished run", key=KEY)
+        raise ConfigError(f"{name}: {folder.path} is {state}; allowed a finished run", key=key)
     return folder
 
 

@@ -116,7 +116,7 @@ def test_runs_that_cannot_be_extended(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere is no run"):
         parent_of(tmp_path / "nowhere", 8)
     folder = interrupted(small(**STEPS), tmp_path / "a")
-    with pytest.raises(ConfigError, match="is interrupted; allowed a run that is done"):
+    with pytest.raises(ConfigError, match="is interrupted; allowed a finished run"):
         parent_of(folder.path, 8)
     weights = deepstack.train(small(**STEPS), out=tmp_path / "b")
     with pytest.raises(ConfigError, match=r"keeps only its weights.*runtime\.keep_optimizer=true"):
