@@ -141,7 +141,11 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
     whole = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
     whole += "allowed with runtime.parallel=data"
     rules: list[tuple[str, object, str]] = [
-        ("train.shards", mode and train.shards > 1, "it needs one process; allowed 1"),
+        (
+            "train.shards",
+            mode and train.shards > 1,
+            f"found {train.shards}, which needs one process; allowed 1",
+        ),
         (
             "model.norm.kind",
             model.norm.kind == "batch" and (mode or train.shards > 1),
