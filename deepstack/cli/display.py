@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from deepstack.cli.streams import log, terminal_console
 from deepstack.records.cells import printable
-from deepstack.training import Observer, PlainLines, Row, Started
+from deepstack.training import Observer, PlainLines, Started
 
 
 class Lines(PlainLines):
@@ -24,7 +24,7 @@ class Display(PlainLines):
     """A bar with the values of the last step on a terminal, and plain lines above it."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
+        super().__init__(seconds=0.0)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -46,9 +46,8 @@ class Display(PlainLines):
             self.task, total=run.steps, completed=run.first_step - 1, description="training"
         )
 
-    def stepped(self, step: int, row: Row) -> None:
-        self._pace.add(row)
-        self.progress.update(self.task, completed=step, values=self.values(step, row))
+    def show(self, step: int, steps: int, text: str) -> None:
+        self.progress.update(self.task, completed=step, values=text)
 
 
 @contextmanager

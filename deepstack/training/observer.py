@@ -94,25 +94,6 @@ class Observers(Observer):
     finished = partialmethod(pass_on, "finished")
 
 
-class Pace:
-    """Estimates the remaining time of a run from the median time of its latest 50 steps."""
-
-    def __init__(self) -> None:
-        self.times: deque[float] = deque(maxlen=50)
-
-    def add(self, row: Row) -> None:
-        """Add the time of a step."""
-        if (milliseconds := row.get("step_ms")) is not None:
-            self.times.append(milliseconds)
-
-    def text(self, steps_left: int) -> str:
-        """Return '12 ms/step  34 s left', or nothing before the first step."""
-        if not self.times:
-            return ""
-        each = statistics.median(self.times)
-        return f"{each:.3g} ms/step  {each * steps_left / 1000:.0f} s left"
-
-
 class PlainLines(Observer):
     """Prints one line for each event, and for a step at most every `seconds`."""
 
@@ -120,19 +101,15 @@ class PlainLines(Observer):
         self.seconds = seconds
         self.run: Started | None = None
         self._shown = time.monotonic()
-        self._pace = Pace()
+        self._times: deque[float] = deque(maxlen=50)
 
     def line(self, text: str) -> None:
         """Print a line; subclasses write it elsewhere."""
         print(text, flush=True)
 
-    def values(self, step: int, row: Row) -> str:
-        """Return the values of a step, and the time that remains."""
-        left = self._pace.text(self.run.steps - step) if self.run else ""
-        return (
-            f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}  "
-            f"‖g‖ {number(row['grad_norm'])}  {left}"
-        ).rstrip()
+    def show(self, step: int, steps: int, text: str) -> None:
+        """Show the values of a step, and the time that remains."""
+        self.line(f"step {step}/{steps}  {text}")
 
     def started(self, run: Started) -> None:
         self.run = run
@@ -144,14 +121,19 @@ class PlainLines(Observer):
 
     def stepped(self, step: int, row: Row) -> None:
         now = time.monotonic()
-        self._pace.add(row)
+        self._times.append(row["step_ms"] or 0.0)
         if self.run is None or (now - self._shown < self.seconds and step != self.run.steps):
             return
         self._shown = now
-        self.line(f"step {step}/{self.run.steps}  {self.values(step, row)}")
+        each = statistics.median(self._times)
+        left = each * (self.run.steps - step) / 1000
+        text = f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}  "
+        text += f"‖g‖ {number(row['grad_norm'])}  {each:.3g} ms/step  {left:.0f} s left"
+        self.show(step, self.run.steps, text)
 
     def evaluated(self, step: int, row: Row) -> None:
-        self.line(f"step {step}  validation {validation(row)}")
+        known = (f"{name} {number(row[name])}" for name in VALIDATION if row.get(name) is not None)
+        self.line(f"step {step}  validation {'  '.join(known)}")
 
     def notify(self, line: str) -> None:
         self.line(line)
@@ -179,26 +161,18 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def validation(row: Row) -> str:
-    """Return a row of evals.csv beside its references: 'loss 2.9  unigram_loss 3.2'."""
-    known = (f"{name} {number(row[name])}" for name in VALIDATION if row.get(name) is not None)
-    return "  ".join(known)
-
-
 class NotebookProgress(PlainLines):
     """A bar in the output of the cell, with the latest line."""
 
     def __init__(self) -> None:
         super().__init__(seconds=0.2)
-        self.bar, self.step = ProgressBar(), 0
-
-    def stepped(self, step: int, row: Row) -> None:
-        self.step = step
-        super().stepped(step, row)
+        self.bar = ProgressBar()
 
     def line(self, text: str) -> None:
-        if self.run:
-            self.bar.show(self.step, self.run.steps, text, last=True)
+        self.bar.show(self.bar.done, self.bar.total, text, last=True)
+
+    def show(self, step: int, steps: int, text: str) -> None:
+        self.bar.show(step, steps, text, last=True)
 
     def notify(self, line: str) -> None:
         print(line)
