@@ -168,6 +168,10 @@ class NotebookProgress(PlainLines):
         super().__init__(seconds=0.2)
         self.bar = ProgressBar()
 
+    def started(self, run: Started) -> None:
+        self.bar.done, self.bar.total = run.first_step - 1, run.steps
+        super().started(run)
+
     def line(self, text: str) -> None:
         self.bar.show(self.bar.done, self.bar.total, text, last=True)
 
@@ -176,6 +180,9 @@ class NotebookProgress(PlainLines):
 
     def notify(self, line: str) -> None:
         print(line)
+
+    def finished(self, state: str, step: int) -> None:
+        self.line(f"{state}: {self.bar.text}")  # the last line is of an evaluation
 
 
 def default_observer() -> Observer:

@@ -6,6 +6,7 @@ plugin that writes into a buffer shows in its first step (`buffer_writes`).
 
 from __future__ import annotations
 
+import errno
 import itertools
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,7 +21,7 @@ import torch
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.distributed import RankGroup, join_ranks, parallelism
-from deepstack.errors import ConfigError, LockedError, ResourceError
+from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.fast import FastPaths, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
 from deepstack.records import ENDED, Run, RunFolder, removal
@@ -41,6 +42,8 @@ from deepstack.training.tracking import TensorBoardLog
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
+# System errors of a disk that cannot be written to.
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
 
 
 @dataclass(frozen=True)
@@ -228,10 +231,10 @@ def locked_folder(
             folder = choose_folder(config, study, task, parent=parent)
             try:
                 stack.enter_context(folder.lock())
-            except LockedError:
-                raise
             except ResourceError as error:
-                raise ResourceError(f"{error}; give another folder with --out") from error
+                if getattr(error.__cause__, "errno", None) in READ_ONLY:
+                    raise ResourceError(f"{error}; give another folder with --out") from error
+                raise
             return [str(folder.path), folder.read_state()]
 
         path, state = ranks.from_rank0(lock)
@@ -249,7 +252,12 @@ def run_name(config: conf.Config) -> str:
 def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
     """Raise PluginError if this configuration was trained here with a plugin that is not loaded."""
     for folder in same_runs(study, config):
-        plugins.require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
+        try:
+            plugins.require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
+        except PluginError as error:
+            raise PluginError(
+                f"{error}, or, to train with the file that is there: {removal(folder.path)}"
+            ) from None
 
 
 def choose_folder(
