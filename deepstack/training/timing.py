@@ -35,10 +35,12 @@ def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]
 
 
 @contextmanager
-def temporary_run(config: conf.Config, *, measures: bool = True) -> Iterator[TrainingRun]:
-    """Yield a run in a temporary folder, for measurements of its parts; it saves nothing."""
+def temporary_run(
+    config: conf.Config, *, measures: bool = True, folder: Path | None = None
+) -> Iterator[TrainingRun]:
+    """Yield a run in a temporary folder (below `folder`), for measurements of its parts."""
     with (
-        tempfile.TemporaryDirectory(prefix="deepstack-") as out,
+        tempfile.TemporaryDirectory(prefix="deepstack-", dir=folder) as out,
         preflight(config, "trial", Path(out), Observer(), saves=False) as prepared,
     ):
         assert isinstance(prepared, Prepared)
