@@ -33,6 +33,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     from deepstack.schemes import scheme_flops, stack_schemes
     from deepstack.tasks import task_of
     from deepstack.training import (
+        bf16_support,
         choose_device,
         device_is_here,
         memory_limit,
@@ -61,6 +62,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         if of:
             coefficients[f"depth{of}"] = scheme.place.depth
     first = next(iter(schemes.values())).scheme_class
+    half = settings.train.precision == "bf16"
     return {
         "run": run_name(settings),
         "scheme": f"{first.label}: {first.equation}",
@@ -76,6 +78,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **{name.replace("_", " "): value for name, value in task.references.items()},
         **{f"parameters {role}": number for role, number in counts.items()},
         "parameters": sum(counts.values()),
+        **({"bf16": bf16_support(device)} if half and device is not None else {}),
         **({"layers computed twice, at once": every} if every else {}),
         "memory estimate (MB)": round(memory / 1e6),
         f"memory of this {where} (MB)": round(limit / 1e6),

@@ -10,6 +10,7 @@ from deepstack.training.evaluation import mean_loss as mean_loss
 from deepstack.training.evaluation import to_device as to_device
 from deepstack.training.extension import Parent as Parent
 from deepstack.training.extension import parent_of as parent_of
+from deepstack.training.fingerprint import bf16_support as bf16_support
 from deepstack.training.observer import Observer as Observer
 from deepstack.training.observer import PlainLines as PlainLines
 from deepstack.training.observer import Row as Row

@@ -48,6 +48,17 @@ def cpu(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     }
 
 
+def bf16_support(device: torch.device, path: Path = Path("/proc/cpuinfo")) -> str:
+    """Return whether products in bf16 gain or lose time on this device, in words."""
+    if device.type == "cuda":
+        return "faster: the GPU multiplies bf16"
+    sets = cpu(path)["instruction_sets"].split()
+    native = [name for name in sets if "bf16" in name]
+    if native:
+        return f"faster from d_model 64 on: the CPU multiplies bf16 ({', '.join(native)})"
+    return "slower than fp32: the CPU has no instructions for bf16"
+
+
 @torch.no_grad()
 def fingerprint(device: torch.device, bf16: bool) -> str:
     """sha256 of a few products, attentions and norms on the CPU, and on the device if another.

@@ -13,6 +13,7 @@ from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, describe
 from deepstack.model import option_defaults
+from deepstack.model.build import Built
 from deepstack.schemes import NORMS, SCHEMES, scheme_flops, stack_positions
 from deepstack.training.environment import environment_changes, git_state
 
@@ -37,6 +38,8 @@ COMPUTE = {
 }
 # Keys of meta.json that stay when a run resumes.
 OF_THE_FIRST_START = ("created", "git", "extends", "differing_logs")
+# The distance from 1 to the next fp32 number.
+RESOLUTION = 2.0**-23
 TIMING = {
     "step_ms": ("", "ms", "Wall-clock time of a step, logging included."),
     "peak_memory_mb": ("", "MB", "Largest memory held so far: GPU allocations or resident set."),
@@ -48,7 +51,10 @@ def describe_run(run: TrainingRun) -> dict[str, Any]:
     before = run.folder.read_meta()
     meta = meta_of(run, before)
     run.folder.write_meta(meta)
-    run.folder.write_columns(columns_of(run))
+    columns = columns_of(run)
+    run.folder.write_columns(columns)
+    if not before and (notice := resolution_notice(columns)):
+        run.observer.notify(notice)
     return meta
 
 
@@ -97,13 +103,14 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
     """Return columns.json: the meaning of every column and more, so that charts need no model.
 
     The result has the default options of scheme and task, so that a chart names those that were
-    set.
+    set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
     """
     config, evals = run.config, run.evaluation.answers.columns()
     scheme = SCHEMES[config.model.scheme]
     logs = run.snapshots.columns()
     attribution = logs.get("attribution", {})
     others = logs.get("noise_scale", {}) | logs.get("sharpness", {})
+    coarse = steps_below_resolution(config, run.built)
     return {
         "columns": entries(
             STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | others
@@ -125,7 +132,39 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
         },
         **f0_norm(run.update.initial),
         "references": run.task.references,
+        **({"below_fp32_resolution": coarse} if coarse else {}),
     }
+
+
+def steps_below_resolution(config: conf.Config, built: Built) -> dict[str, int]:
+    """Return for each role how many first steps move a parameter of 1 by less than fp32 resolves.
+
+    Counts roles that start at 1, such as gains of norms, where lr(t) times the role's factor is
+    below 2^-23 in the first 1 % of the steps or more.  An Adam step has about that size.  The size
+    of an SGD step depends on the gradient: the result is empty.
+    """
+    train, counts = config.train, {}
+    for bank in built.trained if train.optimizer != "sgd" else ():
+        role = bank.roles[0]
+        rate = train.lr * train.lr_factor(role) * built.optim(role).lr  # reached after the warm-up
+        steps = train.steps
+        if rate >= RESOLUTION:
+            steps = min(steps, math.ceil(max(train.warmup_steps, 1) * RESOLUTION / rate) - 1)
+        if train.steps and rate and {"one", 1.0} & set(bank.starts) and 100 * steps >= train.steps:
+            counts[role] = steps
+    return counts
+
+
+def resolution_notice(columns: Mapping[str, Any]) -> str | None:
+    """Return one line about updates below the resolution of fp32, or None if there are none."""
+    steps = columns.get("below_fp32_resolution")
+    if not steps:
+        return None
+    most = max(steps.values())
+    return (
+        f"{', '.join(sorted(steps))}: lr(t) times the role's factor is below 2^-23, the resolution "
+        f"of fp32 at 1, up to step {most}: a parameter of 1 moves by rounding or not at all"
+    )
 
 
 def f0_norm(initial: Tensor) -> dict[str, float]:
