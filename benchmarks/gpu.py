@@ -62,7 +62,7 @@ def correctness() -> dict[str, Any]:
 @contextmanager
 def stepping(config: Config) -> Iterator[Callable[[], None]]:
     """Yield a function that makes one training step of a run and leaves its row on the device."""
-    with temporary_run(config, saves=False) as run:
+    with temporary_run(config) as run:
         count = 0
 
         def step() -> None:

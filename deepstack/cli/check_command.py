@@ -30,13 +30,14 @@ def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
     from deepstack.distributed import ALONE
     from deepstack.model import build_model, check_scheme, with_steps
-    from deepstack.schemes import scheme_flops, scheme_memory, stack_schemes
+    from deepstack.schemes import scheme_flops, stack_schemes
     from deepstack.tasks import task_of
     from deepstack.training import (
         bf16_support,
         choose_device,
         device_is_here,
         memory_limit,
+        memory_needed,
         refuse_cut_settings,
         run_name,
     )
@@ -47,7 +48,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     check_scheme(settings)
     refuse_cut_settings(settings, ALONE)
-    memory = conf.memory_estimate(settings, task.vocab_size, scheme_memory(settings), task.memory)
+    memory = memory_needed(settings, task)
     flops = conf.step_flops(settings, task.vocab_size, scheme_flops(settings))
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"

@@ -67,10 +67,9 @@ class RankGroup:
         """
         each, left = divmod(batch_size, self.size)
         if left:
-            near = [n for n in (each * self.size, (each + 1) * self.size) if n]
             raise ConfigError(
-                f"train.batch_size: found {batch_size}, of which {self.size} processes cannot "
-                f"take equal shares; nearest: {' or '.join(map(str, near))}",
+                f"train.batch_size: found {batch_size}; allowed a multiple of {self.size}, the "
+                "number of processes",
                 key="train.batch_size",
             )
         return slice(self.rank * each, (self.rank + 1) * each)

@@ -98,7 +98,7 @@ def verify_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
                 stored = file.get_tensor(name)
                 same = shape_of(stored) == shape_of(wanted)
                 if not same or not torch.equal(bits(stored), bits(wanted)):
-                    raise OSError(f"read back wrong: {name} in {path.name}")
+                    raise OSError(f"{name} in {path.name} differs")
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from error
 
@@ -212,20 +212,20 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
     Checkpoints after the returned one are removed.  notify: receives a line for each of these.
     """
     damaged: list[str] = []
-    changed: dict[str, None] = {}  # an ordered set of log files
+    changed: list[str] = []
     checkpoint: Checkpoint | None = None
-    candidates = whole_checkpoints(folder, damaged, owner)
     if "changed_log" in folder.read_status():
         notify("a log changed while this run worked: no checkpoint is used")
-        candidates, changed = iter(()), {folder.steps_path.name: None}
-    for candidate in candidates:
-        wrong = changed_logs(folder, candidate)
-        if not wrong:
-            checkpoint = candidate
-            break
-        for name in wrong:
-            notify(f"{name} is not the log that checkpoint {candidate.step} was saved with")
-        changed |= dict.fromkeys(wrong)
+        changed.append(folder.steps_path.name)
+    else:
+        for candidate in whole_checkpoints(folder, damaged, owner):
+            wrong = changed_logs(folder, candidate)
+            if not wrong:
+                checkpoint = candidate
+                break
+            for name in wrong:
+                notify(f"{name} is not the log that checkpoint {candidate.step} was saved with")
+            changed += wrong
     step = -1 if checkpoint is None else checkpoint.step
     for older in folder.checkpoints():
         if older < step and (problem := damage(folder.checkpoint_path(older), owner.largest)):
@@ -241,8 +241,8 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
     else:
         notify("no checkpoint is left to go on from: starting again from step 0")
         if changed:  # no checkpoint verifies any of the logs
-            changed = dict.fromkeys(path.name for path in folder.path.glob("*.csv"))
-    for name in changed:
+            changed = [path.name for path in folder.path.glob("*.csv")]
+    for name in dict.fromkeys(changed):
         copy, path = folder.set_aside(name), folder.path / name
         notify(f"{name} as it was found is kept in {copy.relative_to(folder.path)}")
         with trouble(path):

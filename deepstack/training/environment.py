@@ -57,11 +57,11 @@ def device_is_here(runtime: conf.Runtime) -> bool:
 
 
 def memory_limit(device: torch.device) -> int:
-    """Return the bytes a run may use: the GPU's, the process's limit, or the machine's memory."""
+    """Return the bytes a run may use: the GPU's, or the machine's within the process's limit."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    return conf.machine_memory() if limit == resource.RLIM_INFINITY else limit
+    limit, here = resource.getrlimit(resource.RLIMIT_DATA)[0], conf.machine_memory()
+    return here if limit == resource.RLIM_INFINITY else min(limit, here)
 
 
 def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:
@@ -159,20 +159,14 @@ def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     CPU and variables only explain a different fingerprint.  An environment recorded without a
     fingerprint is compared without it.
     """
-    variables = [environment.get("variables") or {} for environment in (known, now)]
-    before, after = ({**known, **variables[0]}, {**now, **variables[1]})
-    names = {*before, *after} - {"variables"}
-    same_numbers = "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint")
-    if same_numbers:
-        names -= {"fingerprint", "cpu_model", "instruction_sets", *variables[0], *variables[1]}
-    changes = [
-        f"{name} was {before.get(name)!r}, is {after.get(name)!r}"
+    names = {*known, *now}
+    if "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint"):
+        names -= {"fingerprint", "cpu_model", "instruction_sets", "variables"}
+    return [
+        f"{name} was {known.get(name)!r}, is {now.get(name)!r}"
         for name in sorted(names)
-        if before.get(name) != after.get(name)
+        if known.get(name) != now.get(name)
     ]
-    if not same_numbers and before.get("cpu_model") == after.get("cpu_model"):
-        changes.append(f"cpu_model is {after.get('cpu_model')!r}")
-    return changes
 
 
 def versions(device: torch.device) -> dict[str, str]:

@@ -18,32 +18,61 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.config.identity import values
-from deepstack.config.schema import LENGTHS
 from deepstack.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
-from deepstack.plugins import require_plugins
-from deepstack.records import Run, RunFolder, existing_run, extent, problems
+from deepstack.records import RunFolder, extent, problems
 from deepstack.records.files import read, replace
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.schedule import depends_on_steps, learning_rate, row_is_due
-from deepstack.training.start import changed_source
+from deepstack.training.schedule import depends_on_steps, row_is_due
+from deepstack.training.start import changed_source, finished_run, recorded_config
 
 # Settings that an extension may change; `runtime` is free.
-CHANGEABLE = ("train.steps", "train.schedule", "train.lr", "train.decay_period")
+CHANGEABLE = ("train.schedule", "train.lr", "train.decay_period")
 
 
 @dataclass(frozen=True)
 class Parent:
-    """A finished run, and the config of the run that extends it.
+    """A recorded run, and the config of a new run that begins from its record.
 
-    step: the parent's last one.  exact: whether training the config at once gives the same run.
+    Preflight refuses an environment other than that of the record.
     """
 
     folder: RunFolder
     config: conf.Config
+
+    @property
+    def inexact(self) -> dict[str, Any] | None:
+        """Return `extends` of a new run that its config alone does not describe, else None."""
+        return None
+
+    def begin(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
+        """Write into the locked folder of the new run whatever it takes from the record.
+
+        data: of the new run's task.  Raises ConfigError if the record has other data or weights.
+        """
+        meta = self.folder.read_meta()
+        if changed := changed_source({"data": {}} | meta, data, self.config):
+            key, source, was, now = changed
+            other = "weights" if key == "model.start" else "data"
+            raise ConfigError(
+                f"{self.folder.path} was trained on other {other}: sha256 was {was}, is {now} "
+                f"({source})"
+            )
+
+
+@dataclass(frozen=True)
+class Extension(Parent):
+    """A finished run, and the config that trains it further.
+
+    step: the parent's last one.  exact: whether training the config at once gives the same run.
+    """
+
     step: int
     exact: bool
+
+    @property
+    def inexact(self) -> dict[str, Any] | None:
+        return None if self.exact else self.record
 
     @property
     def record(self) -> dict[str, Any]:
@@ -60,34 +89,22 @@ class Parent:
     def begin(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
         """Write the parent's logs and last checkpoint into the locked folder of the new run.
 
-        Rows that the parent has only because it ended there are left out.  data: of the new run's
-        task.  Raises ConfigError if the parent read other data, PluginError for a missing plugin.
+        Rows that the parent has only because it ended there are left out.
         """
+        super().begin(folder, data)
         meta = self.folder.read_meta()
-        require_plugins(meta.get("plugins", []), str(self.folder.path))
-        if changed := changed_source({"data": {}} | meta, data, self.config):
-            _, source, was, now = changed
-            raise ConfigError(
-                f"{self.folder.path} was trained on other data or weights: sha256 was {was}, is "
-                f"{now} ({source})"
-            )
         shutil.rmtree(folder.checkpoint_dir, ignore_errors=True)  # of a killed attempt
         fixed = {"environment": {}} | {k: meta[k] for k in ("environment", "start") if k in meta}
         folder.write_meta({"extends": self.record, **fixed})
-        for path in (*self._logs(), self.folder.timing_path):
+        logs = recorded_logs(self.folder)
+        for path in (*logs, self.folder.timing_path):
             replace(folder.path / path.name, self._kept_rows(path))
         parts = ckpt.load(self.folder.checkpoint_path(self.step), self.step).parts
         parts["layers"] = self._kept_records(parts["layers"])
-        logs = {
-            path.stem: extent(folder.csv_path(path.stem), self.step).sha256 for path in self._logs()
-        }
-        state = {"run": conf.digest(without_defaults(self.config)), "logs": logs}
+        sums = {path.stem: extent(folder.path / path.name, self.step).sha256 for path in logs}
+        state = {"run": conf.digest(without_defaults(self.config)), "logs": sums}
         ckpt.save(folder, ckpt.Checkpoint(self.step, parts, state))
         folder.write_config(conf.to_yaml(with_defaults(self.config)))  # makes it a run
-
-    def _logs(self) -> list[Path]:
-        paths = [self.folder.path / f"{name}.csv" for name in ckpt.RESUMED_LOGS]
-        return [path for path in paths if path.exists()]
 
     def _kept_rows(self, path: Path) -> bytes:
         """Return a log without a last row that the new run would not have written."""
@@ -105,67 +122,50 @@ class Parent:
         return step < self.step or row_is_due(self.config, log, step)
 
 
-def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Parent:
+def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Extension:
     """Return a finished run with the config that trains it `steps` steps further.
 
     overrides: `train.schedule=…`, which a schedule that depends on the number of steps requires,
     `train.lr=…` and `runtime` settings.  Raises ConfigError for other settings, for a run that has
     not finished or keeps only its weights, DifferenceError for a damaged one.
     """
-    path = Path(run)
-    folder = existing_run(path.parent if path.name == "config.yaml" else path)
+    folder = finished_run(run, "--extend")
     if steps < 1:
         raise ConfigError(f"--extend: found {steps}; allowed a number of further steps from 1 on")
-    state = Run(folder.path).state
-    if state != "done":
-        why = {"diverged": "a diverged run has no weights to go on from"}.get(
-            state, "the same command without --extend completes it first"
-        )
-        raise ConfigError(f"--extend: {folder.path} is {state}, not done; {why}")
-    overridden = {override.partition("=")[0].strip() for override in overrides}
-    if lengths := sorted(overridden & {f"train.{length}" for length in LENGTHS}):
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    changed = [key for key in keys if not key.startswith("runtime.")]
+    if wrong := [key for key in changed if key not in CHANGEABLE]:
         raise ConfigError(
-            f"--extend: found {lengths[0]}, a second length beside the {steps} further steps; "
-            "leave it out, or give another number: --extend N",
-            key=lengths[0],
+            f"--extend: found {wrong[0]}; an extension allows {', '.join(CHANGEABLE)} and runtime "
+            "settings",
+            key=wrong[0],
         )
-    old = conf.load_config(folder.config_path)
-    step = old.train.steps
+    old = recorded_config(folder)
+    step, schedule = old.train.steps, old.train.schedule
     longer = [*overrides, f"train.steps={step + steps}"]
     replayed = folder.read_meta().get("environment", {}).get("replayed")
     if isinstance(replayed, bool):  # 'auto' depends on the number of steps
         longer.insert(0, f"runtime.replay={str(replayed).lower()}")
     new = conf.load_config(folder.config_path, longer)
-    before, after = values(old), values(new)
-    changed = [k for k in after if after[k] != before.get(k) and not k.startswith("runtime.")]
-    if wrong := [key for key in changed if key not in CHANGEABLE]:
+    if depends_on_steps(old.train) and "train.schedule" not in changed:
         raise ConfigError(
-            f"--extend: found {wrong[0]}={after[wrong[0]]}; an extension allows "
-            f"{', '.join(CHANGEABLE[1:])} and runtime settings"
+            f"--extend: train.schedule={schedule} depends on the number of steps; choose for the "
+            f"further steps train.schedule={schedule}, that of {step + steps} steps, to which the "
+            "rate jumps, or train.schedule=constant train.lr=RATE"
         )
-    if depends_on_steps(old.train) and "train.schedule" not in overridden:
-        raise ConfigError(schedule_choice(old, new))
     if not (folder.checkpoint_path(step) / "optimizer.safetensors").exists():
-        command = f"deepstack train {folder.config_path} runtime.keep_optimizer=true --study NAME"
         raise ConfigError(
-            f"--extend: {folder.path} keeps only its weights, and further steps need the state of "
-            f"its optimizer; train a run that keeps it: {command}"
+            f"--extend: {folder.path} keeps only its weights; further steps need the state of its "
+            "optimizer, which a run with runtime.keep_optimizer=true keeps"
         )
     if damage := problems(folder):
         raise DifferenceError(f"--extend: {folder.path} is damaged: {damage[0]}")
-    exact = not depends_on_steps(old.train) and changed == ["train.steps"]
-    return Parent(folder, new, step, exact)
+    return Extension(folder, new, step, exact=not depends_on_steps(old.train) and not changed)
 
 
-def schedule_choice(old: conf.Config, new: conf.Config) -> str:
-    """Return the message that asks for the schedule of the further steps."""
-    step, name = old.train.steps, old.train.schedule
-    last, following = learning_rate(old.train, step), learning_rate(new.train, step + 1)
-    return (
-        f"--extend: train.schedule={name} depends on the number of steps; choose for the further "
-        f"steps:\n  train.schedule={name}: that of {new.train.steps} steps, so the rate jumps from "
-        f"{last:.3g} to {following:.3g}\n  train.schedule=constant train.lr=RATE: a constant rate"
-    )
+def recorded_logs(folder: RunFolder) -> list[Path]:
+    """Return the logs of a run whose rows are the same in every execution."""
+    return [path for name in ckpt.RESUMED_LOGS if (path := folder.csv_path(name)).exists()]
 
 
 def inexact_parent(folder: RunFolder) -> dict[str, Any] | None:

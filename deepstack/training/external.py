@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,19 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack import yaml_reader
 from deepstack.diagnostics import COLUMNS, describe, model_update
 from deepstack.diagnostics.foreign_model import Layers, as_float
 from deepstack.diagnostics.parameter_groups import Groups, names_by_child, names_by_group
 from deepstack.diagnostics.subject import Hidden, Subject, norm_of
 from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
-from deepstack.records import AppendLog, Run, RunFolder, write_end
+from deepstack.records import (
+    STEPS_COLUMNS,
+    TIMING_COLUMNS,
+    AppendLog,
+    Run,
+    RunFolder,
+    write_end,
+)
 from deepstack.training.environment import versions
 from deepstack.training.meta import STEP_COLUMNS, TIMING, entries, f0_norm
 from deepstack.training.observer import Observer
 from deepstack.training.outcome import is_out_of_memory
-from deepstack.training.recorder import Divergence, Recorder, sync_logs
+from deepstack.training.recorder import Recorder, open_logs, sync_logs
 from deepstack.training.schedule import is_due
 from deepstack.training.snapshot_writer import LayerRecords
 
@@ -108,7 +114,6 @@ class Probe:
         self.model, self.optimizer, self.folder = model, optimizer, RunFolder(out)
         self.every, self.seed = every, seed
         self.layers_every, self.attribution_every = layers_every, attribution_every
-        self._refuse_another_run()
         self.subject = Subject(model, batch, hidden, layers)
         self.groups = (
             names_by_child(self.subject)
@@ -122,23 +127,20 @@ class Probe:
         self._records = LayerRecords(self.folder)
         self._before: dict[nn.Parameter, Tensor] = {}
         self._start: dict[str, Tensor] = {}
-        self._logs: list[AppendLog] = []  # that of attributions, if there are any
+        self._logs: dict[str, AppendLog] = {}
         self._recorder: Recorder | None = None
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(self.folder.lock())
-            self._refuse_another_run()
+            if self.folder.exists():
+                raise ConfigError(
+                    f"{self.folder.path} holds a run already; give another name with out="
+                )
             self._begin(stack)
             self._open = stack.pop_all()
         return self
-
-    def _refuse_another_run(self) -> None:
-        if self.folder.exists():
-            raise ConfigError(
-                f"{self.folder.path} holds a run already; give another name with out="
-            )
 
     def _begin(self, resources: ExitStack) -> None:
         """Create the run folder and take the snapshot before the first step."""
@@ -147,15 +149,13 @@ class Probe:
         folder.write_meta(self._meta())
         folder.write_columns(self._columns())
         folder.write_status("running", 0)
-        device = subject.initial.device
-        no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
-        recorder = Recorder(folder, -1, device, no_limit, Observer(), 0.0)
-        resources.callback(recorder.close)
+        columns: dict[str, Sequence[str]] = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS}
         if self.attribution_every:
-            columns = ("step", *self.groups, "whole", "unexplained")
-            self._logs = [folder.log("attribution", columns)]
-            resources.callback(self._logs[0].close)
+            columns["attribution"] = ("step", *self.groups, "whole", "unexplained")
             self._start = subject.state()
+        self._logs = open_logs(folder, columns, resources)
+        no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
+        recorder = Recorder(self._logs, subject.initial.device, no_limit, Observer())
         if is_due(self.layers_every, 0):
             self._take_snapshot()
         self._prepare_snapshot()
@@ -177,15 +177,18 @@ class Probe:
                 "probe.step finds no gradient: call it after loss.backward() and optimizer.step(), "
                 "before optimizer.zero_grad()"
             )
-        value = torch.as_tensor(loss).detach()
-        if value.numel() != 1:
-            raise ConfigError(f"loss: found a tensor {tuple(value.shape)}; allowed one number")
         self.at += 1
-        if recorder.divergence is None:
-            if self.at == 1 or is_due(self.every, self.at):
-                self._write_row(recorder, value.reshape(()), norm_of(gradients))
-            self._measure_more(recorder)
-            self._prepare_snapshot()
+        if recorder.divergence is not None:
+            return
+        if self.at == 1 or is_due(self.every, self.at):
+            F, initial = self.subject.hidden(), self.subject.initial
+            values = model_update(F, initial, self._previous, torch.linalg.vector_norm(initial))
+            self._previous = F
+            value = torch.as_tensor(loss).detach().reshape(()).to(F.device)
+            measured = Measured(value, norm_of(gradients).to(F.device), values)
+            recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
+        self._measure_more(recorder)
+        self._prepare_snapshot()
 
     def __exit__(
         self, kind: object, error: BaseException | None, trace: TracebackType | None
@@ -196,40 +199,27 @@ class Probe:
             self._before, self._start = {}, {}
             recorder.flush()
             try:
-                sums = sync_logs([*recorder.logs, *self._logs], ended=True)
+                sums = sync_logs(self._logs.values(), ended=True)
             except ChangedLogError as changed:
                 self.folder.write_status("failed", self.at, error=str(changed))
                 raise
             self._records.write()
-            self._write_end(recorder.divergence, error, sums)
+            divergence = recorder.divergence
+            if divergence is not None:
+                facts = divergence.facts()
+                write_end(self.folder, "diverged", divergence.step, logs=sums, **facts)
+            elif error is None:
+                write_end(self.folder, "done", self.at, logs=sums)
+            elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
+                self.folder.write_status("interrupted", self.at)
+            else:
+                state = "out_of_memory" if is_out_of_memory(error) else "failed"
+                self.folder.write_status(state, self.at, error=repr(error))
 
     @property
     def run(self) -> Run:
         """Return the run as read from its folder."""
         return Run(self.folder.path)
-
-    def _write_end(
-        self, divergence: Divergence | None, error: BaseException | None, logs: dict[str, str]
-    ) -> None:
-        """Write to status.json how the run ended."""
-        if divergence is not None:
-            write_end(self.folder, "diverged", divergence.step, logs=logs, **divergence.facts())
-        elif error is None:
-            write_end(self.folder, "done", self.at, logs=logs)
-        elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
-            self.folder.write_status("interrupted", self.at)
-        else:
-            is_memory = is_out_of_memory(error)
-            state, text = ("out_of_memory", str(error)) if is_memory else ("failed", repr(error))
-            self.folder.write_status(state, self.at, error=text)
-
-    def _write_row(self, recorder: Recorder, loss: Tensor, grad_norm: Tensor) -> None:
-        """Write one row of steps.csv: loss and gradient of the step, model update at θ_t."""
-        F, initial = self.subject.hidden(), self.subject.initial
-        values = model_update(F, initial, self._previous, torch.linalg.vector_norm(initial))
-        self._previous = F
-        measured = Measured(loss.to(F.device), grad_norm.to(F.device), values)
-        recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
 
     def _measure_more(self, recorder: Recorder) -> None:
         """Take the measurements due besides a row, and exclude them from the time of rows."""
@@ -243,7 +233,7 @@ class Probe:
         if attribution:
             parts = self.subject.attribution(self.groups, self._start)
             shares = {name: float(value) for name, value in parts.items()}
-            self._logs[0].write({"step": self.at, **shares})
+            self._logs["attribution"].write({"step": self.at, **shares})
         if self.every > 1 and is_due(self.every, self.at + 1):
             self._previous = self.subject.hidden()  # the next row needs F_{t-1}
         recorder.pause()
@@ -291,21 +281,11 @@ class Probe:
         }
         nested: dict[str, Any] = {}
         for key, value in {**known, **more}.items():
-            try:
-                plain = json.loads(json.dumps(value))  # lists for tuples
-            except (TypeError, ValueError) as error:
-                text = f"config: {key}: {error}; allowed numbers, words and lists"
-                raise ConfigError(text) from None
             *sections, last = key.split(".")
             inner = nested
             for section in sections:
                 inner = inner.setdefault(section, {})
-                if not isinstance(inner, dict):
-                    raise ConfigError(f"config: {key}: found a key below the value of another one")
-            inner[last] = plain
-        _, problems = yaml_reader.read(conf.yaml_of(nested), "config")
-        if problems:
-            raise ConfigError(f"config: {problems[0].key}: {problems[0].text}")
+            inner[last] = json.loads(json.dumps(value))  # lists for tuples
         return nested
 
     def _meta(self) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import COLUMNS, describe
-from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
-from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 from deepstack.model import option_defaults
 from deepstack.model.build import Built
 from deepstack.schemes import NORMS, SCHEMES, scheme_flops, stack_positions
@@ -109,15 +107,16 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
     """
     config, evals = run.config, run.evaluation.answers.columns()
     scheme = SCHEMES[config.model.scheme]
+    logs = run.snapshots.columns()
+    attribution = logs.get("attribution", {})
+    others = logs.get("noise_scale", {}) | logs.get("sharpness", {})
     coarse = steps_below_resolution(config, run.built)
-    noise = NOISE if config.log.noise_scale else {}
-    sharpness = SHARPNESS if config.log.sharpness_every else {}
     return {
         "columns": entries(
-            STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | noise | sharpness
+            STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | others
         ),
         "layers": entries(describe()),
-        "attribution": entries(run.snapshots.columns()),
+        "attribution": entries(attribution),
         "scheme": {
             "name": scheme.name,
             "label": scheme.label,

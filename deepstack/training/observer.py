@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
@@ -18,6 +17,9 @@ from deepstack.registry import Registry, refuse_no_name
 
 Row = Mapping[str, float | None]
 
+# The columns of evals.csv that a display shows.
+VALIDATION = ("loss", "loss_masked", "unigram_loss", "optimal_loss", "solved")
+
 
 @dataclass(frozen=True)
 class Started:
@@ -31,7 +33,6 @@ class Started:
     steps: int
     device: str
     references: Mapping[str, float]
-    unrelated: float
 
     @property
     def layers(self) -> str:
@@ -93,30 +94,6 @@ class Observers(Observer):
     finished = partialmethod(pass_on, "finished")
 
 
-class Pace:
-    """Estimates the remaining time of a run from the median time of its latest steps.
-
-    The first steps are slow: they have most of the snapshots, and one-time work.
-    """
-
-    def __init__(self, few: int = 10, latest: int = 50) -> None:
-        self.few = few
-        self.times: deque[float] = deque(maxlen=latest)
-
-    def add(self, row: Row) -> None:
-        """Add the time of a step."""
-        if (milliseconds := row.get("step_ms")) is not None:
-            self.times.append(milliseconds)
-
-    def text(self, steps_left: int) -> str:
-        """Return '12 ms/step  34 s left', or nothing before a few steps are known."""
-        if len(self.times) < self.few:
-            return ""
-        each = statistics.median(self.times)
-        digits = 0 if each >= 10 else 1
-        return f"{each:.{digits}f} ms/step  {each * steps_left / 1000:.0f} s left"
-
-
 class PlainLines(Observer):
     """Prints one line for each event, and for a step at most every `seconds`."""
 
@@ -124,11 +101,15 @@ class PlainLines(Observer):
         self.seconds = seconds
         self.run: Started | None = None
         self._shown = time.monotonic()
-        self._pace = Pace()
+        self._times: deque[float] = deque(maxlen=50)
 
     def line(self, text: str) -> None:
         """Print a line; subclasses write it elsewhere."""
         print(text, flush=True)
+
+    def show(self, step: int, steps: int, text: str) -> None:
+        """Show the values of a step, and the time that remains."""
+        self.line(f"step {step}/{steps}  {text}")
 
     def started(self, run: Started) -> None:
         self.run = run
@@ -140,19 +121,19 @@ class PlainLines(Observer):
 
     def stepped(self, step: int, row: Row) -> None:
         now = time.monotonic()
-        self._pace.add(row)
+        self._times.append(row["step_ms"] or 0.0)
         if self.run is None or (now - self._shown < self.seconds and step != self.run.steps):
             return
         self._shown = now
-        text = (
-            f"step {step}/{self.run.steps}  loss {number(row['loss'])}  "
-            f"‖ΔF‖ {number(row['model_update'])}  ‖g‖ {number(row['grad_norm'])}  "
-            f"{self._pace.text(self.run.steps - step)}"
-        )
-        self.line(text.rstrip())
+        each = statistics.median(self._times)
+        left = each * (self.run.steps - step) / 1000
+        text = f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}  "
+        text += f"‖g‖ {number(row['grad_norm'])}  {each:.3g} ms/step  {left:.0f} s left"
+        self.show(step, self.run.steps, text)
 
     def evaluated(self, step: int, row: Row) -> None:
-        self.line(f"step {step}  validation {validation(row)}")
+        known = (f"{name} {number(row[name])}" for name in VALIDATION if row.get(name) is not None)
+        self.line(f"step {step}  validation {'  '.join(known)}")
 
     def notify(self, line: str) -> None:
         self.line(line)
@@ -180,45 +161,28 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def validation(row: Row) -> str:
-    """Return a row with its references: 'loss 2.9 (on [MASK] 3.1; unigram there 3.2)'."""
-    loss, masked = row["loss"], row.get("loss_masked")
-    # If every predicted position is [MASK], both losses are equal except for rounding.
-    both = masked is not None and not (
-        loss is not None and math.isclose(loss, masked, rel_tol=1e-5)
-    )
-    labels = {"loss_masked": "on [MASK]"} if both else {}
-    labels["unigram_loss"] = "unigram there" if both else "unigram"
-    labels |= {"optimal_loss": "optimal", "solved": "solved up to k ="}
-    known = [f"{label} {number(row[n])}" for n, label in labels.items() if row.get(n) is not None]
-    return f"loss {number(loss)}" + (f" ({'; '.join(known)})" if known else "")
-
-
-class NotebookProgress(Observer):
-    """A bar in the output of the cell: step, loss, ‖ΔF‖ and the time that remains."""
+class NotebookProgress(PlainLines):
+    """A bar in the output of the cell, with the latest line."""
 
     def __init__(self) -> None:
-        self.bar, self.pace = ProgressBar(), Pace()
-        self.label, self.steps, self.validation = "", 0, ""
+        super().__init__(seconds=0.2)
+        self.bar = ProgressBar()
 
     def started(self, run: Started) -> None:
-        self.label, self.steps = f"{run.label}, {run.layers} layers", run.steps
-        self.bar.show(run.first_step - 1, run.steps, self.label, last=True)
+        self.bar.done, self.bar.total = run.first_step - 1, run.steps
+        super().started(run)
 
-    def stepped(self, step: int, row: Row) -> None:
-        self.pace.add(row)
-        values = f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}"
-        left = self.pace.text(self.steps - step)
-        self.bar.show(step, self.steps, f"{self.label}  {values}  {left}".rstrip())
+    def line(self, text: str) -> None:
+        self.bar.show(self.bar.done, self.bar.total, text, last=True)
 
-    def evaluated(self, step: int, row: Row) -> None:
-        self.validation = f", validation {validation(row)}"
+    def show(self, step: int, steps: int, text: str) -> None:
+        self.bar.show(step, steps, text, last=True)
 
     def notify(self, line: str) -> None:
         print(line)
 
     def finished(self, state: str, step: int) -> None:
-        self.bar.show(step, self.steps, f"{self.label}: {state}{self.validation}", last=True)
+        self.line(f"{state}: {self.bar.text}")  # the last line is of an evaluation
 
 
 def default_observer() -> Observer:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,12 +85,11 @@ def preflight(
     Yields the finished run instead if the folder has one.  Inside the block the folder is locked
     and torch has the run's threads and determinism.  A refused run leaves no folder behind.
 
-    saves: whether the run saves checkpoints, which must fit on the disk.  parent: the finished run
-    that this one extends.  Raises ConfigError, PluginError and ResourceError.
+    saves: whether the run saves checkpoints, which must fit on the disk.  parent: the recorded run
+    from which a new one begins.  Raises ConfigError, PluginError and ResourceError.
     """
     plugins.refuse_while_loading("deepstack.train")
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
-    refuse_non_utf8_path(out)
     refuse_missing_plugins(config, study_folder)
     tracks = "tensorboard" in config.log.to
     if tracks:
@@ -128,60 +126,43 @@ def preflight(
         environment = environment_of(config, device, threads, paths, ranks)
         is_new = not folder.exists()
         record = parent.folder if parent and is_new else folder
-        if not allow_env_change:
-            ranks.from_rank0(lambda: refuse_other_environment(record, environment))
+        ranks.from_rank0(lambda: check_environment(record, environment, allow_env_change, observer))
         if is_new and ranks.is_rank0:
+            for line in start.fresh if start else ():
+                observer.notify(line)
             if parent:
                 parent.begin(folder, task.data)
-            else:
-                for line in (*changed_data(folder, config), *(start.fresh if start else ())):
-                    observer.notify(line)
         yield Prepared(
             config, path, folder, task, start, device, ranks, paths, environment, observer, command
         )
 
 
-def refuse_non_utf8_path(out: Path) -> None:
-    """Raise ConfigError for a path that is not UTF-8: safetensors cannot write to it."""
-    try:
-        os.fsencode(out).decode()
-    except UnicodeDecodeError:
-        raise ConfigError(
-            f"{out}: this path is not UTF-8, as that of weights must be; give another with --out"
-        ) from None
-
-
 def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
     """Raise ConfigError for settings that need what ranks or shards cut: a batch, or matrices."""
-    mode, train, model = parallelism(config, ranks), config.train, config.model
+    train, model, mode = config.train, config.model, parallelism(config, ranks)
     cuts_matrices = mode == "fully_sharded"
-    reasons = {"one process": mode is not None, "train.shards=1": train.shards > 1}
-    needs_whole = " and ".join(name for name, missing in reasons.items() if missing)
-    needs_matrices = {
-        "train.optimizer": train.optimizer == "muon",
-        "train.spectral_penalty": train.spectral_penalty > 0,
-        "log.sharpness_every": config.log.sharpness_every != 0,
-    }
-    rules = [
+    whole = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
+    whole += "allowed with runtime.parallel=data"
+    rules: list[tuple[str, object, str]] = [
         (
             "train.shards",
-            mode is not None and train.shards > 1,
-            f"found {train.shards}, which needs one process; allowed 1: ranks split the batch",
+            mode and train.shards > 1,
+            f"found {train.shards}, which needs one process; allowed 1",
         ),
         (
             "model.norm.kind",
-            model.norm.kind == "batch" and needs_whole != "",
-            f"found batch, which needs {needs_whole}; or use rms",
+            model.norm.kind == "batch" and (mode or train.shards > 1),
+            "found batch, which needs one process and train.shards=1; or use rms",
         ),
         (
             "model.unique_layers",
             model.unique_layers and (cuts_matrices or train.spectral_penalty),
             "it excludes runtime.parallel=fully_sharded and train.spectral_penalty; allowed null",
         ),
+        ("train.optimizer", cuts_matrices and train.optimizer == "muon", whole),
+        ("train.spectral_penalty", cuts_matrices and train.spectral_penalty, whole),
+        ("log.sharpness_every", cuts_matrices and config.log.sharpness_every, whole),
     ]
-    text = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
-    text += "allowed with runtime.parallel=data"
-    rules += [(key, used and cuts_matrices, text) for key, used in needs_matrices.items()]
     for key, is_broken, text in rules:
         if is_broken:
             raise ConfigError(f"{key}: {text}", key=key)
@@ -206,39 +187,33 @@ def refuse_short_memory(
 
     A machine out of memory stalls for all its users; a GPU out of memory only raises an error.
     """
-    on_cpu = device.type == "cpu"
-    needed = memory_needed(config, task)
-    here = memory_limit(device)
-    if on_cpu:
-        here = min(here, conf.machine_memory())
+    needed, here = memory_needed(config, task), memory_limit(device)
     if needed <= here:
         return
     short = (
         f"about {needed / 1e6:,.0f} MB of memory are needed and {here / 1e6:,.0f} MB are here; "
         "to need less: a smaller train.batch_size or model.depth, or runtime.recompute_every=10"
     )
-    if on_cpu and needed > OVERESTIMATE * conf.machine_memory():
+    if device.type == "cpu" and needed > OVERESTIMATE * conf.machine_memory():
         raise ResourceError(short)
     notify(short)
 
 
-def refuse_other_environment(folder: RunFolder, environment: Mapping[str, Any]) -> None:
-    """Raise ConfigError, naming every difference, if the folder's run began in another one."""
-    changes = environment_changes(folder.read_meta().get("environment", environment), environment)
-    if changes:
-        raise ConfigError(
-            f"this run was begun in another environment: {'; '.join(changes)}\n"
-            "its log could not go on byte for byte; to go on all the same: --allow-env-change"
-        )
+def check_environment(
+    record: RunFolder, environment: Mapping[str, Any], allow_change: bool, observer: Observer
+) -> None:
+    """Raise ConfigError, naming every difference, if a recorded run began in another environment.
 
-
-def refuse_probed(folder: RunFolder) -> None:
-    """Raise ConfigError for a run of an external model, which `deepstack.probe` has measured."""
-    if "hidden" in folder.read_meta():
+    allow_change: notify the observer instead.
+    """
+    changes = environment_changes(record.read_meta().get("environment", environment), environment)
+    if changes and not allow_change:
         raise ConfigError(
-            f"{folder.path} was measured by deepstack.probe, not trained by deepstack: there is "
-            "nothing to train again or to export; `deepstack plot` and `deepstack ls` read it"
+            f"{record.path} was begun in another environment: {'; '.join(changes)}\n"
+            "its numbers need not come out byte for byte; to go on all the same: --allow-env-change"
         )
+    for change in changes:
+        observer.notify(f"environment: {change}")
 
 
 @contextmanager
@@ -257,17 +232,10 @@ def locked_folder(
             try:
                 stack.enter_context(folder.lock())
             except ResourceError as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in READ_ONLY:
-                    with suppress(ResourceError):
-                        if (state := folder.read_state()) in ENDED:  # nothing to write
-                            return [str(folder.path), state]
+                if getattr(error.__cause__, "errno", None) in READ_ONLY:
                     raise ResourceError(f"{error}; give another folder with --out") from error
                 raise
-            try:
-                return [str(folder.path), folder.read_state()]
-            except ResourceError as error:
-                away = "`deepstack rm` puts the run away, and the same command trains it anew"
-                raise ResourceError(f"{error}; {away}") from error
+            return [str(folder.path), folder.read_state()]
 
         path, state = ranks.from_rank0(lock)
         folder = path
@@ -301,13 +269,12 @@ def choose_folder(
 ) -> RunFolder:
     """Return the folder where this run was trained before, else the first free one.
 
-    taken: names reserved for other runs.  parent: the run that this one extends.  Raises
+    taken: names reserved for other runs.  parent: the run from which this one begins.  Raises
     ConfigError if the run could resume, but its data have changed; a run that has ended stays, and
     a new one starts beside it.
     """
-    extends = parent.record if parent and not parent.exact else None
     for folder in same_runs(study, config):
-        if inexact_parent(folder) != extends:
+        if inexact_parent(folder) != (parent.inexact if parent else None):
             continue
         if not (changed := changed_source(folder.read_meta(), task.data, config)):
             return folder
@@ -323,12 +290,9 @@ def choose_folder(
 
 
 def same_runs(study: Path, config: conf.Config) -> Iterator[RunFolder]:
-    """Yield a study's runs of this config, except for names, runtime and defaults, in order."""
-    name = run_name(config)
-    numbers = (path.name.removeprefix(f"{name}-") for path in study.glob(f"{name}-*"))
-    known = sorted(int(text) for text in numbers if text.isascii() and text.isdigit())
-    for numbered in (name, *(f"{name}-{number}" for number in known)):
-        folder = RunFolder(study / numbered)
+    """Yield a study's runs of this config, except for names, runtime and defaults."""
+    for path in sorted(study.glob(f"{run_name(config)}*")):
+        folder = RunFolder(path)
         try:
             stored = conf.load_config(folder.config_path) if folder.exists() else None
         except ConfigError:
@@ -342,10 +306,3 @@ def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolde
     numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     folders = (RunFolder(study / one) for one in numbered if one not in taken)
     return next(folder for folder in folders if not folder.exists())
-
-
-def changed_data(folder: RunFolder, config: conf.Config) -> list[str]:
-    """Return a notice if a new run starts beside one of the same config on other data."""
-    same = list(same_runs(folder.path.parent, config))
-    text = "the data have changed since {}: a new run {}"
-    return [text.format(same[-1].path, folder.path.name)] if same else []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from deepstack.diagnostics import Culprit
 from deepstack.fast import Measured
-from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, RunFolder
+from deepstack.records import AppendLog, RunFolder
 from deepstack.training.environment import peak_memory_mb
 from deepstack.training.observer import Observer
 
@@ -43,7 +44,24 @@ def cause(divergence: Divergence, place: Culprit) -> str:
     return f"{text}, first not finite in the {place.where}" if named else text
 
 
-def sync_logs(logs: Sequence[AppendLog], *, ended: bool = False) -> dict[str, str]:
+def open_logs(
+    folder: RunFolder,
+    columns: Mapping[str, Sequence[str]],
+    resources: ExitStack,
+    replay_from: int = -1,
+    tolerance: float = 0.0,
+) -> dict[str, AppendLog]:
+    """Open the logs of a run, name -> columns, until `resources` closes them.
+
+    Rows after `replay_from` that exist already are compared.
+    """
+    return {
+        name: resources.enter_context(folder.log(name, names, replay_from, tolerance=tolerance))
+        for name, names in columns.items()
+    }
+
+
+def sync_logs(logs: Collection[AppendLog], *, ended: bool = False) -> dict[str, str]:
     """Sync the logs to the disk and return the sha256 of each one by its file name.
 
     Raises ChangedLogError if a file differs from the rows written.
@@ -67,16 +85,12 @@ class Recorder:
 
     def __init__(
         self,
-        folder: RunFolder,
-        replay_from: int,
+        logs: Mapping[str, AppendLog],
         device: torch.device,
         max_loss: float,
         observer: Observer,
-        tolerance: float,
     ) -> None:
-        self.steps = folder.log("steps", STEPS_COLUMNS, replay_from, tolerance=tolerance)
-        self.timing = folder.log("timing", TIMING_COLUMNS)
-        self.logs = [self.steps, self.timing]
+        self.steps, self.timing = logs["steps"], logs["timing"]
         self.device, self.max_loss, self.observer = device, max_loss, observer
         self.lag = 1 if device.type == "cpu" else LAG
         self.divergence: Divergence | None = None
@@ -145,8 +159,6 @@ class Recorder:
         """Exclude the time since the last row, of an evaluation or snapshot, from the next step."""
         self._clock = time.perf_counter()
 
-    def close(self) -> None:
-        """Close both files and release the last step's tensors."""
+    def release(self) -> None:
+        """Release the last step's tensors."""
         self._last = None
-        self.steps.close()
-        self.timing.close()

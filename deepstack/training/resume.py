@@ -13,13 +13,11 @@ from deepstack import config as conf
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
-from deepstack.plugins import require_plugins
 from deepstack.records import RunFolder
-from deepstack.records.published import is_published
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.optimizer import load_optimizer_state, optimizer_state
-from deepstack.training.preflight import refuse_probed
+from deepstack.training.start import recorded_config
 
 if TYPE_CHECKING:
     from deepstack.training.run import TrainingRun
@@ -70,7 +68,7 @@ def save_state(run: TrainingRun, step: int, *, only_weights: bool = False) -> No
         parts["optimizer"] = optimizer_state(run.optimizer, run.built.trained)
         parts |= {"probe": run.update.state(), "layers": run.snapshots.records.state()}
     if run.ranks.is_rank0:
-        logs = {log.path.stem: log.sha256 for log in run.logs if log.compared}
+        logs = {log.path.stem: log.sha256 for log in run.logs.values() if log.compared}
         state = {"run": conf.digest(without_defaults(run.config)), "logs": logs}
         ckpt.save(run.folder, ckpt.Checkpoint(step, parts, state))
 
@@ -92,9 +90,7 @@ def load_trained(folder: RunFolder, say: Callable[[str], None] = lambda _: None)
     say: receives a line for each checkpoint that is not used.  Raises ConfigError for a run
     of an external model, NothingMatchedError without a checkpoint.
     """
-    refuse_probed(folder)
-    require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
-    config = conf.load_config(folder.config_path, [])
+    config = recorded_config(folder)
     task = task_of(config)
     built = build_model(config, vocab_size=task.vocab_size, draw=False)
     damaged: list[str] = []
@@ -102,16 +98,11 @@ def load_trained(folder: RunFolder, say: Callable[[str], None] = lambda _: None)
     newest = next(ckpt.whole_checkpoints(folder, damaged, owner), None)
     for problem in damaged:
         say(f"not used: {problem}")
-    if newest is None and is_published(folder.path):
-        raise NothingMatchedError(
-            f"{folder.path} is published without weights; to train it again: "
-            f"deepstack train {folder.config_path} --study NAME"
-        )
     if newest is None:
         state = folder.read_status().get("state", "interrupted")
         raise NothingMatchedError(
-            f"{folder.path} has no whole checkpoint to load (its run is {state}); "
-            "a run that is done keeps its weights, a diverged one has none"
+            f"{folder.path} has no whole checkpoint to load (its run is {state}); to train it "
+            f"again: deepstack train {folder.config_path} --study NAME"
         )
     built.load(newest.parts["weights"])
     built.at_step(newest.step)

@@ -23,7 +23,7 @@ from deepstack.fast import (
 from deepstack.gc_control import gc_paused
 from deepstack.interrupts import Stop, stop_requests
 from deepstack.model import with_defaults, with_steps
-from deepstack.records import Run, write_end
+from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, Run, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.buffer_writes import refuse_buffer_writes
@@ -37,7 +37,7 @@ from deepstack.training.outcome import Progress, recorded_outcome
 from deepstack.training.penalty import SpectralPenalty
 from deepstack.training.preflight import Prepared, preflight
 from deepstack.training.ranks import build_for_ranks, dropout_seed, reductions, share_of
-from deepstack.training.recorder import Divergence, Recorder, cause, sync_logs
+from deepstack.training.recorder import Divergence, Recorder, cause, open_logs, sync_logs
 from deepstack.training.resume import load_state, save_state
 from deepstack.training.schedule import learning_rate, row_is_due
 from deepstack.training.snapshot_writer import SnapshotWriter
@@ -72,8 +72,8 @@ def train(
     ends.  Without `stop`, Ctrl-C does so after the step and raises KeyboardInterrupt.  A second
     Ctrl-C raises at once, and the next call repeats the steps after the last checkpoint.
 
-    parent: a finished run that this one extends; `deepstack.training.parent_of(run, steps)` returns
-    it, and `parent.config` is the config to train.
+    parent: a recorded run from which a new one begins; `deepstack.training.parent_of(run, steps)`
+    returns one to extend, and `parent.config` is the config to train.
 
     Returns a Run: `run.steps`, `run.evals` (pandas), `run.state`, `run.path`.
 
@@ -197,15 +197,13 @@ class TrainingRun:
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = progress.step or -1
-        columns = self.evaluation.columns
-        self.evals = self.folder.log("evals", columns, start, tolerance=tolerance)
-        resources.callback(self.evals.close)
-        self.snapshots.open(start, tolerance)
-        self.recorder = Recorder(
-            self.folder, start, self.device, train.max_loss, self.observer, tolerance
-        )
-        resources.callback(self.recorder.close)
-        self.logs = [*self.recorder.logs, self.evals, *self.snapshots.logs.values()]
+        evals = self.evaluation.columns
+        columns = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS, "evals": evals}
+        columns |= {name: ("step", *more) for name, more in self.snapshots.columns().items()}
+        self.logs = open_logs(self.folder, columns, resources, start, tolerance)
+        self.snapshots.logs = self.logs
+        self.recorder = Recorder(self.logs, self.device, train.max_loss, self.observer)
+        resources.callback(self.recorder.release)
         if resumed and self.ranks.is_rank0 and (names := ckpt.changed_logs(self.folder, resumed)):
             raise ChangedLogError(f"{self.folder.path / names[0]}: changed while its run resumed")
         self._saved = time.monotonic()
@@ -223,7 +221,6 @@ class TrainingRun:
                 steps=self.config.train.steps,
                 device=str(self.device),
                 references=self.task.references,
-                unrelated=2**0.5 * float(self.update.initial.norm(dim=-1).mean()),
             )
         )
         if self.first_step == 1:
@@ -284,7 +281,7 @@ class TrainingRun:
         """Measure the validation loss and write it as a row of evals.csv."""
         self.progress.phase = "the validation"
         row = {"step": step, **self.evaluation.measure(self.model, self.autocast)}
-        self.evals.write(row)
+        self.logs["evals"].write(row)
         self.observer.evaluated(step, row)
         self.recorder.pause()
 
@@ -295,7 +292,7 @@ class TrainingRun:
 
     def mark_tolerated(self) -> None:
         """Report rows computed again that differ within the tolerance, and mark meta.json."""
-        if logs := [log for log in self.logs if log.tolerated]:
+        if logs := [log for log in self.logs.values() if log.tolerated]:
             rows = ", ".join(f"{log.tolerated} of {log.path.name}" for log in logs)
             self.observer.notify(f"rows computed again differ within {TOLERANCE:.0%}: {rows}")
             meta = self.folder.read_meta()
@@ -311,7 +308,7 @@ class TrainingRun:
         if self.recorder.divergence:
             return
         self.snapshots.records.write()
-        sync_logs(self.logs)
+        sync_logs(self.logs.values())
         self.mark_tolerated()
         save_state(self, step)
         self.folder.write_status("running", step)
@@ -335,7 +332,7 @@ class TrainingRun:
         """
         self.recorder.flush()
         self.snapshots.records.write()
-        logs = sync_logs(self.logs, ended=True)
+        logs = sync_logs(self.logs.values(), ended=True)
         self.mark_tolerated()
         divergence, facts = self.recorder.divergence, {}
         if divergence is None:

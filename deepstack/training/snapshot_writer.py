@@ -111,29 +111,19 @@ class SnapshotWriter:
         self._before: list[Tensor] | None = None
         self.records = LayerRecords(prepared.folder)
         self._loss = partial(mean_loss, targets=self.targets)
-        self.logs: dict[str, AppendLog] = {}
+        self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
 
-    def open(self, replay_from: int, tolerance: float) -> None:
-        """Open the CSV logs; rows after `replay_from` that exist already are compared."""
-        records = self.config.log
+    def columns(self) -> dict[str, dict[str, tuple[str, str, str]]]:
+        """Return symbol, unit and description of each column of the logs that this writes."""
+        log = self.config.log
+        attributed = parts.columns_of(self.built, self.parts) if self.parts else {}
         logs = {
-            "attribution": self.columns(),
-            "first_order": self.columns() if records.first_order else {},
-            "noise_scale": NOISE if records.noise_scale else {},
-            "sharpness": SHARPNESS if records.sharpness_every else {},
+            "attribution": attributed,
+            "first_order": attributed if log.first_order else {},
+            "noise_scale": NOISE if log.noise_scale else {},
+            "sharpness": SHARPNESS if log.sharpness_every else {},
         }
-        for name, measures in logs.items():
-            if measures:
-                columns = ("step", *measures)
-                log = self.records.folder.log(name, columns, replay_from, tolerance=tolerance)
-                self.logs[name] = log
-
-    def columns(self) -> dict[str, tuple[str, str, str]]:
-        """Return symbol, unit and description of each column of attribution.csv except the step.
-
-        Empty if the run writes no attribution.
-        """
-        return parts.columns_of(self.built, self.parts) if self.parts else {}
+        return {name: columns for name, columns in logs.items() if columns}
 
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot, an attribution or the sharpness is due after this step."""
@@ -213,9 +203,7 @@ class SnapshotWriter:
             self.logs[log].write({"step": step, **values})
 
     def close(self) -> None:
-        """Close the logs, and write the pending snapshots of a failed run if the disk allows."""
-        for log in self.logs.values():
-            log.close()
+        """Write the pending snapshots of a failed run if the disk allows."""
         with contextlib.suppress(ResourceError):
             self.records.write()
 

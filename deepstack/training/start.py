@@ -7,6 +7,7 @@ too.  ‖ΔF‖ is measured from the model that starts so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +19,14 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model import build_model, with_defaults
 from deepstack.model.build import Built
-from deepstack.parameters import Bank
+from deepstack.plugins import require_plugins
 from deepstack.records import CHECKSUMS, Run, RunFolder, existing_run, mapping
 from deepstack.training import checkpoint as ckpt
 
 KEY = "model.start"
 OUTSIDE = {"embedding", "position", "head"}  # roles whose shape may differ
 FREE = {"start", "grow", "head", "init", "dropout"}  # settings of `model` that may differ
+DEPTHS = {"depth", "decoder_depth"}
 OUTPUTS = {"o", "w2", "cross_o"}  # roles whose products are added to the stream
 
 
@@ -71,40 +73,30 @@ class Start:
         """
         here, there = (with_defaults(c).model.model_dump() for c in (config, self.config))
         grow = config.model.grow
-        free = FREE | ({"depth", "decoder_depth"} if grow else set())
-        for key in here:
-            if key not in free and here[key] != there[key]:
-                more = ", or a value of model.grow" if key == "depth" else ""
+        for key, found in here.items():
+            recorded, more = there[key], ""
+            if key in DEPTHS and recorded:
+                most = 2 * recorded if grow == "middle" else math.inf
+                if grow and recorded <= found <= most:
+                    continue
+                more = ", or more with model.grow (middle: up to twice as many)"
+            if key not in FREE and found != recorded:
                 raise ConfigError(
-                    f"model.{key}: found {here[key]}, and {self.path} has {there[key]}; allowed "
-                    f"under {KEY}: {there[key]}{more}",
+                    f"model.{key}: found {found}, and {self.path} has {recorded}; allowed under "
+                    f"{KEY}: {recorded}{more}",
                     key=f"model.{key}",
                 )
-        return [line for bank in built.banks if (line := self._fresh(bank, grow))]
-
-    def _fresh(self, bank: Bank, grow: str | None) -> str:
-        """Return a line if a parameter starts anew, else ''."""
-        there = self.weights.get(bank.key)
-        depth, shape = len(bank.starts), tuple(bank.shape)
-        if there is not None and there.shape[1:] == shape and bank.in_layers and grow:
-            if not len(there) <= depth <= (2 * len(there) if grow == "middle" else depth):
-                most = f" to {2 * len(there)}" if grow == "middle" else " or more"
-                raise ConfigError(
-                    f"model.depth: found {depth}, and {self.path} has {len(there)}; allowed with "
-                    f"model.grow={grow}: {len(there)}{most}",
-                    key="model.depth",
-                )
-            return ""
-        if there is not None and there.shape == (depth, *shape):
-            return ""
-        other = "none" if there is None else str(tuple(there.shape[1:]))
-        if set(bank.roles) <= OUTSIDE:
-            return f"{KEY}: {bank.key} {shape} starts anew; {self.path} has {other}"
-        raise ConfigError(
-            f"{KEY}: {bank.key} is {(depth, *shape)} here, and {self.path} has "
-            f"{'none' if there is None else tuple(there.shape)}; they must be equal",
-            key=KEY,
-        )
+        lines = []
+        for bank in built.banks:
+            weights = self.weights.get(bank.key)
+            shape = None if weights is None else tuple(weights.shape[1:])
+            if shape == tuple(bank.shape):
+                continue
+            text = f"{KEY}: {bank.key} {tuple(bank.shape)} starts anew; {self.path} has {shape}"
+            if not set(bank.roles) <= OUTSIDE:
+                raise ConfigError(f"{text}; they must be equal", key=KEY)
+            lines.append(text)
+        return lines
 
     def load_into(self, built: Built, grow: str | None) -> None:
         """Overwrite the parameters that fit, after `check`; the others keep their values."""
@@ -134,7 +126,7 @@ def start_of(config: conf.Config, vocab_size: int) -> Start | None:
     """
     if config.model.start is None:
         return None
-    folder = folder_of(config.model.start)
+    folder = finished_run(config.model.start, KEY)
     there = conf.load_config(folder.config_path)
     step = there.train.steps
     try:
@@ -151,7 +143,7 @@ def start_sha256(config: conf.Config) -> str | None:
     """Return the sha256 of the weights that a run begins with; None without a starting point."""
     if config.model.start is None:
         return None
-    folder = folder_of(config.model.start)
+    folder = finished_run(config.model.start, KEY)
     step = folder.checkpoints()[-1:]
     try:
         return str(mapping(folder.checkpoint_path(*step) / CHECKSUMS)["weights.safetensors"])
@@ -159,17 +151,35 @@ def start_sha256(config: conf.Config) -> str | None:
         raise ConfigError(f"{KEY}: {folder.path} has no weights to begin with", key=KEY) from None
 
 
-def folder_of(path: str) -> RunFolder:
-    """Return the folder of a finished run.  Raises ConfigError for anything else."""
+def finished_run(path: str | Path, name: str) -> RunFolder:
+    """Return the folder of a finished run, given by its path or that of its config.yaml.
+
+    name: of the setting or option, for errors.  Raises ConfigError for anything else.
+    """
+    key = KEY if name == KEY else None
     is_config = Path(path).name == "config.yaml"
     try:
         folder = existing_run(Path(path).parent if is_config else path)
     except ConfigError as error:
-        raise ConfigError(f"{KEY}: {error}", key=KEY) from None
-    if (state := Run(folder.path).state) != "done" or "hidden" in folder.read_meta():
-        kind = "measured by deepstack.probe" if state == "done" else state
-        raise ConfigError(f"{KEY}: {folder.path} is {kind}; allowed a finished run", key=KEY)
+        raise ConfigError(f"{name}: {error}", key=key) from None
+    if (state := Run(folder.path).state) != "done":
+        raise ConfigError(f"{name}: {folder.path} is {state}; allowed a finished run", key=key)
     return folder
+
+
+def recorded_config(folder: RunFolder) -> conf.Config:
+    """Return the config of a run that deepstack has trained.
+
+    Raises ConfigError for a run of an external model, PluginError for a missing plugin.
+    """
+    meta = folder.read_meta()
+    if "hidden" in meta:
+        raise ConfigError(
+            f"{folder.path} was measured by deepstack.probe, not trained by deepstack: there is "
+            "nothing to train again or to export; `deepstack plot` and `deepstack ls` read it"
+        )
+    require_plugins(meta.get("plugins", []), str(folder.path))
+    return conf.load_config(folder.config_path)
 
 
 def changed_source(

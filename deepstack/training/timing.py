@@ -22,7 +22,7 @@ def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]
     """
     quiet = {"train.eval_every": 0, "train.eval_batches": 1, "log.layers_every": 0}
     config = conf.with_overrides(config, quiet)
-    with temporary_run(config, saves=False, measures=logged) as run:
+    with temporary_run(config, measures=logged) as run:
         run.begin()
         for step in run.remaining_steps():
             began = time.perf_counter()
@@ -36,12 +36,12 @@ def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]
 
 @contextmanager
 def temporary_run(
-    config: conf.Config, *, saves: bool = True, measures: bool = True, folder: Path | None = None
+    config: conf.Config, *, measures: bool = True, folder: Path | None = None
 ) -> Iterator[TrainingRun]:
     """Yield a run in a temporary folder (below `folder`), for measurements of its parts."""
     with (
         tempfile.TemporaryDirectory(prefix="deepstack-", dir=folder) as out,
-        preflight(config, "trial", Path(out), Observer(), saves=saves) as prepared,
+        preflight(config, "trial", Path(out), Observer(), saves=False) as prepared,
     ):
         assert isinstance(prepared, Prepared)
         with open_run(prepared, measures=measures) as run:

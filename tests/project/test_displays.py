@@ -45,8 +45,8 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_notebook_shows_a_bar_for_a_run(cells: list[str], tmp_path: Path) -> None:
     config = deepstack.load_config(QUICK, TINY)
     deepstack.train(config, out=tmp_path)
-    assert cells[0] == "[------------------------] 0/2  DeepNorm, 2 layers"
-    assert cells[-1].startswith("[########################] 2/2  DeepNorm, 2 layers: done, valid")
+    assert cells[0].startswith("[------------------------] 0/2  DeepNorm, 2 layers")
+    assert cells[-1].startswith("[########################] 2/2  done: step 2  validation loss")
     before = len(cells)
     deepstack.train(with_overrides(config, {"seed": 1}), out=tmp_path, observer=Observer())
     assert len(cells) == before

@@ -158,26 +158,6 @@ def test_closed_and_full_streams_stop_and_change_nothing(
         assert last == "deepstack: the output cannot be written: No space left on device"
 
 
-@pytest.mark.parametrize(
-    ("words", "streams", "code"),
-    [
-        (["--help"], ">/dev/full", 5),
-        (["--help"], ">&-", 0),
-        (["train", "nothing.yaml"], "2>/dev/full", 2),
-        (["train", "nothing.yaml"], "2>&-", 2),
-        (["train", "nothing.yaml"], ">&-", 2),
-    ],
-)
-def test_an_exit_code_survives_closed_and_full_streams(
-    words: list[str], streams: str, code: int
-) -> None:
-    process = with_streams(streams, words)
-    said, complaint = process.communicate(timeout=60)
-    assert process.returncode == code, complaint
-    assert len(complaint.splitlines()) <= 1 and "Traceback" not in said + complaint
-    assert "2>" in streams or code == 0 or complaint.startswith("deepstack: ")
-
-
 class Gone(io.StringIO):
     """A terminal whose window was closed."""
 

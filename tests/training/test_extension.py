@@ -78,12 +78,9 @@ def test_a_schedule_that_depends_on_the_steps_is_chosen(tmp_path: Path) -> None:
     run = parent_run(tmp_path, train__schedule="cosine")
     refused = typed("train", run.path, "--extend", 8, "--out", tmp_path)
     assert refused.exit_code == 2
-    for words in (
-        "train.schedule=cosine depends on the number of steps; choose for the further",
-        "train.schedule=cosine: that of 20 steps, so the rate jumps from",
-        "train.schedule=constant train.lr=RATE",
-    ):
-        assert words in refused.stderr
+    assert "train.schedule=cosine depends on the number of steps; choose" in refused.stderr
+    assert "train.schedule=cosine, that of 20 steps" in refused.stderr
+    assert "train.schedule=constant train.lr=RATE" in refused.stderr
     words = ["train", run.path / "config.yaml", "--extend", 8, "--out", tmp_path, "-q"]
     choice = ["train.schedule=constant", "train.lr=0.0001"]
     longer = Run(typed(*words, *choice).stdout.strip())
@@ -104,9 +101,8 @@ def test_a_schedule_that_depends_on_the_steps_is_chosen(tmp_path: Path) -> None:
     ("overrides", "steps", "message"),
     [
         ([], 0, "found 0; allowed a number of further steps from 1 on"),
-        (["model.dropout=0.1"], 8, r"found model.dropout=0.1; an extension allows train.schedule"),
-        (["train.eval_every=2"], 8, "found train.eval_every=2; an extension allows"),
-        (["train.flops=1e9"], 8, "found train.flops, a second length beside the 8 further steps"),
+        (["model.dropout=0.1"], 8, r"found model\.dropout; an extension allows train\.schedule"),
+        (["train.steps=30"], 8, "found train.steps; an extension allows"),
     ],
 )
 def test_what_an_extension_cannot_change(
@@ -120,13 +116,13 @@ def test_runs_that_cannot_be_extended(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere is no run"):
         parent_of(tmp_path / "nowhere", 8)
     folder = interrupted(small(**STEPS), tmp_path / "a")
-    with pytest.raises(ConfigError, match="is interrupted, not done; the same command without"):
+    with pytest.raises(ConfigError, match="is interrupted; allowed a finished run"):
         parent_of(folder.path, 8)
     weights = deepstack.train(small(**STEPS), out=tmp_path / "b")
-    with pytest.raises(ConfigError, match=r"keeps only its weights.*keep_optimizer=true --study"):
+    with pytest.raises(ConfigError, match=r"keeps only its weights.*runtime\.keep_optimizer=true"):
         parent_of(weights.path, 8)
     diverged = deepstack.train(small(**STEPS, train__max_loss=0.1), out=tmp_path / "c")
-    with pytest.raises(ConfigError, match="is diverged, not done; a diverged run has no weights"):
+    with pytest.raises(ConfigError, match="is diverged; allowed"):
         parent_of(diverged.path, 8)
     run = parent_run(tmp_path / "d")
     run.folder.evals_path.write_bytes(run.folder.evals_path.read_bytes().replace(b"5", b"6", 1))

@@ -127,17 +127,9 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "a pickle beside": (extra_pickle, "more.safetensors"),
     "an empty file": (weights_of(b""), "weights.safetensors"),
     "a header of 2^63 bytes": (header({}, 2**63), "weights.safetensors"),
-    "a header longer than the file": (header({}, 4096), "weights.safetensors"),
-    "a header of 99 MB of zeros": (header({}, 99_000_000), "weights.safetensors"),
-    "a header that is no JSON": (header(b"\xff" * 64), "weights.safetensors"),
     "a deep header": (header(b'{"a":' + b"[" * 50_000), "weights.safetensors"),
     "an absurd shape": (header({"a": tensor([2**40, 2**20], 0, 64)}), "weights.safetensors"),
-    "a shape whose size overflows": (
-        header({"a": tensor([2**32, 2**32], 0, 0)}, data=b""), "weights.safetensors"),
-    "a negative shape": (header({"a": tensor([-1, 16], 0, 64)}), "weights.safetensors"),
     "offsets beyond the file": (header({"a": tensor([32], 0, 128)}), "weights.safetensors"),
-    "offsets that overlap": (
-        header({"a": tensor([16], 0, 64), "b": tensor([8], 32, 64)}), "weights.safetensors"),
     "no tensors": (header({}, data=b""), "embedding"),
     "a tensor less": (changed(lambda held: dict(list(held.items())[1:])), "not there"),
     "a tensor more": (changed(lambda held: held | {"more": torch.ones(3)}), "more"),
@@ -149,15 +141,12 @@ HARMS: dict[str, tuple[Harm, str]] = {
         for kind, make in SUBSTITUTES.items()
     },
     "deep checksums": (text_in("checksums.json", "[" * 100_000), "checksums.json"),
-    "checksums in a list": (text_in("checksums.json", "[1]"), "checksums.json"),
     "checksums of other files": (
         text_in("checksums.json", '{"state.json": "0", "../../x": "0"}'), "checksums.json"),
     "checksums that are no UTF-8": (text_in("checksums.json", b"\xff{}"), "checksums.json"),
     "a deep state": (text_in("state.json", "[" * 100_000), "state.json"),
     "a state of a million digits": (text_in("state.json", '{"step": ' + "9" * 10**6), "state.json"),
-    "a state without a step": (text_in("state.json", "{}"), "state.json"),
     "a step that is a word": (state(step="six"), "step"),
-    "a step that is no integer": (state(step=6.0), "step"),
     "another step": (state(step=7), "step 7"),
     "another run": (state(run="0" * 64), "another run"),
     "a run that is a list": (state(run=[[]]), "another run"),

@@ -11,8 +11,7 @@ from helpers.small_runs import small
 from torch import Tensor
 
 import deepstack
-from deepstack.config import Config, parse_config, with_overrides
-from deepstack.errors import ConfigError
+from deepstack.config import Config, with_overrides
 from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.training import make_optimizer, mean_loss, muon
@@ -172,10 +171,3 @@ def test_only_norms_trained_is_adamw() -> None:
     )
     built = build_model(config, vocab_size=17)
     assert type(make_optimizer(config.train, built)) is torch.optim.AdamW
-
-
-def test_settings_without_muon_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unused under train\.optimizer=adamw"):
-        parse_config("train: {muon: {momentum: 0.9}}")
-    with pytest.raises(ConfigError, match=r"unused under train\.optimizer=muon; allowed 0\.0, or"):
-        parse_config("train: {optimizer: muon, momentum: 0.9}")

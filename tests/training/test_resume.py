@@ -70,18 +70,14 @@ class Listener(deepstack.training.Observer):
         return any(words in line for line in self.lines)
 
 
-def test_a_run_on_changed_data_is_a_new_one_and_says_so(tmp_path: Path) -> None:
-    text, listener = tmp_path / "my.txt", Listener()
+def test_a_run_on_changed_data_is_a_new_one(tmp_path: Path) -> None:
+    text = tmp_path / "my.txt"
     config = small(task__name="text", task__path=str(text), train__steps=1)
-    for i, words in enumerate(("one way ", "another way ", "yet another ")):
+    names = []
+    for words in ("one way ", "another way ", "yet another "):
         text.write_text(words * 200, encoding="utf-8")
-        run = deepstack.train(config, out=tmp_path, observer=listener)
-        assert len(listener.lines) == i
-    first = run.path.with_name(run.name.removesuffix("-3"))
-    assert run.name.endswith("-3") and listener.lines == [
-        f"the data have changed since {first}: a new run {first.name}-2",
-        f"the data have changed since {first}-2: a new run {first.name}-3",
-    ]
+        names.append(deepstack.train(config, out=tmp_path).name)
+    assert names == [names[0], f"{names[0]}-2", f"{names[0]}-3"]
 
 
 def test_a_changed_log_is_cut_back_to_the_last_good_checkpoint(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import math
 import pytest
 from helpers.small_runs import small
 
-from deepstack.errors import ConfigError
 from deepstack.training.schedule import learning_rate
 
 
@@ -37,5 +36,3 @@ def test_inverse_sqrt_has_a_period_of_its_own() -> None:
     warm = small(train__warmup_steps=10, **settings).train
     assert learning_rate(warm, 5) == warm.lr / 2
     assert learning_rate(warm, 4010) == warm.lr * 0.5**0.5
-    with pytest.raises(ConfigError, match=r"unused under train\.schedule=linear; allowed null, or"):
-        small(train__schedule="linear", train__decay_period=4000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,49 +16,15 @@ from helpers.small_runs import data_of, small, stop_at
 from safetensors.torch import load_file
 
 import deepstack
-from deepstack.config import Config, disk_estimate, memory_terms, with_overrides
+from deepstack.config import disk_estimate, with_overrides
 from deepstack.errors import Interrupted, ResourceError
 from deepstack.fast import make_step
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
 from deepstack.training import make_optimizer, mean_loss, to_device
-from deepstack.training.evaluation import Evaluation
-from deepstack.training.observer import Pace, validation
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import is_due, learning_rate
-
-
-@pytest.mark.parametrize("task", ["text", "markov", "copy", "reverse"])
-def test_the_same_config_twice_is_the_same_bytes(task: str, tmp_path: Path) -> None:
-    config = small(task__name=task)
-    one = deepstack.train(config, out=tmp_path / "a")
-    two = deepstack.train(config, out=tmp_path / "b")
-    assert one.state == "done"
-    assert len(one.steps) == 12
-    assert data_of(one) == data_of(two)
-
-
-@pytest.mark.parametrize(
-    ("loss", "masked", "said"),
-    [
-        (2.2412, 2.24120002, "loss 2.241 (unigram 3)"),
-        (2.2412, 2.2512, "loss 2.241 (on [MASK] 2.251; unigram there 3)"),
-        (2.2412, None, "loss 2.241 (unigram 3)"),
-    ],
-)
-def test_what_is_said_of_a_validation(loss: float, masked: float | None, said: str) -> None:
-    assert validation({"loss": loss, "loss_masked": masked, "unigram_loss": 3.0}) == said
-
-
-def test_the_pace_is_that_of_plain_steps() -> None:
-    pace = Pace(few=3)
-    for milliseconds in (9000.0, 5000.0):
-        pace.add({"step_ms": milliseconds})
-        assert pace.text(100) == ""
-    for _ in range(3):
-        pace.add({"step_ms": 20.0})
-    assert pace.text(100) == "20 ms/step  2 s left"
 
 
 def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
@@ -236,25 +201,6 @@ def test_a_gpu_that_is_not_there_is_refused(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ResourceError, match=r"use runtime\.device=cpu"):
         deepstack.train(small(runtime__device="cuda"), out=tmp_path)
-
-
-@pytest.mark.parametrize("name", ["copy", "text"])
-def test_validation_batches_are_held_once(name: str) -> None:
-    settings = {"task.name": name, "train.batch_size": 4, "train.eval_batches": 300}
-    config = with_overrides(Config(), settings)
-    task = task_of(config)
-    expected = [task.validation_batch(i, 4) for i in range(300)]
-    size = sum(part.nbytes for batch in expected for part in batch)
-    tracemalloc.start()
-    found = Evaluation(task, config.train, torch.device("cpu"))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert {len(batch.inputs) for batch in found.batches[:-1]} == {32}  # 2048 tokens at once
-    for key in ("inputs", "targets", "masked"):
-        both = [[getattr(b, key) for b in batches] for batches in (found.batches, expected)]
-        assert np.array_equal(*map(np.concatenate, both))
-    terms = memory_terms(with_overrides(config, {"runtime.device": "cpu"}), task.vocab_size)
-    assert size == terms["validation batches"] and peak < 1.7 * size
 
 
 @pytest.mark.parametrize(
