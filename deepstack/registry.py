@@ -19,7 +19,7 @@ T = TypeVar("T")
 _LONGEST_WORD = 40
 MOST_CHOICES = 8  # the number of names that a message lists after a suggestion
 # The least similarity (`difflib`, 0 to 1) of a suggestion; one mistake weighs more in a short word.
-SURE, SIMILAR, SIMILAR_SHORT, SHORT = 0.84, 0.65, 0.5, 3
+SIMILAR, SIMILAR_SHORT, SHORT = 0.65, 0.5, 3
 
 PREFIX = "deepstack_plugin_"
 """Prefix of the names of plugins' modules."""
@@ -152,22 +152,13 @@ def import_all(package_name: str, package_path: Iterable[str]) -> None:
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """Return the choice that a mistyped word most probably meant, or None if none is similar.
 
-    A choice that holds the whole word as a part ('batch' for batch_size) counts as similar if it is
-    the only one.  Letter case and '-' for '_' do not count.
+    Letter case and '-' for '_' do not count.
     """
-    if not word or len(word) > _LONGEST_WORD:
+    if len(word) > _LONGEST_WORD:
         return None
-    plain = _normal(word)
-    names = {_normal(choice): choice for choice in choices}
-    similar = get_close_matches(plain, names, n=1, cutoff=SURE)
-    if not similar:
-        parts = set(plain.split("_"))
-        similar = [name for name in names if parts <= set(name.split("_"))]
-    if not similar and len(plain) >= SHORT:
-        similar = [name for name in names if name.startswith(plain)]
-    if len(similar) != 1:
-        least = SIMILAR if len(plain) > SHORT else SIMILAR_SHORT
-        similar = get_close_matches(plain, names, n=1, cutoff=least)
+    plain, names = _normal(word), {_normal(choice): choice for choice in choices}
+    least = SIMILAR if len(plain) > SHORT else SIMILAR_SHORT
+    similar = get_close_matches(plain, names, n=1, cutoff=least)
     return names[similar[0]] if similar else None
 
 

@@ -39,22 +39,6 @@ _FORBIDDEN = re.compile(
 # libyaml reads 64 KiB in milliseconds; PyYAML's own parser gives the same events, more slowly
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# (pattern of the parser's message, text after 'found', after 'allowed'); the first match counts
-_SYNTAX = (
-    ("mapping values are not allowed", "a ':' where no key can be", "one `key: value` a line, "
-     "keys of one section at the same indentation, and text that holds ': ' in quotes"),
-    ("could not find expected ':'", "a line without ':'", "`key: value`"),
-    ("unexpected end of stream", "a quote that is never closed", "a closing quote"),
-    ("expected ',' or ']'", "a list that is not closed", "`[a, b]`"),
-    ("expected ',' or '}'", "a section in braces that is not closed", "`{key: value}`"),
-    ("block sequence entries are not allowed", "a '- ' where no list can be", "`[a, b]`"),
-    ("cannot start any token", "a value that begins with {letter}",
-     "a plain word or number, or text in quotes"),
-    ("did not find expected key|expected <block end>",
-     "a line that is not in step with the ones above, or text after a closing quote",
-     "keys of one section at the same indentation, one value each"),
-)  # fmt: skip
-
 
 @dataclass(slots=True)
 class Node:
@@ -117,14 +101,14 @@ def read(data: bytes | str, source: str) -> tuple[Node, list[Problem]]:
 
     source: the name of the text in messages.
     """
-    reader, text = _Reader(source), ""
+    reader = _Reader(source)
     try:
-        text = _decode(data, source)
-        return reader.read(yaml.parse(text, Loader=_LOADER)), reader.problems
+        events = yaml.parse(_decode(data, source), Loader=_LOADER)
+        return reader.read(events), reader.problems
     except Problem as error:
         problem = error
     except yaml.YAMLError as error:
-        problem = _syntax_problem(error, text, source)
+        problem = _syntax_problem(error, source)
     return Node({}, source, "an empty file"), [*reader.problems, problem]
 
 
@@ -193,23 +177,14 @@ def _position(before: str, source: str) -> str:
     return f"{source}:{len(lines)}:{len(lines[-1])}"
 
 
-def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
+def _syntax_problem(error: yaml.YAMLError, source: str) -> Problem:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return Problem(source, "", f"found what is not YAML: {shorten(str(error), 100)!r}")
-    message, mark = f"{error.context or ''} {error.problem or ''}", error.problem_mark
+    message, mark = f"{error.context or ''} {error.problem or ''}".strip(), error.problem_mark
     if error.context_mark and re.search(r"end of stream|',' or '[]}]'", message):
         mark = error.context_mark  # where it was opened, and not the end of the file
-    line = "".join(text.splitlines()[mark.line : mark.line + 1])
-    letter = line[mark.column : mark.column + 1]
-    wrong, allowed = f"what is not YAML ({message.strip()})", "`key: value` lines"
-    if "\t" in line[: len(line) - len(line.lstrip())] or letter == "\t":
-        wrong, allowed = "a tab", "spaces, two for each level"
-    else:
-        for pattern, *row in _SYNTAX:
-            if re.search(pattern, message):
-                wrong, allowed = row
-                break
-    text = f"found {wrong.replace('{letter}', repr(letter))}; allowed {allowed}"
+    text = f"found what is not YAML ({message}); allowed `key: value` lines, indented with "
+    text += "spaces, one value each, in quotes if it holds ': ' or begins with a special letter"
     return Problem(f"{source}:{mark.line + 1}:{mark.column + 1}", "", text)
 
 

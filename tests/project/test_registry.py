@@ -63,8 +63,6 @@ def test_nearest_is_right_for_95_percent_of_single_typing_errors(kind: str) -> N
         ("post-ln", ["post_ln", "pre_ln"], "post_ln"),
         ("PostLN", ["post_ln", "pre_ln"], "post_ln"),
         ("batch", ["batch_size", "betas"], "batch_size"),
-        ("size", ["batch_size", "betas"], "batch_size"),
-        ("dist", ["distribution", "fan"], "distribution"),
         ("w", ["w1", "q"], "w1"),
         ("zebra", ["q", "k", "depth"], None),
         ("x" * 100_000, ["x"], None),
