@@ -6,7 +6,6 @@ import importlib
 import inspect
 import pkgutil
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -34,14 +33,13 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._objects: dict[str, T] = {}
-        self._homes: dict[str, object] = {}  # the module object, which differs after a failed load
         _REGISTRIES.append(self)
 
     def register(self, name: str, obj: T) -> None:
         """Add an object.  Raise PluginError for an invalid name, or one that another object has.
 
         A class or function defined again under the same module and name replaces the old one, as
-        when a notebook cell runs again.  Within a plugin's file this is an error.
+        when a notebook cell runs again.
         """
         refuse_no_name(self.kind, name)
         if name in self._objects and _origin(self._objects[name]) != _origin(obj):
@@ -49,10 +47,7 @@ class Registry(Generic[T]):
             raise PluginError(
                 f"the {self.kind} name {name!r} is already taken by {origin}; choose another name"
             )
-        home = sys.modules.get(getattr(obj, "__module__", ""))
-        if name in self._objects and self._homes[name] is home and PREFIX in str(home):
-            raise PluginError(f"the {self.kind} name {name!r} is given twice in this file")
-        self._objects[name], self._homes[name] = obj, home
+        self._objects[name] = obj
 
     def __getitem__(self, name: str) -> T:
         try:
@@ -89,12 +84,12 @@ def restored_registries() -> Iterator[None]:
 
     A registry that is created meanwhile keeps its names.
     """
-    before = [(each, dict(each._objects), dict(each._homes)) for each in _REGISTRIES]
+    before = [(each, dict(each._objects)) for each in _REGISTRIES]
     try:
         yield
     finally:
-        for registry, objects, homes in before:
-            registry._objects, registry._homes = objects, homes
+        for registry, objects in before:
+            registry._objects = objects
 
 
 def refuse_no_name(kind: str, name: object) -> None:
@@ -104,11 +99,9 @@ def refuse_no_name(kind: str, name: object) -> None:
         raise PluginError(f"@{kind} stands without a name; write @{kind}({called!r})")
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", name):
         return
-    spelt = re.sub(r"[^A-Za-z0-9]+", "_", str(name)).strip("_").lower()
-    meant = f"; did you mean {spelt!r}?" if re.match(r"[a-z]", spelt) else ""
     raise PluginError(
         f"the {kind} name {name!r}: allowed a word of letters, digits and '_' that begins with a "
-        f"letter (at most 64){meant}"
+        "letter (at most 64)"
     )
 
 
