@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from deepstack.errors import DeepstackError
 from deepstack.records.append_log import number_text
-from deepstack.records.checksums import mapping
 from deepstack.records.files import read
 from deepstack.records.folder import RunFolder
-from deepstack.records.run import flatten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,16 +26,6 @@ LOGS = (
     "evals.csv",
 )
 ABSENT, PRESENT = "not there", "there"
-# Keys of JSON files that charts and tables use: numbers, symbols, units, names.
-COMPARED_KEYS = {
-    "meta.json": ("seed", "parameters", "references"),
-    "columns.json": (
-        "f0_norm", "references", "stacks", "columns", "layers", "attribution", "scheme", "defaults",
-    ),
-}  # fmt: skip
-# A later version may word these sentences differently.
-SENTENCES = ("description", "equation", "paper")
-
 Row = TypeVar("Row")
 Cells = tuple[str, str, str]  # the column, and the texts of both runs
 
@@ -89,7 +77,6 @@ def differences(old: RunFolder, new: RunFolder, end: float) -> list[Difference]:
     result = [
         *(_log_difference(name, old, new, end) for name in LOGS),
         *(_layers_difference(name, old, new, end) for name in layers),
-        *(_json_difference(name, old, new) for name in COMPARED_KEYS),
     ]
     return sorted((d for d in result if d is not None), key=earliest)
 
@@ -115,25 +102,6 @@ def compared(old: RunFolder, new: RunFolder) -> dict[str, int]:
         count["files of layers"] = len(names)
         count["records in each"] = len(steps & others)
     return count
-
-
-def _json_difference(name: str, old: RunFolder, new: RunFolder) -> Difference | None:
-    """Return the first value of a JSON file that charts use and that differs between the runs."""
-    one, two = (_flat_json(folder.path / name) for folder in (old, new))
-    for key in one:
-        words = key.split(".")
-        is_used = words[0] in COMPARED_KEYS[name] and words[-1] not in SENTENCES
-        if is_used and key in two and one[key] != two[key]:
-            return Difference(None, name, key, repr(one[key]), repr(two[key]))
-    return None
-
-
-def _flat_json(path: Path) -> dict[str, Any]:
-    """Return the values of a JSON file by dotted key; empty if it cannot be read."""
-    try:
-        return dict(flatten(mapping(path)))
-    except (OSError, ValueError):  # `verify` reports it
-        return {}
 
 
 def _log_difference(name: str, old: RunFolder, new: RunFolder, end: float) -> Difference | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepstack.config.identity import flatten
 from deepstack.errors import ResourceError
 from deepstack.records.cells import scalar
 from deepstack.records.files import open_file, trouble
@@ -22,7 +23,7 @@ from deepstack.records.folder import (
     last_rows,
 )
 from deepstack.records.labels import Labels
-from deepstack.records.run import OPEN_SECTIONS, Run, differing_keys, flatten
+from deepstack.records.run import OPEN_SECTIONS, Run, differing_keys
 
 if TYPE_CHECKING:
     import pandas as pd

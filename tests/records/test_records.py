@@ -16,7 +16,6 @@ from deepstack.records import (
     number_text,
     trouble,
 )
-from deepstack.records.comparison import differences
 
 
 @pytest.mark.parametrize(
@@ -196,19 +195,3 @@ def test_status_has_known_states_only(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         RunFolder(tmp_path).write_status("diverged", 3, value=float("nan"))
     assert not (tmp_path / "status.json").exists()
-
-
-def test_what_charts_take_of_columns_is_compared_and_sentences_are_not(tmp_path: Path) -> None:
-    column = {"symbol": "L", "unit": "nats", "description": "A sentence."}
-    known = {"columns": {"loss": column}, "scheme": {"label": "Own", "equation": "x <- x"}}
-    folders = [RunFolder(tmp_path / name) for name in "ab"]
-    for folder in folders:
-        folder.write_columns(known)
-    old, new = folders
-    said = {"description": "A better one."}
-    for key, change in (("unit", {"unit": "bits"}), ("symbol", {"symbol": "l"}), (None, said)):
-        new.write_columns(known | {"columns": {"loss": column | change}})
-        found = [difference.column for difference in differences(old, new, 0)]
-        assert found == ([f"columns.loss.{key}"] if key else [])
-    new.write_columns(known | {"scheme": {"label": "Mine", "equation": "x"}})
-    assert [d.place for d in differences(old, new, 0)] == ["columns.json, scheme.label"]

@@ -151,7 +151,6 @@ def lines(name: str, act: Callable[[list[str]], list[str]]) -> Action:
 CHANGES: list[tuple[Action, str]] = [
     (cell("steps.csv", 2, "grad_norm"), "step 2 of steps.csv, column grad_norm"),
     (cell("evals.csv", 4, "loss"), "step 4 of evals.csv, column loss"),
-    (cell("attribution.csv", 3, "q"), "step 3 of attribution.csv, column q"),
     (flip_layer, "step 3 of layers/stream_norm.npy, layer 2"),
     (flip_weight, "step 6 of checkpoint/6/weights.safetensors, "),
     (lambda f: f.write_status("diverged", 6), "step 6 of status.json, state"),
@@ -160,9 +159,7 @@ CHANGES: list[tuple[Action, str]] = [
         lines("steps.csv", lambda x: [*x[:2], "2,1,9,9,9,9,9,9\n", *x[2:]]),
         "step 2 of steps.csv, column loss",
     ),
-    (lines("evals.csv", lambda x: x[:2]), "step 2 of evals.csv, the row"),
     (lines("evals.csv", lambda x: [y[:-1] + ",x\n" for y in x]), "evals.csv, column x"),
-    (lambda f: f.write_meta(f.read_meta() | {"parameters": {"total": 1}}), "meta.json, parameters"),
     (lambda f: (f.layers_dir / "grad_norm.npy").unlink(), "layers/grad_norm.npy, "),
     (lambda f: shutil.rmtree(f.checkpoint_dir), "step 6 of checkpoint/6, "),
     (
