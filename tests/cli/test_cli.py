@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -155,32 +154,6 @@ def test_the_live_display_on_a_terminal(tmp_path: Path) -> None:
     _, shown = run_on_terminal(*words)
     for part in ("loading PyTorch", "DeepNorm", "‖ΔF‖", "unigram 3.247", "60/60", "done"):
         assert part in shown, part
-
-
-@pytest.mark.parametrize("width", [20, 40, 100, 300])
-def test_the_display_can_be_drawn_at_every_moment(width: int) -> None:
-    from rich.console import Console
-
-    from deepstack.cli.display import Display
-    from deepstack.records import RunFolder
-    from deepstack.training import Started
-
-    console = Console(force_terminal=True, width=width, record=True, file=open(os.devnull, "w"))
-    display = Display(console)
-    console.print(display.render())
-    references = {"unigram_entropy": 3.25, "context_free_entropy": 2.97}
-    folder = RunFolder("results/x/y")
-    display.started(Started(folder, "DeepNorm", [3], 30, 4, 90, "cpu", references, 11.0))
-    console.print(display.render())
-    for step in range(4, 90):
-        display.stepped(step, {"loss": 3.0 / step, "model_update": float(step), "grad_norm": 1.0})
-        if step in (4, 5, 60):
-            console.print(display.render())
-    display.evaluated(4, {"loss": float("nan"), "loss_masked": 3.1})
-    console.print(display.render())
-    display.finished("done", 90)
-    console.file.close()
-    assert "unigram" in console.export_text() or width < 60
 
 
 def test_a_missing_reader_of_stdout_is_no_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from helpers import ROOT
 
 from deepstack import config as conf
-from deepstack.config import Override, Study, parse_study
+from deepstack.config import parse_study
 from deepstack.errors import ConfigError
 from deepstack.sweeps import expand
 
@@ -54,22 +54,6 @@ def test_zipped_keys_go_together_excluded_cells_are_left_out_and_overrides_hold(
     assert study.keys == ["model.scheme", "seed", "model.depth", "train.lr"]
     every = {c.model.depth: c.runtime.recompute_every for c in expand(study)}
     assert every == {6: "auto", 48: "auto", 200: 10}
-
-
-def test_a_study_can_be_made_in_python_too() -> None:
-    made = Study(
-        parse_study("model: {d_model: 32}").base,
-        {"model.scheme": ["post_ln", "deepnorm"], "seed": [0, 1]},
-        ({"model.depth": [6, 48, 200], "train.lr": [1e-3, 5e-4, 1e-4]},),
-        ({"model.scheme": ["post_ln"], "model.depth": [48, 200]},),
-        (
-            Override({"model.depth": [48, 200]}, {"train.batch_size": 8}),
-            Override(
-                {"model.depth": [200]}, {"train.batch_size": 4, "runtime.recompute_every": 10}
-            ),
-        ),
-    )
-    assert made == parse_study(STUDY)
 
 
 def test_several_zips_are_factors_of_the_product() -> None:

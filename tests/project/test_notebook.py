@@ -124,9 +124,3 @@ def test_ctrl_c_in_a_sweep_has_its_runs_save(tmp_path: Path) -> None:
     (run,) = tmp_path.glob("*/*/config.yaml")
     assert RunFolder(run.parent).read_status()["state"] == "interrupted"
     assert RunFolder(run.parent).checkpoints()
-
-
-def test_charts_are_drawn_from_python(tmp_path: Path) -> None:
-    deepstack.train(deepstack.load_config(QUICK, TINY), out=tmp_path)
-    (pdf, *_) = deepstack.plot(tmp_path, ["loss_vs_step"])
-    assert pdf.name == "loss_vs_step.pdf" and pdf.is_file()

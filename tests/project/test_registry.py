@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 import string
-import sys
-from pathlib import Path
 
 import pytest
 
 from deepstack.config import ROLES
 from deepstack.config.walk import sections
 from deepstack.errors import ConfigError, PluginError
-from deepstack.registry import Registry, import_all, nearest, restored_registries
+from deepstack.registry import Registry, nearest, restored_registries
 
 LITERALS = {
     "optimizer": ["adamw", "adam", "sgd", "muon"],
@@ -143,20 +141,3 @@ def test_registries_are_restored_also_after_an_error() -> None:
         created.register("three", 3)
         raise ValueError
     assert things.names() == ["one"] and created.names() == ["three"]
-
-
-def test_import_all_imports_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "package_for_a_test"
-    package.mkdir()
-    (package / "__init__.py").write_text("found = []\n")
-    for name in ("zebra", "ant"):
-        (package / f"{name}.py").write_text(
-            f"from package_for_a_test import found\nfound.append('{name}')\n"
-        )
-    monkeypatch.syspath_prepend(tmp_path)
-    import package_for_a_test  # type: ignore[import-not-found]
-
-    import_all("package_for_a_test", package_for_a_test.__path__)
-    assert package_for_a_test.found == ["ant", "zebra"]
-    for name in [name for name in sys.modules if name.startswith("package_for_a_test")]:
-        del sys.modules[name]
