@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -49,18 +49,18 @@ def emit(
         return
     console = Console()
     width = console.width if console.is_terminal else 10_000  # a pipe has no width
-    widths = column_widths(columns, first, width)
+    shown = columns_that_fit(columns, first, width)
     numbers = {
         str(name)
         for name in names
         if all(isinstance(row.get(name), int | float | None) for row in rows)
     }
-    lines = table_lines(columns, widths, numbers)
+    lines = table_lines(shown, numbers, width)
     if console.is_terminal and not console.no_color:
         lines[1] = f"\x1b[1m{lines[1]}\x1b[0m"
     raw(sys.stdout).write("\n".join(lines) + "\n")
     sys.stdout.flush()
-    if omitted := ", ".join(name for name in columns if name not in widths):
+    if omitted := ", ".join(name for name in columns if name not in shown):
         typer.echo(
             f"omitted on this narrow terminal: {omitted}; --json or a pipe has all", err=True
         )
@@ -116,57 +116,49 @@ def cell_of(value: Any) -> str:
     return "\n".join(one_line(text(one)) for one in (value if isinstance(value, list) else [value]))
 
 
-def column_widths(
+def columns_that_fit(
     columns: Mapping[str, Sequence[str]], first: Sequence[str], width: int
-) -> dict[str, int]:
-    """Return the widths of the columns that fit: one, then those of `first`, then the others.
-
-    Columns of sentences share the remaining width.
-    """
-    full = {
-        name: max(cell_len(line) for cell in (name, *column) for line in cell.split("\n"))
-        for name, column in columns.items()
-    }
-    least = {
-        name: min(full[name], SENTENCE) if any(" " in cell for cell in column) else full[name]
-        for name, column in columns.items()
-    }
-    shown: list[str] = []
+) -> dict[str, Sequence[str]]:
+    """Return the columns that fit in table order: one, then those of `first`, then the others."""
+    least = {name: least_width(name, column) for name, column in columns.items()}
+    chosen: list[str] = []
     for name in dict.fromkeys([*first, *columns]):
         if name in columns:
-            if not shown or table_width(least[each] for each in [*shown, name]) <= width:
-                shown.append(name)
-    widths = {name: least[name] for name in columns if name in shown}
-    folded = [name for name in widths if widths[name] < full[name]]
-    spare = max(0, width - table_width(widths.values()))
-    for name in folded:
-        widths[name] = min(full[name], widths[name] + spare // len(folded))
-    return widths
+            if not chosen or table_width(least[each] for each in [*chosen, name]) <= width:
+                chosen.append(name)
+    return {name: column for name, column in columns.items() if name in chosen}
 
 
 def table_lines(
-    columns: Mapping[str, Sequence[str]], widths: Mapping[str, int], numbers: Collection[str]
+    columns: Mapping[str, Sequence[str]], numbers: Iterable[str], width: int
 ) -> list[str]:
-    """Return the lines of a table; cells wider than their column are folded at words.
+    """Return the lines of a table; sentences are folded where it would be wider than `width`.
 
     numbers: the columns that are aligned on the right.
     """
+    widths = {name: least_width(name, column) for name, column in columns.items()}
+    missing = {name: full_width(name, column) - widths[name] for name, column in columns.items()}
+    spare = max(0, width - table_width(widths.values()))
+    folded = sorted(filter(missing.__getitem__, missing), key=missing.__getitem__)
+    for position, name in enumerate(folded):
+        share = min(missing[name], spare // (len(folded) - position))
+        widths[name] += share
+        spare -= share
 
     def lines_of(row: Sequence[str]) -> list[str]:
-        cells = [fold(cell, width) for cell, width in zip(row, widths.values(), strict=True)]
+        cells = [fold(cell, widths[name]) for cell, name in zip(row, columns, strict=True)]
         lines = []
         for parts in zip_longest(*cells, fillvalue=""):
             padded = []
-            for part, (name, width) in zip(parts, widths.items(), strict=True):
-                blank = " " * (width - cell_len(part))
+            for part, name in zip(parts, columns, strict=True):
+                blank = " " * (widths[name] - cell_len(part))
                 padded.append(blank + part if name in numbers else part + blank)
             lines.append(" " + (" " * GAP).join(padded).rstrip())
         return lines
 
     rule = f" {'─' * (table_width(widths.values()) - EDGES)}"
-    shown = [columns[name] for name in widths]
-    rows = [line for row in zip(*shown, strict=True) for line in lines_of(row)]
-    return ["", *lines_of(list(widths)), rule, *rows, ""]
+    rows = [line for row in zip(*columns.values(), strict=True) for line in lines_of(row)]
+    return ["", *lines_of(list(columns)), rule, *rows, ""]
 
 
 def fold(cell: str, width: int) -> list[str]:
@@ -181,3 +173,16 @@ def table_width(widths: Iterable[int]) -> int:
     """Return the width of a table with columns of these widths."""
     columns = list(widths)
     return sum(columns) + GAP * (len(columns) - 1) + EDGES
+
+
+def full_width(name: str, column: Sequence[str]) -> int:
+    """Return the width of a column without folding, in the columns of a terminal."""
+    return max(cell_len(line) for cell in [name, *column] for line in cell.split("\n"))
+
+
+def least_width(name: str, column: Sequence[str]) -> int:
+    """Return the minimal width of a column; only cells with spaces are folded."""
+    words = [word for cell in column for word in cell.split()]
+    if not any(" " in cell for cell in column):
+        return full_width(name, column)
+    return min(full_width(name, column), max(SENTENCE, full_width(name, words)))
