@@ -6,6 +6,8 @@ import atexit
 import gc
 import io
 import os
+import re
+import shlex
 import signal
 import sys
 from contextlib import suppress
@@ -22,8 +24,25 @@ from deepstack.cli.streams import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
 from deepstack.errors import ConfigError, DeepstackError, Interrupted
 from deepstack.plugins import bug_in
+from deepstack.registry import nearest
 
 COMMANDS = tuple(EXAMPLES)
+_CONTINUE = "an interrupted run continues when its train or sweep command is repeated"
+_STEPS = "training is measured in steps: train.steps=VALUE"
+COMMANDS_ELSEWHERE = {
+    "run": "did you mean 'train' (one run), 'sweep' (a grid) or 'rerun' (a recorded run)?",
+    **dict.fromkeys(("resume", "continue"), _CONTINUE),
+    **dict.fromkeys(("show", "status", "runs"), "did you mean 'ls'?"),
+    **dict.fromkeys(("delete", "remove"), "did you mean 'rm'?"),
+}
+OPTIONS_ELSEWHERE = {
+    **dict.fromkeys(("resume", "continue", "ckpt"), _CONTINUE),
+    **dict.fromkeys(("epochs", "epoch", "max_epochs"), _STEPS),
+    "host": "the page is for this machine alone; from another: ssh -L 8765:127.0.0.1:8765 HOST",
+}
+"""Words of other programs, and the text to type here."""
+SYNONYMS = {"out": "to", "tag": "where tag=WORD"}
+"""Options of some commands, and those of the others that do the same."""
 
 
 class Group(TyperGroup):
@@ -36,6 +55,12 @@ class Group(TyperGroup):
         cut_word_at_equals()
         with printable_streams():
             return super().main(*args, **kwargs)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0].lower() if args else ""
+        if word in COMMANDS_ELSEWHERE and self.get_command(ctx, word) is None:
+            ctx.fail(f"No such command {args[0]!r}; {COMMANDS_ELSEWHERE[word]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -53,8 +78,9 @@ class Group(TyperGroup):
             flush_stdout()
             raise typer.Exit(0) from None
         except Exception as error:
-            if type(error).__name__ == "NoSuchOption":  # a class that is private to typer
-                suggest_setting(error)
+            if suggest := SUGGESTIONS.get(type(error).__name__):
+                suggest(error)
+                raise
             if (bug := bug_in(error)) is None:
                 raise
             log(f"deepstack: {bug}")
@@ -77,19 +103,47 @@ class Command(TyperCommand):
                     formatter.write_dl(groups[heading])
 
 
-def suggest_setting(error: Any) -> None:
-    """Add the setting of that name to the message of an unknown option.
+def suggest_for_extra_words(error: Any) -> None:
+    """Add the text to type to the message of words that a command does not take."""
+    match = re.search(r"unexpected extra argument\S* \((\S*).*\)", error.message)
+    command = getattr(error.ctx, "command", None)
+    options = {one.name for one in getattr(command, "params", ())} if match else set()
+    if match and "where" in options and "=" in match[1]:
+        error.message += f"; to select runs: --where {shlex.quote(match[1])}"
+    elif "text" in options:
+        error.message += '; put the text in quotes: note RUN "TEXT"'
+    elif "directory" in options:
+        error.message += "; allowed one folder, and the folder above several has the runs of all"
+
+
+def suggest_option(error: Any) -> None:
+    """Add the nearest option or setting to the message of an unknown option.
 
     For example, `--seed 1` suggests `seed=VALUE`.
     """
     from deepstack.config.walk import keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
+    parameters = getattr(error.ctx.command, "params", [])
+    options = [text[2:] for one in parameters for text in one.opts if text.startswith("--")]
+    synonym = SYNONYMS.get(word, "")
+    near = synonym if synonym.split(" ")[0] in options else nearest(word, options)
     settings = [key for key in keys() if word in (key, key.rpartition(".")[2])]
-    if settings and any(one.name in ("overrides", "words") for one in error.ctx.command.params):
-        error.possibilities = None
-        error.message = f"No such option: {error.option_name}; did you mean {settings[0]}=VALUE?"
+    takes_settings = any(one.name in ("overrides", "words") for one in parameters)
+    if word in OPTIONS_ELSEWHERE:
+        hint = OPTIONS_ELSEWHERE[word]
+    elif settings and takes_settings and not (near and near.startswith(word)):
+        hint = f"did you mean {settings[0]}=VALUE?"
+    elif near:
+        hint = f"did you mean --{near}?"
+    else:
+        return
+    error.possibilities = None
+    error.message = f"No such option: {error.option_name}; {hint}"
 
+
+SUGGESTIONS = {"NoSuchOption": suggest_option, "UsageError": suggest_for_extra_words}
+"""By the names of classes that are private to typer."""
 
 app = typer.Typer(
     cls=Group,
