@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cache
 from glob import escape, glob
-from pathlib import Path
 from typing import Any
 
-import deepstack
 from deepstack.allowed import alternatives, literals
+from deepstack.cli.declarations import declarations
 from deepstack.config.examples import example_paths
 from deepstack.config.walk import at, keys
 from deepstack.errors import ConfigError
@@ -111,24 +108,12 @@ def complete_key(incomplete: str) -> list[str]:
     return starting(keys(), incomplete)
 
 
-@cache
-def declared(package: str, kind: str) -> list[str]:
-    """Return the names that the files of a package register, sorted; without importing torch.
-
-    kind: the decorator, as in @task("text"); "" for classes, as in `class Mine(Scheme, name="x")`.
-    """
-    pattern = rf'^@{kind}\(\s*"(\w+)"' if kind else r'^class \w+\([^)]*\bname="(\w+)"'
-    files = Path(deepstack.__file__).with_name(package).glob("*.py")
-    texts = [file.read_text(encoding="utf-8") for file in files]
-    return sorted(name for text in texts for name in re.findall(pattern, text, re.MULTILINE))
-
-
 def complete_names(package: str, kind: str) -> Complete:
     """Return a completion of a comma-separated list of names that a package registers."""
 
     def complete(incomplete: str) -> list[str]:
         earlier, comma, start = incomplete.rpartition(",")
-        return [f"{earlier}{comma}{name}" for name in starting(declared(package, kind), start)]
+        return [f"{earlier}{comma}{name}" for name in starting(declarations(package, kind), start)]
 
     return complete
 
@@ -136,15 +121,15 @@ def complete_names(package: str, kind: str) -> Complete:
 def complete_chart_or_folder(incomplete: str) -> list[str]:
     """Return the charts and folders that start like the word."""
     folders = [path for path in complete_config(incomplete) if path.endswith("/")]
-    return starting(declared("plots", "chart"), incomplete) + folders
+    return starting(declarations("plots", "chart"), incomplete) + folders
 
 
 def values_of(key: str) -> list[str]:
     """Return the values of a setting that are a finite list, else its default."""
     if key == "model.scheme":
-        return declared("schemes", "")
+        return list(declarations("schemes", ""))
     if key == "task.name":
-        return declared("tasks", "task")
+        return list(declarations("tasks", "task"))
     schema = at(tuple(key.split(".")))
     values: list[Any] = []
     for option in alternatives(schema):

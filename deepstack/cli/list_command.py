@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import typer
 
 from deepstack.allowed import describe
 from deepstack.cli.completion import starting
+from deepstack.cli.declarations import Declaration, attributes, constants, declarations
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
 from deepstack.cli.tables import emit
 from deepstack.config import Config, Family, values, with_overrides
@@ -19,9 +20,10 @@ from deepstack.errors import ConfigError
 from deepstack.registry import unknown
 
 Rows = list[dict[str, Any]]
+Columns = Mapping[str, tuple[str, str, str]]
 
 DEPTH = 100  # of the coefficients in JSON and Markdown
-JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients"}
+JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
 CELLS: dict[str, Callable[[Any], str]] = {
     "columns": lambda columns: ", ".join(columns),
     "families": lambda families: family_cell(families),
@@ -54,11 +56,13 @@ def list_command(
     if kind not in KINDS:
         raise ConfigError(unknown("kind", kind, KINDS))
     load_plugins(plugin)
-    rows = scheme_rows(depth or DEPTH) if kind == "schemes" else KINDS[kind]()
+    if kind in DECLARED and not (plugin or json or markdown or depth):
+        rows = DECLARED[kind]()
+    else:
+        rows = scheme_rows(depth or DEPTH) if kind == "schemes" else KINDS[kind]()
     if not json:
-        hidden = JSON_ONLY if markdown or depth else JSON_ONLY | {"alpha", "beta"}
         rows = [
-            {k: CELLS[k](v) if k in CELLS else v for k, v in row.items() if k not in hidden}
+            {k: CELLS[k](v) if k in CELLS else v for k, v in row.items() if k not in JSON_ONLY}
             for row in rows
         ]
     emit(rows, json, markdown=markdown)
@@ -146,24 +150,34 @@ def family_cell(families: list[str]) -> str:
 def diagnostic_rows() -> Rows:
     """Return name, symbol and description of every column and every per-layer diagnostic.
 
-    The names are file names, as `plot --diagnostic` accepts them.
+    The names are file names, as `plot --diagnostic` accepts them.  JSON repeats `interval` as
+    `beat`, its former name, for one version.
     """
     from deepstack.diagnostics import COLUMNS, DIAGNOSTICS
     from deepstack.diagnostics.layers import SYMBOLS, file_names
     from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
     from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 
-    tables = {"every step": COLUMNS, "every layer": NOISE, "sharpness_every": SHARPNESS}
-    rows = [
+    rows = column_rows((COLUMNS, NOISE, SHARPNESS))
+    for name, function in DIAGNOSTICS.items():
+        rows += [layer_row(file, SYMBOLS[name], function) for file in file_names(name)]
+    return [row | {"beat": row["interval"]} for row in rows]
+
+
+def column_rows(tables: Sequence[Columns]) -> Rows:
+    """Return the rows of the columns of model update, noise scale and sharpness."""
+    intervals = ("every step", "every layer", "sharpness_every")
+    return [
         {"name": name, "symbol": symbol, "interval": interval, "description": sentence}
-        for interval, table in tables.items()
+        for table, interval in zip(tables, intervals, strict=True)
         for name, (symbol, _, sentence) in table.items()
     ]
-    for name, function in DIAGNOSTICS.items():
-        row = {"symbol": SYMBOLS[name], "interval": "every layer"}
-        row["description"] = first_sentence(function)
-        rows += [{"name": file, **row} for file in file_names(name)]
-    return rows
+
+
+def layer_row(name: str, symbol: str, one: Any) -> dict[str, Any]:
+    """Return the row of a file of a per-layer diagnostic."""
+    text = first_sentence(one)
+    return {"name": name, "symbol": symbol, "interval": "every layer", "description": text}
 
 
 def analysis_rows() -> Rows:
@@ -181,7 +195,7 @@ def chart_rows() -> Rows:
 
 
 def named_rows(entries: Any) -> Rows:
-    """Return name and description of functions."""
+    """Return name and description of functions or declarations."""
     return [{"name": name, "description": first_sentence(one)} for name, one in entries.items()]
 
 
@@ -195,6 +209,43 @@ def claim_rows() -> Rows:
     ]
 
 
+def declared_schemes() -> Rows:
+    """Return name, equation, families and paper of every scheme in the source."""
+    return [
+        {
+            "name": name,
+            "equation": one.document.split("\n")[0].split(".  ")[0].rstrip("."),
+            "families": list(attributes("schemes", one.class_name)["families"]),
+            "paper": one.keywords["paper"],
+        }
+        for name, one in declarations("schemes", "").items()
+    ]
+
+
+def declared_diagnostics() -> Rows:
+    """Return the rows of `diagnostic_rows` that the source declares."""
+    usual = constants("diagnostics", "layers")["SUBLAYERS"]
+    files = ("update", "noise_scale", "sharpness")
+    rows = column_rows([constants("diagnostics", file)["COLUMNS"] for file in files])
+    for name, one in declarations("diagnostics", "diagnostic").items():
+        names = [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or [name]
+        rows += [layer_row(file, one.arguments[0], one) for file in names]
+    return rows
+
+
+def declared_claims() -> Rows:
+    """Return id, formula and title of the source of every claim in the source, by number."""
+    claims = declarations("theory", "claim")
+    return [
+        {
+            "name": name,
+            "formula": claims[name].document.split("\n\n")[0].replace("\n", " ").rstrip("."),
+            "source": {"title": claims[name].arguments[0][0]},
+        }
+        for name in sorted(claims, key=lambda name: int(name[1:]))
+    ]
+
+
 KINDS: dict[str, Callable[[], Rows]] = {
     "configs": config_rows,
     "settings": setting_rows,
@@ -205,8 +256,17 @@ KINDS: dict[str, Callable[[], Rows]] = {
     "charts": chart_rows,
     "claims": claim_rows,
 }
+DECLARED: dict[str, Callable[[], Rows]] = {
+    "schemes": declared_schemes,
+    "diagnostics": declared_diagnostics,
+    "analyses": lambda: named_rows(declarations("depth_use", "measure")),
+    "charts": lambda: named_rows(declarations("plots", "chart")),
+    "claims": declared_claims,
+}
+"""Tables that need no torch: they are read from the source, without coefficients."""
 
 
 def first_sentence(one: Any) -> str:
-    """Return the first line of a docstring."""
-    return (inspect.getdoc(one) or "").split("\n")[0]
+    """Return the first line of the docstring of a function or a declaration."""
+    text = one.document if isinstance(one, Declaration) else inspect.getdoc(one)
+    return (text or "").split("\n")[0]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from deepstack.cli import app
 from deepstack.cli.app import COMMANDS
-from deepstack.cli.completion import declared
+from deepstack.cli.declarations import declarations
 from deepstack.config.examples import example_paths
 from deepstack.diagnostics import DIAGNOSTICS
 from deepstack.plots import CHARTS
@@ -104,7 +104,7 @@ def test_completion_knows_every_registered_name() -> None:
         ("diagnostics", "diagnostic", DIAGNOSTICS),
         ("theory", "claim", [claim.id for claim in all_claims()]),
     ):
-        assert declared(package, kind) == sorted(names)
+        assert sorted(declarations(package, kind)) == sorted(names)
 
 
 def test_examples_are_used_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_examples_are_used_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "deepnorm" in typed("check", "quick").stdout
     assert typed("sweep", "quick", *TINY, "seed=0,1", "--dry-run").exit_code == 0
     missing = typed("train", "configs/quick.yaml")
-    assert missing.exit_code == 2 and "did you mean 'quick'?" in missing.stderr
+    assert missing.exit_code == 2 and "use the example 'quick' by its name" in missing.stderr
 
 
 def test_a_config_starts_from_an_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.command_line import typed
 from helpers.sampling import some
 from helpers.snapshots import CPU, Look
 from torch.autograd.functional import jacobian
@@ -85,6 +87,13 @@ def test_grad_norm_predicted_is_what_deepnorm_s_matrices_have(tmp_path: Path) ->
     assert np.abs(measured / predicted - 1).max() < 0.2
     whole = run.layers("grad_norm")[1][0]
     assert (measured < whole).all() and whole[-1] > 2 * measured[-1]
+
+
+def test_the_list_of_diagnostics_keeps_the_former_key_in_json_alone() -> None:
+    assert all(row["beat"] == row["interval"] for row in diagnostic_rows())
+    assert "beat" in json.loads(typed("list", "diagnostics", "--json").stdout)[0]
+    header = typed("list", "diagnostics", "--markdown").stdout.splitlines()[0]
+    assert "interval" in header and "beat" not in header
 
 
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 3, 2))
