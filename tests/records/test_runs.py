@@ -101,7 +101,7 @@ def test_a_link_in_a_run_folder_is_not_written_through(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["status.json", "config.yaml", "meta.json"])
 def test_a_terabyte_of_a_small_file_is_refused(name: str, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run").path
+    path = make_run(tmp_path / "run", state="interrupted").path
     (path / name).touch()
     os.truncate(path / name, 10**12)
     text = " ".join(problems(RunFolder(path)))
