@@ -46,7 +46,6 @@ class Node:
 
     value: dict[str, Node] | list[Node] | Scalar
     where: str
-    shown: str
     key_where: str = ""
 
     def plain(self) -> Any:
@@ -56,6 +55,20 @@ class Node:
         if isinstance(self.value, list):
             return [node.plain() for node in self.value]
         return self.value
+
+    @property
+    def shown(self) -> str:
+        """The value as messages show it: text in quotes, and nothing for null."""
+        value = self.plain()
+        if isinstance(value, dict):
+            return "a section"
+        if isinstance(value, list):
+            return f"the list {shorten(str(value))}"
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, str):
+            return quote(value)
+        return "nothing" if value is None else str(value)
 
     @property
     def section(self) -> dict[str, Node]:
@@ -109,7 +122,7 @@ def read(data: bytes | str, source: str) -> tuple[Node, list[Problem]]:
         problem = error
     except yaml.YAMLError as error:
         problem = _syntax_problem(error, source)
-    return Node({}, source, "an empty file"), [*reader.problems, problem]
+    return Node({}, source), [*reader.problems, problem]
 
 
 @lru_cache(maxsize=1024)  # the configurations of a study share most of their values
@@ -146,13 +159,6 @@ def refuse_forbidden(text: str) -> str:
     """Return why a text may not be in a configuration, or ''."""
     bad = _FORBIDDEN.search(text)
     return f"found the control character {bad[0]!r}; allowed printable text" if bad else ""
-
-
-def display(value: Scalar, written: str) -> str:
-    """Return a plain scalar for a message: as it was written; text in quotes."""
-    if value is None:
-        return "nothing"
-    return quote(written) if isinstance(value, str) else shorten(written)
 
 
 def _decode(data: bytes | str, source: str) -> str:
@@ -197,7 +203,7 @@ class _Reader:
 
     def read(self, events: Iterator[Any]) -> Node:
         """Read every event; return the value of the one document."""
-        root, documents = Node({}, self.source, "an empty file"), 0
+        root, documents = Node({}, self.source), 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
@@ -223,7 +229,7 @@ class _Reader:
             items: list[Node] = []
             while not isinstance(event := next(events), yaml.SequenceEndEvent):
                 items.append(self._node(event, events, path, depth + 1))
-            return Node(items, where, "a list")
+            return Node(items, where)
         section: dict[str, Node] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             self._refuse_extras(event, path)
@@ -239,16 +245,15 @@ class _Reader:
             node = self._node(next(events), events, inner, depth + 1)
             node.key_where = key_where
             section.setdefault(key, node)
-        return Node(section, where, "a section")
+        return Node(section, where)
 
     def _scalar(self, event: Any, path: str) -> Node:
         text: str = event.value
         if event.implicit[0]:
-            value = parse_scalar(text)
-            return Node(value, self._place(event), display(value, text))
+            return Node(parse_scalar(text), self._place(event))
         if refusal := refuse_forbidden(text):
             self.problems.append(self._problem(event, refusal, path))
-        return Node(text, self._place(event), quote(text))
+        return Node(text, self._place(event))
 
     def _refuse_extras(self, event: Any, path: str) -> None:
         extra = ""

@@ -131,12 +131,7 @@ def _unknown_key(path: Path) -> str:
 def _wrong_value(path: Path, node: Node) -> str:
     """Return the message for a value that the schema refuses."""
     value, schema = node.value, at(path)
-    shown = node.shown
-    if isinstance(value, list):
-        shown = f"the list {shorten(str(node.plain()))}"
-    elif isinstance(value, dict) and value:
-        shown = "a section"
-    text = f"found {shown}; allowed {describe(schema)}"
+    text = f"found {node.shown}; allowed {describe(schema)}"
     if isinstance(value, str):
         text += hint_for(nearest(value, map(str, chain(*map(literals, alternatives(schema))))))
         if "command line" in node.where and "," in value:

@@ -19,7 +19,6 @@ from deepstack.yaml_reader import (
     MAX_DEPTH,
     Node,
     Problem,
-    display,
     parse_scalar,
     quote,
     quote_key,
@@ -146,8 +145,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
         if problems:
             raise Problem(label, quote_key(key), problems[0].text)
         return path, to_node(node.plain(), label)
-    plain = parse_scalar(value)
-    return path, Node(plain, label, display(plain, value), label)
+    return path, Node(parse_scalar(value), label, label)
 
 
 def override_place(override: str) -> str:
@@ -167,7 +165,7 @@ def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
         if not replaced.isdisjoint(train.section):
             remaining = {key: value for key, value in train.section.items() if key not in replaced}
             tree = put(tree, ("train",), replace(train, value=remaining))
-    section = Node({}, node.where, "a section", node.where)
+    section = Node({}, node.where, node.where)
     tree = tree if isinstance(tree.value, dict) else section
     inner = put(tree.section.get(path[0], section), path[1:], node)
     return replace(tree, value=tree.section | {path[0]: inner})
@@ -182,14 +180,12 @@ def rival_lengths(key: str) -> set[str]:
 def to_node(value: Any, where: str) -> Node:
     """Return plain values as a tree with one place for all its nodes."""
     if isinstance(value, Mapping):
-        inner = {str(k): to_node(v, where) for k, v in value.items()}
-        return Node(inner, where, "a section", where)
-    if isinstance(value, list | tuple):
-        return Node([to_node(v, where) for v in value], where, "a list", where)
-    if callable(getattr(value, "item", None)):
+        value = {str(k): to_node(v, where) for k, v in value.items()}
+    elif isinstance(value, list | tuple):
+        value = [to_node(v, where) for v in value]
+    elif callable(getattr(value, "item", None)):
         value = value.item()  # a numpy number
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return Node(value, where, display(value, text), where)
+    return Node(value, where, where)
 
 
 def merge_problems(form: list[Problem], meaning: list[Problem]) -> list[Problem]:

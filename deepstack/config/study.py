@@ -130,7 +130,7 @@ def parse_study(
     """Return the study in a YAML text.  source: its name in messages."""
     axes = {override: _several(override) for override in overrides}
     tree, problems = read_tree(text, source, [each for each in overrides if axes[each] is None])
-    sweep = tree.section.pop("sweep", None) or Node({}, source, "nothing")
+    sweep = tree.section.pop("sweep", None) or Node({}, source)
     base, more = validate(tree)
     raise_problems(merge_problems(problems, [*more, *form_problems(sweep)]))
     groups = read_groups(sweep)

@@ -30,13 +30,13 @@ def json_schema() -> dict[str, Any]:
 
 def form_problems(sweep: Node) -> list[Problem]:
     """Return the mistakes in the form of a `sweep:` section."""
-    return validate(Node({"sweep": sweep}, sweep.where, "a section"), SweepFile)[1]
+    return validate(Node({"sweep": sweep}, sweep.where), SweepFile)[1]
 
 
 def _inner(section: Node, key: str) -> Node:
     """Return the node below a key of a section, or an empty list."""
     inner = section.section.get(key)
-    return Node([], section.where, "nothing") if inner is None or inner.value is None else inner
+    return Node([], section.where) if inner is None or inner.value is None else inner
 
 
 def read_groups(sweep: Node) -> list[Group]:

@@ -52,7 +52,7 @@ class Run:
         self.path = self.folder.path
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self._present_state()})"
+        return f"Run({str(self.path)!r}, {self.state})"
 
     def _repr_html_(self) -> str:
         """Return state, identity and last values as a table for notebooks."""
@@ -64,13 +64,6 @@ class Run:
             key: text(value) for key, value in (row | shown).items() if value not in (None, "")
         }
         return html_table(f"{facts.pop('study')}/{facts.pop('run')}", facts)
-
-    def _present_state(self) -> str:
-        """Return `state` as it is now, without keeping it."""
-        try:
-            return self.read_state()
-        except ResourceError:
-            return "damaged"
 
     @property
     def name(self) -> str:
@@ -111,7 +104,10 @@ class Run:
         A run that says `running` but is not locked was killed: it is `interrupted`.  A run whose
         status.json cannot be read, or names a step that steps.csv lacks, is `damaged`.
         """
-        return self._present_state()
+        try:
+            return self.read_state()
+        except ResourceError:
+            return "damaged"
 
     def read_state(self) -> str:
         """Return the present `state`.  Raises ResourceError where it would be `damaged`."""

@@ -105,10 +105,6 @@ AXES = "sweep:\n  grid: {model.scheme: [post_ln, deepnorm], model.depth: [6, 48]
 BAD: dict[str, tuple[str, str]] = {
     "unknown part": ("sweep: {zipp: {}}",
      "f.yaml:1:9: sweep.zipp: found the unknown key 'zipp'; did you mean 'zip'? allowed: grid, "),
-    "one key": ("sweep: {zip: {seed: [1, 2]}}",
-     "f.yaml:1:14: sweep.zip: found too few entries; allowed at least 2"),
-    "zip of a word": (
-     "sweep: {zip: seed}", "f.yaml:1:14: sweep.zip: found 'seed'; allowed a section"),
     "unequal": ("sweep: {zip: {seed: [1, 2], model.depth: [1]}}",
      "f.yaml:1:29: sweep.zip.model.depth: found 1 values; allowed 2, as seed has"),
     "wrong zipped value": ("sweep: {zip: {seed: [1, 2], model.depth: [1, 0]}}",
@@ -117,8 +113,6 @@ BAD: dict[str, tuple[str, str]] = {
      "f.yaml:1:34: sweep.zip.seed: found this key and seed; allowed one of them"),
     "exclude of a section": (AXES + "  exclude: {model.depth: 6}",
      "f.yaml:3:12: sweep.exclude: found a section; allowed a list of: a section"),
-    "empty exclude": (AXES + "  exclude: [{}]",
-     "f.yaml:3:13: sweep.exclude[0]: found too few entries"),
     "exclude, unknown key": (AXES + "  exclude: [{model.shceme: post_ln}]",
      "f.yaml:3:14: sweep.exclude.model.shceme: unknown swept key 'model.shceme'; did you mean "
      "'model.scheme'? allowed: model.scheme, model.depth"),
@@ -130,11 +124,6 @@ BAD: dict[str, tuple[str, str]] = {
     "override of the excluded": (AXES + "  exclude: [{model.depth: 48}]\n"
      "  overrides: [{where: {model.depth: 48}, set: {train.lr: 1}}]",
      "f.yaml:4:15: sweep.overrides: found an entry that matches no cell"),
-    "override, unknown part": (
-     AXES + "  overrides: [{where: {model.depth: 48}, set: {train.lr: 1}, were: 1}]",
-     "sweep.overrides[0].were: found the unknown key 'were'; did you mean 'where'?"),
-    "override without set": (AXES + "  overrides: [{where: {model.depth: 48}}]",
-     "f.yaml:3:15: sweep.overrides[0].set: found too few entries; allowed at least 1"),
     "override of a swept key": (
      AXES + "  overrides: [{where: {model.depth: 48}, set: {model.scheme: pre_ln}}]",
      "f.yaml:3:48: sweep.overrides.set.model.scheme: found 'model.scheme', which the sweep varies"),
@@ -173,13 +162,6 @@ def test_runs_that_are_left_out_need_not_fit() -> None:
         expand(parse_study(wide + "}"))
     left = ", exclude: [{model.d_model: 4096, model.depth: 100000}]}"
     assert len(expand(parse_study(wide + left))) == 3
-
-
-def test_too_many_rules_are_refused() -> None:
-    rules = ", ".join(["{seed: 0}"] * 101)
-    assert "found too many entries; allowed at most 100" in said(
-        f"sweep: {{grid: {{seed: [0, 1]}}, exclude: [{rules}]}}"
-    )
 
 
 def test_a_combination_that_is_not_valid_is_named() -> None:

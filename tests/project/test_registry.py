@@ -94,8 +94,6 @@ def test_unknown_name_is_a_config_error_with_the_nearest() -> None:
     assert str(error.value) == (
         "unknown scheme 'depnorm'; did you mean 'deepnorm'? allowed: deepnorm, pre_ln"
     )
-    with pytest.raises(ConfigError, match="unknown scheme '3'; allowed"):
-        schemes[3]  # type: ignore[index]
     with pytest.raises(ConfigError, match="unknown scheme"):
         schemes[[]]  # type: ignore[index]
     with pytest.raises(ConfigError, match=r"unknown scheme 'x{37}[.]{3}'"):
@@ -107,29 +105,18 @@ def test_unknown_name_is_a_config_error_with_the_nearest() -> None:
 def test_a_name_belongs_to_one_object() -> None:
     charts: Registry[type] = Registry("chart")
 
-    class First:
-        pass
-
-    class Second:
-        pass
-
-    charts.register("bars", First)
-    charts.register("bars", First)
-    with pytest.raises(PluginError, match=r"'bars' is already taken by .*First"):
-        charts.register("bars", Second)
-    assert charts["bars"] is First
-
-    def again() -> type:
+    def defined() -> type:
         class Plugin:
             pass
 
         return Plugin
 
-    # a module that is imported anew defines its classes anew
-    charts.register("plugin", again())
-    new = again()
-    charts.register("plugin", new)
-    assert charts["plugin"] is new
+    charts.register("bars", defined())
+    new = defined()  # a module that is imported again defines its classes again
+    charts.register("bars", new)
+    assert charts["bars"] is new
+    with pytest.raises(PluginError, match=r"'bars' is already taken by .*Plugin"):
+        charts.register("bars", int)
 
 
 def test_registries_are_restored_also_after_an_error() -> None:

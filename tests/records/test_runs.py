@@ -23,7 +23,7 @@ from deepstack.records import (
     RunFolder,
     find_runs,
     problems,
-    runs_table,
+    run_rows,
     varying,
 )
 
@@ -101,7 +101,7 @@ def test_a_link_in_a_run_folder_is_not_written_through(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["status.json", "config.yaml", "meta.json"])
 def test_a_terabyte_of_a_small_file_is_refused(name: str, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run").path
+    path = make_run(tmp_path / "run", state="interrupted").path
     (path / name).touch()
     os.truncate(path / name, 10**12)
     text = " ".join(problems(RunFolder(path)))
@@ -214,12 +214,9 @@ def test_a_table_has_what_varies_inside_a_study(tmp_path: Path) -> None:
     ):
         model = f"model: {{scheme: {scheme}, {options.format(option)}}}\n"
         make_run(tmp_path / path, f"{model}{task.format(rate)}\n")
-    table = runs_table(find_runs(tmp_path))
-    assert [name for name in table if "." in name] == [
-        "model.scheme",
-        "model.scheme_options.gain",
-    ]
-    assert "model.scheme" in runs_table(find_runs(tmp_path / "one"))
+    row = run_rows(find_runs(tmp_path))[0]
+    assert [name for name in row if "." in name] == ["model.scheme", "model.scheme_options.gain"]
+    assert "model.scheme" in run_rows(find_runs(tmp_path / "one"))[0]
 
 
 def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:
@@ -263,9 +260,9 @@ def test_a_damaged_run_is_named_and_the_others_are_read(what: str, tmp_path: Pat
     for name in ("a", "b", "c"):
         make_run(tmp_path / "study" / name, f"model: {{depth: {ord(name)}}}\n")
     spoil(RunFolder(tmp_path / "study" / "b"), what)
-    table = runs_table(find_runs(tmp_path))
-    assert table["state"].tolist() == ["done", "damaged", "done"]
-    assert table["model.depth"].tolist()[::2] == [97, 99] and table["loss"].isna()[1]
+    rows = run_rows(find_runs(tmp_path))
+    assert [row["state"] for row in rows] == ["done", "damaged", "done"]
+    assert [row["model.depth"] for row in rows[::2]] == [97, 99] and rows[1]["loss"] is None
     found = typed("ls", tmp_path)
     assert found.exit_code == 0 and found.stdout.count("done") == 2
     (said,) = found.stderr.splitlines()
