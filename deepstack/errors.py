@@ -30,10 +30,6 @@ class ConfigError(DeepstackError):
         self.key = key
 
 
-class FrozenError(ConfigError, ValueError):
-    """A configuration was written to: a run is known by what its configuration was."""
-
-
 class PluginError(ConfigError):
     """A plugin file is missing, has changed, or cannot be used."""
 

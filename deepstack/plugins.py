@@ -6,7 +6,6 @@ A configuration cannot name a plugin: a YAML file must never run code.
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from deepstack.errors import PluginError
-from deepstack.registry import PREFIX, nearest
+from deepstack.registry import PREFIX
 
 
 class Plugin(NamedTuple):
@@ -42,8 +41,6 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
 
     Raises PluginError when a file is missing, cannot be run, or has the name of another plugin.
     """
-    if isinstance(paths, str | Path):
-        raise PluginError(f"load_plugins: found one path; allowed a list, such as [{str(paths)!r}]")
     for path in map(Path, paths):
         try:
             content = path.read_bytes()
@@ -77,7 +74,7 @@ def _loading(path: Path) -> Iterator[None]:
         known = isinstance(error, PluginError | SystemExit)
         kind = "" if known else f"{type(error).__name__}: "
         text = f"it ends Python, with {error.code!r}" if isinstance(error, SystemExit) else error
-        raise PluginError(f"--plugin {at}: {kind}{text}{_hint(error, path)}") from error
+        raise PluginError(f"--plugin {at}: {kind}{text}{_hint(error)}") from error
     finally:
         _LOADING.pop()
 
@@ -92,22 +89,12 @@ def refuse_while_loading(function: str) -> None:
         )
 
 
-def _hint(error: BaseException, path: Path) -> str:
+def _hint(error: BaseException) -> str:
     """Return a hint for a failed import or a SystemExit, or ''."""
     if isinstance(error, SystemExit):
         return "; put what is to be run below `if __name__ == '__main__':`"
-    if not isinstance(error, ImportError):
-        return ""
-    name = error.name or ""
-    if name.partition(".")[0] == "deepstack":
-        word = re.search(r"cannot import name '(\w+)'", str(error))
-        near = nearest(word[1], vars(sys.modules[name]).get("__all__", ())) if word else None
-        return (f"; did you mean {near!r}?" if near else ";") + f" allowed {IMPORTS}"
-    if "relative import" in str(error) or path.with_name(f"{name.partition('.')[0]}.py").exists():
-        return (
-            "; a plugin is one file, whose sha256 is recorded: put into it what it needs, or "
-            "install that as a package"
-        )
+    if isinstance(error, ImportError):
+        return f"; a plugin is one file; it may import installed packages, and {IMPORTS}"
     return ""
 
 

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import pkgutil
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -19,7 +18,7 @@ T = TypeVar("T")
 _LONGEST_WORD = 40
 MOST_CHOICES = 8  # the number of names that a message lists after a suggestion
 # The least similarity (`difflib`, 0 to 1) of a suggestion; one mistake weighs more in a short word.
-SURE, SIMILAR, SIMILAR_SHORT, SHORT = 0.84, 0.65, 0.5, 3
+SIMILAR, SIMILAR_SHORT, SHORT = 0.65, 0.5, 3
 
 PREFIX = "deepstack_plugin_"
 """Prefix of the names of plugins' modules."""
@@ -34,14 +33,13 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._objects: dict[str, T] = {}
-        self._homes: dict[str, object] = {}  # the module object, which differs after a failed load
         _REGISTRIES.append(self)
 
     def register(self, name: str, obj: T) -> None:
         """Add an object.  Raise PluginError for an invalid name, or one that another object has.
 
         A class or function defined again under the same module and name replaces the old one, as
-        when a notebook cell runs again.  Within a plugin's file this is an error.
+        when a notebook cell runs again.
         """
         refuse_no_name(self.kind, name)
         if name in self._objects and _origin(self._objects[name]) != _origin(obj):
@@ -49,10 +47,7 @@ class Registry(Generic[T]):
             raise PluginError(
                 f"the {self.kind} name {name!r} is already taken by {origin}; choose another name"
             )
-        home = sys.modules.get(getattr(obj, "__module__", ""))
-        if name in self._objects and self._homes[name] is home and PREFIX in str(home):
-            raise PluginError(f"the {self.kind} name {name!r} is given twice in this file")
-        self._objects[name], self._homes[name] = obj, home
+        self._objects[name] = obj
 
     def __getitem__(self, name: str) -> T:
         try:
@@ -89,12 +84,12 @@ def restored_registries() -> Iterator[None]:
 
     A registry that is created meanwhile keeps its names.
     """
-    before = [(each, dict(each._objects), dict(each._homes)) for each in _REGISTRIES]
+    before = [(each, dict(each._objects)) for each in _REGISTRIES]
     try:
         yield
     finally:
-        for registry, objects, homes in before:
-            registry._objects, registry._homes = objects, homes
+        for registry, objects in before:
+            registry._objects = objects
 
 
 def refuse_no_name(kind: str, name: object) -> None:
@@ -104,11 +99,9 @@ def refuse_no_name(kind: str, name: object) -> None:
         raise PluginError(f"@{kind} stands without a name; write @{kind}({called!r})")
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", name):
         return
-    spelt = re.sub(r"[^A-Za-z0-9]+", "_", str(name)).strip("_").lower()
-    meant = f"; did you mean {spelt!r}?" if re.match(r"[a-z]", spelt) else ""
     raise PluginError(
         f"the {kind} name {name!r}: allowed a word of letters, digits and '_' that begins with a "
-        f"letter (at most 64){meant}"
+        "letter (at most 64)"
     )
 
 
@@ -152,22 +145,13 @@ def import_all(package_name: str, package_path: Iterable[str]) -> None:
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """Return the choice that a mistyped word most probably meant, or None if none is similar.
 
-    A choice that holds the whole word as a part ('batch' for batch_size) counts as similar if it is
-    the only one.  Letter case and '-' for '_' do not count.
+    Letter case and '-' for '_' do not count.
     """
-    if not word or len(word) > _LONGEST_WORD:
+    if len(word) > _LONGEST_WORD:
         return None
-    plain = _normal(word)
-    names = {_normal(choice): choice for choice in choices}
-    similar = get_close_matches(plain, names, n=1, cutoff=SURE)
-    if not similar:
-        parts = set(plain.split("_"))
-        similar = [name for name in names if parts <= set(name.split("_"))]
-    if not similar and len(plain) >= SHORT:
-        similar = [name for name in names if name.startswith(plain)]
-    if len(similar) != 1:
-        least = SIMILAR if len(plain) > SHORT else SIMILAR_SHORT
-        similar = get_close_matches(plain, names, n=1, cutoff=least)
+    plain, names = _normal(word), {_normal(choice): choice for choice in choices}
+    least = SIMILAR if len(plain) > SHORT else SIMILAR_SHORT
+    similar = get_close_matches(plain, names, n=1, cutoff=least)
     return names[similar[0]] if similar else None
 
 

@@ -39,22 +39,6 @@ _FORBIDDEN = re.compile(
 # libyaml reads 64 KiB in milliseconds; PyYAML's own parser gives the same events, more slowly
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# (pattern of the parser's message, text after 'found', after 'allowed'); the first match counts
-_SYNTAX = (
-    ("mapping values are not allowed", "a ':' where no key can be", "one `key: value` a line, "
-     "keys of one section at the same indentation, and text that holds ': ' in quotes"),
-    ("could not find expected ':'", "a line without ':'", "`key: value`"),
-    ("unexpected end of stream", "a quote that is never closed", "a closing quote"),
-    ("expected ',' or ']'", "a list that is not closed", "`[a, b]`"),
-    ("expected ',' or '}'", "a section in braces that is not closed", "`{key: value}`"),
-    ("block sequence entries are not allowed", "a '- ' where no list can be", "`[a, b]`"),
-    ("cannot start any token", "a value that begins with {letter}",
-     "a plain word or number, or text in quotes"),
-    ("did not find expected key|expected <block end>",
-     "a line that is not in step with the ones above, or text after a closing quote",
-     "keys of one section at the same indentation, one value each"),
-)  # fmt: skip
-
 
 @dataclass(slots=True)
 class Node:
@@ -62,7 +46,6 @@ class Node:
 
     value: dict[str, Node] | list[Node] | Scalar
     where: str
-    shown: str
     key_where: str = ""
 
     def plain(self) -> Any:
@@ -72,6 +55,20 @@ class Node:
         if isinstance(self.value, list):
             return [node.plain() for node in self.value]
         return self.value
+
+    @property
+    def shown(self) -> str:
+        """The value as messages show it: text in quotes, and nothing for null."""
+        value = self.plain()
+        if isinstance(value, dict):
+            return "a section"
+        if isinstance(value, list):
+            return f"the list {shorten(str(value))}"
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, str):
+            return quote(value)
+        return "nothing" if value is None else str(value)
 
     @property
     def section(self) -> dict[str, Node]:
@@ -117,15 +114,15 @@ def read(data: bytes | str, source: str) -> tuple[Node, list[Problem]]:
 
     source: the name of the text in messages.
     """
-    reader, text = _Reader(source), ""
+    reader = _Reader(source)
     try:
-        text = _decode(data, source)
-        return reader.read(yaml.parse(text, Loader=_LOADER)), reader.problems
+        events = yaml.parse(_decode(data, source), Loader=_LOADER)
+        return reader.read(events), reader.problems
     except Problem as error:
         problem = error
     except yaml.YAMLError as error:
-        problem = _syntax_problem(error, text, source)
-    return Node({}, source, "an empty file"), [*reader.problems, problem]
+        problem = _syntax_problem(error, source)
+    return Node({}, source), [*reader.problems, problem]
 
 
 @lru_cache(maxsize=1024)  # the configurations of a study share most of their values
@@ -164,13 +161,6 @@ def refuse_forbidden(text: str) -> str:
     return f"found the control character {bad[0]!r}; allowed printable text" if bad else ""
 
 
-def display(value: Scalar, written: str) -> str:
-    """Return a plain scalar for a message: as it was written; text in quotes."""
-    if value is None:
-        return "nothing"
-    return quote(written) if isinstance(value, str) else shorten(written)
-
-
 def _decode(data: bytes | str, source: str) -> str:
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
@@ -193,23 +183,14 @@ def _position(before: str, source: str) -> str:
     return f"{source}:{len(lines)}:{len(lines[-1])}"
 
 
-def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
+def _syntax_problem(error: yaml.YAMLError, source: str) -> Problem:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return Problem(source, "", f"found what is not YAML: {shorten(str(error), 100)!r}")
-    message, mark = f"{error.context or ''} {error.problem or ''}", error.problem_mark
+    message, mark = f"{error.context or ''} {error.problem or ''}".strip(), error.problem_mark
     if error.context_mark and re.search(r"end of stream|',' or '[]}]'", message):
         mark = error.context_mark  # where it was opened, and not the end of the file
-    line = "".join(text.splitlines()[mark.line : mark.line + 1])
-    letter = line[mark.column : mark.column + 1]
-    wrong, allowed = f"what is not YAML ({message.strip()})", "`key: value` lines"
-    if "\t" in line[: len(line) - len(line.lstrip())] or letter == "\t":
-        wrong, allowed = "a tab", "spaces, two for each level"
-    else:
-        for pattern, *row in _SYNTAX:
-            if re.search(pattern, message):
-                wrong, allowed = row
-                break
-    text = f"found {wrong.replace('{letter}', repr(letter))}; allowed {allowed}"
+    text = f"found what is not YAML ({message}); allowed `key: value` lines, indented with "
+    text += "spaces, one value each, in quotes if it holds ': ' or begins with a special letter"
     return Problem(f"{source}:{mark.line + 1}:{mark.column + 1}", "", text)
 
 
@@ -222,7 +203,7 @@ class _Reader:
 
     def read(self, events: Iterator[Any]) -> Node:
         """Read every event; return the value of the one document."""
-        root, documents = Node({}, self.source, "an empty file"), 0
+        root, documents = Node({}, self.source), 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
@@ -248,7 +229,7 @@ class _Reader:
             items: list[Node] = []
             while not isinstance(event := next(events), yaml.SequenceEndEvent):
                 items.append(self._node(event, events, path, depth + 1))
-            return Node(items, where, "a list")
+            return Node(items, where)
         section: dict[str, Node] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             self._refuse_extras(event, path)
@@ -264,16 +245,15 @@ class _Reader:
             node = self._node(next(events), events, inner, depth + 1)
             node.key_where = key_where
             section.setdefault(key, node)
-        return Node(section, where, "a section")
+        return Node(section, where)
 
     def _scalar(self, event: Any, path: str) -> Node:
         text: str = event.value
         if event.implicit[0]:
-            value = parse_scalar(text)
-            return Node(value, self._place(event), display(value, text))
+            return Node(parse_scalar(text), self._place(event))
         if refusal := refuse_forbidden(text):
             self.problems.append(self._problem(event, refusal, path))
-        return Node(text, self._place(event), quote(text))
+        return Node(text, self._place(event))
 
     def _refuse_extras(self, event: Any, path: str) -> None:
         extra = ""

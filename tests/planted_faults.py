@@ -88,7 +88,7 @@ FAULTS = (
     Fault(
         "mean_time_of_a_step", "records",
         "return statistics.median(times)", "return statistics.mean(times)",
-        "records/test_run_numbers.py::test_the_row_of_a_run_has_its_last_values_and_the_median_time",
+        "records/test_many_runs.py::test_the_time_of_a_step_is_the_median_of_the_latest",
     ),
     Fault(
         "ramp_without_end", "schemes",

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from deepstack.analysis.selection import Where, select
+from deepstack.config.identity import is_of_experiment
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Run, find_runs
-from deepstack.records.run import is_of_experiment
 from deepstack.registry import unknown
 
 Result = TypeVar("Result")

@@ -30,18 +30,8 @@ def example(name: str) -> Path:
 
 
 def example_or_file(path: Path) -> Path:
-    """Return the example that a bare name means if there is no such file, else the path.
-
-    Raises ConfigError for a missing file configs/NAME.yaml that deepstack has as an example.
-    """
-    paths = example_paths()
-    if path.exists() or path.stem not in paths:
-        return path
-    if str(path) == path.stem:
-        return paths[path.stem]
-    if path.parent.name == "configs":
-        raise ConfigError(f"{path}: no such file; use the example {path.stem!r} by its name alone")
-    return path
+    """Return the example that a bare name means if there is no such file, else the path."""
+    return path if path.exists() else example_paths().get(str(path), path)
 
 
 def description(path: Path) -> str:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any
 
 from pydantic import ValidationError
 
-from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, describe
+from deepstack.allowed import IDENTIFIER, PATTERNS, alternatives, describe, literals
 from deepstack.config.roles import ROLES
 from deepstack.config.schema import Config
 from deepstack.config.section import Section
-from deepstack.config.suggestions import hint_for, suggest_inner_key, suggest_key, suggest_value
 from deepstack.config.walk import Path, at, dotted, keys, sections
 from deepstack.errors import ConfigError
-from deepstack.registry import MOST_CHOICES, nearest
+from deepstack.registry import nearest, unknown
 from deepstack.yaml_reader import Node, Problem, quote, shorten
 
 MAX_PROBLEMS = 20
-
-_SEVERAL = re.compile(r".*,.*|\d+(-|\.\.\.?|:)\d+")
-
-# Gated feed-forwards in other programs, and the activation of their gate.
-_GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid"}
 
 
 def raise_problems(problems: list[Problem]) -> None:
@@ -31,7 +26,7 @@ def raise_problems(problems: list[Problem]) -> None:
         problems = sorted(problems, key=lambda problem: place_order(problem.where))
         lines = list(dict.fromkeys(map(str, problems)))
         if len(lines) > MAX_PROBLEMS:
-            lines = [*lines[:MAX_PROBLEMS], f"... and {len(lines) - MAX_PROBLEMS} more"]
+            lines = [*lines[:MAX_PROBLEMS], "... and more"]
         raise ConfigError("\n".join(lines), key=problems[0].key or None)
 
 
@@ -46,10 +41,8 @@ def validate(tree: Node, model: type[Section] = Config) -> tuple[Any, list[Probl
     except ValidationError as error:
         wrong = distinct_errors(error, data)
     wrong.sort(key=lambda pair: place_order(tree.at(pair[0]).where))
-    problems = [_problem(path, item, tree) for path, item in wrong[:MAX_PROBLEMS]]
-    for path, _ in wrong[MAX_PROBLEMS:]:  # of thousands, the rest is counted and not examined
-        problems.append(Problem(tree.at(path).where, dotted(path), "found one more mistake"))
-    return None, problems
+    # of thousands, only those that are shown are examined
+    return None, [_problem(path, item, tree) for path, item in wrong[: MAX_PROBLEMS + 1]]
 
 
 def distinct_errors(error: ValidationError, data: Any) -> list[tuple[Path, dict[str, Any]]]:
@@ -88,72 +81,59 @@ def _path(loc: tuple[str | int, ...], data: Any) -> Path:
     return path
 
 
+def suggest_key(path: Path) -> str | None:
+    """Return the known dotted key nearest to an unknown one: in its section, else in any."""
+    word, section = str(path[-1]), dotted(path[:-1])
+    if sibling := nearest(word, at(path[:-1]).get("properties", ())):
+        return f"{section}.{sibling}".strip(".")
+    by_name = {key.rpartition(".")[2]: key for key in reversed([*keys(), *sections()])}
+    near = nearest(word, by_name)
+    return by_name[near] if near else None
+
+
+def hint_for(suggestion: str | None) -> str:
+    """Return '; did you mean …?', or '' for none."""
+    return f"; did you mean {suggestion!r}?" if suggestion else ""
+
+
 def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
     """Return the message for one of pydantic's errors."""
-    node, key = tree.at(path), dotted(path)
+    node, key, kind = tree.at(path), dotted(path), item["type"]
     key_where = node.key_where or node.where
-    if item["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         return Problem(key_where, key, _unknown_key(path))
     if item["loc"][-1] == "[key]":
-        names = ROLES if item["type"] == "literal_error" else ()
-        return Problem(key_where, key, _wrong_name(str(path[-1]), names))
-    if item["type"] == "relation":
-        is_section = node is tree.at(path[:-1])
-        where = tree.at((*path[:-1], "d_model")).where if is_section else node.where
-        return Problem(where, key, shorten(item["msg"], 200), relation=True)
-    sizes = {
-        "too_short": ("few", "least", "min_length"),
-        "too_long": ("many", "most", "max_length"),
-    }
-    if item["type"] in sizes:
-        wrong, limit, name = sizes[item["type"]]
-        text = f"found too {wrong} entries; allowed at {limit} {item['ctx'][name]}"
-        return Problem(node.where, key, text + _example(at(path)))
-    return Problem(node.where, key, _wrong_value(path, node))
+        word, names = str(path[-1]), ROLES if kind == "literal_error" else ()
+        allowed = ", ".join(names) or PATTERNS[IDENTIFIER]
+        hint = hint_for(nearest(word, names))
+        return Problem(key_where, key, f"found the key {quote(word)}; allowed {allowed}{hint}")
+    if kind == "relation":
+        return Problem(node.where, key, shorten(item["msg"], 200), relation=True)
+    if kind == "too_short":
+        text = f"found too few entries; allowed at least {item['ctx']['min_length']}"
+    elif kind == "too_long":
+        text = f"found too many entries; allowed at most {item['ctx']['max_length']}"
+    else:
+        text = _wrong_value(path, node)
+    return Problem(node.where, key, text)
 
 
 def _unknown_key(path: Path) -> str:
-    word, section = str(path[-1]), dotted(path[:-1])
-    siblings = list(at(path[:-1]).get("properties", ()))
+    word, schema = str(path[-1]), at(path[:-1])
+    siblings = schema.get("properties", ())
     if not siblings:
-        allowed = describe(at(path[:-1]))
-        return f"found {quote(word)} below a key that takes no keys; allowed {allowed}"
-    full = f"{section}.{word}".strip(".")
-    if "." in word and (full in keys() or full in sections()):
-        first, _, rest = word.partition(".")
-        return f"found a key with a dot; allowed a section `{first}:` with `{rest}:` below it"
-    hint = hint_for(suggest_key(path))
-    if hint and len(siblings) > MOST_CHOICES:
-        return f"found the unknown key {quote(word)}{hint}"
-    return f"found the unknown key {quote(word)}{hint or ';'} allowed {', '.join(siblings)}"
-
-
-def _wrong_name(word: str, names: tuple[str, ...]) -> str:
-    """Return the message for a key that is none of the names, or no identifier."""
-    allowed = ", ".join(names) or PATTERNS[IDENTIFIER]
-    return f"found the key {quote(word)}; allowed {allowed}{hint_for(nearest(word, names))}"
-
-
-def _example(schema: Schema) -> str:
-    return "".join(f", such as {example}" for example in schema.get("examples", ()))
+        return f"found {quote(word)} below a key that takes no keys; allowed {describe(schema)}"
+    if not nearest(word, siblings) and (near := suggest_key(path)):
+        return f"found the unknown key {quote(word)}{hint_for(near)}"
+    return f"found the {unknown('key', word, siblings)}"
 
 
 def _wrong_value(path: Path, node: Node) -> str:
     """Return the message for a value that the schema refuses."""
-    value, key, schema = node.value, dotted(path), at(path)
-    typed = "command line" in node.where
-    shown = node.shown
-    if isinstance(value, list):
-        shown = f"the list {shorten(str(node.plain()))}"
-    elif isinstance(value, dict) and value:
-        shown = "a section"
-    text = f"found {shown}; allowed {describe(schema)}{_example(schema)}"
-    if key == "model.activation" and (gate := _GATED.get(str(value).lower())):
-        text += f"; {value} is model.activation={gate} with model.gated=true"
-    elif inside := suggest_inner_key(path, [value]):
-        text += f"; did you mean {key}.{inside}" + (f"={value}?" if typed else "?")
-    else:
-        text += hint_for(suggest_value(value, schema))
-    if isinstance(value, str) and typed and _SEVERAL.fullmatch(value):
-        text += "; several values make a sweep: deepstack sweep, with commas between them (0,1,2)"
+    value, schema = node.value, at(path)
+    text = f"found {node.shown}; allowed {describe(schema)}"
+    if isinstance(value, str):
+        text += hint_for(nearest(value, map(str, chain(*map(literals, alternatives(schema))))))
+        if "command line" in node.where and "," in value:
+            text += "; several values make a sweep: deepstack sweep"
     return text

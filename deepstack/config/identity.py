@@ -17,13 +17,12 @@ from deepstack.config.section import LONGEST_NAME
 from deepstack.errors import ConfigError
 from deepstack.yaml_reader import quote
 
-# sections and keys that are not part of the experiment
-_NOT_COUNTED = ("name", "runtime", "log.to")
+NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
 
 
 def values(config: Config) -> dict[str, Any]:
     """Return every value by its dotted key: {'seed': 0, 'model.depth': 6, …}; tuples as lists."""
-    return dict(_flat(config.model_dump(mode="json")))
+    return dict(flatten(config.model_dump(mode="json")))
 
 
 def non_defaults(config: Config) -> dict[str, Any]:
@@ -92,16 +91,19 @@ def checked_study(name: str) -> str:
 
 
 def _identity(config: Config) -> str:
-    counted = non_defaults(config).items()
-    named = {
-        k: v for k, v in counted if k.split(".")[0] not in _NOT_COUNTED and k not in _NOT_COUNTED
-    }
-    return json.dumps(named, sort_keys=True)
+    counted = {key: v for key, v in non_defaults(config).items() if is_of_experiment(key)}
+    return json.dumps(counted, sort_keys=True)
 
 
-def _flat(data: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
+def is_of_experiment(key: str) -> bool:
+    """Return whether a dotted key belongs to the experiment: not `name`, `runtime` or `log.to`."""
+    return not {key, key.split(".")[0]} & set(NOT_THE_EXPERIMENT)
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and the values of nested sections."""
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from flatten(item, f"{prefix}{key}.")
         else:
-            yield before + key, value
+            yield f"{prefix}{key}", item

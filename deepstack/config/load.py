@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import stat
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from deepstack.config import too_large
 from deepstack.config.examples import example_paths
 from deepstack.config.explain import raise_problems, validate
 from deepstack.config.schema import LENGTHS, Config
-from deepstack.config.suggestions import suggest_full_key
+from deepstack.config.too_large import refuse_absurd
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest
 from deepstack.yaml_reader import (
     MAX_DEPTH,
     Node,
     Problem,
-    display,
     parse_scalar,
     quote,
     quote_key,
@@ -54,21 +48,24 @@ def parse_config(
         problems.append(Problem(sweep.key_where or sweep.where, "sweep", message))
     config, more = validate(tree)
     raise_problems(merge_problems(problems, more))
-    refuse_absurd_tree(config, tree)
+    try:
+        refuse_absurd(config)
+    except ConfigError as error:
+        where = tree.at(tuple((error.key or "").split("."))).where
+        raise ConfigError(f"{where}: {error}", key=error.key) from None
     return config
 
 
 def checked_config(value: object) -> Config:
     """Return the argument if it is a configuration.
 
-    Raises ConfigError for anything else, with the call that loads one from a path.
+    Raises ConfigError for anything else, with the call that loads one.
     """
     if isinstance(value, Config):
         return value
-    path = repr(os.fspath(value)) if isinstance(value, str | os.PathLike) else "PATH"
-    kind = "a path" if path != "PATH" else type(value).__name__
     raise ConfigError(
-        f"found {kind} for a configuration; allowed what deepstack.load_config({path}) returns"
+        f"found a {type(value).__name__} for a configuration; allowed what "
+        "deepstack.load_config(PATH) returns"
     )
 
 
@@ -115,11 +112,6 @@ def read_tree(
     text: str | bytes, source: str, overrides: Sequence[str]
 ) -> tuple[Node, list[Problem]]:
     """Return the values of a text with its overrides, and the mistakes in their syntax."""
-    if isinstance(overrides, str | Mapping):
-        raise ConfigError(
-            f"overrides: found {type(overrides).__name__}; allowed a list of texts, such as "
-            "['model.depth=3']"
-        )
     if len(text) > MAX_BYTES:
         raise ConfigError(
             f"{source}: found more than 64 KiB; allowed a configuration of at most 64 KiB"
@@ -144,10 +136,8 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
     key, equals, value = (part.strip() for part in text.partition("="))
     path = tuple(key.split("."))
     if not equals or not all(path) or len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
-        meant = suggest_full_key(path) if not equals and all(path) else None
-        hint = f"; did you mean {meant}=VALUE?" if meant else ""
         allowed = "allowed key=value, such as model.depth=48"
-        raise Problem(label, "", f"found {quote(text)}; {allowed}{hint}")
+        raise Problem(label, "", f"found {quote(text)}; {allowed}")
     if refusal := refuse_forbidden(text):
         raise Problem(label, "", refusal)
     if value[:1] in tuple("[{\"'"):
@@ -155,8 +145,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
         if problems:
             raise Problem(label, quote_key(key), problems[0].text)
         return path, to_node(node.plain(), label)
-    plain = parse_scalar(value)
-    return path, Node(plain, label, display(plain, value), label)
+    return path, Node(parse_scalar(value), label, label)
 
 
 def override_place(override: str) -> str:
@@ -176,7 +165,7 @@ def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
         if not replaced.isdisjoint(train.section):
             remaining = {key: value for key, value in train.section.items() if key not in replaced}
             tree = put(tree, ("train",), replace(train, value=remaining))
-    section = Node({}, node.where, "a section", node.where)
+    section = Node({}, node.where, node.where)
     tree = tree if isinstance(tree.value, dict) else section
     inner = put(tree.section.get(path[0], section), path[1:], node)
     return replace(tree, value=tree.section | {path[0]: inner})
@@ -191,14 +180,12 @@ def rival_lengths(key: str) -> set[str]:
 def to_node(value: Any, where: str) -> Node:
     """Return plain values as a tree with one place for all its nodes."""
     if isinstance(value, Mapping):
-        inner = {str(k): to_node(v, where) for k, v in value.items()}
-        return Node(inner, where, "a section", where)
-    if isinstance(value, list | tuple):
-        return Node([to_node(v, where) for v in value], where, "a list", where)
-    if callable(getattr(value, "item", None)):
+        value = {str(k): to_node(v, where) for k, v in value.items()}
+    elif isinstance(value, list | tuple):
+        value = [to_node(v, where) for v in value]
+    elif callable(getattr(value, "item", None)):
         value = value.item()  # a numpy number
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return Node(value, where, display(value, text), where)
+    return Node(value, where, where)
 
 
 def merge_problems(form: list[Problem], meaning: list[Problem]) -> list[Problem]:
@@ -207,47 +194,26 @@ def merge_problems(form: list[Problem], meaning: list[Problem]) -> list[Problem]
     return form + [problem for problem in meaning if problem.where not in places]
 
 
-def refuse_absurd_tree(
-    config: Config, tree: Node, axes: Mapping[str, Node] = MappingProxyType({})
-) -> None:
-    """Run `refuse_absurd` and add the place of the key, in an axis or the tree, to its error."""
-    try:
-        too_large.refuse_absurd(config)
-    except ConfigError as error:
-        key = error.key or ""
-        node = axes.get(key) or tree.at(tuple(key.split(".")))
-        raise ConfigError(f"{node.where}: {error}", key=error.key) from None
-
-
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a configuration file, at most one more than the limit."""
     name = printable_path(path)
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):  # opening a pipe would wait for a writer
-            _refuse_external_probe(Path(path))
             with open(path, "rb") as file:
                 return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        beside = [file.name for file in Path(path).parent.glob("*.y*ml")]
+        near = nearest(Path(path).name, [*sorted(beside), *example_paths()])
+        hint = f"; did you mean {printable_path(near)!r}?" if near else ""
+        raise ConfigError(f"{name}: no such file{hint}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name}: {_why(error, path)}") from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{name}: cannot be read: {why}") from None
     kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
     inside = Path(path) / "config.yaml"
     hint = f"; did you mean {printable_path(inside)!r}?" if inside.is_file() else ""
     raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
-
-
-def _refuse_external_probe(file: Path) -> None:
-    """Raise ConfigError for a config.yaml that `deepstack.probe` wrote."""
-    probed, meta = False, file.with_name("meta.json")
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        if file.name == "config.yaml" and meta.is_file():  # not a pipe: reading it would wait
-            probed = "hidden" in json.loads(meta.read_bytes()[:MAX_BYTES])
-    if probed:
-        raise ConfigError(
-            f"{printable_path(file)}: the file says what deepstack.probe has measured of a model "
-            "that is not deepstack's; nothing can be trained from it; to see the measurements: "
-            f"deepstack plot {shlex.quote(str(file.parent))}"
-        )
 
 
 def printable_path(path: str | os.PathLike[str]) -> str:
@@ -257,22 +223,3 @@ def printable_path(path: str | os.PathLike[str]) -> str:
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _why(error: OSError | ValueError, path: str | os.PathLike[str]) -> str:
-    if not isinstance(error, FileNotFoundError):
-        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
-    wanted = Path(path)
-    for folder in (wanted.parent, Path("configs")):
-        names = {file.name: file for file in sorted(folder.glob("*.y*ml"))}
-        stems = {file.stem: file for file in names.values()}
-        near = nearest(wanted.name, names) or nearest(wanted.stem, stems)
-        if near:
-            return f"no such file; did you mean {printable_path((stems | names)[near])!r}?"
-    if example := nearest(str(wanted), example_paths()):
-        return f"no such file; did you mean the example {example!r}?"
-    if "=" in wanted.name:
-        return "no such file; a setting comes after the configuration, as in: FILE.yaml " + (
-            printable_path(path)
-        )
-    return "no such file"

@@ -17,7 +17,6 @@ from deepstack.config.section import (
     Section,
     as_dict,
     divisor_of,
-    unused_at_zero,
     unused_without,
 )
 
@@ -134,9 +133,8 @@ class Model(Section):
     _check_use = unused_without(
         decoder_depth={"model.family": ("encoder_decoder",)},
         decoder_attention={"model.family": ("encoder_decoder",)},
+        grow={"model.start": ()},
     )
-
-    _check_growth = unused_at_zero(grow="model.start")
     _check_unique = divisor_of("unique_layers", "model.depth", "model.decoder_depth")
     _check_heads = divisor_of("n_heads", "model.d_model")
 

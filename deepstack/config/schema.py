@@ -29,7 +29,6 @@ from deepstack.config.section import (
     as_dict,
     as_tuple,
     divisor_of,
-    unused_at_zero,
     unused_without,
 )
 from deepstack.notebook import html_table
@@ -192,10 +191,10 @@ class Log(Section):
     first_order: bool = False
     """Whether the same is recorded of the linearised model too: a forward-mode pass for each."""
 
-    _check_use = unused_at_zero(
-        first_order="log.attribution_every",
-        stream_update="log.layers_every",
-        noise_scale="log.layers_every",
+    _check_use = unused_without(
+        first_order={"log.attribution_every": ()},
+        stream_update={"log.layers_every": ()},
+        noise_scale={"log.layers_every": ()},
     )
 
     @field_validator("noise_scale")
@@ -294,29 +293,13 @@ class SweepOverride(Section):
 class Sweep(Section):
     """Makes the file a study: one run for every combination of the values."""
 
-    grid: Annotated[
-        dict[str, Values], Field(max_length=MAX_AXES, examples=["`model.depth: [6, 48]`"])
-    ] = {}
+    grid: Annotated[dict[str, Values], Field(max_length=MAX_AXES)] = {}
     """A dotted key with its values: `model.depth: [6, 48]`."""
-    zip: Annotated[
-        Lists | Annotated[list[Lists], Field(max_length=MAX_AXES)],
-        Field(examples=["{model.depth: [6, 48], train.lr: [1e-3, 5e-4]}"]),
-    ] = []
+    zip: Lists | Annotated[list[Lists], Field(max_length=MAX_AXES)] = []
     """Lists that go together: one group of keys, or a list of groups."""
-    exclude: Annotated[
-        list[Settings],
-        Field(
-            max_length=MAX_RULES, examples=["[{model.scheme: post_ln, model.depth: [500, 1000]}]"]
-        ),
-    ] = []
+    exclude: Annotated[list[Settings], Field(max_length=MAX_RULES)] = []
     """Partial cells; every cell that matches one is left out."""
-    overrides: Annotated[
-        list[SweepOverride],
-        Field(
-            max_length=MAX_RULES,
-            examples=["[{where: {model.depth: 1000}, set: {train.lr: 1e-4}}]"],
-        ),
-    ] = []
+    overrides: Annotated[list[SweepOverride], Field(max_length=MAX_RULES)] = []
     """Settings for the cells that match; of several the last wins."""
 
     @model_validator(mode="before")

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepstack.config import too_large
-from deepstack.config.estimate import memory_estimate
 from deepstack.config.explain import raise_problems, validate
 from deepstack.config.identity import values as values_by_key
 from deepstack.config.load import (
@@ -19,14 +17,12 @@ from deepstack.config.load import (
     printable_path,
     read_file,
     read_tree,
-    refuse_absurd_tree,
     rival_lengths,
     to_node,
 )
 from deepstack.config.schema import Config, Where
 from deepstack.config.sweep import (
     Group,
-    Rule,
     are_nested,
     axis_problems,
     form_problems,
@@ -134,7 +130,7 @@ def parse_study(
     """Return the study in a YAML text.  source: its name in messages."""
     axes = {override: _several(override) for override in overrides}
     tree, problems = read_tree(text, source, [each for each in overrides if axes[each] is None])
-    sweep = tree.section.pop("sweep", None) or Node({}, source, "nothing")
+    sweep = tree.section.pop("sweep", None) or Node({}, source)
     base, more = validate(tree)
     raise_problems(merge_problems(problems, [*more, *form_problems(sweep)]))
     groups = read_groups(sweep)
@@ -148,21 +144,29 @@ def parse_study(
         if axis is not None:
             declared[key] = [*declared.get(key, ()), *axis.items()]
     raise_problems(axis_problems(groups, tree, sweep.where))
+
+    def is_given(key: str) -> bool:
+        return any(are_nested(key, other) for other in keys)
+
     rules, problems = read_rules(sweep, declared, keys, tree)
     raise_problems(problems)
+    # keys on the command line win over the settings of overrides
+    effective = [
+        (rule, {k: node.plain() for k, node in rule.settings.items() if not is_given(k)})
+        for rule in rules
+    ]
     plain = [{key: node.plain() for key, node in group.items()} for group in groups]
     study = Study(
         base,
         {key: values for group in plain if len(group) == 1 for key, values in group.items()},
         tuple(group for group in plain if len(group) > 1),
         tuple(rule.where for rule in rules if rule.name == "sweep.exclude"),
-        _overrides(rules, keys),
+        tuple(Override(rule.where, settings) for rule, settings in effective if settings),
     )
     if not set(keys) & declared.keys():
         raise_problems(idle_rules(rules, list(study.cells())))
     if study.exclude and study.size == 0:
         raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
-    _refuse_absurd(study, groups, tree)
     return study
 
 
@@ -190,28 +194,3 @@ def _replace_axis(groups: Sequence[Group], key: str, axis: Node | None) -> list[
         elif key in group:
             group[key] = axis
     return [group for group in groups if group]
-
-
-def _overrides(rules: Sequence[Rule], keys: Sequence[str]) -> tuple[Override, ...]:
-    """Return the overrides among the rules; keys on the command line win over their settings."""
-    overrides = []
-    for rule in rules:
-        settings = {
-            key: node.plain()
-            for key, node in rule.settings.items()
-            if not any(are_nested(key, other) for other in keys)
-        }
-        if settings:
-            overrides.append(Override(rule.where, settings))
-    return tuple(overrides)
-
-
-def _refuse_absurd(study: Study, groups: Sequence[Group], tree: Node) -> None:
-    """Refuse a study with a run that this machine could never hold."""
-    sizes = {
-        tuple((key, value) for key, value in cell.settings.items() if key in too_large.SIZES)
-        for cell in study.combinations()
-    }
-    configs = (too_large.resized(study.base, dict(each)) for each in sizes)
-    heaviest = max(configs, key=memory_estimate)
-    refuse_absurd_tree(heaviest, tree, {k: node for group in groups for k, node in group.items()})

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from deepstack.config import walk
-from deepstack.config.explain import validate
+from deepstack.config.explain import hint_for, suggest_key, validate
 from deepstack.config.load import put, rival_lengths
 from deepstack.config.schema import MAX_RUNS, Config, Sweep, SweepFile, Where
-from deepstack.config.suggestions import hint_for, suggest_full_key, suggest_inner_key
-from deepstack.registry import nearest
-from deepstack.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, shorten
+from deepstack.registry import unknown
+from deepstack.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key
 
 FREE = ("task.", "model.scheme_options.", "train.lr_factors.", "train.lr_exponents.")
 
@@ -31,13 +30,13 @@ def json_schema() -> dict[str, Any]:
 
 def form_problems(sweep: Node) -> list[Problem]:
     """Return the mistakes in the form of a `sweep:` section."""
-    return validate(Node({"sweep": sweep}, sweep.where, "a section"), SweepFile)[1]
+    return validate(Node({"sweep": sweep}, sweep.where), SweepFile)[1]
 
 
 def _inner(section: Node, key: str) -> Node:
     """Return the node below a key of a section, or an empty list."""
     inner = section.section.get(key)
-    return Node([], section.where, "nothing") if inner is None or inner.value is None else inner
+    return Node([], section.where) if inner is None or inner.value is None else inner
 
 
 def read_groups(sweep: Node) -> list[Group]:
@@ -46,78 +45,50 @@ def read_groups(sweep: Node) -> list[Group]:
     return grid + [dict(group.section) for group in _inner(sweep, "zip").items()]
 
 
-def section_of(group: Group) -> str:
-    """Return the section of a group in messages."""
-    return "sweep.zip" if len(group) > 1 else "sweep.grid"
-
-
-def _problem(where: str, key: str, text: str) -> Problem:
-    return Problem(where, quote_key(key), text)
-
-
 def axis_problems(groups: Sequence[Group], tree: Node, where: str) -> list[Problem]:
     """Return every mistake in the axes.
 
     tree: the configuration that their values are put into.  where: the place of the sweep.
     """
-    problems = []
     total = math.prod(max(len(node.items()) for node in group.values()) for group in groups)
     if total > MAX_RUNS:
         text = f"found {total:,} runs; allowed at most {MAX_RUNS:,}: give fewer values"
-        problems.append(_problem(where, "sweep", text))
+        return [Problem(where, "sweep", text)]
+    problems = []
     seen: list[str] = []
     for group in groups:
+        first, lead = next(iter(group.items()))
+        section = "sweep.zip" if len(group) > 1 else "sweep.grid"
         for key, node in group.items():
-            text = wrong_key(key, node)
+            text = wrong_key(key)
+            count, size = len(node.items()), len(lead.items())
             for other in seen:
                 if are_nested(key, other) or other.removeprefix("train.") in rival_lengths(key):
                     text = text or f"found this key and {other}; allowed one of them"
+            if count != size:
+                text = text or f"found {count} values; allowed {size}, as {first} has"
             seen.append(key)
             if text:
-                problems.append(_problem(node.key_where, f"{section_of(group)}.{key}", text))
-            elif total <= MAX_RUNS:
+                problems.append(Problem(node.key_where, quote_key(f"{section}.{key}"), text))
+            else:
                 for value in node.items():
                     problems += value_problems(tree, key, value)
-        problems += _group_problems(group)
     return problems
 
 
-def wrong_key(key: str, node: Node, runtime: bool = False) -> str:
+def wrong_key(key: str, runtime: bool = False) -> str:
     """Return the message for a dotted key that no cell of a sweep can set, else ''.
 
-    node: its value, or the list of its values.  runtime: whether keys of `runtime` are allowed.
+    runtime: whether keys of `runtime` are allowed.
     """
     path = tuple(key.split("."))
-    fixed = path[0] == "name" or (path[0] == "runtime" and not runtime)
-    is_free = key.startswith(FREE) and all(path) and len(path) <= MAX_DEPTH
-    if not fixed and (is_free or key in walk.keys()):
+    if path[0] == "name" or (path[0] == "runtime" and not runtime):
+        return f"found {quote(key)}, in which no two runs may differ"
+    if key in walk.keys() or (key.startswith(FREE) and all(path) and len(path) <= MAX_DEPTH):
         return ""
-    allowed = "allowed a dotted key such as model.depth"
-    if fixed:
-        return f"found {quote(key)}, in which no two runs may differ; {allowed}"
-    inside = suggest_inner_key(path, [value.value for value in node.items()])
-    meant = f"{key}.{inside}" if inside else suggest_full_key(path)
-    return f"found {quote(key)}; {allowed}" + hint_for(meant if meant != key else None)
-
-
-def _group_problems(group: Group) -> list[Problem]:
-    """Return the mistakes in keys that go together: unequal lists, or a row of values twice."""
-    first, lead = next(iter(group.items()))
-    size, section = len(lead.items()), section_of(group)
-    problems = []
-    for key, node in group.items():
-        if (count := len(node.items())) != size:
-            text = f"found {count} values; allowed {size}, as {first} has: "
-            text += "the keys of a zip go together"
-            problems.append(_problem(node.where, f"{section}.{key}", text))
-    seen: set[str] = set()
-    for row in zip(*map(Node.items, group.values()), strict=False):
-        plain = repr([value.plain() for value in row])
-        if plain in seen and not problems:
-            text = f"found {', '.join(value.shown for value in row)} twice; allowed once"
-            problems.append(_problem(row[0].where, f"{section}.{first}", text))
-        seen.add(plain)
-    return problems
+    return (
+        f"found {quote(key)}; allowed a dotted key such as model.depth{hint_for(suggest_key(path))}"
+    )
 
 
 def value_problems(tree: Node, key: str, value: Node) -> list[Problem]:
@@ -139,7 +110,7 @@ class Rule:
     name: str
     node: Node
     where: Where
-    settings: dict[str, Node]
+    settings: dict[str, Node] = field(default_factory=dict)
 
 
 def matches(where: Where, cell: Mapping[str, Any]) -> bool:
@@ -159,7 +130,7 @@ def read_rules(
     problems: list[Problem] = []
     for entry in _inner(sweep, "exclude").items():
         where, wrong = _match_values("sweep.exclude", entry, declared)
-        rules.append(Rule("sweep.exclude", entry, where, {}))
+        rules.append(Rule("sweep.exclude", entry, where))
         problems += wrong
     swept = [key for key in declared if key not in given]
     for entry in _inner(sweep, "overrides").items():
@@ -168,11 +139,12 @@ def read_rules(
         rules.append(Rule("sweep.overrides", entry, where, settings))
         problems += wrong
         for key, setting in settings.items():
-            text = wrong_key(key, setting, runtime=True)
+            text = wrong_key(key, runtime=True)
             if any(are_nested(key, other) for other in swept):
                 text = f"found {quote(key)}, which the sweep varies; allowed a key that it does not"
             if text:
-                problems.append(_problem(setting.key_where, f"sweep.overrides.set.{key}", text))
+                name = quote_key(f"sweep.overrides.set.{key}")
+                problems.append(Problem(setting.key_where, name, text))
             else:
                 problems += value_problems(tree, key, setting)
     return rules, problems
@@ -188,22 +160,15 @@ def _match_values(
         swept = [value.plain() for value in declared.get(key, ())]
         values = [node] if node.plain() in swept else node.items()
         where[key] = [value.plain() for value in values]
+        place = quote_key(f"{name}.{key}")
         if key not in declared:
-            text = _not_swept(quote(key), key, list(declared))
-            problems.append(_problem(node.key_where, f"{name}.{key}", text))
+            problems.append(Problem(node.key_where, place, unknown("swept key", key, declared)))
             continue
         for value in values:
             if value.plain() not in swept:
-                text = _not_swept(value.shown, value.value, swept)
-                problems.append(_problem(value.where, f"{name}.{key}", text))
+                text = unknown("swept value", value.plain(), map(str, swept))
+                problems.append(Problem(value.where, place, text))
     return where, problems
-
-
-def _not_swept(shown: str, word: Any, swept: Sequence[Any]) -> str:
-    words = [other for other in swept if isinstance(other, str)]
-    near = nearest(word, words) if isinstance(word, str) else None
-    allowed = shorten(", ".join(map(str, swept)), 200) or "none"
-    return f"found {shown}, which is not swept; allowed {allowed}{hint_for(near)}"
 
 
 def are_nested(key: str, other: str) -> bool:
@@ -217,9 +182,8 @@ def idle_rules(rules: Sequence[Rule], cells: Sequence[Mapping[str, Any]]) -> lis
     for rule in rules:
         others = [cell for cell in cells if not matches(rule.where, cell)]
         if len(others) == len(cells):
-            text = "found an entry that matches no cell, and so does nothing; "
-            text += "allowed one that matches some, or delete it"
-            problems.append(_problem(rule.node.where, rule.name, text))
+            text = "found an entry that matches no cell; allowed one that matches some"
+            problems.append(Problem(rule.node.where, rule.name, text))
         if rule.name == "sweep.exclude":
             cells = others
     return problems

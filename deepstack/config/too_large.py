@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any
 
 from deepstack.config.estimate import SchemeMemory, memory_estimate, no_more, on_gpu
 from deepstack.config.machine import machine_memory
@@ -57,16 +55,3 @@ def _largest(config: Config) -> str:
     usual = Config()
     sizes = [key for key in SIZES if key != "model.d_ff" or "d_ff" in config.model.model_fields_set]
     return max(sizes, key=lambda key: _get(config, key) / (_get(usual, key) or usual.model.depth))
-
-
-def resized(config: Config, sizes: Mapping[str, Any]) -> Config:
-    """Return the configuration with other sizes, unchecked; a d_ff not given follows d_model."""
-    derived = "d_ff" not in config.model.model_fields_set and "model.d_ff" not in sizes
-    for key, value in sizes.items():
-        section, name = key.split(".")
-        values = {name: value}
-        if key == "model.d_model" and derived:
-            values["d_ff"] = 4 * value
-        inner = getattr(config, section).model_copy(update=values)
-        config = config.model_copy(update={section: inner})
-    return config

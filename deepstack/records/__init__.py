@@ -34,6 +34,5 @@ from deepstack.records.table import LOGGED as LOGGED
 from deepstack.records.table import Summary as Summary
 from deepstack.records.table import rows_of as rows_of
 from deepstack.records.table import run_rows as run_rows
-from deepstack.records.table import runs_table as runs_table
 from deepstack.records.table import summarize as summarize
 from deepstack.records.trash import removal as removal

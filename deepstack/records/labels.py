@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from deepstack.allowed import PATTERNS, RUN_NAME
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import files
 from deepstack.records.cells import one_line
@@ -42,8 +43,6 @@ def change_tags(folder: RunFolder, words: Iterable[str], *, remove: bool = False
 
     Raises ConfigError for a word that is no tag, or that the run does not have.
     """
-    from deepstack.allowed import PATTERNS, RUN_NAME  # imports pydantic
-
     labels, words = read_labels(folder), set(words)
     for word in sorted(words):
         if not re.fullmatch(RUN_NAME, word) or len(word) > LONGEST_TAG:

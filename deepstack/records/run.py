@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepstack.config.identity import flatten, is_of_experiment
 from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.notebook import html_table
 from deepstack.records.analyses import Analysis, read_analysis
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
 # different values. Elsewhere a missing key belongs to the config of an older version.
 OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.", "train.lr_exponents.")
 RESULTS = "results"  # the default of --out
-NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
-
-
-def is_of_experiment(key: str) -> bool:
-    """Return whether a dotted key belongs to the experiment: not `name`, `runtime` or `log.to`."""
-    return not {key, key.split(".")[0]} & set(NOT_THE_EXPERIMENT)
 
 
 class Run:
@@ -57,7 +52,7 @@ class Run:
         self.path = self.folder.path
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self._present_state()})"
+        return f"Run({str(self.path)!r}, {self.state})"
 
     def _repr_html_(self) -> str:
         """Return state, identity and last values as a table for notebooks."""
@@ -69,13 +64,6 @@ class Run:
             key: text(value) for key, value in (row | shown).items() if value not in (None, "")
         }
         return html_table(f"{facts.pop('study')}/{facts.pop('run')}", facts)
-
-    def _present_state(self) -> str:
-        """Return `state` as it is now, without keeping it."""
-        try:
-            return self.read_state()
-        except ResourceError:
-            return "damaged"
 
     @property
     def name(self) -> str:
@@ -116,7 +104,10 @@ class Run:
         A run that says `running` but is not locked was killed: it is `interrupted`.  A run whose
         status.json cannot be read, or names a step that steps.csv lacks, is `damaged`.
         """
-        return self._present_state()
+        try:
+            return self.read_state()
+        except ResourceError:
+            return "damaged"
 
     def read_state(self) -> str:
         """Return the present `state`.  Raises ResourceError where it would be `damaged`."""
@@ -227,7 +218,6 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     if not folders:
         reason = "holds no runs" if root.is_dir() else "is not a folder"
         hint = "; to train a first run: deepstack train quick" if str(root) == RESULTS else ""
-        hint += f"; to select runs: --where {root}" if "=" in root.name else ""
         if not root.exists() and root.parent.is_dir():
             near = nearest(root.name, [one.name for one in root.parent.iterdir() if one.is_dir()])
             hint += f"; did you mean {str(root.parent / near)!r}?" if near else ""
@@ -238,15 +228,11 @@ def find_runs(path: str | os.PathLike[str]) -> list[Run]:
 
 
 def existing_run(path: str | os.PathLike[str]) -> RunFolder:
-    """Return the folder of a run.  Raises ConfigError if it is none, with the path to give."""
+    """Return the folder of a run.  Raises ConfigError if it is none."""
     folder = RunFolder(path)
-    if folder.exists():
-        return folder
-    try:
-        expected = f"one of those in it, such as {find_runs(path)[0].path}"
-    except NothingMatchedError:
-        expected = "a folder with a config.yaml, as in results/"
-    raise ConfigError(f"{path} is no run: expected {expected}")
+    if not folder.exists():
+        raise ConfigError(f"{path} is no run: expected a folder with a config.yaml, as in results/")
+    return folder
 
 
 def varying(runs: Sequence[Run]) -> list[str]:
@@ -298,15 +284,6 @@ def natural(path: Path) -> list[tuple[int, str]]:
     """Return a sorting key that compares digits as numbers: d6 before d48."""
     parts = re.split(r"(\d+)", f"{path.parent.name}/{path.name}")
     return [(int(part) if i % 2 else 0, part) for i, part in enumerate(parts)]
-
-
-def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and the values of nested sections."""
-    for key, item in value.items():
-        if isinstance(item, dict):
-            yield from flatten(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from deepstack.config.identity import flatten
 from deepstack.errors import ResourceError
 from deepstack.records.cells import scalar
 from deepstack.records.files import open_file, trouble
@@ -22,10 +23,7 @@ from deepstack.records.folder import (
     last_rows,
 )
 from deepstack.records.labels import Labels
-from deepstack.records.run import OPEN_SECTIONS, Run, differing_keys, flatten
-
-if TYPE_CHECKING:
-    import pandas as pd
+from deepstack.records.run import OPEN_SECTIONS, Run, differing_keys
 
 # Keys that identify a run in any study.
 ALWAYS = ("model.scheme", "model.depth", "seed")
@@ -50,13 +48,6 @@ class Summary:
     labels: Labels
     created: str = ""
     damage: str | None = None
-
-
-def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return `run_rows` as a pandas DataFrame."""
-    import pandas as pd
-
-    return pd.DataFrame(run_rows(runs))
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:

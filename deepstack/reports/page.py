@@ -32,6 +32,7 @@ from deepstack.analysis.studies import (
     list_folders,
     refuse_unknown_diagnostic,
 )
+from deepstack.config.identity import is_of_experiment
 from deepstack.config.write import yaml_of
 from deepstack.errors import BrokenChartError, ConfigError, ResourceError
 from deepstack.plots.chart import CHARTS, Chart, Options
@@ -40,7 +41,6 @@ from deepstack.records import ENDED, Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
 from deepstack.records.published import writable
-from deepstack.records.run import is_of_experiment
 from deepstack.reports.figures import describe_figure
 from deepstack.reports.finding import finding_of
 

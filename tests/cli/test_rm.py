@@ -12,18 +12,10 @@ from typing import Any
 
 import pytest
 from helpers.command_line import typed as deepstack
-from helpers.record_runs import make_run, python
+from helpers.record_runs import HOLDER, make_run, python
 
 from deepstack.errors import LockedError
 from deepstack.records import RunFolder, find_runs
-
-HOLDER = """
-import sys, time
-from deepstack.records import RunFolder
-with RunFolder(sys.argv[1]).lock():
-    print("locked", flush=True)
-    time.sleep(60)
-"""
 
 
 def rm(out: Path, *words: object) -> Any:
@@ -71,13 +63,6 @@ def test_a_study_goes_whole_and_its_runs_with_it(out: Path) -> None:
     assert (study.name, run.name) == ("one", "d6") and study.parent == run.parents[1]
     assert contents(study) == before
     assert [r.path for r in find_runs(out)] == [out / "two" / "d48"]
-
-
-def test_the_same_name_twice_has_room(out: Path) -> None:
-    for _ in range(3):
-        make_run(out / "one" / "d6")
-        assert rm(out, out / "one" / "d6").exit_code == 0
-    assert len(list((out / ".trash").glob("*/one/d6/config.yaml"))) == 3
 
 
 def test_ls_and_verify_do_not_see_the_trash(out: Path) -> None:
@@ -148,14 +133,6 @@ def test_what_is_no_run_or_study_below_out_is_refused(out: Path, tmp_path: Path)
     assert rm(out).exit_code == 2 and rm(out, out / "one", "--empty").exit_code == 2
 
 
-def test_what_is_in_the_trash_is_not_put_there_again(out: Path) -> None:
-    there = rm(out, out / "one").stdout.strip()
-    before = contents(out)
-    for path in (out / ".trash", Path(there).parent, there):
-        assert rm(out, path).exit_code == 2
-    assert contents(out) == before
-
-
 def test_links_are_not_followed(out: Path, tmp_path: Path) -> None:
     outside = make_run(tmp_path / "elsewhere" / "run").path
     (out / "linked").symlink_to(outside.parent)
@@ -220,17 +197,3 @@ def test_a_run_at_work_in_the_trash_is_not_deleted(out: Path) -> None:
     with RunFolder(there / "d48").lock():
         assert rm(out, "--empty").exit_code == 5
     assert contents(there) == before
-
-
-def test_a_disk_that_refuses_leaves_all_where_it_is(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = contents(out)
-
-    def refuse(*paths: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr("deepstack.records.trash.os.rename", refuse)
-    result = rm(out, out / "one")
-    assert result.exit_code == 5 and "cross-device" in result.stderr
-    assert contents(out) == before

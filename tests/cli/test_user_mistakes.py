@@ -104,8 +104,8 @@ def test_the_config_of_a_run_is_filed_under_its_study(run: Path, tmp_path: Path)
 def test_a_run_for_its_config_and_a_study_for_its_run(run: Path, tmp_path: Path) -> None:
     for words, message in (
         (["train", run], f"allowed a YAML file; did you mean '{run}/config.yaml'?"),
-        (["rerun", run.parent], f"is no run: expected one of those in it, such as {run}"),
-        (["export", run.parent, "--to", tmp_path / "x"], f"one of those in it, such as {run}"),
+        (["rerun", run.parent], "is no run: expected a folder with a config.yaml"),
+        (["export", run.parent, "--to", tmp_path / "x"], "is no run: expected a folder with"),
     ):
         result = typed(*words)
         assert result.exit_code == 2 and message in result.stderr

@@ -29,13 +29,9 @@ def test_parameter_count_is_that_of_the_model(model: str) -> None:
     ("override", "more"),
     [
         ("model.depth=12", True),
-        ("train.batch_size=32", True),
         ("task.seq_len=128", True),
-        ("train.eval_batches=100", True),
         ("model.dropout=0.1", True),
-        ("model.d_ff=512", True),
         ("train.optimizer=sgd", False),
-        ("train.optimizer=muon", False),
         ("train.trainable=[q]", False),
         ("train.precision=bf16", False),
         ("log.layers_every=0", False),
@@ -81,14 +77,6 @@ def test_memory_estimate_of_measured_runs(row: str) -> None:
         assert 0.7 < conf.memory_estimate(config, 257, scheme_memory(config)) / 1e6 / peak < 1.5
 
 
-def test_memory_estimate_of_a_known_run() -> None:
-    read = conf.parse_config("model: {depth: 1000, d_model: 32}\ntrain: {batch_size: 8}")
-    # measured on a CPU: 1.53e9 bytes above the process
-    terms = conf.memory_terms(read, 257)
-    above = sum(terms.values()) - terms["Python and torch"] - terms["looks at every layer"]
-    assert 0.7 < above / 1.53e9 / 1.048 < 1.5
-
-
 @pytest.mark.parametrize(
     ("memory", "settings", "every"),
     [
@@ -123,8 +111,6 @@ def test_absurd_runs_are_refused_with_what_would_fit(monkeypatch: pytest.MonkeyP
     ("device", "there", "visible", "expected"),
     [
         ("auto", True, None, True),
-        ("auto", True, "0", True),
-        ("auto", True, "", False),
         ("auto", True, "-1", False),
         ("auto", False, None, False),
         ("cuda", False, "", True),

@@ -42,56 +42,28 @@ def seeds() -> list[bytes]:
     return [GOOD.encode(), *(file.read_bytes() for file in files)]
 
 
-def nested(dice: random.Random) -> bytes:
-    """Something deep: brackets, braces, indentation, quotes in brackets."""
-    opening = dice.choice([b"[", b"{a: ", b"- ", b"? ", b"[{", b"a:\n ", b"'[", b"!x [", b"&x ["])
-    return opening * dice.choice([3, 15, 16, 17, 100, 2000])
-
-
-def huge(dice: random.Random) -> bytes:
-    """One scalar of tens of kilobytes, somewhere."""
-    letter = dice.choice(
-        [b"9", b"a", b".", b"-", b"0", b"e", b"\\", b"'", b" ", b"_", "é".encode()]
-    )
-    key = dice.choice([b"seed: ", b"train: {lr: ", b"name: ", b"", b'task: {path: "'])
-    return key + letter * dice.choice([100, 5000, 60_000])
-
-
 def mutated(dice: random.Random, good: list[bytes]) -> bytes:
-    """A valid configuration after a few accidents."""
+    """A valid configuration after a few accidents: pieces deleted, repeated, replaced or put in."""
     data = bytearray(dice.choice(good))
     for _ in range(dice.randrange(1, 6)):
         at = dice.randrange(len(data) + 1)
-        length = dice.randrange(1, 40)
-        kind = dice.randrange(7)
-        if kind == 0 and at < len(data):
-            data[at] ^= 1 << dice.randrange(8)
-        elif kind == 1:
-            del data[at : at + length]
-        elif kind == 2:
-            data[at:at] = data[at : at + length] * dice.choice([1, 2, 50])
-        elif kind == 3:
-            data[at:at] = dice.choice(SYNTAX)
-        elif kind == 4:
-            data[at : at + length] = dice.choice(SYNTAX)
-        elif kind == 5:
-            other = dice.choice(good)
-            begin = dice.randrange(len(other))
-            data[at:at] = other[begin : begin + dice.randrange(1, 200)]
-        else:
-            data[at:at] = dice.choice([nested, huge])(dice)
+        length = dice.choice([0, dice.randrange(40)])
+        opening = dice.choice([b"[", b"{a: ", b"- ", b"? ", b"[{", b"a:\n ", b"'[", b"!x ["])
+        letter = dice.choice([b"9", b"a", b".", b"-", b"\\", b"'", b" ", b"_", "é".encode()])
+        pieces = [b"", dice.choice(SYNTAX), data[at : at + 40] * 50, dice.randbytes(1)]
+        pieces += [opening * dice.choice([3, 17, 2000]), letter * dice.choice([100, 60_000])]
+        data[at : at + length] = dice.choice(pieces)
     return bytes(data[: 64 * 1024 + dice.choice([-5, 0, 1, 2])])
 
 
 def cases(dice: random.Random) -> Iterator[bytes]:
-    """Without end: mutated configurations, random bytes, deep and huge things."""
+    """Without end: mutated configurations, random bytes and pieces of syntax."""
     good = seeds()
     while True:
         yield mutated(dice, good)
         yield mutated(dice, good)
         yield dice.randbytes(dice.choice([3, 30, 300, 3000]))
         yield b"".join(dice.choices(SYNTAX, k=dice.randrange(1, 40)))
-        yield dice.choice([nested, huge])(dice) + mutated(dice, good)[:200]
 
 
 def answer(data: bytes, overrides: Sequence[str] = ()) -> str:
@@ -273,7 +245,6 @@ ABSURD = [
     (TRAIN, "model: {depth: 1000000, d_model: 65536}", "a run of about"),
     (TRAIN, "train: {batch_size: 1048576}\ntask: {seq_len: 65536}", "a run of about"),
     (SWEEP, GRID, "found 10,240,000 runs"),
-    (SWEEP, "sweep: {grid: {model.depth: [6, 1000000]}}", "a run of about"),
 ]
 
 

@@ -8,6 +8,18 @@ from pathlib import Path
 from deepstack.records import STEPS_COLUMNS, RunFolder, write_end
 from helpers import ROOT
 
+# A process that locks a folder; with the word "fork" a child of it stays behind.
+HOLDER = """
+import os, sys, time
+from deepstack.records import RunFolder
+with RunFolder(sys.argv[1]).lock():
+    child = os.fork() if sys.argv[2:] == ["fork"] else None
+    if child == 0:
+        print(os.getpid(), flush=True)
+    elif child is None:
+        print("locked", flush=True)
+    time.sleep(60)
+"""
 ROWS = [(step, 1.0 / step, 0.1 * step) for step in range(1, 21)]
 COLUMNS = ("step", "loss", "lr")
 

@@ -12,7 +12,6 @@ from helpers.command_line import TINY, typed
 
 import deepstack
 from deepstack.config import memory_terms
-from deepstack.errors import ConfigError
 from deepstack.plugins import load_plugins
 from deepstack.schemes import scheme_memory, scheme_options
 
@@ -106,14 +105,3 @@ def test_the_estimate_has_its_memory(echo: Path) -> None:
     assert added in [2 * 4 * n * 8 * 8 * 4 for n in (config.train.batch_size, batch)]
 
 
-def test_its_options_are_validated(echo: Path) -> None:
-    load_plugins([echo])
-    for setting, message in (
-        ("decay=2", r"decay: found 2; allowed a number from 0 to 1"),
-        ("decy=0.5", "unknown echo option 'decy'; did you mean 'decay'"),
-    ):
-        config = deepstack.load_config(
-            QUICK, [*TINY, "model.scheme=echo", f"model.scheme_options.{setting}"]
-        )
-        with pytest.raises(ConfigError, match=message):
-            deepstack.build_model(config, vocab_size=5)

@@ -34,10 +34,6 @@ INIT = (
 
 # body of the class -> what is said; lines count from the top of the file
 SCHEMES: dict[str, tuple[str, str]] = {
-    "a token's mean": (
-        RESIDUAL + "return norm(x + G(x)).mean(1)",
-        r"own.py:8: residual gave \(2, ",
-    ),
     "doubled": (RESIDUAL + "return norm(x + G(x)).double()", "of torch.float64 for x"),
     "nothing": (RESIDUAL + "norm(x + G(x))", "residual gave None, as without `return`"),
     "a dict": (POST_LN + "def enter(self, x):\n    return {'x': x}", r"own.py:10: enter gave dict"),
@@ -47,10 +43,6 @@ SCHEMES: dict[str, tuple[str, str]] = {
     "an order": (
         "def residual(self, x, norm, G):\n    return norm(x + G(x))",
         r"line 8: found residual\(self, x, norm, G\); allowed residual\(self, x, G, norm\)",
-    ),
-    "two norms": (
-        "norms_per_sublayer = 2\n" + POST_LN,
-        r"allowed residual\(self, x, G, norm1, norm2",
     ),
     "an __init__": (
         "def __init__(self, d_model):\n    pass",
@@ -112,13 +104,11 @@ FILES: dict[str, tuple[str, str]] = {
         FIRST.replace('"own"', '"my-own"'),
         "the scheme name 'my-own': allowed a word of let",
     ),
-    "twice": (FIRST + FIRST, "the scheme name 'own' is given twice in this file"),
     "taken": (FIRST.replace('"own"', '"deepnorm"'), "'deepnorm' is already taken by deepstack."),
     "another import": (
         "from deepstack import Scheme",
-        "did you mean 'schemes'. allowed names of deepstack.schemes, .tasks",
+        "own.py:1: ImportError: .* a plugin is one file; .* names of deepstack.schemes, .tasks",
     ),
-    "relative import": ("from .helper import x", "own.py:1: ImportError: .* a plugin is one file"),
     "ends Python": (
         "import sys\nsys.exit(3)",
         "own.py:2: it ends Python, with 3; put what is to be",
@@ -160,14 +150,6 @@ def own(*, seq_len: int, seed: int):
     return Task("own", 5, seed, draw)
 '''
 TASKS: dict[str, tuple[str, str]] = {
-    "nothing": (
-        TASK.format("pass"),
-        "task 'own': .*own.py:10: draw gave NoneType; allowed a Batch",
-    ),
-    "short": (
-        TASK.format("return Batch(x[:, 1:], x[:, 1:], there[:, 1:])"),
-        r"gave inputs \(2, 7\) and targets \(2, 7\); allowed \(2, seq_len\), here \(2, 8\)",
-    ),
     "a global state": (
         TASK.format("x = np.random.randint(0, 5, x.shape); return Batch(x, x, there)"),
         "draw gave two batches for one state of its generator; draw from `random`",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 import string
-import sys
-from pathlib import Path
 
 import pytest
 
 from deepstack.config import ROLES
 from deepstack.config.walk import sections
 from deepstack.errors import ConfigError, PluginError
-from deepstack.registry import Registry, import_all, nearest, restored_registries
+from deepstack.registry import Registry, nearest, restored_registries
 
 LITERALS = {
     "optimizer": ["adamw", "adam", "sgd", "muon"],
@@ -63,8 +61,6 @@ def test_nearest_is_right_for_95_percent_of_single_typing_errors(kind: str) -> N
         ("post-ln", ["post_ln", "pre_ln"], "post_ln"),
         ("PostLN", ["post_ln", "pre_ln"], "post_ln"),
         ("batch", ["batch_size", "betas"], "batch_size"),
-        ("size", ["batch_size", "betas"], "batch_size"),
-        ("dist", ["distribution", "fan"], "distribution"),
         ("w", ["w1", "q"], "w1"),
         ("zebra", ["q", "k", "depth"], None),
         ("x" * 100_000, ["x"], None),
@@ -98,8 +94,6 @@ def test_unknown_name_is_a_config_error_with_the_nearest() -> None:
     assert str(error.value) == (
         "unknown scheme 'depnorm'; did you mean 'deepnorm'? allowed: deepnorm, pre_ln"
     )
-    with pytest.raises(ConfigError, match="unknown scheme '3'; allowed"):
-        schemes[3]  # type: ignore[index]
     with pytest.raises(ConfigError, match="unknown scheme"):
         schemes[[]]  # type: ignore[index]
     with pytest.raises(ConfigError, match=r"unknown scheme 'x{37}[.]{3}'"):
@@ -111,29 +105,18 @@ def test_unknown_name_is_a_config_error_with_the_nearest() -> None:
 def test_a_name_belongs_to_one_object() -> None:
     charts: Registry[type] = Registry("chart")
 
-    class First:
-        pass
-
-    class Second:
-        pass
-
-    charts.register("bars", First)
-    charts.register("bars", First)
-    with pytest.raises(PluginError, match=r"'bars' is already taken by .*First"):
-        charts.register("bars", Second)
-    assert charts["bars"] is First
-
-    def again() -> type:
+    def defined() -> type:
         class Plugin:
             pass
 
         return Plugin
 
-    # a module that is imported anew defines its classes anew
-    charts.register("plugin", again())
-    new = again()
-    charts.register("plugin", new)
-    assert charts["plugin"] is new
+    charts.register("bars", defined())
+    new = defined()  # a module that is imported again defines its classes again
+    charts.register("bars", new)
+    assert charts["bars"] is new
+    with pytest.raises(PluginError, match=r"'bars' is already taken by .*Plugin"):
+        charts.register("bars", int)
 
 
 def test_registries_are_restored_also_after_an_error() -> None:
@@ -145,20 +128,3 @@ def test_registries_are_restored_also_after_an_error() -> None:
         created.register("three", 3)
         raise ValueError
     assert things.names() == ["one"] and created.names() == ["three"]
-
-
-def test_import_all_imports_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "package_for_a_test"
-    package.mkdir()
-    (package / "__init__.py").write_text("found = []\n")
-    for name in ("zebra", "ant"):
-        (package / f"{name}.py").write_text(
-            f"from package_for_a_test import found\nfound.append('{name}')\n"
-        )
-    monkeypatch.syspath_prepend(tmp_path)
-    import package_for_a_test  # type: ignore[import-not-found]
-
-    import_all("package_for_a_test", package_for_a_test.__path__)
-    assert package_for_a_test.found == ["ant", "zebra"]
-    for name in [name for name in sys.modules if name.startswith("package_for_a_test")]:
-        del sys.modules[name]

@@ -19,7 +19,8 @@ BASE = "allowed ending errors gc_control interrupts notebook registry options pl
 LEVELS = (
     tuple(BASE.split()),
     ("yaml_reader",),
-    ("config", "records", "parameters"),
+    ("config",),
+    ("records", "parameters"),
     ("distributed", "schemes", "tasks", "analysis"),
     ("model", "plots"),
     ("fast", "reports", "trackers"),

@@ -7,14 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.plot_runs import make_run, update
 from helpers.small_runs import small
 
 import deepstack
-from deepstack import load_runs
 from deepstack.cli.sweep_tables import plan_rows
 from deepstack.config import Study
-from deepstack.records import EVALS_COLUMNS, TIMING_COLUMNS, RunFolder
 from deepstack.sweeps import plan
 
 
@@ -24,22 +21,6 @@ def test_an_evaluation_in_bits_is_its_loss_over_ln_2(tmp_path: Path) -> None:
     assert evals["bits_per_token"].tolist() == pytest.approx(
         [loss / math.log(2) for loss in evals["loss"]]
     )
-
-
-def test_the_row_of_a_run_has_its_last_values_and_the_median_time(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "study", losses=[4.0, 3.0, 2.5, 2.25, 2.125])
-    folder = RunFolder(path)
-    with folder.log("timing", TIMING_COLUMNS) as timing:
-        for step, milliseconds in enumerate((900.0, 10.0, 20.0, 30.0, 11.0), start=1):
-            timing.write({"step": step, "step_ms": milliseconds, "peak_memory_mb": 1.0})
-    folder.evals_path.unlink()
-    with folder.log("evals", EVALS_COLUMNS) as evals:
-        for step, loss in ((0, 4.0), (5, 2.0)):
-            evals.write({"step": step, "loss": loss, "loss_masked": loss + 1})
-    (row,) = load_runs(path).to_dict("records")
-    assert (row["step"], row["loss"]) == (5, 2.125)
-    assert row["model_update"] == pytest.approx(update(6, 5))
-    assert (row["val_loss"], row["val_loss_masked"], row["step_ms"]) == (2.0, 3.0, 20.0)
 
 
 def test_a_plan_ends_with_the_memory_and_time_of_all_runs(

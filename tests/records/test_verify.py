@@ -70,16 +70,6 @@ def test_what_people_and_readers_write_is_no_damage(folder: RunFolder) -> None:
     assert problems(RunFolder(moved)) == []
 
 
-def test_a_link_to_a_file_with_the_same_bytes_is_the_same_file(tmp_path: Path) -> None:
-    folder = small_run(tmp_path / "s" / "r")
-    weights = folder.checkpoint_path(3) / "weights.safetensors"
-    weights.rename(tmp_path / "elsewhere")
-    weights.symlink_to(tmp_path / "elsewhere")
-    assert problems(folder) == []
-    flip(tmp_path / "elsewhere", 3)
-    assert problems(folder) == ["checkpoint/3/weights.safetensors: changed (sha256 differs)"]
-
-
 # --- what is not, is said with the name of the file --------------------------------------------
 
 
@@ -113,18 +103,6 @@ def test_a_flipped_bit_of_a_finished_run_is_noticed(each: int | None, tmp_path: 
     assert {name for name, _ in found["unnamed"]} <= {"status.json"}
 
 
-def test_a_truncation_of_a_finished_run_is_noticed(tmp_path: Path) -> None:
-    folder = small_run(tmp_path / "s" / "r")
-    for path in [p for p in folder.path.rglob("*") if p.is_file() and p != folder.log_path]:
-        whole = path.read_bytes()
-        longest = len(whole) - (path.name == "status.json")  # whose last byte is a line end
-        for size in range(0, longest, max(1, longest // 20)):
-            path.write_bytes(whole[:size])
-            assert problems(folder), (path, size)
-        path.write_bytes(whole)
-    assert problems(folder) == []
-
-
 def sums(folder: RunFolder) -> Path:
     return folder.path / "checksums.json"
 
@@ -135,18 +113,12 @@ def status(folder: RunFolder, state: str, step: int) -> None:
 
 
 CHANGES: list[tuple[Callable[[RunFolder], object], str]] = [
-    (lambda f: flip(f.steps_path, 1200), "steps.csv: changed (sha256 differs)"),
     (lambda f: f.evals_path.unlink(), "evals.csv: missing"),
     (lambda f: f.config_path.unlink(), "config.yaml: missing"),
     (lambda f: shutil.rmtree(f.checkpoint_dir), "safetensors: missing"),
     (lambda f: f.status_path.unlink(), "status.json: missing"),
     (lambda f: sums(f).unlink(), "checksums.json: missing"),
     (lambda f: (f.layers_dir / "x.npy").touch(), "layers/x.npy: not listed in checksums.json"),
-    (lambda f: (f.path / "x.csv").touch(), "x.csv: not listed in checksums.json"),
-    (
-        lambda f: (f.checkpoint_path(6) / "optimizer.safetensors").touch(),
-        "checkpoint/6/optimizer.safetensors: not listed in checksums.json",
-    ),
     (
         lambda f: shutil.copytree(f.checkpoint_dir, f.checkpoint_path(9)),
         "checkpoint/9/6: not listed in checksums.json",
@@ -160,7 +132,6 @@ CHANGES: list[tuple[Callable[[RunFolder], object], str]] = [
         lambda f: f.status_path.write_text('{"state": "fine", "step": 6, "error": null}'),
         "status.json: found state 'fine'",
     ),
-    (lambda f: status(f, "done", 5), "status.json: changed (sha256 differs)"),
     (lambda f: f.write_status("done", 6), "status.json: has no sha256 of checksums.json"),
     (
         lambda f: flip(sums(f), 8 * 100),
@@ -169,10 +140,6 @@ CHANGES: list[tuple[Callable[[RunFolder], object], str]] = [
     (
         lambda f: f.write_json(sums(f), {"../../x": "", "/etc/passwd": ""}),
         "/etc/passwd: missing",
-    ),
-    (
-        lambda f: sums(f).write_text("[" * 200_000),
-        "checksums.json: unreadable (is too deeply nested)",
     ),
 ]
 
