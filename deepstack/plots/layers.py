@@ -19,7 +19,6 @@ from deepstack.plots.drawing import Drawing, axis_label
 from deepstack.plots.panel import CROWDED, is_drawable, markers
 from deepstack.plots.style import extent, layer_axis, shades
 from deepstack.records import Run
-from deepstack.registry import nearest
 
 MOST_STEPS = 7
 MOST_SERIES, MOST_DEPTHS = 10, 4  # of the signals before training
@@ -39,11 +38,8 @@ def runs_with(runs: Sequence[Run], diagnostic: str) -> list[Run]:
     if not known:
         raise NothingMatchedError("no run has per-layer diagnostics (log.layers_every is 0?)")
     if not usable:
-        near = nearest(diagnostic, known)
-        hint = f"did you mean {near!r}? " if near else ""
         raise NothingMatchedError(
-            f"no run has the per-layer diagnostic {diagnostic!r}; "
-            f"{hint}there are: {', '.join(known)}"
+            f"no run has the per-layer diagnostic {diagnostic!r}; there are: {', '.join(known)}"
         )
     return usable
 

@@ -96,14 +96,10 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     for kind, words in KINDS.items():
         if any(kind == known for each in ratios for _, known in each):
             drawing.entry(words, color=KIND_COLOURS[kind])
-    every = [each.steps for of_cell in ratios for each in of_cell.values()]
-    first, last = (sorted({int(steps[end]) for steps in every}) for end in (0, -1))
-    drawing.entry(step_words(first, "first"), color=GREY, ls="-")
-    if first != last:
-        drawing.entry(step_words(last, "last"), color=GREY, ls=DASHES[1])
+    drawing.entry("first snapshot", color=GREY, ls="-")
+    drawing.entry("last snapshot", color=GREY, ls=DASHES[1])
     if len(drawing.rows("predicted")):
-        words = f"1/sqrt(α² + Var G), {step_words(first, 'first')}"
-        drawing.entry(words, color=GREY, ls=DASHES[2], lw=0.7)
+        drawing.entry("first snapshot: 1/sqrt(α² + Var G)", color=GREY, ls=DASHES[2], lw=0.7)
     drawing.entry("published for Post-LN", patch=True, color=GREY, alpha=0.18, lw=0)
     return drawing.finish("Gradient ratios by layer")
 
@@ -142,10 +138,3 @@ def draw_published(panel: Panel, symbol: str) -> None:
         low, high = PUBLISHED[symbol]
         panel.axes.axhspan(low, high, color=GREY, alpha=0.18, lw=0)
         panel.add(pd.DataFrame({"y": [low, high]}), series="published", kind="reference")
-
-
-def step_words(steps: Sequence[int], which: str) -> str:
-    """`step 20`, or where settings differ in it `each one's last snapshot, step 2 to 20`."""
-    if len(steps) == 1:
-        return f"step {steps[0]}"
-    return f"each one's {which} snapshot, step {steps[0]} to {steps[-1]}"

@@ -73,8 +73,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing.note_hollow()
     drawing.note("zeros are not drawn", when=has_zeros)
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
-        but = ", but for those that diverged" if any(map(has_diverged, runs)) else ""
-        drawing.note(f"step {last} is the last one that all runs share{but}")
+        drawing.note(f"step {last} is the last one that all undiverged runs share")
     return drawing.finish("Model update against depth")
 
 

@@ -208,15 +208,6 @@ def test_updates_of_zero_are_named(tmp_path: Path) -> None:
 # --- legends and labels --------------------------------------------------------------------
 
 
-def test_a_legend_of_ratios_says_which_steps_it_shows(tmp_path: Path) -> None:
-    make_run(tmp_path, layers=np.ones((5, 6)))
-    make_run(tmp_path, scheme="post_ln", layers=np.ones((2, 6)), state="diverged")
-    make_runs(tmp_path, scheme="pre_ln", seed=tuple(range(3)), layers=np.ones((5, 6)))
-    text = caption(make_chart("gradient_ratios", tmp_path))
-    assert "each one's last snapshot, step 2 to 5" in text and "step 1" in text
-    assert "n = 3" in text and "Var G" not in text  # nothing is predicted here
-
-
 def test_exponents_have_a_minus_sign_and_no_negative_zero() -> None:
     assert str(Fit(-0.5, 0.02, 0.0, 4)) == "−0.50 ± 0.02"
     assert str(Fit(-0.001, 0.02, 0.0, 4)) == "0.00 ± 0.02"
