@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,7 @@ from deepstack.analysis.calibration import TOGETHER, role_updates
 from deepstack.analysis.captions import diverged_note
 from deepstack.analysis.fit import Fit, power_law_of_seeds
 from deepstack.analysis.settings import depth_of, depths_of
-from deepstack.analysis.statistics import SATURATED, has_diverged, unrelated_distance
+from deepstack.analysis.statistics import has_diverged, last_row, points_of
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
@@ -22,6 +23,7 @@ from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import typeset
 from deepstack.plots.panel import Panel, markers
 from deepstack.plots.style import COLOURS, DASHES, MARKERS, MORE_COLOURS, shade, step_axis
+from deepstack.plots.update import ceiling_of
 from deepstack.records import Run
 
 MOST_PANELS = 4  # columns of shares
@@ -147,10 +149,11 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     colours = draw_shares(drawing, tables)
     drawing.depth_axes(depths)
     left_out = False
+    ceiling = partial(ceiling_of, column="model_update")
     for panel, (label, table) in zip(drawing.panels[len(tables) :], tables.items(), strict=True):
-        means: dict[Any, float] = table.groupby("x")["whole"].mean().to_dict()
-        good = [n for n, mean in means.items() if is_in_order(seeds_of[label][n], mean)]
-        left_out |= len(good) < len(means)
+        whole = points_of(seeds_of[label], partial(whole_at, step=step), ceiling)
+        good = whole[whole["mark"] == ""]["x"]
+        left_out |= len(good) < len(whole)
         fitted = table[table["x"].isin(good)]
         for role in [*colours, "whole"]:
             if role not in table or not (table[role] > 0).any():
@@ -185,10 +188,9 @@ def fit_of_seeds(table: pd.DataFrame, by: str) -> Fit | None:
     return power_law_of_seeds(list(members), list(members.values()))
 
 
-def is_in_order(seeds: Sequence[Run], mean: float) -> bool:
-    """Return whether the mean of these seeds is below saturation, and none of them diverged."""
-    levels = [unrelated_distance(run, "model_update") for run in seeds]
-    return mean <= SATURATED * float(np.mean(levels)) and not any(map(has_diverged, seeds))
+def whole_at(run: Run, step: int) -> float | None:
+    """Return the model update of a run at a step of attribution.csv."""
+    return last_row(run.attribution[run.attribution["step"] == step], "whole")
 
 
 @chart("attribution_vs_step")

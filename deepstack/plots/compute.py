@@ -103,7 +103,7 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
             finished = rows[rows["mark"] != "diverged"]
             if (least := least_loss(finished["x"].tolist(), finished["y"].tolist())) is None:
                 continue
-            panel.ring(*least, color=colour, zorder=4)
+            panel.ring(*least, "least loss, by a parabola in log size", color=colour, zorder=4)
             panel.add(pd.DataFrame([least], columns=["x", "y"]), series=label, kind="minimum")
     if not compares:
         raise NothingMatchedError("no two depths or widths have nearly equal training FLOPs")
@@ -111,8 +111,6 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
     drawing.value_axis(loss_label(runs), drawing.panels)
     for budget in levels:
         drawing.entry(words_of(budget), marker="o", color=colours[budget])
-    if len(drawing.rows("minimum")):
-        drawing.ring_entry("least loss, by a parabola in log size")
     drawing.notes += means_note(list(budgets))
     return drawing.finish(f"Loss at equal FLOPs against {'depth' if size == DEPTH else 'width'}")
 

@@ -86,12 +86,10 @@ class Drawing:
         self.notes: list[str] = []
         self.handles: dict[str, Handle] = {}
         self.fits: dict[str, dict[str, Fit | None]] = {}  # of each line of the legend, by place
-        self.levels: dict[str, Line2D] = {}
         self.marks: set[str] = set()
         self.has_bands = False
         self.spread = "± 1 standard deviation"  # the meaning of bands and bars
         self.seeds: set[int] = set()
-        self.published: dict[str, Line2D] = {}
 
         self.depths = sorted({depth for s in self.series for depth in s.depths})
         self.by_depth = False  # whether colours tell depths apart
@@ -211,14 +209,6 @@ class Drawing:
         """Add a line, or a patch of colour, to the legend; the same one is there once."""
         handle = Patch(label=label, **style) if patch else Line2D([], [], label=label, **style)
         self.handles.setdefault(label, handle)
-
-    def note_hollow(self) -> None:
-        """State in the caption that marked points are left out of the fits, if there are any."""
-        self.note("hollow points are left out of the fits", when=self.marks)
-
-    def ring_entry(self, label: str) -> None:
-        """Add the ring around best points to the legend."""
-        self.entry(label, ls="none", marker="o", ms=9, mfc="none", mec=GREY)
 
     def add_panels(
         self,
@@ -353,7 +343,7 @@ class Drawing:
                 number_axis(panel.axes, "x", x, log)
 
     def _explanations(self) -> list[Handle]:
-        """Return the legend of levels, marks, bands and published values."""
+        """Return the legend of marks, and of bands or error bars."""
         style: Any = {"color": GREY, "mfc": "white", "ls": "none"}
         entries: list[Handle] = [
             Line2D([], [], marker=marker, label=words, **style)
@@ -365,7 +355,7 @@ class Drawing:
             bar: Any = {"marker": "|", "ms": 7, "ls": "none", "color": GREY}
             band = Patch(color=GREY, alpha=0.3, lw=0, label=label)
             entries.append(band if self.has_bands else Line2D([], [], label=label, **bar))
-        return [*self.levels.values(), *entries, *self.published.values()]
+        return entries
 
 
 def is_wide(values: np.ndarray | pd.Series[float]) -> bool:

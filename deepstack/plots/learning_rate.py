@@ -75,7 +75,8 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
             style = {"marker": "o", "color": colours[depth], "linestyle": "-"}
             panel.mark_points(rows, style)
             best = rows[rows["mark"] == ""].nsmallest(1, "y")
-            panel.ring(best["x"], best["y"], color=colours[depth])
+            if len(best):
+                panel.ring(best["x"], best["y"], "best", color=colours[depth])
             kinds = np.where(rows.index.isin(best.index), "best", "point")
             panel.add(rows.assign(kind=kinds), style, series=f"N = {depth}")
     rows = drawing.rows("point", "best")
@@ -86,8 +87,6 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     for depth, colour in sorted(colours.items()):
         if (rows["series"] == f"N = {depth}").any():
             drawing.entry(f"N = {depth}", marker="o", color=colour)
-    if (rows["kind"] == "best").any():
-        drawing.ring_entry("best")
     diverged = sum(map(has_diverged, final))
     left = f"left out: {counted('{} diverged runs', diverged)}; best is among rates without one"
     drawing.note(left, when=diverged)

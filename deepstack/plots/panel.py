@@ -135,9 +135,11 @@ class Panel:
         self.drawing.seeds |= set(rows["n"][known].astype(int))
         return known
 
-    def ring(self, x: Any, y: Any, **style: Any) -> None:
-        """Draw a ring around a best point."""
-        self.axes.plot(x, y, **style | {"marker": "o", "ms": 9, "mfc": "none", "linestyle": "none"})
+    def ring(self, x: Any, y: Any, label: str, **style: Any) -> None:
+        """Draw a ring around a best point.  label: its entry of the legend."""
+        ring: Any = {"marker": "o", "ms": 9, "mfc": "none", "ls": "none"}
+        self.axes.plot(x, y, **style | ring)
+        self.drawing.entry(label, **ring, mec=GREY)
 
     def heat_map(
         self,
@@ -181,8 +183,9 @@ class Panel:
 
         label: the legend entry.
         """
-        line = self.axes.axhline(y, color=GREY, lw=0.9, ls=dash, zorder=1.5, label=label)
-        self.drawing.levels.setdefault(label, line)
+        style: Any = {"color": GREY, "lw": 0.9, "ls": dash}
+        self.axes.axhline(y, zorder=1.5, **style)
+        self.drawing.entry(label, **style)
         if series:
             self.drawing.table.add(panel=self.name, series=series, kind="level", y=y)
 
@@ -196,8 +199,8 @@ class Panel:
         for i, (label, group) in enumerate(rows.groupby("label", sort=False)):
             style: Any = {"color": "#222222", "marker": "+x1234"[i % 6], "ls": ":", "lw": 0.7}
             x, y = group["x"], group["y"]
-            (line,) = self.axes.plot(x, y, label=str(label), zorder=2.5, **style)
-            self.drawing.published[str(label)] = line
+            self.axes.plot(x, y, zorder=2.5, **style)
+            self.drawing.entry(str(label), **style)
             self.add(group[["x", "y"]], series=label, kind="reference")
 
 

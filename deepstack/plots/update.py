@@ -70,7 +70,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if drawing.rows("point").empty:
         raise NothingMatchedError(f"no run has a finite update above 0 at step {last}")
     drawing.value_axis(update_label(runs, column), drawing.panels, log=True)
-    drawing.note_hollow()
+    drawing.note("hollow points are left out of the fits", when=drawing.marks)
     drawing.note("zeros are not drawn", when=has_zeros)
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
         drawing.note(f"step {last} is the last one that all undiverged runs share")
@@ -238,6 +238,6 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if without := [run for run in tables if run not in used]:
         named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
         drawing.note(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
-    drawing.note_hollow()
+    drawing.note("hollow points are left out of the fits", when=drawing.marks)
     drawing.runs = used
     return drawing.finish("Theorem 4.2 and the measured model update against depth")
