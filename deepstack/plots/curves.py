@@ -117,6 +117,12 @@ def draw_curves(
     )
     log = is_wide(pd.concat(tables)["y"]) and options.y_scale != "lin"
     zeros = False
+    if len(runs) > 1:
+        drawing.explain(groups, marker="None")
+    if name:
+        drawing.entry(name, color=GREY)
+    for overlay in overlays:
+        drawing.entry(overlay.name, **{"color": GREY} | overlay.style)
     for panel, (group, rows) in drawing.fill(
         [g.name for g in groups], list(zip(groups, tables, strict=True))
     ):
@@ -131,12 +137,6 @@ def draw_curves(
             draw_group(panel, group, more, **style)
     drawing.value_axis(y_label, drawing.panels, log=log)
     drawing.step_axes()
-    if len(runs) > 1:
-        drawing.explain(groups, marker="None")
-    if name:
-        drawing.entry(name, color=GREY)
-    for overlay in overlays:
-        drawing.entry(overlay.name, **{"color": GREY} | overlay.style)
     drawing.note("zeros are not drawn", when=zeros)
     drawing.note(f"mean over {width} rows", when=width > 1)
     drawing.note(f"one step in {stride} is drawn", when=stride > 1)

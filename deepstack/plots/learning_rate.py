@@ -66,10 +66,11 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     if not shown:
         raise NothingMatchedError("every run diverged, or has no finite validation loss")
     groups = drawing.setting_groups(series=shown)
-    colours = shades(sorted({depth_of(run) for run in final}, reverse=True))
+    colours = shades(sorted({n for s in shown for n in s.depths}, reverse=True))
+    for depth, colour in sorted(colours.items()):
+        drawing.entry(f"N = {depth}", marker="o", color=colour)
     for panel, group in drawing.fill([group.name for group in groups], groups):
         (s,) = group.series
-        draw_levels(panel, validation_levels(s.runs))
         for depth in s.depths:
             rows = curves[s, depth]
             style = {"marker": "o", "color": colours[depth], "linestyle": "-"}
@@ -79,14 +80,12 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
                 panel.ring(best["x"], best["y"], "best", color=colours[depth])
             kinds = np.where(rows.index.isin(best.index), "best", "point")
             panel.add(rows.assign(kind=kinds), style, series=f"N = {depth}")
+        draw_levels(panel, validation_levels(s.runs))
     rows = drawing.rows("point", "best")
     drawing.value_axis(loss_label(final), drawing.panels)
     for panel in drawing.panels:
         number_axis(panel.axes, "x", rows["x"].tolist(), log=True)
         panel.axes.set_xlabel("learning rate")
-    for depth, colour in sorted(colours.items()):
-        if (rows["series"] == f"N = {depth}").any():
-            drawing.entry(f"N = {depth}", marker="o", color=colour)
     diverged = sum(map(has_diverged, final))
     left = f"left out: {counted('{} diverged runs', diverged)}; best is among rates without one"
     drawing.note(left, when=diverged)

@@ -92,10 +92,10 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             cells += [(name, task, lines)] if lines else []
     layout = {"height": 2.0 if len(cells) <= 2 else 1.5}
     for panel, (_, task, lines) in drawing.fill([name for name, _, _ in cells], cells, **layout):
-        draw_levels(panel, validation_levels(of_task[task]))
         value = partial(final_value, column=loss_column(of_task[task]))
         for s in lines:
             panel.points(s.label, points_of(s.by_depth, value), drawing.styles[s], entry=True)
+        draw_levels(panel, validation_levels(of_task[task]))
     drawing.depth_axes(depths)
     for task, here in of_task.items():
         same = [p for p, (_, of, _) in zip(drawing.panels, cells, strict=True) if of == task]

@@ -57,7 +57,6 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     for panel, (group, step) in drawing.fill(
         names, cells, titles=names, columns=len(steps), height=height
     ):
-        draw_unrelated(panel, group, column)
         for s in group.series:
             value = partial(value_at, column=column, step=step)
             diverged_by = partial(has_diverged_by, step=step)
@@ -66,6 +65,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             style = drawing.styles[s]
             panel.points(s.label, rows[rows["y"] > 0], style, entry=True)
             panel.add_fit(s.label, fit_points(rows), f"step {step}")
+        draw_unrelated(panel, group, column)
     drawing.depth_axes(depths)
     if drawing.rows("point").empty:
         raise NothingMatchedError(f"no run has a finite update above 0 at step {last}")

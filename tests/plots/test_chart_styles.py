@@ -50,7 +50,7 @@ def test_the_user_chooses_schemes_their_order_and_the_panels(tmp_path: Path) -> 
     make_runs(tmp_path, scheme=("deepnorm", "post_ln", "pre_ln"), depth=(6, 18), lr=(1e-3, 2e-3))
     chart = make_chart("update_vs_depth", tmp_path, schemes=("pre_ln", "deepnorm"))
     assert list(dict.fromkeys(s.split(",")[0] for s in chart.data["series"])) == [
-        "unrelated states", "Pre-LN", "DeepNorm"
+        "Pre-LN", "DeepNorm", "unrelated states"
     ]  # fmt: skip
     chart = make_chart("update_vs_depth", tmp_path, panels="lr")
     names = [f"lr\u00a0{lr}: step {step}" for lr in (0.001, 0.002) for step in (1, 5)]

@@ -175,7 +175,7 @@ def test_heat_map_of_any_diagnostic(tmp_path: Path) -> None:
     chart = make_chart("layer_step_heat_map", tmp_path, diagnostic="stream_norm")
     cell = rows(chart, x=2, y=3)["value"].item()
     assert cell == -values[1, 2] and len(chart.data) == 12
-    with pytest.raises(NothingMatchedError, match="'gradnorm'; there are: .*grad_norm"):
+    with pytest.raises(NothingMatchedError, match=r"'gradnorm'; there are: .*grad_norm"):
         make_chart("layer_step_heat_map", tmp_path, diagnostic="gradnorm")
 
 
