@@ -102,19 +102,27 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
         raise NothingMatchedError("needs finished runs of two schemes, depths or settings")
     groups = drawing.groups(lines=len(drawing.series))
     rows = [g.series if options.schemes else sorted(g.series, key=learning_order) for g in groups]
-    names = [["\n".join(wrap(s.label, LABEL, NAME)) for s in series] for series in rows]
+    labels = [
+        [row_label(s, g.name) for s in series] for g, series in zip(groups, rows, strict=True)
+    ]
+    names = [["\n".join(wrap(label, LABEL, NAME)) for label in each] for each in labels]
     heights = [sum(ROW + name.count("\n") * LINE * LABEL / 72 for name in each) for each in names]
     panels = drawing.add_panels([g.name for g in groups], columns=1, height=max(0.3, *heights))
     sizes = []
-    for panel, series, labels in zip(panels, rows, names, strict=True):
-        map_axes(panel.axes, drawing.depths, labels, drawing.page.width)
-        for y, s in enumerate(series):
+    for i, panel in enumerate(panels):
+        map_axes(panel.axes, drawing.depths, names[i], drawing.page.width)
+        for y, s in enumerate(rows[i]):
             for depth in s.depths:
-                where = {"series": s.label, "x": depth}
+                where = {"series": labels[i][y], "x": depth}
                 draw_cell(panel, drawing.depths.index(depth), y, s.at(depth), where)
                 sizes.append(len(s.at(depth)))
     title = "Which settings learn, at each depth"
     return finish(drawing, title, sizes, len(runs) - len(shown))
+
+
+def row_label(series: Series, panel: str | None) -> str:
+    """Return the label of a series without the value that its panel names."""
+    return ", ".join(part for part in series.label.split(", ") if part != panel) or series.label
 
 
 def learning_order(series: Series) -> tuple[float, float, str]:

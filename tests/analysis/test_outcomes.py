@@ -116,8 +116,9 @@ def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
     assert counts("DeepNorm, lr\u00a00.002", 48) == {"trained": 3}
     assert counts("Post-LN, lr\u00a00.002", 48) == {"trained": 2, "stalled": 1}
     assert counts("Post-LN, lr\u00a00.01", 48) == {"above": 1, "diverged": 2}
-    panels = make_chart("outcomes", tmp_path, panels="lr").data["panel"]
-    assert list(dict.fromkeys(panels)) == ["lr\u00a00.002", "lr\u00a00.01"]  # by size
+    table = make_chart("outcomes", tmp_path, panels="lr").data
+    assert list(dict.fromkeys(table["panel"])) == ["lr\u00a00.002", "lr\u00a00.01"]  # by size
+    assert set(table["series"]) == {"DeepNorm", "Post-LN"}
     (stalled,) = rows(chart, kind="stalled")["value"]
     assert stalled == pytest.approx(ENDS["stalled"])
     # A diverged run has no last loss, only one from before it diverged.
