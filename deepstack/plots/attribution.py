@@ -151,9 +151,9 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     left_out = False
     ceiling = partial(ceiling_of, column="model_update")
     for panel, (label, table) in zip(drawing.panels[len(tables) :], tables.items(), strict=True):
-        whole = points_of(seeds_of[label], partial(whole_at, step=step), ceiling)
-        good = whole[whole["mark"] == ""]["x"]
-        left_out |= len(good) < len(whole)
+        totals = points_of(seeds_of[label], partial(whole_at, step=step), ceiling)
+        good = totals[totals["mark"] == ""]["x"]
+        left_out |= len(good) < len(totals)
         fitted = table[table["x"].isin(good)]
         for role in [*colours, "whole"]:
             if role not in table or not (table[role] > 0).any():

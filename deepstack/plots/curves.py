@@ -98,9 +98,9 @@ def draw_curves(
 ) -> Chart:
     """Draw one column of steps.csv, or of another source, against the step.
 
-    kind: of its rows in the table.  name: of the column in the legend, if it has others.
-    noisy: whether many curves are smoothed.  notes: of the caption.  prepare: draws the levels of
-    a panel.
+    kind: of its rows in the table.  name: of the column in the legend, if there are overlays.
+    noisy: whether many curves are smoothed.
+    prepare: a function that draws the levels of a panel.  notes: of the caption.
     """
     drawing = Drawing(runs, options)
     groups = drawing.curve_groups()

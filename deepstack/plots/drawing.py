@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -331,7 +332,7 @@ class Drawing:
             return None
         for line, at in self.fits.items():
             self.handles[line].set_label(f"{line}: {', '.join(str(f or '–') for f in at.values())}")
-        places = dict.fromkeys(place for at in self.fits.values() for place in at)
+        places = dict.fromkeys(chain.from_iterable(self.fits.values()))
         title = exponent_title(fits)
         return f"{title}: {', '.join(places)}" if len(places) > 1 else title
 

@@ -196,8 +196,8 @@ def number_axis(axes: Axes, which: str, values: Sequence[float], log: bool) -> N
     margin = 0.05 * (high - low) or 0.5
     axes.set(**{f"{which}scale": "linear", f"{which}lim": (low - margin, high + margin)})
     axis = axes.xaxis if which == "x" else axes.yaxis
-    whole = all(float(value).is_integer() for value in values)
-    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=whole))
+    are_integers = all(float(value).is_integer() for value in values)
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=are_integers))
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axis.set_minor_locator(NullLocator())
 

@@ -212,7 +212,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         if rows.empty:
             continue
         drawing.entry(s.label, **style)
-        for panel, column, place in (
+        for panel, column, label in (
             (measured, "measured", "‖ΔF‖"),
             (right, "bound", "right-hand side"),
             (ratio, "ratio", "ratio"),
@@ -226,7 +226,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
                 panel.add(part, dots, series=s.label, kind="point")
             else:
                 panel.points(s.label, part, style)
-            panel.add_fit(s.label, fit_points(part), place)
+            panel.add_fit(s.label, fit_points(part), label)
     ratio.level(1.0, None, EQUAL[1])
     drawing.value_axis(typeset("‖ΔF‖ and the right-hand side"), [right, measured], log=True)
     drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], log=True, include=1.0)
