@@ -8,26 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from deepstack.analysis.settings import (
-    DATA,
-    DEPTH,
-    LR,
-    SCHEME,
-    TASK,
-    depth_of,
-    determines,
-    label_of,
-    one_run_per_seed,
-    order_of,
-    setting_value,
-    varying_settings,
-)
 from deepstack.analysis.statistics import last_row
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 # The values in files, and the words that charts and printed tables show for them.
 OUTCOME_WORDS = {
@@ -36,9 +22,6 @@ OUTCOME_WORDS = {
 OUTCOMES = tuple(OUTCOME_WORDS)
 # Nats between a loss and the unigram's on the same positions that count as a difference.
 CLEAR = 0.1
-
-
-OPTION = "model.scheme_options."
 
 
 def in_words(outcomes: str) -> str:
@@ -97,44 +80,3 @@ def runs_with_outcome(runs: Sequence[Run]) -> list[Run]:
             "no finished run has a validation loss that can be compared with a unigram's"
         )
     return finished
-
-
-def map_table(runs: Sequence[Run], *, by_lr: bool = False) -> pd.DataFrame:
-    """Return one row a seed of each cell of a map.
-
-    Columns: run, depth, lr, panel, row, name, order, outcome, margin.
-
-    A row of a map is a scheme with its options, if these vary.  Every other setting that varies
-    makes panels, apart from depth, seed, `by_lr` the learning rate, and settings that scheme, depth
-    and these determine, such as a learning rate chosen for each scheme.  Task and data always make
-    panels, in the order of `order`.  name: row and panel in one label.  margin: NaN for a seed that
-    diverged, whose last evaluation was before it did.
-    """
-    import pandas as pd
-
-    axes = [DEPTH, SCHEME, *([LR] if by_lr else [])]
-    varying = [key for key in varying_settings(runs) if key not in axes]
-    options = [key for key in varying if key.startswith(OPTION)]
-    panels: list[str] = []
-    for key in varying:
-        known = [*axes, *options, *panels]
-        if key not in options and (key in (TASK, DATA) or not determines(known, key, runs)):
-            panels.append(key)
-    rows = []
-    for run in runs:
-        parts = [label_of(run, keys, runs) for keys in ([SCHEME, *options], panels)]
-        rows.append(
-            {
-                "run": run,
-                "depth": depth_of(run),
-                "lr": float(run.get(LR, 0.0)),
-                "row": parts[0],
-            }
-            | {"panel": parts[1], "name": ", ".join(filter(None, parts))}
-            | {"order": tuple(order_of(setting_value(run, key)) for key in panels)}
-            | {"outcome": outcome(run), "margin": margin(run) if run.state == "done" else None}
-        )
-    table = pd.DataFrame(rows).astype({"margin": float})
-    cells = table.groupby(["name", "depth", *(["lr"] if by_lr else [])])
-    chosen = {run for _, cell in cells for run in one_run_per_seed(cell["run"].tolist())}
-    return table[table["run"].isin(chosen)]

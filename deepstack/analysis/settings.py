@@ -256,27 +256,6 @@ def choose_series(series: Sequence[Series], limit: int) -> tuple[list[Series], l
     return chosen, left_out_note([s.label for s in series if s not in chosen])
 
 
-def choose_panels(
-    series: Sequence[Series], limit: int
-) -> tuple[list[tuple[str, list[Run]]], list[str]]:
-    """Return label and runs of each panel, and notes on runs without a panel.
-
-    One setting: a panel per depth.  Several: each at its greatest depth, named if depths differ.
-    """
-    if len(series) == 1:
-        depths = series[0].depths
-        notes = [f"{limit} of {len(depths)} depths"] if len(depths) > limit else []
-        return [(f"N = {n}", series[0].at(n)) for n in evenly_spaced(depths, limit)], notes
-    shown, left = choose_series(series, limit)
-    several = len({n for s in shown for n in s.depths}) > 1
-    labelled = []
-    for s in shown:
-        n = s.depths[-1]
-        labelled.append((f"{s.label}, N = {n}" if several else s.label, s.at(n)))
-    notes = ["each at its greatest depth"] if any(len(s.depths) > 1 for s in shown) else []
-    return labelled, notes + left
-
-
 def left_out_note(labels: Sequence[str]) -> list[str]:
     """Return a note with the names of the series that a figure leaves out."""
     names = "; ".join(labels[:MOST_NAMES])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +11,8 @@ import typer
 from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_chart_or_folder
 from deepstack.cli.progress import show_work
-from deepstack.errors import BrokenChartError, ConfigError
+from deepstack.errors import BrokenChartError
 
-# Charts of any quantity: the options that each needs, those that it accepts, and an example.
-WORDED = {
-    "metric": (("x", "y"), ("x", "y", "by"), "--x depth --y val_loss --by scheme"),
-    "map": (("x", "y", "value"), ("x", "y", "value"), "--x depth --y lr --value val_loss"),
-}
 axis, look, files = (
     partial(opt.option, panel=heading)
     for heading in ("The charts metric and map", "Appearance", "Files")
@@ -31,7 +23,7 @@ def plot_command(
     words: list[str] = typer.Argument(
         ["results"],
         metavar="CHART|DIR",
-        help="Charts to draw (default: all), then one folder, or several with --to. "
+        help="Charts to draw (default: all), and one folder, or several with --to. "
         "`metric` and `map` draw any quantity.",
         autocompletion=complete_chart_or_folder,
     ),
@@ -76,19 +68,18 @@ def plot_command(
     """Draw charts of the runs in a folder, each as PDF, PNG, SVG and a CSV of the drawn values."""
     opt.load_plugins(plugin)
     from deepstack.plots import CHARTS, plot
+    from deepstack.plots.notebook import WORDED
 
     if not Path(words[0]).exists():  # charts may be joined by commas
         words = [*words[0].split(","), *words[1:]]
-    known = [word for word in words if word in CHARTS or word in WORDED]
-    charts = list(takewhile(lambda word: word in known or not Path(word).is_dir(), words[:-1]))
-    directories = words[len(charts) :]
-    if directories[-1] in known and not Path(directories[-1]).is_dir():
-        folders = [word for word in words if word not in known]
-        command = shlex.join(["deepstack", "plot", *known, *(folders or ["results/"])])
-        problem = "the folder comes last" if folders else "no folder given"
-        raise ConfigError(f"plot: {problem}; try: {command}")
-    axes = {"x": x, "y": y, "by": by, "value": value}
-    more = axis_options(charts, axes, layers)
+    # Charts and folders may have any order; an unknown last word is a folder.
+    charts = [
+        word
+        for i, word in enumerate(words)
+        if not Path(word).is_dir()
+        if word in CHARTS or word in WORDED or i < len(words) - 1
+    ]
+    directories = [word for word in words if word not in charts] or ["results"]
     paths: Any = ()
     try:
         with show_work("drawing charts") as work:
@@ -108,7 +99,11 @@ def plot_command(
                 width=width,
                 font=font,
                 formats=formats,
-                **more,
+                x=x,
+                y=y,
+                by=by,
+                value=value,
+                layers=layers,
                 where=where,
                 sort=sort,
                 last=last,
@@ -120,24 +115,3 @@ def plot_command(
     finally:
         for path in paths:
             typer.echo(path)
-
-
-def axis_options(
-    charts: Sequence[str], axes: dict[str, str | None], layers: str | None
-) -> dict[str, Any]:
-    """Return the options of `metric` or `map`.  Raises ConfigError for missing and extra ones."""
-    chosen = {name: word for name, word in axes.items() if word is not None}
-    name = next((chart for chart in charts if chart in WORDED), None)
-    if name is None:
-        if chosen:
-            raise ConfigError(f"plot: --{next(iter(chosen))} belongs to the charts metric and map")
-        return {}
-    needed, accepted, example = WORDED[name]
-    problems = [f"needs --{option}" for option in needed if option not in chosen]
-    problems += [f"has no --{option}" for option in chosen if option not in accepted]
-    problems += ["is drawn alone"] if len(charts) > 1 else []
-    if problems:
-        raise ConfigError(
-            f"plot {name}: {' and '.join(problems)}; as in: deepstack plot {name} DIR {example}"
-        )
-    return chosen | {"layers": layers}

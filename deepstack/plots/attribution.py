@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -12,27 +13,20 @@ import pandas as pd
 from deepstack.analysis.calibration import TOGETHER, role_updates
 from deepstack.analysis.captions import diverged_note
 from deepstack.analysis.fit import Fit, power_law_of_seeds
-from deepstack.analysis.settings import (
-    LR,
-    choose_panels,
-    choose_series,
-    depth_of,
-    depths_of,
-    values_of,
-    varying_settings,
-)
-from deepstack.analysis.statistics import SATURATED, has_diverged, unrelated_distance
+from deepstack.analysis.settings import depth_of, depths_of
+from deepstack.analysis.statistics import has_diverged, last_row, points_of
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import typeset
-from deepstack.plots.panel import MOST_BANDS, Panel, markers
+from deepstack.plots.panel import Panel, markers
 from deepstack.plots.style import COLOURS, DASHES, MARKERS, MORE_COLOURS, shade, step_axis
+from deepstack.plots.update import ceiling_of
 from deepstack.records import Run
 
-MOST_PANELS, MOST_ROLE_PANELS = 4, 6
+MOST_PANELS = 4  # columns of shares
 SCHEDULE, SUM = "schedule", "sum of parts / whole"
 NOTES = (
     typeset("a part: ‖F(θ_0 + Δθ_{role}) − F(θ_0)‖, one role's change put in alone"),
@@ -108,7 +102,7 @@ def draw_shares(drawing: Drawing, tables: dict[str, pd.DataFrame]) -> dict[str, 
     for above, below, table in zip(panels, panels[count:], tables.values(), strict=False):
         draw_stack(above, below, table.reindex(columns=table.columns.union(roles)), colours)
     drawing.value_axis(SUM, panels[count:], "ratio", include=1.0)
-    panels[0].axes.set_ylabel("share: part / sum of parts")
+    panels[0].axes.set_ylabel("part / sum of parts")
     for panel in panels[:count]:
         panel.axes.set_ylim(0, 1)
         panel.axes.grid(False)
@@ -148,25 +142,26 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     depths = depths_of(used)
     drawing = Drawing(used, options)
     drawing.note(f"step {step}")
-    shown, left = choose_series(drawing.series, min(drawing.limit(MOST_PANELS), 6))
-    drawing.notes += left
+    shown = [group.series[0] for group in drawing.setting_groups(MOST_PANELS)]
     seeds_of = {s.label: s.by_depth for s in shown}
     every = {label: shares_of([*chain(*at.values())], step) for label, at in seeds_of.items()}
     tables = moving_tables(drawing, every, "depth")
     colours = draw_shares(drawing, tables)
     drawing.depth_axes(depths)
     left_out = False
+    ceiling = partial(ceiling_of, column="model_update")
     for panel, (label, table) in zip(drawing.panels[len(tables) :], tables.items(), strict=True):
-        means: dict[Any, float] = table.groupby("x")["whole"].mean().to_dict()
-        good = [n for n, mean in means.items() if is_in_order(seeds_of[label][n], mean)]
-        left_out |= len(good) < len(means)
+        totals = points_of(seeds_of[label], partial(whole_at, step=step), ceiling)
+        good = totals[totals["mark"] == ""]["x"]
+        left_out |= len(good) < len(totals)
         fitted = table[table["x"].isin(good)]
         for role in [*colours, "whole"]:
             if role not in table or not (table[role] > 0).any():
                 continue
             fit = fit_of_seeds(fitted.assign(value=fitted[role]), "x")
-            look: Any = {"color": colours[role], "lw": 0} if role in colours else {"alpha": 0}
-            panel.add_fit(role, fit, label, role.replace("_", " "), **look)
+            words = role.replace("_", " ")
+            drawing.entry(words, patch=True, lw=0, color=colours.get(role, "none"))
+            panel.add_fit(role, fit, label, words)
     lost = "depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits"
     drawing.note(lost, when=left_out)
     drawing.notes += diverged_note(
@@ -193,10 +188,9 @@ def fit_of_seeds(table: pd.DataFrame, by: str) -> Fit | None:
     return power_law_of_seeds(list(members), list(members.values()))
 
 
-def is_in_order(seeds: Sequence[Run], mean: float) -> bool:
-    """Return whether the mean of these seeds is below saturation, and none of them diverged."""
-    levels = [unrelated_distance(run, "model_update") for run in seeds]
-    return mean <= SATURATED * float(np.mean(levels)) and not any(map(has_diverged, seeds))
+def whole_at(run: Run, step: int) -> float | None:
+    """Return the model update of a run at a step of attribution.csv."""
+    return last_row(run.attribution[run.attribution["step"] == step], "whole")
 
 
 @chart("attribution_vs_step")
@@ -204,11 +198,10 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against the step, a panel a depth or a setting."""
     used = runs_with_rows(runs)
     drawing = Drawing(used, options)
-    shown, left = choose_panels(drawing.series, min(drawing.limit(MOST_PANELS), 6))
-    drawing.notes += left
-    every = {name: shares_of(members) for name, members in shown}
+    shown = {cell.label: cell.runs for cell in drawing.cells(MOST_PANELS)}
+    every = {name: shares_of(members) for name, members in shown.items()}
     tables = moving_tables(drawing, every, "step")
-    drawing.notes += diverged_note((name, members) for name, members in shown if name in tables)
+    drawing.notes += diverged_note((name, shown[name]) for name in tables)
     for role, colour in draw_shares(drawing, tables).items():
         drawing.entry(role.replace("_", " "), patch=True, color=colour, lw=0)
     for panel, table in zip(drawing.panels, [*tables.values()] * 2, strict=True):
@@ -219,8 +212,7 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
 @chart("update_by_role")
 def update_by_role(runs: list[Run], *, options: Options) -> Chart:
     """Model update of each parameter role against depth, with exponents, a panel a setting."""
-    runs = runs_with_rows(runs)
-    used = runs if options.panels else without_half_rates(runs)
+    used = runs_with_rows(runs)
     depths = depths_of(used)
     drawing = Drawing(used, options)
     tables = {s.label: role_updates(s.runs) for s in drawing.series}
@@ -235,44 +227,28 @@ def update_by_role(runs: list[Run], *, options: Options) -> Chart:
     able = [s for s in drawing.series if s.label in tables]
     if not able:
         raise NothingMatchedError(f"no setting has a row for step {step} at two depths or more")
-    shown, left = choose_series(able, drawing.limit(MOST_ROLE_PANELS))
+    groups = drawing.setting_groups(series=able)
+    shown = [group.series[0] for group in groups]
     moved = {role for s in shown for role in tables[s.label].query("value > 0")["role"]}
     roles = [role for role in (*ROLES, TOGETHER) if role in moved]
     roles += sorted(moved - set(roles))
-    for panel, s in drawing.fill([s.label if len(shown) > 1 else None for s in shown], shown):
+    for panel, s in drawing.fill([group.name for group in groups], shown):
         table = tables[s.label]
         for role in roles:
             values = table[(table["role"] == role) & np.isfinite(table["value"])]
             rows = seed_statistics(values, "depth")
             rows = rows[rows["y"] > 0].assign(mark="")
             style = role_style(role, roles)
-            panel.points(role, rows, style, bars=len(roles) > MOST_BANDS)
+            panel.points(role, rows, style)
+            words = role.replace("_", " ")
+            drawing.entry(words, **style)
             fit = fit_of_seeds(values, "depth")
-            panel.add_fit(role, fit, s.label, role.replace("_", " "), **style)
+            panel.add_fit(role, fit, s.label, words)
     drawing.depth_axes(depths)
-    drawing.value_axis(typeset("‖ΔF_{role}‖"), drawing.panels)
-    drawing.notes += [f"step {step}", *left]
-    half = "left out: runs at half the rate, which show how linear the updates are"
-    drawing.note(half, when=len(used) < len(runs))
+    drawing.value_axis(typeset("‖ΔF_{role}‖"), drawing.panels, log=True)
+    drawing.note(f"step {step}")
     meaning = "a role: the distance that F moves if its change alone is applied to θ$_0$"
     return drawing.finish("Model update by parameter role against depth", meaning)
-
-
-def without_half_rates(runs: list[Run]) -> list[Run]:
-    """Return runs without those of a calibration at half of its rate (see `deepstack calibrate`).
-
-    A calibration has two rates, one of them half of the other, and never evaluates.
-    """
-    keys = [key for key in varying_settings(runs) if key != LR]
-    rates: dict[tuple[Any, ...], set[float]] = {}
-    for run in runs:
-        rates.setdefault(values_of(run, keys), set()).add(float(run.get(LR, 0.0)))
-
-    def is_half(run: Run) -> bool:
-        there, rate = rates[values_of(run, keys)], float(run.get(LR, 0.0))
-        return run.get("train.eval_every") == 0 and there == {rate, 2 * rate}
-
-    return [run for run in runs if not is_half(run)]
 
 
 def role_style(role: str, roles: list[str]) -> dict[str, Any]:

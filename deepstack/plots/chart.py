@@ -29,7 +29,6 @@ class Options:
     at_step: the step of the charts against depth, instead of the last one that all runs share.
     diagnostic: the per-layer diagnostic of the heat map and of the last layer against the step.
     reference: published values of this chart, columns x, y, label (and panel), or None.
-    runs: all that were given: they settle the shades, however few of them a chart can show.
     schemes: the schemes to show, in this order; all of them if empty.
     panels: the setting that makes the panels (`depth`, `scheme`, `train.lr` or a short `lr`).
     smooth: the number of steps over which curves against the step are averaged.
@@ -42,7 +41,6 @@ class Options:
     at_step: int | None = None
     diagnostic: str = "grad_norm"
     reference: pd.DataFrame | None = None
-    runs: tuple[Run, ...] = ()
     schemes: tuple[str, ...] = ()
     panels: str | None = None
     smooth: int = 1
@@ -126,17 +124,27 @@ ChartFunction = Callable[..., Chart]
 CHARTS: Registry[ChartFunction] = Registry("chart")
 
 
-def in_style(function: ChartFunction) -> ChartFunction:
-    """Return a function that draws the chosen runs in deepstack's style."""
+def in_style(function: ChartFunction, name: str | None = None) -> ChartFunction:
+    """Return a function that draws the chosen runs in deepstack's style.
+
+    name: that of a registered chart, whose published values it draws.
+    """
 
     @functools.wraps(function)
     def draw(runs: list[Run], *words: Any, options: Options | None = None, **more: Any) -> Chart:
         from deepstack.plots.style import deepstack_style
 
         options = options or Options()
-        runs = options.choose(runs)
+        if (reference := options.reference) is not None:
+            options = replace(options, reference=reference[reference["chart"] == name])
         with deepstack_style(options.font):
-            return function(runs, *words, options=replace(options, runs=tuple(runs)), **more)
+            result = function(options.choose(runs), *words, options=options, **more)
+        if not isinstance(result, Chart):
+            raise PluginError(
+                f"chart {name!r}: {place_of(function)}returned {type(result).__name__}; allowed "
+                "Chart(figure, data, title)"
+            )
+        return result
 
     return draw
 
@@ -150,22 +158,7 @@ def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
     refuse_no_name("chart", name)
 
     def register(function: ChartFunction) -> ChartFunction:
-        styled = in_style(function)
-
-        @functools.wraps(function)
-        def draw(runs: list[Run], *, options: Options | None = None) -> Chart:
-            options = options or Options()
-            if (reference := options.reference) is not None:
-                options = replace(options, reference=reference[reference["chart"] == name])
-            result = styled(runs, options=options)
-            if not isinstance(result, Chart):
-                kind = type(result).__name__
-                raise PluginError(
-                    f"chart {name!r}: {place_of(function)}returned {kind}; allowed "
-                    "Chart(figure, data, title)"
-                )
-            return result
-
+        draw = in_style(function, name)
         CHARTS.register(name, draw)
         return draw
 

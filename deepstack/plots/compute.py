@@ -17,15 +17,14 @@ from deepstack.analysis.compute import (
     made_flops,
     size_of_axis,
 )
-from deepstack.analysis.settings import DEPTH, Series, depth_of, setting_value
+from deepstack.analysis.settings import DEPTH, depth_of, setting_value
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column, points_of
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.curves import MOST_PANELS, Arrangement, curve_rows
-from deepstack.plots.drawing import Drawing
+from deepstack.plots.curves import curve_rows, draw_group
+from deepstack.plots.drawing import Drawing, Group
 from deepstack.plots.loss import loss_label
-from deepstack.plots.panel import MOST_BANDS
-from deepstack.plots.style import extent, log_axis, shades
+from deepstack.plots.style import number_axis, shades
 from deepstack.records import Run
 
 COMPUTE = "training FLOPs"
@@ -37,32 +36,33 @@ def loss_vs_compute(runs: list[Run], *, options: Options) -> Chart:
     budgets = budgets_of(runs)
     final = list(budgets)
     drawing = Drawing(final, options, but=chosen_settings(budgets))
-    arrangement = Arrangement(drawing)
-    shown = arrangement.panels(MOST_PANELS)
+    groups = drawing.curve_groups()
     column = loss_column(final)
-    rows = final_rows(drawing.series, budgets, column)
-    if rows.groupby(["line", "depth"])["x"].nunique().max() < 2:
-        rows = curve_rows(drawing.series, column, losses_by_flops)
-        rows = rows.query("x > 0 and mark != 'diverged'").assign(mark="")
+    tables = [final_rows(group, budgets, column) for group in groups]
+    if max(rows.groupby(["line", "depth"])["x"].nunique().max() for rows in tables) < 2:
+        tables = [curve_rows(group, column, losses_by_flops) for group in groups]
+        tables = [rows.query("x > 0 and mark != 'diverged'").assign(mark="") for rows in tables]
         drawing.note("one budget: losses of the runs on their way to it")
-    if rows.empty:
+    flops = pd.concat(tables)["x"]
+    if flops.empty:
         raise NothingMatchedError("no run that did not diverge has a finite validation loss")
-    around = [rows["x"].min() / 1.5, rows["x"].max() * 1.5]  # one budget needs an axis too
-    for panel, (_, query, _) in drawing.fill([one.name for one in shown], shown):
-        arrangement.draw(panel, rows.query(query), kind="point", ends=False, marker="o", ms=3)
-        log_axis(panel.axes, "x", *extent(around))
+    around = [flops.min() / 1.5, flops.max() * 1.5]  # one budget needs an axis too
+    contents = list(zip(groups, tables, strict=True))
+    for panel, (group, rows) in drawing.fill([group.name for group in groups], contents):
+        draw_group(panel, group, rows, kind="point", ends=False, marker="o", ms=3)
+        number_axis(panel.axes, "x", around, log=True)
         panel.axes.set_xlabel(COMPUTE)
-    drawing.value_axis(loss_label(final), drawing.panels, log=drawing.is_wide(drawing.panels))
-    arrangement.explain(rows)
+    drawing.value_axis(loss_label(final), drawing.panels)
+    drawing.explain(groups)
     drawing.notes += means_note(final)
     return drawing.finish("Loss against training FLOPs")
 
 
-def final_rows(series: list[Series], budgets: Budgets, column: str) -> pd.DataFrame:
-    """Return the rows of `Arrangement.draw`: at each budget the mean over the seeds that remain."""
+def final_rows(group: Group, budgets: Budgets, column: str) -> pd.DataFrame:
+    """Return the rows of `draw_group`: at each budget the mean over the seeds that remain."""
     tables: list[pd.DataFrame] = []
-    for i, s in enumerate(series):
-        for depth in s.depths:
+    for i, s in enumerate(group.series):
+        for depth in group.depths:
             here = [run for run in s.runs if depth_of(run) == depth and not has_diverged(run)]
             at = {made_flops(seeds): seeds for seeds in by_value(here, budgets.get).values()}
             rows = points_of(at, partial(final_value, column=column)).drop(columns="by_seed")
@@ -85,12 +85,12 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
     drawing = Drawing(list(budgets), options, but=but)
     value = partial(final_value, column=loss_column(list(budgets)))
     colours = shades(levels[::-1])
-    names = [s.label if len(drawing.series) > 1 else None for s in drawing.series]
     sizes: set[float] = set()
     compares = False
-    for panel, s in drawing.fill(names, drawing.series):
+    groups = drawing.setting_groups()
+    for panel, group in drawing.fill([group.name for group in groups], groups):
         for budget in levels:
-            here = [run for run in s.runs if budgets[run] == budget]
+            here = [run for run in group.series[0].runs if budgets[run] == budget]
             members = by_value(here, partial(setting_value, key=size))
             rows = points_of(members, value).drop(columns="by_seed")
             if rows.empty:
@@ -99,20 +99,18 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
             compares |= len(rows) > 1
             label, colour = words_of(budget), colours[budget]
             style = {"marker": "o", "color": colour, "linestyle": "-"}
-            panel.points(label, rows, style, bars=len(levels) > MOST_BANDS)
+            panel.points(label, rows, style)
             finished = rows[rows["mark"] != "diverged"]
             if (least := least_loss(finished["x"].tolist(), finished["y"].tolist())) is None:
                 continue
-            panel.ring(*least, color=colour, zorder=4)
+            panel.ring(*least, "least loss, by a parabola in log size", color=colour, zorder=4)
             panel.add(pd.DataFrame([least], columns=["x", "y"]), series=label, kind="minimum")
     if not compares:
         raise NothingMatchedError("no two depths or widths have nearly equal training FLOPs")
     drawing.depth_axes(sorted(map(int, sizes)), "width d_model" if size == WIDTH else None)
-    drawing.value_axis(loss_label(runs), drawing.panels, log=drawing.is_wide(drawing.panels))
+    drawing.value_axis(loss_label(runs), drawing.panels)
     for budget in levels:
         drawing.entry(words_of(budget), marker="o", color=colours[budget])
-    if len(drawing.rows("minimum")):
-        drawing.ring_entry("least loss, by a parabola in log size")
     drawing.notes += means_note(list(budgets))
     return drawing.finish(f"Loss at equal FLOPs against {'depth' if size == DEPTH else 'width'}")
 

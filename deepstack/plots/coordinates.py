@@ -14,7 +14,6 @@ from deepstack.analysis.coordinates import (
     slope_text,
     swept,
 )
-from deepstack.analysis.settings import choose_series
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
@@ -47,7 +46,7 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
     over = "width" if any("width" in swept(table) for table in tables.values()) else "depth"
     other = "depth" if over == "width" else "width"
     able = [s for s in drawing.series if s.label in tables and over in swept(tables[s.label])]
-    shown, left = choose_series(able, drawing.limit(MOST_PANELS))
+    shown = [group.series[0] for group in drawing.setting_groups(MOST_PANELS, able)]
     tables = {s.label: tables[s.label] for s in shown}
     quantities = [q for q in SYMBOLS if any((t["quantity"] == q).any() for t in tables.values())]
     cells = [(s.label, quantity) for quantity in quantities for s in shown]
@@ -66,16 +65,16 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
                 rows = seed_statistics(chosen, over)
                 rows = rows[rows["y"] > 0].assign(mark="")
                 style = {"color": colour} | LINE_STYLES[layer]
-                panel.points(f"{other} {value}, {layer}", rows, style, bars=True)
+                panel.points(f"{other} {value}, {layer}", rows, style)
         depth_axis(panel.axes, sorted({int(v) for v in table[over]}))
         if over == "width":
             panel.axes.set_xlabel("width d")
     for i, quantity in enumerate(quantities):
         row = drawing.panels[i * len(shown) : (i + 1) * len(shown)]
-        drawing.value_axis(typeset(SYMBOLS[quantity]), row)
+        drawing.value_axis(typeset(SYMBOLS[quantity]), row, log=True)
     steps = sorted({int(step) for table in tables.values() for step in table["step"]})
     at = f"step {' and '.join(map(str, steps))}; verdict by the 95 % interval over seeds"
-    drawing.notes += [f"{at}: within ±{TOLERANCE:g}, or without 0", *left]
+    drawing.notes += [f"{at}: within ±{TOLERANCE:g}, or without 0"]
     for label, table in tables.items():
         slopes = coordinate_slopes(table, over)
         for slope in slopes:

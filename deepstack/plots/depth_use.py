@@ -12,21 +12,19 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
 
 from deepstack.analysis.outcomes import outcome
-from deepstack.analysis.settings import SEED, choose_panels, choose_series, depths_of, evenly_spaced
+from deepstack.analysis.settings import SEED, depths_of, evenly_spaced
 from deepstack.analysis.statistics import points_of
 from deepstack.analysis.tidy import array_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import typeset
-from deepstack.plots.panel import AT_CHANCE, MOST_BANDS, Panel
-from deepstack.plots.style import DASHES, GREY, shades
+from deepstack.plots.panel import AT_CHANCE, CROWDED, Panel
+from deepstack.plots.style import DASHES, GREY
 from deepstack.records import Analysis, Run
 
-MOST_PANELS = 6
 MOST_LINES = 10
 MOST_CELLS = 32
-MARKERS = 8  # of a line
 ALL_LAYERS = "all layers"
 ALL_STYLE: Any = {"color": GREY, "ls": DASHES[1], "lw": 0.9}
 
@@ -47,27 +45,21 @@ def lens_by_layer(runs: list[Run], *, options: Options) -> Chart:
     """KL to the final output and loss, read by the head after each layer, over the seeds."""
     analyses = analyses_of(runs, "lens")
     drawing = Drawing(list(analyses), options)
-    shown, left = choose_panels(drawing.series, drawing.limit(MOST_LINES))
-    colours = shades([label for label, _ in shown])
-    styles: dict[str, dict[str, Any]] = {}
-    for label, (first, *_) in shown:
-        styles[label] = {"color": colours[label], "marker": "o"}
-        if len(drawing.series) > 1:
-            styles[label] = next(drawing.styles[s] for s in drawing.series if first in s.runs)
+    cells = drawing.cells(MOST_LINES)
     keys = {"KL to the final output": "kl", "loss": "loss"}
     for panel, key in drawing.fill(list(keys), keys.values(), height=1.9):
-        for label, members in shown:
-            values = np.array([analyses[run].arrays[key] for run in members], float)
+        for cell in cells:
+            values = np.array([analyses[run].arrays[key] for run in cell.runs], float)
             x = np.arange(values.shape[1]) / (values.shape[1] - 1)
-            some: Any = {"markevery": max(1, len(x) // MARKERS), "ms": 2.5, "lw": 0.9}
-            some |= styles[label] | {"band": len(shown) <= MOST_BANDS}
-            panel.lines(label, array_statistics(x, values), **some)
+            style = drawing.style(cell.series[0], cell.depths[0])
+            look = {"color": style["color"], "ls": style["linestyle"], "lw": 0.9}
+            rows = array_statistics(x, values)
+            panel.lines(cell.label, rows, band=len(cells) <= CROWDED, **look)
         label = typeset("KL(p_l ‖ p_N) (nats)") if key == "kl" else "loss (nats)"
         drawing.value_axis(label, [panel], log=key == "kl")
         panel.axes.set(xlim=(-0.02, 1.02), xlabel="layer l / N")
-    for label, _ in shown:
-        drawing.entry(label, **styles[label])
-    drawing.notes += [*left, "l = 0: the embedding"]
+    drawing.explain(cells, marker="None")
+    drawing.note("l = 0: the embedding")
     return drawing.finish("Prediction read after each layer")
 
 
@@ -97,12 +89,10 @@ def layer_similarity(runs: list[Run], *, options: Options) -> Chart:
 
 def analysed_panels(drawing: Drawing, name: str) -> Iterator[tuple[Panel, dict[str, np.ndarray]]]:
     """Yield a panel and the arrays of one seed's analysis for each setting or depth."""
-    shown, left = choose_panels(drawing.series, drawing.limit(MOST_PANELS))
-    panels = drawing.add_panels([label for label, _ in shown])
-    for panel, (_, (run, *_)) in zip(panels, shown, strict=True):
-        yield panel, run.analysis(name).arrays
-    seeds = sorted({int(members[0].get(SEED, 0)) for _, members in shown})
-    drawing.notes[:0] = left
+    cells = drawing.cells()
+    for panel, cell in zip(drawing.add_panels([c.name for c in cells]), cells, strict=True):
+        yield panel, cell.runs[0].analysis(name).arrays
+    seeds = sorted({int(cell.runs[0].get(SEED, 0)) for cell in cells})
     drawing.note(f"seed {', '.join(map(str, seeds))}")
 
 
@@ -122,7 +112,7 @@ def effective_depth_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     used = list(analyses)
     depths = depths_of(used)
     drawing = Drawing(used, options)
-    shown, left = choose_series(drawing.series, drawing.limit(MOST_LINES))
+    shown = [group.series[0] for group in drawing.setting_groups(MOST_LINES)]
     keys = {"layers": "effective_depth", "share of the depth": "effective_depth_ratio"}
     for panel, key in drawing.fill(list(keys), keys.values(), height=1.9):
         for s in shown:
@@ -130,7 +120,7 @@ def effective_depth_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             learnt = {n: {outcome(run) for run in s.at(int(n))} for n in rows["x"]}
             stalled = [not learnt[n] & {"trained", None} for n in rows["x"]]
             rows["mark"] = np.where(stalled, AT_CHANCE, rows["mark"])
-            panel.points(s.label, rows, drawing.styles[s], len(shown) > MOST_BANDS, entry=True)
+            panel.points(s.label, rows, drawing.styles[s], entry=True)
         low, high = (min(depths), max(depths)) if key == "effective_depth" else (1.0, 1.0)
         every = pd.DataFrame({"x": [min(depths), max(depths)], "y": [low, high]})
         panel.lines(ALL_LAYERS, every, kind="level", **ALL_STYLE)
@@ -139,5 +129,5 @@ def effective_depth_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing.depth_axes(depths)
     drawing.entry(ALL_LAYERS, **ALL_STYLE)
     least = "least l with KL of the prediction after layer l below half of its maximum"
-    drawing.notes += [*left, least]
+    drawing.note(least)
     return drawing.finish("Effective depth against depth")

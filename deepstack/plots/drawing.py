@@ -4,57 +4,78 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from deepstack.analysis.captions import caption_of, seeds_note, title_of
+from deepstack.analysis.fit import Fit, exponent_title
 from deepstack.analysis.selection import find_key
 from deepstack.analysis.settings import (
+    DEPTH,
     SCHEME,
     Series,
+    choose_series,
+    evenly_spaced,
     label_of,
-    order_of,
     split_series,
-    values_of,
-    varying_settings,
 )
 from deepstack.plots.chart import Chart, Options, PanelRows, Table
-from deepstack.plots.exponents import Exponents
 from deepstack.plots.page import Handle, Page, typeset
 from deepstack.plots.panel import MARKS, Panel
 from deepstack.plots.style import (
     COLUMN,
     GREY,
     depth_axis,
-    extent,
-    log_axis,
-    number,
-    plain_axis,
+    number_axis,
     scheme_style,
     setting_style,
+    shade,
     step_axis,
 )
 from deepstack.records import Run
 
 T = TypeVar("T")
-MOST_LINES = 6  # series in a panel up to which several settings share it
+MOST_LINES = 6  # series in a panel; more have a panel for each scheme
+MOST_PANELS = 15
+WIDE = 12  # ratio of the ends of an axis of values from which it is logarithmic
+
+
+@dataclass(frozen=True)
+class Group:
+    """The series and depths that one panel shows; name: None for the only panel."""
+
+    name: str | None
+    series: Sequence[Series]
+    depths: Sequence[int]
+
+    @property
+    def label(self) -> str:
+        return self.name or self.series[0].label
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for s in self.series for n in self.depths for run in s.at(n)]
 
 
 class Drawing:
-    """A chart while it is drawn: its runs, panels, table, notes, and what its legend explains."""
+    """A chart while it is drawn: its runs, panels, table, notes, and what its legend explains.
+
+    One rule places series.  A chart against depth has a line for each of them (`groups`); a chart
+    against the step has a panel for each, with a shade for each depth (`curve_groups`).  Others
+    have a panel for each series (`setting_groups`), or for each at one depth (`cells`).
+    """
 
     def __init__(self, runs: Sequence[Run], options: Options, but: Sequence[str] = ()) -> None:
         """Split runs into series; `but`: settings that make no series."""
         self.runs, self.options, self.table = runs, options, Table()
-        self.but = but
         self.series, self.depth_settings = split_series(runs, but)
         if options.ordered:
             order = {run: i for i, run in enumerate(runs)}
@@ -65,51 +86,120 @@ class Drawing:
         self.shown: dict[Panel, tuple[dict[str, None], dict[str, tuple[str, bool]]]] = {}
         self.notes: list[str] = []
         self.handles: dict[str, Handle] = {}
-        self.exponents = Exponents()
-        self.levels: dict[tuple[str, Any], set[float]] = {}
+        self.fits: dict[str, dict[str, Fit | None]] = {}  # of each line of the legend, by place
         self.marks: set[str] = set()
         self.has_bands = False
         self.spread = "± 1 standard deviation"  # the meaning of bands and bars
         self.seeds: set[int] = set()
-        self.published: dict[str, Line2D] = {}
+
+        self.depths = sorted({depth for s in self.series for depth in s.depths})
+        self.by_depth = False  # whether colours tell depths apart
 
     @cached_property
     def styles(self) -> dict[Series, dict[str, Any]]:
         """Colour, line and marker of each series: those of its scheme, everywhere the same.
 
-        If a scheme has several series, the values of its other settings are shades: of all runs
-        that were given, however few of them this chart can show.
+        If a scheme has several series, they are shades of its colour.
         """
-        runs = self.options.runs or self.runs
-        every, depth_settings = split_series(runs, self.but)
-        ignored = (SCHEME, *depth_settings, *self.but)
-        keys = [key for key in varying_settings(runs) if key not in ignored]
-        count = Counter(map(scheme_of, every))
-        several = {values_of(s.runs[0], keys) for s in every if count[scheme_of(s)] > 1}
-        shades = sorted(several, key=lambda values: [order_of(value) for value in values])
         styles = {}
-        for s in self.series:
-            values = values_of(s.runs[0], keys)
-            shade = (shades.index(values), len(shades)) if values in shades else (0, 1)
-            styles[s] = setting_style(scheme_style(scheme_of(s)), *shade)
+        for scheme in dict.fromkeys(map(scheme_of, self.series)):
+            members = [s for s in self.series if scheme_of(s) == scheme]
+            for i, s in enumerate(members):
+                styles[s] = setting_style(scheme_style(scheme), i, len(members))
         return styles
 
-    def groups(self) -> list[tuple[str, list[Series]]]:
-        """Return name and members of each group of series that has separate panels.
+    def groups(self, lines: int = MOST_LINES) -> list[Group]:
+        """Return the panels of lines: those of the setting that the user names, else only one.
 
-        The user names the setting; else many series of several settings have panels by scheme.
+        More than `lines` series have a panel for each scheme, if schemes have several of them.
         """
         schemes = set(map(scheme_of, self.series))
-        key: str | None = None
-        if self.options.panels is not None:
-            key = find_key(self.options.panels, self.runs)
-        elif len(self.series) > MOST_LINES and 1 < len(schemes) < len(self.series):
+        key = find_key(self.options.panels, self.runs) if self.options.panels else DEPTH
+        if key == DEPTH and len(self.series) > lines and 1 < len(schemes) < len(self.series):
             key = SCHEME
-        groups: dict[str, list[Series]] = {}
+        members: dict[str, list[Series]] = {}
         for s in self.series:
-            name = "" if key is None else label_of(s.runs[0], [key], self.runs)
-            groups.setdefault(name, []).append(s)
-        return list(groups.items())
+            name = "" if key == DEPTH else label_of(s.runs[0], [key], self.runs)
+            members.setdefault(name, []).append(s)
+        return self.at_most([Group(name or None, of, self.depths) for name, of in members.items()])
+
+    def curve_groups(self) -> list[Group]:
+        """Return the panels of curves: one for each series, with a shade for each depth.
+
+        Series of one depth share panels (see `groups`).  If the user names the setting of the
+        panels, each of its values has one, or one for each depth if several series share them.
+        """
+        panels = self.options.panels
+        self.by_depth = len(self.depths) > 1
+        if not self.by_depth:
+            return self.groups()
+        if panels is None:
+            return self.setting_groups()
+        groups = self.groups()
+        if find_key(panels, self.runs) != DEPTH and all(len(group.series) == 1 for group in groups):
+            return groups
+        self.by_depth = False
+        cells = [
+            Group(", ".join(filter(None, [group.name, f"N = {n}"])), group.series, [n])
+            for group in groups
+            for n in self.depths
+        ]
+        return self.at_most([cell for cell in cells if cell.runs])
+
+    def setting_groups(
+        self, most: int = MOST_PANELS, series: Sequence[Series] | None = None
+    ) -> list[Group]:
+        """Return a panel for each series, by default of all; the caption names those left out."""
+        every = self.series if series is None else series
+        chosen, left = choose_series(every, self.limit(most))
+        self.notes += left
+        return [Group(s.label if len(every) > 1 else None, [s], s.depths) for s in chosen]
+
+    def cells(self, most: int = MOST_PANELS) -> list[Group]:
+        """Return a panel for each series at its greatest depth; of only one series, at each depth.
+
+        Names have the depth, if depths differ.
+        """
+        if len(self.series) == 1:
+            self.by_depth = len(self.depths) > 1
+            names = [f"N = {n}" if self.by_depth else None for n in self.depths]
+            every = [
+                Group(name, self.series, [n]) for name, n in zip(names, self.depths, strict=True)
+            ]
+            return self.at_most(every, most)
+        chosen = [group.series[0] for group in self.setting_groups(most)]
+        several = len({n for s in chosen for n in s.depths}) > 1
+        deepest = [(s, s.depths[-1]) for s in chosen]
+        self.note("each at its greatest depth", when=any(len(s.depths) > 1 for s in chosen))
+        return [Group(s.label + f", N = {n}" * several, [s], [n]) for s, n in deepest]
+
+    def at_most(self, panels: list[T], most: int = MOST_PANELS) -> list[T]:
+        """Return evenly spaced panels, as many as are shown; a note counts them."""
+        shown = evenly_spaced(panels, self.limit(most))
+        self.note(f"{len(shown)} of {len(panels)} panels are shown", when=len(shown) < len(panels))
+        return shown
+
+    def limit(self, most: int) -> int:
+        """Return the number of panels to show: `most`, or all if the user chose the schemes."""
+        return 10**6 if self.options.schemes else most
+
+    def style(self, series: Series, depth: int) -> dict[str, Any]:
+        """Return colour, line and marker of a series at a depth; dark for deep."""
+        if self.by_depth:
+            last = len(self.depths) - 1
+            colour = shade(last - self.depths.index(depth), last + 1)
+            return {"color": colour, "linestyle": "-", "marker": "o"}
+        return self.styles[series]
+
+    def explain(self, groups: Iterable[Group], **style: Any) -> None:
+        """Add each colour of these groups to the legend: the depths, or the series."""
+        lines = [(s, n) for group in groups for n in group.depths for s in group.series if s.at(n)]
+        order = {s: i for i, s in enumerate(self.series)}
+        for s, n in sorted(
+            lines, key=lambda line: (line[1] if self.by_depth else 0, order[line[0]])
+        ):
+            look = self.style(s, n) | style
+            self.entry(f"N = {n}" if self.by_depth else s.label, **look)
 
     def note(self, text: str, when: object = True) -> None:
         """Add a note to the caption, if the condition holds."""
@@ -119,19 +209,7 @@ class Drawing:
     def entry(self, label: str, *, patch: bool = False, **style: Any) -> None:
         """Add a line, or a patch of colour, to the legend; the same one is there once."""
         handle = Patch(label=label, **style) if patch else Line2D([], [], label=label, **style)
-        self.handles.setdefault(f"{label} {style}", handle)
-
-    def note_hollow(self) -> None:
-        """State in the caption that marked points are left out of the fits, if there are any."""
-        self.note("hollow points are left out of the fits", when=self.marks)
-
-    def ring_entry(self, label: str) -> None:
-        """Add the ring around best points to the legend."""
-        self.entry(label, ls="none", marker="o", ms=9, mfc="none", mec=GREY)
-
-    def limit(self, most: int) -> int:
-        """Return the number of panels to show: `most`, or all if the user chose the schemes."""
-        return max(most, len(self.series)) if self.options.schemes else most
+        self.handles.setdefault(label, handle)
 
     def add_panels(
         self,
@@ -182,34 +260,28 @@ class Drawing:
         label: str,
         panels: Sequence[Panel],
         *kinds: str,
-        log: bool = True,
+        log: bool | None = None,
         include: float = math.nan,
     ) -> None:
         """Give panels one scale of values, around their rows (of these kinds) and `include`.
 
-        A band that reaches down to zero has no end on a log axis: it is cut at a third of the least
-        value.
+        log: by default whether the values are positive and far apart.  A band that reaches down to
+        zero has no end on a log axis: it is cut at a third of the least value.
         """
-        if self.options.y_scale is not None:
-            log = self.options.y_scale == "log"
         middle, low, high = self.rows(*kinds, panels=panels)[["y", "low", "high"]].to_numpy(float).T
         middle, edges = np.append(middle, include), np.append(low, high)
         edges = edges[np.isfinite(edges)]
+        if log is None:
+            log = is_wide(middle)
+        if self.options.y_scale is not None:
+            log = self.options.y_scale == "log"
         if log and len(positive := middle[middle > 0]):
             edges = np.maximum(edges, positive.min() / 3)
         values = [value for value in (*middle, *edges) if math.isfinite(value)]
         for panel in panels:
             panel.axes.set_ylabel(label)
-            if log:
-                log_axis(panel.axes, "y", *extent(values))
-            elif values:
-                plain_axis(panel.axes, values)
-
-    def is_wide(self, panels: Sequence[Panel]) -> bool:
-        """Return whether the positive values of panels lie so far apart that a log axis helps."""
-        values = self.rows(panels=panels)[["y", "low", "high"]].to_numpy(float)
-        positive = values[np.isfinite(values) & (values > 0)]
-        return bool(len(positive)) and positive.max() / positive.min() > 12
+            if values:
+                number_axis(panel.axes, "y", values, log)
 
     def depth_axes(self, depths: Sequence[int], label: str | None = None) -> None:
         """Give all panels an axis of depth, or of another size with this label."""
@@ -235,12 +307,11 @@ class Drawing:
                 style: Any = {"color": GREY, "ha": "center", "transform": panel.axes.transAxes}
                 panel.axes.text(0.5, 0.5, "no value", **style)
         if self.options.x_scale is not None:
-            self._scale_x(self.options.x_scale)
-        every = [*self.notes, *self.exponents.notes(), *notes]
-        caption = [*every, *caption_of(self.runs, self.depth_settings)]
+            self._scale_x(self.options.x_scale == "log")
+        caption = [*self.notes, *notes, *caption_of(self.runs, self.depth_settings)]
         subtitle = title_of(self.runs, self.series)
-        handles = [*self.exponents.handles(), *self.handles.values(), *self._explanations()]
-        legend_title = legend_title or self.exponents.title()
+        handles = [*self.handles.values(), *self._explanations()]
+        legend_title = legend_title or self._add_exponents()
         figure = self.page.finish(title, subtitle, caption, handles, legend_title)
         text = "\n".join([f"{title}. {subtitle}.", *caption, ""]).replace("\u00a0", " ")
         caption_text = re.sub(r"\$_\{(.*?)\}\$", r"_\1", text)
@@ -251,40 +322,48 @@ class Drawing:
         ]
         return Chart(figure, self.table.frame(), title, caption_text, panels)
 
-    def _scale_x(self, scale: str) -> None:
+    def _add_exponents(self) -> str | None:
+        """Add exponents to the labels of lines; return the legend's title, which names the places.
+
+        `DeepNorm: 0.43 ± 0.03, –` has no fit at the second place.
+        """
+        fits = [fit for at in self.fits.values() for fit in at.values()]
+        if not any(fits):
+            return None
+        for line, at in self.fits.items():
+            self.handles[line].set_label(f"{line}: {', '.join(str(f or '–') for f in at.values())}")
+        places = dict.fromkeys(chain.from_iterable(self.fits.values()))
+        title = exponent_title(fits)
+        return f"{title}: {', '.join(places)}" if len(places) > 1 else title
+
+    def _scale_x(self, log: bool) -> None:
         """Give the panels of lines and points a linear or logarithmic x axis."""
         for panel in self.panels:
-            x = self.rows(panels=[panel])["x"].to_numpy(float)
-            x = x[np.isfinite(x) & (x > 0)] if scale == "log" else x[np.isfinite(x)]
-            if not panel.axes.lines or not len(x):
-                continue
-            if scale == "log":
-                log_axis(panel.axes, "x", *extent(x.tolist()))
-                continue
-            margin = 0.04 * (x.max() - x.min()) or 0.5
-            panel.axes.set(xscale="linear", xlim=(x.min() - margin, x.max() + margin))
-            panel.axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-            panel.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-            panel.axes.xaxis.set_minor_locator(NullLocator())
+            x = [x for x in self.rows(panels=[panel])["x"] if math.isfinite(x)]
+            if panel.axes.lines and x:
+                number_axis(panel.axes, "x", x, log)
 
     def _explanations(self) -> list[Handle]:
-        """Return the legend of levels, marks, bands and published values."""
-        entries: list[Handle] = []
-        for (label, dash), values in self.levels.items():
-            words = label.format(f" {min(values):.3g}" if len(values) == 1 else "")
-            entries.append(Line2D([], [], color=GREY, lw=0.9, ls=dash, label=words))
+        """Return the legend of marks, and of bands or error bars."""
         style: Any = {"color": GREY, "mfc": "white", "ls": "none"}
-        for mark, (marker, words) in MARKS.items():
-            if mark in self.marks:
-                entries.append(Line2D([], [], marker=marker, label=words, **style))
+        entries: list[Handle] = [
+            Line2D([], [], marker=marker, label=words, **style)
+            for mark, (marker, words) in MARKS.items()
+            if mark in self.marks
+        ]
         if note := seeds_note(self.seeds):
             label = f"{self.spread}, {note}"
-            if self.has_bands:
-                entries.append(Patch(color=GREY, alpha=0.3, lw=0, label=label))
-            else:
-                style = {"marker": "|", "ms": 7, "ls": "none", "color": GREY}
-                entries.append(Line2D([], [], label=label, **style))
-        return entries + list(self.published.values())
+            bar: Any = {"marker": "|", "ms": 7, "ls": "none", "color": GREY}
+            band = Patch(color=GREY, alpha=0.3, lw=0, label=label)
+            entries.append(band if self.has_bands else Line2D([], [], label=label, **bar))
+        return entries
+
+
+def is_wide(values: np.ndarray | pd.Series[float]) -> bool:
+    """Return whether finite values are not negative, and the positive ones lie far apart."""
+    finite = np.asarray(values)[np.isfinite(values)]
+    positive = finite[finite > 0]
+    return bool(len(positive) and (finite >= 0).all() and positive.max() > WIDE * positive.min())
 
 
 def scheme_of(series: Series) -> str:

@@ -15,10 +15,9 @@ from deepstack.analysis.statistics import final_value, loss_column, points_of
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart, in_style
 from deepstack.plots.compute import COMPUTE
-from deepstack.plots.curves import MOST_PANELS
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.loss import loss_label
-from deepstack.plots.style import COLOURS, depth_axis, extent, log_axis
+from deepstack.plots.style import COLOURS, depth_axis, number_axis
 from deepstack.records import Run
 
 POINTS_OF_LAW = 60  # of a drawn curve
@@ -44,18 +43,16 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     laws, notes = laws_by_setting(runs, law)
     shown = [(label, members, fit) for label, members, fit in laws if fit is not None]
     if not shown:
-        raise NothingMatchedError("; ".join(notes) or f"no law of {law}")
+        raise NothingMatchedError(notes[0] if notes else f"no law of {law}")
     drawing = Drawing(runs, options)
-    most = drawing.limit(MOST_PANELS)
-    drawing.note(f"{most} of {len(shown)} settings are shown", when=len(shown) > most)
+    shown = drawing.at_most(shown)
     drawing.notes += notes
-    shown = shown[:most]
     labels = [label if len(shown) > 1 else None for label, _, _ in shown]
     for panel, (label, members, fit) in drawing.fill(labels, shown):
         column = loss_column([run for there in members.values() for run in there])
         rows = points_of(members, partial(final_value, column=column)).drop(columns="by_seed")
         style = {"marker": "o", "color": COLOURS[0], "linestyle": "none"}
-        panel.points(label, rows, style, bars=True)
+        panel.points(label, rows, style)
         x = np.geomspace(min(members), max(members), POINTS_OF_LAW)
         curve = pd.DataFrame(dict(zip(("x", "y", "low", "high"), (x, *fit.curve(x)), strict=True)))
         panel.axes.plot(x, curve["y"], color=COLOURS[1])
@@ -66,13 +63,13 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
         drawing.table.add(panel=panel.name, series="law", kind="fit", **exponents)
         drawing.note(f"{label}: a = {fit.a.text(3)}, E = {fit.E.text(3)}")
         if law == "compute":
-            log_axis(panel.axes, "x", *extent(list(members)))
+            number_axis(panel.axes, "x", list(members), log=True)
             panel.axes.set_xlabel(COMPUTE)
         else:
             depth_axis(panel.axes, sorted(map(int, members)))
             if law == "width":
                 panel.axes.set_xlabel("width d_model")
-    drawing.value_axis(loss_label(runs), drawing.panels, log=drawing.is_wide(drawing.panels))
+    drawing.value_axis(loss_label(runs), drawing.panels)
     drawing.entry("mean over seeds", color=COLOURS[0], marker="o", ls="none")
     drawing.entry("law", color=COLOURS[1])
     words = "95 % of the laws of bootstrap samples"

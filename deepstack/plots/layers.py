@@ -10,18 +10,16 @@ import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 
 from deepstack.analysis.initial_signals import SIGNALS, signal_layers
-from deepstack.analysis.settings import SEED, choose_panels, choose_series, evenly_spaced
+from deepstack.analysis.settings import SEED, evenly_spaced
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing, axis_label
-from deepstack.plots.panel import MOST_BANDS, is_drawable, markers
+from deepstack.plots.panel import CROWDED, is_drawable, markers
 from deepstack.plots.style import extent, layer_axis, shades
 from deepstack.records import Run
-from deepstack.registry import nearest
 
-MOST_RUNS = 6
 MOST_STEPS = 7
 MOST_SERIES, MOST_DEPTHS = 10, 4  # of the signals before training
 MOST_POINTS = 120  # of a line: a thousand layers need no more
@@ -40,11 +38,8 @@ def runs_with(runs: Sequence[Run], diagnostic: str) -> list[Run]:
     if not known:
         raise NothingMatchedError("no run has per-layer diagnostics (log.layers_every is 0?)")
     if not usable:
-        near = nearest(diagnostic, known)
-        hint = f"did you mean {near!r}? " if near else ""
         raise NothingMatchedError(
-            f"no run has the per-layer diagnostic {diagnostic!r}; "
-            f"{hint}there are: {', '.join(known)}"
+            f"no run has the per-layer diagnostic {diagnostic!r}; there are: {', '.join(known)}"
         )
     return usable
 
@@ -54,19 +49,15 @@ def pick(drawing: Drawing, diagnostic: str) -> dict[str, tuple[np.ndarray, np.nd
 
     Each series at its greatest depth; of one series each depth; always the lowest seed.
     """
-    usable = drawing.runs
-    shown, left = choose_panels(drawing.series, drawing.limit(MOST_RUNS))
-    drawing.notes += left
-    seeds = {int(members[0].get(SEED, 0)) for _, members in shown}
-    drawing.note(f"seed {min(seeds)}", when=len(usable) > len(shown) and len(seeds) == 1)
-    drawing.notes += sides_note(usable)
+    cells = drawing.cells()
+    seeds = {int(cell.runs[0].get(SEED, 0)) for cell in cells}
+    drawing.note(f"seed {', '.join(map(str, sorted(seeds)))}")
+    drawing.notes += sides_note(drawing.runs)
     picked = {}
-    for label, (run, *_) in shown:
-        steps, values = run.layers(diagnostic)
-        if run.state == "diverged":
-            label += f" (diverged at step {run.status.get('step', '?')})"
+    for cell in cells:
+        steps, values = cell.runs[0].layers(diagnostic)
         if len(steps):
-            picked[label] = (steps, values.astype(float))
+            picked[cell.label] = (steps, values.astype(float))
     if not picked:
         raise NothingMatchedError(f"{diagnostic}: no snapshot was written yet")
     return picked
@@ -92,7 +83,9 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
         layer_axis(panel.axes, depth)
     if drawing.rows("line").empty:
         raise NothingMatchedError("grad_norm: no value is finite and above 0")
-    drawing.value_axis(axis_label(drawing.runs, "grad_norm", "gradient norm"), drawing.panels)
+    drawing.value_axis(
+        axis_label(drawing.runs, "grad_norm", "gradient norm"), drawing.panels, log=True
+    )
     for step in steps:
         drawing.entry(f"step {step}", color=colours[step])
     drawing.note("zeros and values that are not finite are not drawn", when=zeros)
@@ -167,7 +160,7 @@ def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
     """Variance, distance of tokens and gradients before training against layer/N, by depth."""
     drawing = Drawing(runs_with(runs, SIGNALS["variance"]), options)
     drawing.spread = "geometric mean × or ÷ 1 standard deviation"
-    shown, left = choose_series(drawing.series, drawing.limit(MOST_SERIES))
+    shown = [group.series[0] for group in drawing.setting_groups(MOST_SERIES)]
     table = signal_layers(drawing.runs)
     depths = evenly_spaced(sorted({n for s in shown for n in s.depths}), MOST_DEPTHS)
     cells = [(depth, column) for depth in depths for column in COLUMNS]
@@ -179,16 +172,16 @@ def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
         for s, style in styles.items():
             here = table[(table["setting"] == s.label) & (table["depth"] == depth)]
             rows = signal_rows(here, column)
-            panel.lines(s.label, rows, band=len(shown) <= MOST_BANDS, **style)
+            panel.lines(s.label, rows, band=len(shown) <= CROWDED, **style)
         panel.axes.set(xlim=(0, 1), xlabel="layer l / N")
     if drawing.rows("line").empty:
         raise NothingMatchedError("no initial signal is finite and above 0")
     for i, (column, words) in enumerate(COLUMNS.items()):
         label = axis_label(drawing.runs, SIGNALS[column], words, ("layers",))
-        drawing.value_axis(label, drawing.panels[i :: len(COLUMNS)])
+        drawing.value_axis(label, drawing.panels[i :: len(COLUMNS)], log=True)
     for s, style in styles.items():
         drawing.entry(s.label, **style)
-    drawing.notes += ["before the first step", *left, *sides_note(drawing.runs)]
+    drawing.notes += ["before the first step", *sides_note(drawing.runs)]
     return drawing.finish("Signals before training, by layer")
 
 

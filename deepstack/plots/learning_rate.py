@@ -33,7 +33,7 @@ from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.loss import draw_levels, loss_label
 from deepstack.plots.panel import EDGE_RATE
-from deepstack.plots.style import DASHES, GREY, extent, log_axis, shades
+from deepstack.plots.style import DASHES, GREY, number_axis, shades
 from deepstack.records import Run
 from deepstack.records.cells import counted
 
@@ -65,27 +65,27 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     shown = [s for s in drawing.series if any(len(curves[s, n]) for n in s.depths)]
     if not shown:
         raise NothingMatchedError("every run diverged, or has no finite validation loss")
-    colours = shades(sorted({depth_of(run) for run in final}, reverse=True))
-    for panel, s in drawing.fill([s.label for s in shown], shown, height=1.9):
-        draw_levels(panel, validation_levels(s.runs))
+    groups = drawing.setting_groups(series=shown)
+    colours = shades(sorted({n for s in shown for n in s.depths}, reverse=True))
+    for depth, colour in sorted(colours.items()):
+        drawing.entry(f"N = {depth}", marker="o", color=colour)
+    for panel, group in drawing.fill([group.name for group in groups], groups):
+        (s,) = group.series
         for depth in s.depths:
             rows = curves[s, depth]
             style = {"marker": "o", "color": colours[depth], "linestyle": "-"}
             panel.mark_points(rows, style)
             best = rows[rows["mark"] == ""].nsmallest(1, "y")
-            panel.ring(best["x"], best["y"], color=colours[depth])
+            if len(best):
+                panel.ring(best["x"], best["y"], "best", color=colours[depth])
             kinds = np.where(rows.index.isin(best.index), "best", "point")
             panel.add(rows.assign(kind=kinds), style, series=f"N = {depth}")
+        draw_levels(panel, validation_levels(s.runs))
     rows = drawing.rows("point", "best")
-    drawing.value_axis(loss_label(final), drawing.panels, log=False)
+    drawing.value_axis(loss_label(final), drawing.panels)
     for panel in drawing.panels:
-        log_axis(panel.axes, "x", *extent(rows["x"].tolist()))
+        number_axis(panel.axes, "x", rows["x"].tolist(), log=True)
         panel.axes.set_xlabel("learning rate")
-    for depth, colour in sorted(colours.items()):
-        if (rows["series"] == f"N = {depth}").any():
-            drawing.entry(f"N = {depth}", marker="o", color=colour)
-    if (rows["kind"] == "best").any():
-        drawing.ring_entry("best")
     diverged = sum(map(has_diverged, final))
     left = f"left out: {counted('{} diverged runs', diverged)}; best is among rates without one"
     drawing.note(left, when=diverged)
@@ -115,7 +115,7 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
              for best in result.best],
             columns=["x", "y", "low", "high", "n", "mark"],
         )  # fmt: skip
-        panel.points(s.label, rows, style, bars=True)
+        panel.points(s.label, rows, style)
         drawing.entry(f"{s.label}: {result.exponent.text(2) if result.exponent else '–'}", **style)
         if result.exponent is not None:
             fit = result.exponent.columns("exponent")
@@ -132,7 +132,7 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         drawing.entry(f"{typeset_power(name)} ({source})", **look)
     panel.published()
     drawing.depth_axes(depths)
-    drawing.value_axis("best learning rate", [panel])
+    drawing.value_axis("best learning rate", [panel], log=True)
     drawing.note("laws pass through the mean rate at the smallest depth")
     title = "exponent of N, with its 95 % interval"
     return drawing.finish("Best learning rate against depth", legend_title=title)

@@ -39,13 +39,12 @@ from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, in_style
-from deepstack.plots.curves import bar_rows, smoothed
-from deepstack.plots.drawing import Drawing, axis_label
-from deepstack.plots.panel import MOST_BANDS, markers
-from deepstack.plots.style import MARKERS, extent, log_axis, number, scheme_style, shades
+from deepstack.plots.curves import smoothed
+from deepstack.plots.drawing import Drawing, axis_label, is_wide
+from deepstack.plots.panel import CROWDED, markers
+from deepstack.plots.style import MARKERS, number, number_axis, scheme_style, shades
 from deepstack.records import Run
 
-WIDE = 8  # ratio of the ends of an axis from which it is logarithmic
 MOST_NUMBERS = 64  # cells of a map up to which each shows its number
 CROSS: Any = {"marker": "x", "color": "black", "ls": "none"}
 
@@ -80,6 +79,8 @@ def metric(
     by_key = by_key if by is None else find_key(by, runs)
     table = labelled(runs, quantity, across, by_key, options.at_step)
     drawing = Drawing(runs, options)
+    names = drawing.at_most(list(dict.fromkeys(table["panel"])))
+    table = table[table["panel"].isin(names)]
     groups = sorted_values(table["line"])
     if options.ordered and by_key is not None:
         order = [setting_of(run, by_key) for run in runs]
@@ -87,25 +88,18 @@ def metric(
     lines = lines_of(by_key, groups, runs)
     is_number = all(isinstance(value, (int, float, np.number)) for value in table["x"])
     categories = None if is_number else sorted_values(table["x"])
-    names = list(dict.fromkeys(table["panel"]))
     for panel, name in zip(drawing.add_panels(names), names, strict=True):
         here = table[table["panel"] == name]
-        for index, (group, (label, style)) in enumerate(lines.items()):
+        for group, (label, style) in lines.items():
             rows = statistics(here[here["line"] == group], across)
             rows = smoothed(rows.assign(curve=0), options.smooth).drop(columns="curve")
             if categories is not None:
                 rows["x"] = rows["x"].map(categories.index)
-            bars = None
-            if len(groups) > MOST_BANDS and len(rows):
-                bars = bar_rows(rows["x"].to_numpy(float), index / len(groups))
             look: Any = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
-            if markers(len(rows)) or bars is not None:
-                look |= {"marker": style["marker"], "markevery": bars}
-            panel.lines(label, rows, bars=bars, **look)
+            look |= {"marker": style["marker"]} if markers(len(rows)) else {}
+            panel.lines(label, rows, band=len(groups) <= CROWDED, **look)
     rows = drawing.rows("line")
-    positive = bool((rows["y"] > 0).all())
-    wide = positive and rows["y"].max() / rows["y"].min() > WIDE
-    drawing.value_axis(quantity_label(runs, quantity), drawing.panels, log=wide)
+    drawing.value_axis(quantity_label(runs, quantity), drawing.panels)
     for panel in drawing.panels:
         label_axis(panel.axes, "x", across, rows["x"], categories)
     for label, style in lines.values() if len(groups) > 1 else ():
@@ -132,16 +126,14 @@ def value_map(
     seeds = table.groupby(["panel", "line", "x"], sort=False)["value"]
     cells = seeds.agg(value="mean", deviation="std", n="count").reset_index()
     means = cells["value"].dropna()
-    log = bool((means > 0).all()) and means.max() / means.min() > WIDE
-    if options.y_scale is not None:
-        log = options.y_scale == "log" and bool((means > 0).all())
+    log = bool((means > 0).all()) and (options.y_scale or is_wide(means)) in ("log", True)
     scale = (LogNorm if log else Normalize)(means.min(), means.max())
     cells["low"] = cells["value"] - cells["deviation"]
     cells["high"] = cells["value"] + cells["deviation"]
     cells["mark"] = np.where(cells["n"] > 0, "", "diverged")
     drawing = Drawing(runs, options)
     height = min(max(0.2 * len(levels), 0.8), 3.0)
-    names = list(dict.fromkeys(cells["panel"]))
+    names = drawing.at_most(list(dict.fromkeys(cells["panel"])))
     for panel, name in zip(drawing.add_panels(names, height=height), names, strict=True):
         here = cells[cells["panel"] == name]
         grid = here.pivot(index="line", columns="x", values="value")
@@ -266,13 +258,10 @@ def label_axis(
             axes.tick_params(axis="x", labelrotation=90)
         return
     x = values.to_numpy(float)
-    if (x > 0).all() and x.max() / x.min() >= WIDE and across != LAYER:
-        log_axis(axes, which, *extent(x.tolist()))
-        if across not in (STEP, LAYER) and len(set(x)) <= 6:
-            axes.set_xticks(sorted(set(x)), [number(v) for v in sorted(set(x))])
-    else:
-        margin = 0.04 * (x.max() - x.min()) or 0.5
-        axes.set_xlim(x.min() - margin, x.max() + margin)
+    log = bool((x > 0).all()) and is_wide(x) and across != LAYER
+    number_axis(axes, which, x.tolist(), log)
+    if log and across not in (STEP, LAYER) and len(set(x)) <= 6:
+        axes.set_xticks(sorted(set(x)), [number(v) for v in sorted(set(x))])
 
 
 def quantity_label(runs: Sequence[Run], quantity: Quantity) -> str:

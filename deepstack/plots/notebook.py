@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Runs = Any  # a folder, a Run, several of these, or a table of load_runs
-WORDED = {"metric": metric, "map": value_map}  # charts that need words of the user
+# Charts of words of the user: their functions, the words that each needs, and those it may have.
+WORDED: dict[str, tuple[ChartFunction, Sequence[str], Sequence[str]]] = {
+    "metric": (metric, ("x", "y"), ("by", "layers")),
+    "map": (value_map, ("x", "y", "value"), ("layers",)),
+}
+WORDS = ("x", "y", "by", "value", "layers")
+EXAMPLES = (
+    "deepstack plot metric DIR --x depth --y val_loss --by scheme, or: "
+    "deepstack plot map DIR --x depth --y lr --value val_loss"
+)
 
 
 def figure(runs: Runs, name: str, /, **options: Any) -> Figure:
@@ -40,12 +49,19 @@ def figure(runs: Runs, name: str, /, **options: Any) -> Figure:
 
 
 def function_of(name: str, words: dict[str, Any]) -> ChartFunction:
-    """Return the function of a chart, with the words of the user that `metric` and `map` need."""
-    if name in WORDED:
-        return partial(WORDED[name], **words)
-    if words:
-        raise ConfigError(unknown("option", next(iter(words)), [*Options.__dataclass_fields__]))
-    return CHARTS[name]
+    """Return the function of a chart, with the words of the user that `metric` and `map` need.
+
+    Raises ConfigError for missing and extra words.
+    """
+    for word in words:
+        if word not in WORDS:
+            raise ConfigError(unknown("option", word, [*Options.__dataclass_fields__, *WORDS]))
+    function, needed, more = WORDED[name] if name in WORDED else (CHARTS[name], (), ())
+    problems = [f"needs --{word}" for word in needed if word not in words]
+    problems += [f"has no --{word}" for word in words if word not in (*needed, *more)]
+    if problems:
+        raise ConfigError(f"plot {name}: {' and '.join(problems)}; as in: {EXAMPLES}")
+    return partial(function, **words)
 
 
 def split_options(options: dict[str, Any]) -> tuple[Options, dict[str, Any]]:

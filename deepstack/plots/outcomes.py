@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from deepstack.analysis.outcomes import CLEAR, OUTCOME_WORDS, map_table, runs_with_outcome
-from deepstack.analysis.settings import LR
+from deepstack.analysis.compute import by_value
+from deepstack.analysis.outcomes import CLEAR, OUTCOME_WORDS, margin, outcome, runs_with_outcome
+from deepstack.analysis.settings import LR, Series, depth_of, setting_value
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
@@ -39,20 +43,21 @@ LABEL = STYLE["ytick.labelsize"]
 EDGE: dict[str, Any] = {"color": "#D01C1C", "lw": 1.6, "zorder": 3, "solid_capstyle": "butt"}
 
 
-def draw_cell(panel: Panel, x: float, y: float, cell: pd.DataFrame, row: dict[str, Any]) -> None:
+def draw_cell(panel: Panel, x: float, y: float, cell: Sequence[Run], row: dict[str, Any]) -> None:
     """A box around (x, y), divided among the outcomes of its seeds; a row of the table for each.
 
     row: its other columns.  Its value is the mean distance of its n seeds from the unigram.
     """
     left, width = x - 0.5 + GAP / 2, 1 - GAP
     for name, colour in OUTCOME_COLOURS.items():
-        seeds = cell[cell["outcome"] == name]
-        if len(seeds):
+        seeds = [run for run in cell if outcome(run) == name]
+        if seeds:
             share, bottom = width * len(seeds) / len(cell), y - 0.5 + GAP
             box = Rectangle((left, bottom), share, 1 - 2 * GAP, color=colour, lw=0, zorder=2)
             panel.axes.add_patch(box)
             left += share
-            counted_seeds = pd.DataFrame({"n": [len(seeds)], "value": seeds["margin"].mean()})
+            value = math.nan if name == "diverged" else np.mean([margin(run) for run in seeds])
+            counted_seeds = pd.DataFrame({"n": [len(seeds)], "value": [value]})
             panel.add(counted_seeds, kind=name, **row)
 
 
@@ -73,11 +78,11 @@ def map_axes(axes: Axes, depths: Sequence[int], rows: Sequence[str], width: floa
     axes.set_xlabel("depth N (layers)")
 
 
-def finish(drawing: Drawing, title: str, sizes: pd.Series[int], left_out: int) -> Chart:
+def finish(drawing: Drawing, title: str, sizes: Sequence[int], left_out: int) -> Chart:
     """Finish a map; its caption has the criterion, the meaning of a box, and the runs left out."""
-    seeds = " to ".join(str(n) for n in sorted({int(sizes.min()), int(sizes.max())}))
+    seeds = " to ".join(str(n) for n in sorted({min(sizes), max(sizes)}))
     drawing.note(MEANING)
-    drawing.note(f"a box is divided among its {seeds} seeds", when=sizes.max() > 1)
+    drawing.note(f"a box is divided among its {seeds} seeds", when=max(sizes) > 1)
     drawing.note(f"left out: {counted('{} runs', left_out)} without an outcome", when=left_out)
     kinds = {row["kind"] for row in drawing.table.rows}
     for name, colour in OUTCOME_COLOURS.items():
@@ -90,66 +95,84 @@ def finish(drawing: Drawing, title: str, sizes: pd.Series[int], left_out: int) -
 
 @chart("outcomes")
 def outcomes(runs: list[Run], *, options: Options) -> Chart:
-    """How many seeds of each scheme learnt, stayed at chance or diverged at each depth."""
+    """How many seeds of each setting learnt, stayed at chance or diverged at each depth."""
     shown = runs_with_outcome(runs)
-    table = map_table(shown)
-    sizes = table.groupby(["panel", "row", "depth"]).size()
-    if len(sizes) < 2:
-        raise NothingMatchedError("needs finished runs of two schemes, depths or settings")
-    depths = sorted(set(table["depth"]))
-    shares = table.groupby("row")["outcome"].value_counts(normalize=True).unstack(fill_value=0)
-    shares = shares.reindex(columns=list(OUTCOME_COLOURS), fill_value=0.0)
-    best_first = sorted(
-        shares.index, key=lambda r: (-shares["trained"][r], shares["diverged"][r], r.lower())
-    )
-    if options.schemes:
-        best_first = list(dict.fromkeys(table["row"]))
-    names = ["\n".join(wrap(row, LABEL, NAME)) for row in best_first]
-    most_lines = max(name.count("\n") for name in names)
-    height = max((ROW + most_lines * LINE * LABEL / 72) * len(names), 0.3)
     drawing = Drawing(shown, options)
-    panels = list(dict.fromkeys(table.sort_values("order", kind="stable")["panel"]))
-    for panel in drawing.add_panels(panels, height=height):
-        map_axes(panel.axes, depths, names, drawing.page.width / drawing.page.columns)
-        for (row, depth), cell in table[table["panel"] == (panel.name or "")].groupby(
-            ["row", "depth"]
-        ):
-            where = {"series": row, "x": depth}
-            draw_cell(panel, depths.index(depth), best_first.index(row), cell, where)
-    return finish(drawing, "Which schemes learn, at each depth", sizes, len(runs) - len(shown))
+    if len(drawing.series) * len(drawing.depths) < 2:
+        raise NothingMatchedError("needs finished runs of two schemes, depths or settings")
+    groups = drawing.groups(lines=len(drawing.series))
+    rows = [g.series if options.schemes else sorted(g.series, key=learning_order) for g in groups]
+    labels = [
+        [row_label(s, g.name) for s in series] for g, series in zip(groups, rows, strict=True)
+    ]
+    names = [["\n".join(wrap(label, LABEL, NAME)) for label in each] for each in labels]
+    heights = [sum(ROW + name.count("\n") * LINE * LABEL / 72 for name in each) for each in names]
+    panels = drawing.add_panels([g.name for g in groups], columns=1, height=max(0.3, *heights))
+    sizes = []
+    for i, panel in enumerate(panels):
+        map_axes(panel.axes, drawing.depths, names[i], drawing.page.width)
+        for y, s in enumerate(rows[i]):
+            for depth in s.depths:
+                where = {"series": labels[i][y], "x": depth}
+                draw_cell(panel, drawing.depths.index(depth), y, s.at(depth), where)
+                sizes.append(len(s.at(depth)))
+    title = "Which settings learn, at each depth"
+    return finish(drawing, title, sizes, len(runs) - len(shown))
+
+
+def row_label(series: Series, panel: str | None) -> str:
+    """Return the label of a series without the value that its panel names."""
+    return ", ".join(part for part in series.label.split(", ") if part != panel) or series.label
+
+
+def learning_order(series: Series) -> tuple[float, float, str]:
+    """Return a key that sorts series that learn most often first, then those that diverge least."""
+    ends = [outcome(run) for depth in series.depths for run in series.at(depth)]
+    learnt, diverged = (ends.count(name) / len(ends) for name in ("trained", "diverged"))
+    return (-learnt, diverged, series.label.lower())
 
 
 @chart("frontier")
 def frontier(runs: list[Run], *, options: Options) -> Chart:
     """The largest learning rate at which every seed learns, against depth, and the map around."""
     shown = runs_with_outcome(runs)
-    table = map_table(shown, by_lr=True)
-    rates = sorted(set(table["lr"]), reverse=True)
-    if table.groupby(["name", "depth"])["lr"].nunique().max() < 2:
-        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
-    depths = sorted(set(table["depth"]))
     drawing = Drawing(shown, options, but=[LR])
-    names = list(dict.fromkeys(table["name"]))
-    for panel in drawing.add_panels(names, height=RATE_ROW * len(rates)):
+    rate = partial(setting_value, key=LR)
+    cells = {
+        (s, depth): by_value([run for run in s.runs if depth_of(run) == depth], rate)
+        for s in drawing.series
+        for depth in s.depths
+    }
+    if max(map(len, cells.values())) < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
+    rates = sorted({float(lr) for at in cells.values() for lr in at}, reverse=True)
+    groups = drawing.setting_groups()
+    sizes = []
+    panels = drawing.add_panels([g.name for g in groups], height=RATE_ROW * len(rates))
+    for panel, group in zip(panels, groups, strict=True):
+        (s,) = group.series
         width = drawing.page.width / drawing.page.columns
-        map_axes(panel.axes, depths, [number(rate) for rate in rates], width)
+        map_axes(panel.axes, drawing.depths, [number(lr) for lr in rates], width)
         panel.axes.set_ylabel("learning rate")
-        for depth, column in table[table["name"] == panel.name].groupby("depth"):
-            x, where = depths.index(depth), {"series": panel.name, "x": depth}
-            for rate, cell in column.groupby("lr"):
-                draw_cell(panel, x, rates.index(rate), cell, where | {"y": rate})
-            trained = (column["outcome"] == "trained").groupby(column["lr"]).agg(["all", "size"])
-            complete = trained[trained["all"]]
+        for depth in s.depths:
+            x, where = drawing.depths.index(depth), {"series": s.label, "x": depth}
+            for lr, seeds in cells[s, depth].items():
+                draw_cell(panel, x, rates.index(lr), seeds, where | {"y": lr})
+                sizes.append(len(seeds))
+            learnt = [
+                lr
+                for lr, seeds in cells[s, depth].items()
+                if all(outcome(run) == "trained" for run in seeds)
+            ]
             row = {"panel": panel.name, "kind": "frontier"} | where
-            if complete.empty:
+            if not learnt:
                 drawing.table.add(mark="none", **row)
                 continue
-            best, largest_rate = complete.index[-1], trained.index[-1]
+            best = max(learnt)
             top = rates.index(best) - 0.5
             panel.axes.plot([x - 0.5, x + 0.5], [top, top], clip_on=False, **EDGE)
             # The true one may be larger than the largest that was tried.
-            row["mark"] = "at least" if best == largest_rate else None
-            drawing.table.add(y=best, n=int(complete["size"].iloc[-1]), **row)
-    sizes = table.groupby(["name", "depth", "lr"]).size()
+            row["mark"] = "at least" if best == max(cells[s, depth]) else None
+            drawing.table.add(y=best, n=len(cells[s, depth][best]), **row)
     title = "The largest learning rate that learns, against depth"
     return finish(drawing, title, sizes, len(runs) - len(shown))

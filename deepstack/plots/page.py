@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from deepstack.plots.style import COLUMN, GREY, PAGE, STYLE, log_axis
@@ -26,6 +25,7 @@ Handle = Line2D | Patch
 TextLine = tuple[str, float, str, str]  # text, size, weight, colour
 
 PAD = 0.06  # inches around everything and between blocks
+LETTER = 0.6  # approximate width of a letter in font sizes
 LINE = 1.25  # distance of lines of text, in font sizes
 TITLE, SUBTITLE, CAPTION = 8.0, 7.0, 6.0  # points
 LONGEST = 1000  # letters of a title, a label or a caption
@@ -89,7 +89,7 @@ class Page:
         inner = self.width - 2 * PAD
         if not self.texts:
             title, subtitle, caption = "", "", ()
-        heads = [(line, TITLE, "bold", "black") for line in wrap(title, TITLE, inner, True)]
+        heads = [(line, TITLE, "bold", "black") for line in wrap(title, 1.1 * TITLE, inner)]
         heads += [(line, SUBTITLE, "normal", "black") for line in wrap(subtitle, SUBTITLE, inner)]
         text = "\u00a0· ".join(caption)  # no line begins with the dot
         feet = [(line, CAPTION, "normal", GREY) for line in wrap(text, CAPTION, inner)]
@@ -97,7 +97,7 @@ class Page:
         head, foot = PAD + _text_height(heads), PAD * (1 + bool(feet)) + _text_height(feet)
         below = foot
         if handles:
-            legend = self._legend(self.figure, handles, inner, title=legend_title)
+            legend = self._legend(handles, inner, legend_title)
             below += legend.get_window_extent().height / self.figure.dpi + PAD
         total = head + self.rows * (self.height + 0.5) + below
         for _ in range(2):  # the first time shows how much height the texts beside panels take
@@ -126,29 +126,36 @@ class Page:
             if i % self.columns and before.get_ylabel() == axes.get_ylabel():
                 axes.set_ylabel("")
                 axes.tick_params(labelleft=before.get_ylim() != axes.get_ylim())
-            wrap_label(axes, self.height)
+            self._wrap_label(axes, self.height)
         for axes, lower in zip(self.axes, self.axes[self.columns :], strict=False):
             axes.set_xlabel("" if axes.get_xlabel() == lower.get_xlabel() else axes.get_xlabel())
         if self.bar is not None:
-            wrap_label(self.bar, self.rows * self.height)
+            self._wrap_label(self.bar, self.rows * self.height)
 
-    def _legend(self, owner: Any, handles: Sequence[Handle], width: float, **where: Any) -> Legend:
+    def _wrap_label(self, axes: Axes, inches: float) -> None:
+        """Break the label of a y axis of this length between words."""
+        lines = wrap(axes.get_ylabel(), STYLE["axes.labelsize"], inches, break_long_words=False)
+        axes.set_ylabel("\n".join(lines))
+
+    def _legend(self, handles: Sequence[Handle], width: float, title: str | None) -> Legend:
         """Return a legend with as many columns as fit into the width, the rows filled evenly.
 
         A label that is longer than the width is wrapped.
         """
         size = STYLE["legend.fontsize"]
-        line = STYLE["legend.handlelength"] + STYLE["legend.handletextpad"] + 0.3
-        labels = ["\n".join(wrap(str(h.get_label()), size, width - line * size / 72))
-                  for h in handles]  # fmt: skip
-        if where.get("title"):
-            where["title"] = "\n".join(wrap(where["title"], size, width))
-        where = {"bbox_to_anchor": (0, 1), "loc": "upper left", "borderaxespad": 0} | where
-        # From one row on: as few rows as fit, each as full as the others.
+        line = (STYLE["legend.handlelength"] + STYLE["legend.handletextpad"] + 1.5) * size / 72
+        labels = ["\n".join(wrap(str(each.get_label()), size, width - line)) for each in handles]
         rows = range(1, len(handles) + 1)
-        for columns in sorted({1, *(-(-len(handles) // n) for n in rows)}, reverse=True):
-            legend = owner.legend(
-                handles=list(handles), labels=labels, ncols=columns, alignment="left", **where
+        for columns in sorted({-(-len(handles) // n) for n in rows}, reverse=True):
+            legend = self.figure.legend(
+                handles=list(handles),
+                labels=labels,
+                ncols=columns,
+                title="\n".join(wrap(title or "", size, width)) or None,
+                alignment="left",
+                bbox_to_anchor=(0, 1),
+                loc="upper left",
+                borderaxespad=0,
             )
             if columns == 1 or legend.get_window_extent().width / self.figure.dpi <= width:
                 break
@@ -168,40 +175,16 @@ def _text_height(lines: Sequence[TextLine]) -> float:
     return sum(size * LINE / 72 for _, size, _, _ in lines)
 
 
-def wrap_label(axes: Axes, inches: float) -> None:
-    """Break the label of a y axis of this length between words."""
-    size = float(axes.yaxis.label.get_fontsize())
-    axes.set_ylabel("\n".join(wrap(axes.get_ylabel(), size, inches, inside=False)))
+def wrap(text: str, size: float, width: float, **options: Any) -> list[str]:
+    """Break at spaces, and inside longer words, so that lines of letters fit the width in inches.
 
-
-def wrap(
-    text: str, size: float, width: float, bold: bool = False, inside: bool = True
-) -> list[str]:
-    """Break at spaces so that each line fits the width in inches.
-
-    A no-break space is no such place.  `inside`: a part longer than a line is broken between any
-    letters.  The middle of a text of more than LONGEST letters is left out, because every letter
-    takes time.
+    A no-break space is no such place.  The middle of a text of more than LONGEST letters is left
+    out.  options: of `textwrap.wrap`.
     """
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
-    font = FontProperties(size=size, weight="bold" if bold else "normal")
-
-    def fits(line: str) -> bool:
-        # Outlines are measured, so that the width is the same at every resolution.
-        line = line.rstrip()
-        points = text_to_path.get_text_width_height_descent(line, font, "$" in line)[0]
-        return bool(points / 72 <= width)
-
-    lines = [""]
-    for part in re.split("(?<= )", text):
-        stays = fits(part) or not inside
-        for piece in [part] if stays else re.findall(r"\$[^$]*\$|[^$]|\$", part):
-            if fits(lines[-1] + piece):
-                lines[-1] += piece
-            else:
-                lines.append(piece)
-    return [line.strip(" \u00a0") for line in lines if line.strip(" \u00a0")]
+    letters = max(int(width * 72 / (LETTER * size)), 1)
+    return textwrap.wrap(text, letters, break_on_hyphens=False, **options)
 
 
 def typeset(symbol: str) -> str:

@@ -33,7 +33,7 @@ MARKS = {
     EDGE_RATE: ("o", "best rate tried lies at the edge"),
     AT_CHANCE: ("o", "no seed learnt: at chance or worse"),
 }
-MOST_BANDS = 5  # series in a panel up to which each has a band; more have error bars
+CROWDED = 5  # lines in a panel; more have no bands
 MOST_MARKERS = 24  # points of a line up to which each has a marker
 
 
@@ -60,16 +60,12 @@ class Panel:
         for row in rows.to_dict("records"):
             self.drawing.table.add(**{str(k): v for k, v in row.items() if v != ""} | columns)
 
-    def add_fit(
-        self, series: str, fit: Fit | None, place: str | None = None, label: str = "", **style: Any
-    ) -> None:
+    def add_fit(self, series: str, fit: Fit | None, place: str, line: str = "") -> None:
         """Add the row of a fit, if there is one, and its exponent to the legend.
 
-        place: where the exponent was fitted; without one the legend does not show it.  label: of
-        the legend, by default the series.  style: keywords of the legend's patch or line.
+        place: where the exponent was fitted.  line: the entry of the legend, by default the series.
         """
-        if place is not None:
-            self.drawing.exponents.add(label or series, place, fit, style)
+        self.drawing.fits.setdefault(line or series, {})[place] = fit
         if fit is not None:
             row = {
                 name: getattr(fit, name) for name in ("n", "exponent", "standard_error", "seeds")
@@ -83,14 +79,12 @@ class Panel:
         *,
         kind: str = "line",
         band: bool = True,
-        bars: Sequence[int] | None = None,
         ends: bool = True,
         **style: Any,
     ) -> None:
         """Draw rows (x, y; with a band low, high, n; mark) as one line, and add them to the table.
 
-        bars: rows (by position) with an error bar, instead of a band.  ends: whether a line of
-        diverged runs ends in a hollow mark.  style: keywords of `plot`.
+        ends: whether a line of diverged runs ends in a hollow mark.  style: keywords of `plot`.
         """
         if rows.empty:
             return
@@ -98,7 +92,11 @@ class Panel:
             style |= {"marker": "o", "ms": 3}
         self.axes.plot(rows["x"], rows["y"], **style)
         if band and "low" in rows:
-            self.band(rows, style["color"], bars)
+            known = self._has_spread(rows)
+            self.drawing.has_bands |= bool(known.any())
+            x, low, high = rows[["x", "low", "high"]].to_numpy(float).T
+            where, colour = known.tolist(), style["color"]
+            self.axes.fill_between(x, low, high, where=where, color=colour, alpha=0.18, lw=0)
         elif "low" in rows:
             rows = rows.assign(low=math.nan, high=math.nan)
         if ends and "mark" in rows and rows["mark"].iloc[-1] == "diverged":
@@ -109,58 +107,39 @@ class Panel:
         self.add(rows, style, series=series, kind=kind)
 
     def points(
-        self,
-        series: str,
-        rows: pd.DataFrame,
-        style: dict[str, Any],
-        bars: bool = False,
-        entry: bool = False,
+        self, series: str, rows: pd.DataFrame, style: dict[str, Any], entry: bool = False
     ) -> None:
-        """Draw rows as points on a line, marked ones hollow, and add them to the table.
-
-        bars: whether they have error bars instead of a band.  entry: whether the legend names them.
-        """
-        self.mark_points(rows, style, bars)
+        """Draw rows as points on a line and add them to the table.  entry: to the legend too."""
+        self.mark_points(rows, style)
         self.add(rows, style, series=series, kind="point")
         if entry and len(rows):
             self.drawing.entry(series, **style)
 
-    def mark_points(self, rows: pd.DataFrame, style: dict[str, Any], bars: bool = False) -> None:
-        """Draw points on a line with its band or bars: marked ones hollow, diverged ones alone."""
+    def mark_points(self, rows: pd.DataFrame, style: dict[str, Any]) -> None:
+        """Draw points on a line with error bars: marked ones hollow, diverged ones alone."""
         joined = rows[rows["mark"] != "diverged"]
-        self.axes.plot(joined["x"], joined["y"], color=style["color"], ls=style["linestyle"])
-        self.band(joined, style["color"], range(len(joined)) if bars else None)
+        colour = style["color"]
+        self.axes.plot(joined["x"], joined["y"], color=colour, ls=style["linestyle"])
+        bars = joined[self._has_spread(joined)]
+        self.axes.vlines(bars["x"], bars["low"], bars["high"], color=colour, lw=0.9)
         for x, y, mark in zip(rows["x"], rows["y"], rows["mark"], strict=True):
             diverged = mark == "diverged"
-            face = "white" if mark else style["color"]
             marker, size = (DIVERGED_MARKER, 5.2) if diverged else (style["marker"], None)
-            shape: Any = {"marker": marker, "ms": size, "mfc": face, "color": style["color"]}
-            self.axes.plot(x, y, ls="none", zorder=3, **shape)
+            shape: Any = {"marker": marker, "ms": size, "mfc": "white" if mark else colour}
+            self.axes.plot(x, y, ls="none", zorder=3, color=colour, **shape)
         self.drawing.marks |= {ALL_DIVERGED if m == "diverged" else m for m in rows["mark"] if m}
 
-    def ring(self, x: Any, y: Any, **style: Any) -> None:
-        """Draw a ring around a best point."""
-        self.axes.plot(x, y, **style | {"marker": "o", "ms": 9, "mfc": "none", "linestyle": "none"})
-
-    def band(self, rows: pd.DataFrame, colour: Any, bars: Sequence[int] | None = None) -> None:
-        """Draw the band between low and high where they are known; a bar where nothing beside is.
-
-        bars: the rows, by position, that have a bar instead of the band.
-        """
-        x, low, high = rows[["x", "low", "high"]].to_numpy(float).T
-        known = np.isfinite(low) & np.isfinite(high)
+    def _has_spread(self, rows: pd.DataFrame) -> np.ndarray:
+        """Return which rows have a deviation; the legend states their numbers of seeds."""
+        known = np.isfinite(rows[["low", "high"]].to_numpy(float)).all(axis=1)
         self.drawing.seeds |= set(rows["n"][known].astype(int))
-        if bars is not None:
-            chosen = known & np.isin(np.arange(len(x)), list(bars))
-            if chosen.any():
-                self.axes.vlines(x[chosen], low[chosen], high[chosen], color=colour, lw=0.9)
-            return
-        self.drawing.has_bands |= bool(known.any())
-        self.axes.fill_between(x, low, high, where=known.tolist(), color=colour, alpha=0.18, lw=0)
-        beside = np.concatenate(([False], known[:-1])) | np.concatenate((known[1:], [False]))
-        lone = known & ~beside
-        if lone.any():
-            self.axes.vlines(x[lone], low[lone], high[lone], color=colour, alpha=0.3, lw=3)
+        return known
+
+    def ring(self, x: Any, y: Any, label: str, **style: Any) -> None:
+        """Draw a ring around a best point.  label: its entry of the legend."""
+        ring: Any = {"marker": "o", "ms": 9, "mfc": "none", "ls": "none"}
+        self.axes.plot(x, y, **style | ring)
+        self.drawing.entry(label, **ring, mec=GREY)
 
     def heat_map(
         self,
@@ -202,10 +181,11 @@ class Panel:
     def level(self, y: float, series: str | None, label: str, dash: Any = DASHES[1]) -> None:
         """Draw a horizontal line to compare values with; add the row of a `series` to the table.
 
-        label: the legend entry; a `{}` in it is replaced by the value, if all panels have the same.
+        label: the legend entry.
         """
-        self.axes.axhline(y, color=GREY, lw=0.9, ls=dash, zorder=1.5)
-        self.drawing.levels.setdefault((label, dash), set()).add(y)
+        style: Any = {"color": GREY, "lw": 0.9, "ls": dash}
+        self.axes.axhline(y, zorder=1.5, **style)
+        self.drawing.entry(label, **style)
         if series:
             self.drawing.table.add(panel=self.name, series=series, kind="level", y=y)
 
@@ -219,8 +199,8 @@ class Panel:
         for i, (label, group) in enumerate(rows.groupby("label", sort=False)):
             style: Any = {"color": "#222222", "marker": "+x1234"[i % 6], "ls": ":", "lw": 0.7}
             x, y = group["x"], group["y"]
-            (line,) = self.axes.plot(x, y, label=str(label), zorder=2.5, **style)
-            self.drawing.published[str(label)] = line
+            self.axes.plot(x, y, zorder=2.5, **style)
+            self.drawing.entry(str(label), **style)
             self.add(group[["x", "y"]], series=label, kind="reference")
 
 

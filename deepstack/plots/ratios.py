@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from deepstack.analysis.captions import diverged_note
-from deepstack.analysis.settings import choose_series, left_out_note
 from deepstack.analysis.tidy import array_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
@@ -76,42 +76,30 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     if not usable:
         raise NothingMatchedError("no run has the per-layer diagnostics beta_ln and beta_rc")
     drawing = Drawing(usable, options)
-    deepest = {s: s.at(s.depths[-1]) for s in drawing.series}
-    ratios = {s: read_kinds(members) for s, members in deepest.items()}
-    shown, _ = choose_series([s for s in ratios if ratios[s]], drawing.limit(MOST_SETTINGS))
-    if not shown:
+    cells = drawing.cells(MOST_SETTINGS)
+    ratios = [read_kinds(cell.runs) for cell in cells]
+    if not any(ratios):
         raise NothingMatchedError("β_LN and β_RC: no value is finite")
-    labels = {s: f"{s.label}, N\u00a0=\u00a0{s.depths[-1]}" for s in shown}
-    several = len(shown) > 1 or len({depth for s in drawing.series for depth in s.depths}) > 1
-    cells = [(s, symbol) for s in shown for symbol in WORDS]
-    names = [f"{labels[s]}: {symbol}" for s, symbol in cells]
-    titles = [labels[s] if several else typeset(SYMBOLS[symbol]) for s, symbol in cells]
+    rows = list(product(range(len(cells)), WORDS))
+    names = [": ".join(filter(None, [cells[i].name, symbol])) for i, symbol in rows]
+    titles = [cells[i].name or typeset(SYMBOLS[symbol]) for i, symbol in rows]
     layout: Any = {"titles": titles, "columns": len(WORDS), "height": 1.25}
-    for panel, (s, symbol) in drawing.fill(names, cells, **layout):
+    for panel, (i, symbol) in drawing.fill(names, rows, **layout):
         draw_published(panel, symbol)
-        draw_ratios(panel, symbol, ratios[s], deepest[s])
+        draw_ratios(panel, symbol, ratios[i], cells[i].runs)
     for column, symbol in enumerate(WORDS):
         label = f"{typeset(SYMBOLS[symbol])}, {WORDS[symbol]}"
-        drawing.value_axis(label, drawing.panels[column :: len(WORDS)])
-    drawing.note("each at its greatest depth", when=any(len(s.depths) > 1 for s in shown))
-    drawing.notes += left_out_note([s.label for s in drawing.series if s not in shown])
+        drawing.value_axis(label, drawing.panels[column :: len(WORDS)], log=True)
     drawing.notes += sides_note(usable)
-    drawn = {s: list(ratios[s].values()) for s in shown}
-    gaps = [s for s in shown if any(len(r.rows(-1)) < len(r.rows(0)) for r in drawn[s])]
-    where = "; ".join(labels[s] for s in gaps)
-    drawing.note(f"no ratio of layers whose gradient is 0 at the last step: {where}", when=gaps)
-    drawing.notes += diverged_note((labels[s], deepest[s]) for s in shown)
+    drawing.note("layers whose gradient is 0 have no ratio")
+    drawing.notes += diverged_note((cell.label, cell.runs) for cell in cells)
     for kind, words in KINDS.items():
-        if any(kind == known for s in shown for _, known in ratios[s]):
+        if any(kind == known for each in ratios for _, known in each):
             drawing.entry(words, color=KIND_COLOURS[kind])
-    every = [each.steps for of_setting in drawn.values() for each in of_setting]
-    first, last = (sorted({int(steps[end]) for steps in every}) for end in (0, -1))
-    drawing.entry(step_words(first, "first"), color=GREY, ls="-")
-    if first != last:
-        drawing.entry(step_words(last, "last"), color=GREY, ls=DASHES[1])
+    drawing.entry("first snapshot", color=GREY, ls="-")
+    drawing.entry("last snapshot", color=GREY, ls=DASHES[1])
     if len(drawing.rows("predicted")):
-        words = f"1/sqrt(α² + Var G), {step_words(first, 'first')}"
-        drawing.entry(words, color=GREY, ls=DASHES[2], lw=0.7)
+        drawing.entry("first snapshot: 1/sqrt(α² + Var G)", color=GREY, ls=DASHES[2], lw=0.7)
     drawing.entry("published for Post-LN", patch=True, color=GREY, alpha=0.18, lw=0)
     return drawing.finish("Gradient ratios by layer")
 
@@ -120,9 +108,10 @@ def draw_ratios(
     panel: Panel, symbol: str, ratios: dict[tuple[str, str], Ratios], members: Sequence[Run]
 ) -> None:
     """Draw one ratio of each kind of sublayer, and the prediction; broken where a stack ends."""
+    if not ratios:
+        return
     first = members[0].columns.get("stacks", {}).get("encoder", 0)
-    depth = next(iter(ratios.values())).values.shape[2]
-    layer_axis(panel.axes, depth, ticks=4)
+    layer_axis(panel.axes, next(iter(ratios.values())).values.shape[2], ticks=4)
     for kind, colour in KIND_COLOURS.items():
         each = ratios.get((symbol, kind))
         if each is None:
@@ -149,10 +138,3 @@ def draw_published(panel: Panel, symbol: str) -> None:
         low, high = PUBLISHED[symbol]
         panel.axes.axhspan(low, high, color=GREY, alpha=0.18, lw=0)
         panel.add(pd.DataFrame({"y": [low, high]}), series="published", kind="reference")
-
-
-def step_words(steps: Sequence[int], which: str) -> str:
-    """`step 20`, or where settings differ in it `each one's last snapshot, step 2 to 20`."""
-    if len(steps) == 1:
-        return f"step {steps[0]}"
-    return f"each one's {which} snapshot, step {steps[0]} to {steps[-1]}"

@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
@@ -180,11 +187,19 @@ def log_axis(axes: Axes, which: str, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def plain_axis(axes: Axes, values: Sequence[float]) -> None:
-    """A linear y axis around these values, with a margin on both sides."""
+def number_axis(axes: Axes, which: str, values: Sequence[float], log: bool) -> None:
+    """Give an axis a logarithmic or linear scale around these values."""
+    if log:
+        log_axis(axes, which, *extent(values))
+        return
     low, high = min(values), max(values)
-    margin = 0.05 * (high - low) or 0.1
-    axes.set_ylim(low - margin, high + margin)
+    margin = 0.05 * (high - low) or 0.5
+    axes.set(**{f"{which}scale": "linear", f"{which}lim": (low - margin, high + margin)})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    are_integers = all(float(value).is_integer() for value in values)
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=are_integers))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_minor_locator(NullLocator())
 
 
 def depth_axis(axes: Axes, depths: Sequence[int]) -> None:
@@ -209,12 +224,7 @@ def depth_axis(axes: Axes, depths: Sequence[int]) -> None:
 
 def step_axis(axes: Axes, first: int, last: int) -> None:
     """Steps: a log axis where the first ones matter, a plain one for a few."""
-    if first >= 1 and last >= 20:
-        log_axis(axes, "x", first / 1.06, last * 1.12)
-    else:
-        margin = max(0.04 * (last - first), 0.5)
-        axes.set_xlim(first - margin, last + margin)
-        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], integer=True))
+    number_axis(axes, "x", [first, last], log=first >= 1 and last >= 20)
     axes.set_xlabel("step t")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,9 +26,9 @@ from deepstack.analysis.statistics import (
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
-from deepstack.plots.drawing import Drawing, axis_label
+from deepstack.plots.drawing import Drawing, Group, axis_label
 from deepstack.plots.page import typeset
-from deepstack.plots.panel import MOST_BANDS, Panel
+from deepstack.plots.panel import Panel
 from deepstack.plots.style import GREY
 from deepstack.records import Run
 
@@ -53,28 +52,28 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing, has_zeros = Drawing(runs, options), False
     steps = sorted({1, last})
     cells = [(group, step) for group in drawing.groups() for step in steps]
-    names = [f"{group}: step {step}".removeprefix(": ") for (group, _), step in cells]
+    names = [": ".join(filter(None, [group.name, f"step {step}"])) for group, step in cells]
     height = 1.9 if len(cells) <= 2 else 1.4
-    layout: Any = {"titles": names, "columns": len(steps), "height": height}
-    for panel, ((_, members), step) in drawing.fill(names, cells, **layout):
-        draw_unrelated(panel, column)
-        for s in members:
+    for panel, (group, step) in drawing.fill(
+        names, cells, titles=names, columns=len(steps), height=height
+    ):
+        for s in group.series:
             value = partial(value_at, column=column, step=step)
             diverged_by = partial(has_diverged_by, step=step)
             rows = points_of(s.by_depth, value, partial(ceiling_of, column=column), diverged_by)
             has_zeros |= bool((rows["y"] == 0).any())
             style = drawing.styles[s]
-            panel.points(s.label, rows[rows["y"] > 0], style, bars=len(members) > MOST_BANDS)
-            panel.add_fit(s.label, fit_points(rows), f"step {step}", **style)
+            panel.points(s.label, rows[rows["y"] > 0], style, entry=True)
+            panel.add_fit(s.label, fit_points(rows), f"step {step}")
+        draw_unrelated(panel, group, column)
     drawing.depth_axes(depths)
     if drawing.rows("point").empty:
         raise NothingMatchedError(f"no run has a finite update above 0 at step {last}")
-    drawing.value_axis(update_label(runs, column), drawing.panels)
-    drawing.note_hollow()
+    drawing.value_axis(update_label(runs, column), drawing.panels, log=True)
+    drawing.note("hollow points are left out of the fits", when=drawing.marks)
     drawing.note("zeros are not drawn", when=has_zeros)
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
-        but = ", but for those that diverged" if any(map(has_diverged, runs)) else ""
-        drawing.note(f"step {last} is the last one that all runs share{but}")
+        drawing.note(f"step {last} is the last one that all undiverged runs share")
     return drawing.finish("Model update against depth")
 
 
@@ -105,10 +104,10 @@ def update_label(runs: Sequence[Run], column: str) -> str:
     return label if "‖" in label else f"model update {typeset(symbol)}"
 
 
-def draw_unrelated(panel: Panel, column: str) -> None:
-    """Draw the distances of unrelated states, at most three."""
+def draw_unrelated(panel: Panel, group: Group, column: str) -> None:
+    """Draw the distances of unrelated states in this panel, at most three."""
     words = "√2·‖F$_0$‖" if column == "model_update" else "√2"
-    distances = sorted(unrelated_distance(run, column) for run in panel.drawing.runs)
+    distances = sorted(unrelated_distance(run, column) for run in group.runs)
     for value in distinct_levels(distances):
         panel.level(value, "unrelated states", f"unrelated states, {words}")
 
@@ -174,7 +173,7 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
         title="Theorem 4.2: right-hand side over measured model update",
         y_label="right-hand side / ‖ΔF‖",
         options=options,
-        prepare=lambda panel: panel.level(1.0, *EQUAL),
+        prepare=lambda panel, _: panel.level(1.0, *EQUAL),
         source=lambda run: tables[run],
     )
 
@@ -207,13 +206,17 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     titles = [f"both, step {step}", f"ratio, step {step}"]
     right, ratio = drawing.add_panels([RIGHT, RATIO], titles=titles, height=1.9)
     measured = replace(right, name="measured")
-    bars = len(drawing.series) > MOST_BANDS
     for s, line in drawing.styles.items():
         style = line | {"linestyle": "-"}  # dotted is the other side
         rows = points_of(s.by_depth, partial(value, column="measured"), ceiling, diverged_by)
         if rows.empty:
             continue
-        for panel, column in ((measured, "measured"), (right, "bound"), (ratio, "ratio")):
+        drawing.entry(s.label, **style)
+        for panel, column, label in (
+            (measured, "measured", "‖ΔF‖"),
+            (right, "bound", "right-hand side"),
+            (ratio, "ratio", "ratio"),
+        ):
             part = points_of(s.by_depth, partial(value, column=column), gone=diverged_by)
             part["mark"] = rows["mark"]
             if panel is right:
@@ -222,12 +225,11 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
                 panel.axes.plot(part["x"], part["y"], **dots)
                 panel.add(part, dots, series=s.label, kind="point")
             else:
-                panel.points(s.label, part, style, bars)
-            panel_title = {measured: "‖ΔF‖", right: "right-hand side"}.get(panel)
-            panel.add_fit(s.label, fit_points(part), panel_title, **style)
+                panel.points(s.label, part, style)
+            panel.add_fit(s.label, fit_points(part), label)
     ratio.level(1.0, None, EQUAL[1])
-    drawing.value_axis(typeset("‖ΔF‖ and the right-hand side"), [right, measured])
-    drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], include=1.0)
+    drawing.value_axis(typeset("‖ΔF‖ and the right-hand side"), [right, measured], log=True)
+    drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], log=True, include=1.0)
     drawing.depth_axes(depths)
     drawing.entry("right-hand side of the theorem", color=GREY, ls=":", lw=1.0)
     drawing.notes += note
@@ -236,6 +238,6 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if without := [run for run in tables if run not in used]:
         named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
         drawing.note(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
-    drawing.note_hollow()
+    drawing.note("hollow points are left out of the fits", when=drawing.marks)
     drawing.runs = used
     return drawing.finish("Theorem 4.2 and the measured model update against depth")

@@ -102,19 +102,21 @@ def a_study(root: Path) -> None:
 def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
     a_study(tmp_path / "study")
     chart = make_chart("outcomes", tmp_path)
-    # Learning rates by size, not by spelling; the best scheme on top.
-    assert list(dict.fromkeys(chart.data["panel"])) == ["lr\u00a00.002", "lr\u00a00.01"]
-    low, _ = chart.figure.axes
-    assert [label.get_text() for label in low.get_yticklabels()] == ["DeepNorm", "Post-LN"]
-    assert [label.get_text() for label in low.get_xticklabels()] == ["6", "48"]
+    (axes,) = chart.figure.axes
+    names = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
+    assert names[0].startswith("DeepNorm") and names[-1] == "Post-LN, lr\u00a00.01"  # best on top
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["6", "48"]
 
-    def counts(panel: str, series: str, depth: int) -> dict[str, int]:
-        found = rows(chart, panel=panel, series=series, x=depth)
+    def counts(series: str, depth: int) -> dict[str, int]:
+        found = rows(chart, series=series, x=depth)
         return dict(zip(found["kind"], found["n"], strict=True))
 
-    assert counts("lr\u00a00.002", "DeepNorm", 48) == {"trained": 3}
-    assert counts("lr\u00a00.002", "Post-LN", 48) == {"trained": 2, "stalled": 1}
-    assert counts("lr\u00a00.01", "Post-LN", 48) == {"above": 1, "diverged": 2}
+    assert counts("DeepNorm, lr\u00a00.002", 48) == {"trained": 3}
+    assert counts("Post-LN, lr\u00a00.002", 48) == {"trained": 2, "stalled": 1}
+    assert counts("Post-LN, lr\u00a00.01", 48) == {"above": 1, "diverged": 2}
+    table = make_chart("outcomes", tmp_path, panels="lr").data
+    assert list(dict.fromkeys(table["panel"])) == ["lr\u00a00.002", "lr\u00a00.01"]  # by size
+    assert set(table["series"]) == {"DeepNorm", "Post-LN"}
     (stalled,) = rows(chart, kind="stalled")["value"]
     assert stalled == pytest.approx(ENDS["stalled"])
     # A diverged run has no last loss, only one from before it diverged.

@@ -70,7 +70,6 @@ def test_before_any_run_the_first_one_is_named(
         (["check", QUICK, "--train.lr", "1"], "did you mean train.lr=VALUE?"),
         (["check", QUICK, "model.norm=rmsnorm"], "did you mean model.norm.kind=rms"),
         (["check", QUICK, "model.depth", "12"], "did you mean model.depth=VALUE?"),
-        (["plot", "a b", "update_vs_step"], "deepstack plot update_vs_step 'a b'"),
         (["sweep", "--depths", "6,x"], "model.depth"),
         (["sweep", "--schemes", "post_ln,deepnrm"], "did you mean 'deepnorm'?"),
         (["sweep", QUICK, "--depth", "12"], "did you mean --depths?"),

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers.plot_runs import make_chart, make_runs, words
+from helpers.plot_runs import caption, make_chart, make_runs, words
 from matplotlib.collections import LineCollection
 
 from deepstack.errors import ConfigError
@@ -49,37 +50,47 @@ def test_the_user_chooses_schemes_their_order_and_the_panels(tmp_path: Path) -> 
     make_runs(tmp_path, scheme=("deepnorm", "post_ln", "pre_ln"), depth=(6, 18), lr=(1e-3, 2e-3))
     chart = make_chart("update_vs_depth", tmp_path, schemes=("pre_ln", "deepnorm"))
     assert list(dict.fromkeys(s.split(",")[0] for s in chart.data["series"])) == [
-        "unrelated states", "Pre-LN", "DeepNorm"
+        "Pre-LN", "DeepNorm", "unrelated states"
     ]  # fmt: skip
     chart = make_chart("update_vs_depth", tmp_path, panels="lr")
     names = [f"lr\u00a0{lr}: step {step}" for lr in (0.001, 0.002) for step in (1, 5)]
     assert list(dict.fromkeys(chart.data["panel"])) == names
-    make_runs(tmp_path, scheme="rezero", depth=(6, 18), lr=(1e-3, 2e-3))
     curves = make_chart("update_vs_step", tmp_path)
-    assert len(set(curves.data["panel"])) == 8 and "Pre-LN, N = 18" in set(curves.data["panel"])
+    assert len(set(curves.data["panel"])) == 6 and "Pre-LN, lr\u00a00.001" in set(
+        curves.data["panel"]
+    )
     curves = make_chart("update_vs_step", tmp_path, panels="depth")
     assert list(dict.fromkeys(curves.data["panel"])) == ["N = 6", "N = 18"]
+    curves = make_chart("update_vs_step", tmp_path, panels="scheme")
+    assert len(set(curves.data["panel"])) == 6 and "Pre-LN, N = 18" in set(curves.data["panel"])
     with pytest.raises(ConfigError, match="did you mean 'deepnorm'"):
         make_chart("update_vs_depth", tmp_path, schemes=("deepnrm",))
 
 
-def test_many_series_have_error_bars_instead_of_bands(tmp_path: Path) -> None:
+def test_points_have_error_bars_and_curves_have_bands(tmp_path: Path) -> None:
     names = ("admin", "deepnorm", "fixup", "post_ln", "pre_ln", "rezero")
 
     def updates(scheme: str, seed: int, depth: int) -> list[float]:
         return [(1 + names.index(scheme) + 0.1 * seed) * 0.01 * t for t in range(1, 31)]
 
     make_runs(tmp_path, scheme=names, seed=(0, 1), depth=(6, 18), updates=updates)
-    for name in ("update_vs_depth", "update_vs_step"):
-        axes = make_chart(name, tmp_path).figure.axes[0]
-        bars = [area for area in axes.collections if isinstance(area, LineCollection)]
-        assert len(bars) == len(axes.collections) == len(names)
-        assert all(1 < len(bar.get_paths()) <= 6 for bar in bars)
-    crowded = make_chart("loss_vs_step", tmp_path)
-    assert len(crowded.figure.axes) == len(names) and len(set(crowded.data["panel"])) == len(names)
-    assert not any(isinstance(a, LineCollection) for a in crowded.figure.axes[0].collections)
-    assert {"N = 6", "N = 18", "training loss"} <= set(words(crowded))
-    shared = make_chart("loss_vs_step", tmp_path, panels="depth")
-    assert len(shared.figure.axes) == 4
-    few = make_chart("update_vs_step", tmp_path, schemes=names[:2]).figure.axes[0]
-    assert not any(isinstance(area, LineCollection) for area in few.collections)
+    axes = make_chart("update_vs_depth", tmp_path).figure.axes[0]
+    bars = [area for area in axes.collections if isinstance(area, LineCollection)]
+    assert len(bars) == len(axes.collections) == len(names)
+    curves = make_chart("loss_vs_step", tmp_path)
+    assert len(curves.figure.axes) == len(names) == len(set(curves.data["panel"]))
+    assert all(len(axes.collections) == 2 for axes in curves.figure.axes)  # a band a depth
+    assert {"N = 6", "N = 18", "training loss"} <= set(words(curves))
+    crowded = make_chart("update_vs_step", tmp_path, panels="depth").figure.axes
+    assert len(crowded) == 2 and not any(axes.collections for axes in crowded)
+
+
+def test_a_chart_has_at_most_fifteen_panels_unless_schemes_are_named(tmp_path: Path) -> None:
+    names = tuple(ORDER[:17])
+    make_runs(tmp_path, scheme=names, depth=(6, 18), layers=lambda depth, **_: np.ones((2, depth)))
+    for name in ("update_vs_step", "layer_step_heat_map"):
+        chart = make_chart(name, tmp_path)
+        shown = set(chart.data["panel"])
+        assert len(shown) == 15 and {"Post-LN", "Pre-LN"} <= {s.split(",")[0] for s in shown}
+        assert "left out: " in caption(chart)
+        assert len(set(make_chart(name, tmp_path, schemes=names).data["panel"])) == 17

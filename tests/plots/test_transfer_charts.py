@@ -71,20 +71,3 @@ def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:
     assert "norm gain: 1.000 ± 0.000, 1.000 ± 0.000" in words(chart)
     for axes in chart.figure.axes:
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-
-
-@pytest.mark.parametrize(("eval_every", "panels"), [(0, 1), (5, 2)])
-def test_a_calibration_is_drawn_at_its_rate_and_not_at_half_of_it(
-    tmp_path: Path, eval_every: int, panels: int
-) -> None:
-    make_runs(
-        tmp_path, depth=(6, 18), lr=(1e-3, 5e-4), config={"train.eval_every": eval_every},
-        updates=lambda depth, lr: [lr * depth], layers=lambda depth, lr: np.ones((1, depth)),
-    )  # fmt: skip
-    chart = make_chart("update_by_role", tmp_path)
-    assert len(chart.figure.axes) == panels
-    if panels == 1:
-        together = rows(chart, kind="point", series="together")
-        assert together["y"].tolist() == pytest.approx([6e-3, 18e-3])
-        assert any("at half the rate" in word for word in words(chart))
-        assert len(make_chart("update_by_role", tmp_path, panels="lr").figure.axes) == 2

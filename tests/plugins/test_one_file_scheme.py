@@ -103,5 +103,3 @@ def test_the_estimate_has_its_memory(echo: Path) -> None:
     added = memory_terms(config, 257, scheme_memory(config))["activations"] - without
     batch = config.train.batch_size + config.log.probe_sequences
     assert added in [2 * 4 * n * 8 * 8 * 4 for n in (config.train.batch_size, batch)]
-
-

@@ -20,7 +20,6 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, DifferenceError, Interrupted
 from deepstack.records import Run, RunFolder
-from deepstack.registry import restored_registries
 from deepstack.training import Observer
 from deepstack.training import run as training_run
 from deepstack.training.rerun import check
