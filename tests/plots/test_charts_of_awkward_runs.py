@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 
 from deepstack.analysis.fit import Fit
+from deepstack.analysis.settings import value_text
 from deepstack.plots import Chart
 from deepstack.plots.page import wrap
 from deepstack.records.cells import counted
