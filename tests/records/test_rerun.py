@@ -137,9 +137,12 @@ def lines(name: str, act: Callable[[list[str]], list[str]]) -> Action:
 
 
 CHANGES: list[tuple[Action, str]] = [
-    (cell("evals.csv", 4, "loss"), r"evals\.csv: a row written again differs"),
-    (cell("attribution.csv", 3, "q"), r"attribution\.csv: a row written again differs"),
-    (flip_layer, r"layers/stream_norm\.npy at step 3: was "),
+    (cell("evals.csv", 4, "loss"), r"evals\.csv: a row .* differs .* at step 4 in column loss"),
+    (cell("attribution.csv", 3, "q"), r"attribution\.csv: .* at step 3 in column q"),
+    (flip_layer, r"layers/stream_norm\.npy at step 3, layer 2: was "),
+    (lambda f: (f.layers_dir / "grad_norm.npy").unlink(), r"layers/grad_norm\.npy: only one"),
+    (lambda f: (f.layers_dir / "grad_norm.npy").write_bytes(b""), r"grad_norm\.npy: is no array"),
+    (lambda f: shutil.rmtree(f.checkpoint_dir), "checkpoint/6 is not in the record"),
     (flip_weight, "checkpoint 6: .* in weights.safetensors differs"),
     (lambda f: f.write_status("diverged", 6), "its state was diverged at step 6, is done at"),
     (lines("steps.csv", lambda x: [*x[:2], "2,1,9,9,9,9,9,9\n", *x[2:]]), r"steps\.csv: a row"),
@@ -226,6 +229,8 @@ def test_what_is_no_run_or_has_no_row(
     folder.evals_path.unlink()
     result = rerun(folder.path, "--check")
     assert result.exit_code == 7 and "no row" in result.stderr
+    folder.meta_path.unlink()
+    assert rerun(folder.path).exit_code == 7
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
         monkeypatch.setenv(name, "0")
     with pytest.raises(ConfigError, match="several processes"):
