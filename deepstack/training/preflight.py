@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -90,6 +91,7 @@ def preflight(
     """
     plugins.refuse_while_loading("deepstack.train")
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
+    refuse_non_utf8_path(out.absolute())
     refuse_missing_plugins(config, study_folder)
     tracks = "tensorboard" in config.log.to
     if tracks:
@@ -135,6 +137,14 @@ def preflight(
         yield Prepared(
             config, path, folder, task, start, device, ranks, paths, environment, observer, command
         )
+
+
+def refuse_non_utf8_path(out: Path) -> None:
+    """Raise ConfigError for a path that is not UTF-8: safetensors cannot write to it."""
+    try:
+        os.fsencode(out).decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{out}: this path is not UTF-8; give another with --out") from None
 
 
 def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:

@@ -60,13 +60,17 @@ def test_letters_that_a_terminal_or_a_path_lacks_stop_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("command", [["train"], ["sweep", "seed=0,1"]], ids=str)
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [(b"\xff\xfe", b"not UTF-8"), (b"x" * 300, b"File name too long")],
+    ids=["bytes", "long"],
+)
 def test_a_path_that_cannot_be_is_refused_before_anything_is_trained(
-    command: list[str], tmp_path: Path
+    command: list[str], name: bytes, expected: bytes, tmp_path: Path
 ) -> None:
-    refused = deepstack(
-        command[0], QUICK, *TINY, *command[1:], "-q", "--out", tmp_path / ("x" * 300)
-    )
-    assert b"File name too long" in refused.stderr and b"Traceback" not in refused.stderr
+    out = os.fsdecode(os.fsencode(tmp_path) + b"/" + name)
+    refused = deepstack(command[0], QUICK, *TINY, *command[1:], "-q", "--out", out)
+    assert expected in refused.stderr and b"Traceback" not in refused.stderr
     assert refused.returncode in (2, 3), refused.stderr.decode()
     assert not [*tmp_path.glob("*/*/*/steps.csv")]
 
