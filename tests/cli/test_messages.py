@@ -80,6 +80,7 @@ def test_before_any_run_the_first_one_is_named(
         (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
         (["train", QUICK, "train.stesp=3"], "unknown key 'stesp'; did you mean 'steps'?\n"),
         (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
+        (["plot", STUDY, "loss_vs_tsep"], "unknown chart 'loss_vs_tsep'; did you mean 'loss_vs_st"),
         (["plot", "zzz", STUDY], "unknown chart 'zzz'; allowed: attribution_vs_depth, "),
         (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
         (["report", STUDY, "--diagnostic", "zzz"], "unknown diagnostic 'zzz'; allowed: grad_norm"),
