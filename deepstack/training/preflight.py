@@ -11,7 +11,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -243,6 +243,9 @@ def locked_folder(
                 stack.enter_context(folder.lock())
             except ResourceError as error:
                 if getattr(error.__cause__, "errno", None) in READ_ONLY:
+                    with suppress(ResourceError):
+                        if (state := folder.read_state()) in ENDED:  # nothing to write
+                            return [str(folder.path), state]
                     raise ResourceError(f"{error}; give another folder with --out") from error
                 raise
             return [str(folder.path), folder.read_state()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -40,6 +41,26 @@ def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
     before = everything(tmp_path)
     assert train(out, "seed=1", "runtime.fused=true", "model.dropout=0.1").exit_code == 2
     assert everything(tmp_path).keys() == before.keys()
+
+
+@pytest.mark.parametrize("cause", [errno.EROFS, errno.EACCES])
+def test_a_run_that_is_done_is_said_to_be_where_nothing_can_be_written(
+    cause: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(tmp_path).exit_code == 0
+    opened = os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and str(tmp_path) in str(path):
+            raise OSError(cause, os.strerror(cause), str(path))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", read_only)
+    again = train(tmp_path)
+    assert again.exit_code == 0 and Path(again.stdout.strip()).is_dir(), again.stderr
+    other = train(tmp_path, "seed=1")
+    assert other.exit_code == 5
+    assert other.stderr.rstrip().endswith("give another folder with --out")
 
 
 def deepstack(*words: object, **environment: str) -> subprocess.CompletedProcess[bytes]:
