@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import chain
+from operator import ge, gt, le, lt
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,6 +22,10 @@ MAX_PROBLEMS = 20
 
 # Gated feed-forwards, as papers call them, and the activation of their gate.
 _GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid"}
+_NUMBERS: dict[Any, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
+_LIMITS = (
+    ("minimum", ge), ("exclusiveMinimum", gt), ("maximum", le), ("exclusiveMaximum", lt)
+)  # fmt: skip
 # What people write for several values.
 _SEVERAL = re.compile(r".*,.*|\d+(-|\.\.+|:)\d+")
 
@@ -152,13 +157,12 @@ def _wrong_value(path: Path, node: Node) -> str:
 
 def _meant_number(value: Any, schema: Schema) -> int | float | None:
     """Return the allowed number that a value denotes: 1000 for 1e3, 12 for '12'; None for none."""
-    number = parse_scalar(str(value))
+    number: Any = parse_scalar(str(value))
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     for option in alternatives(schema):
-        types = {"integer": int, "number": (int, float)}.get(str(option.get("type")), ())
-        if isinstance(number, types) and not isinstance(number, bool):
-            fits = option.get("minimum", number) <= number <= option.get("maximum", number)
+        if type(number) in _NUMBERS.get(option.get("type"), ()):
+            fits = all(test(number, option[limit]) for limit, test in _LIMITS if limit in option)
             if fits and repr(number) != repr(value):
                 return number
     return None
