@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from helpers.ended_runs import TINY
 from helpers.small_runs import reseal
 
 import deepstack
+from deepstack import plugins
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, DifferenceError, Interrupted
 from deepstack.records import Run, RunFolder
+from deepstack.registry import restored_registries
 from deepstack.training import Observer
 from deepstack.training import run as training_run
 from deepstack.training.rerun import check
@@ -217,6 +220,25 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     result = rerun(run.path, "--check")
     assert result.exit_code == 2
     assert run.meta["data"]["sha256"] in result.stderr and "other data" in result.stderr
+
+
+def test_a_missing_plugin_is_refused_and_a_given_one_is_used(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from deepstack.schemes import Scheme\n"
+        "class Twice(Scheme, name='twice', label='Twice', paper='none'):\n"
+        "    '''x <- LN(2 x + G(x)).'''\n"
+        "    def residual(self, x, G, norm):\n"
+        "        return norm(2 * x + G(x))\n"
+    )
+    config = with_overrides(Config(), TINY | {"model.scheme": "twice"})
+    with restored_registries(), patch.dict(plugins.LOADED):
+        plugins.load_plugins([plugin])
+        run = deepstack.train(config, out=tmp_path)
+    result = rerun(run.path, "--check")
+    assert result.exit_code == 2 and "mine.py" in result.stderr and "sha256" in result.stderr
+    result = rerun(run.path, "--check", "--plugin", plugin)
+    assert result.exit_code == 0, result.stderr
 
 
 def test_what_is_no_run_or_has_no_row(
