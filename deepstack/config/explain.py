@@ -26,7 +26,7 @@ _NUMBERS: dict[Any, tuple[type, ...]] = {"integer": (int,), "number": (int, floa
 _LIMITS = (
     ("minimum", ge), ("exclusiveMinimum", gt), ("maximum", le), ("exclusiveMaximum", lt)
 )  # fmt: skip
-# What people write for several values.
+# Several values, as people write them.
 _SEVERAL = re.compile(r".*,.*|\d+(-|\.\.+|:)\d+")
 
 

@@ -163,20 +163,6 @@ def test_roles_in_any_order_are_one_experiment() -> None:
     assert conf.config_hash(one) == conf.config_hash(other) == "422399"
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "study"),
-    [
-        ("kept", "configs/x.yaml", "kept"),
-        (None, "configs/depth_sweep.yaml", "depth_sweep"),
-        (None, "a b/ü x.yaml", "_x"),
-        (None, "..yaml", "runs"),
-        (None, "-rf.yaml", "rf"),
-    ],
-)
-def test_study_name_stays_in_its_folder(name: str | None, path: str, study: str) -> None:
-    assert conf.study_name(conf.Config(name=name), path) == study
-
-
 STUDY = """
 model: {d_model: 32}
 sweep:
