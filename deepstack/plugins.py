@@ -41,6 +41,8 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
 
     Raises PluginError when a file is missing, cannot be run, or has the name of another plugin.
     """
+    if isinstance(paths, str | Path):
+        raise PluginError(f"load_plugins: found one path; allowed a list, such as [{str(paths)!r}]")
     for path in map(Path, paths):
         try:
             content = path.read_bytes()

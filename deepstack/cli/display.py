@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from deepstack.cli.streams import log, terminal_console
 from deepstack.records.cells import printable
@@ -26,9 +26,8 @@ class Display(PlainLines):
     def __init__(self, console: Console) -> None:
         super().__init__(seconds=0.0)
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}"),  # the step; a narrow terminal cuts the bar first
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
             TextColumn("{task.fields[values]}", markup=False),
             console=console,
             expand=True,
@@ -42,12 +41,13 @@ class Display(PlainLines):
 
     def started(self, run: Started) -> None:
         super().started(run)
+        done = run.first_step - 1
         self.progress.update(
-            self.task, total=run.steps, completed=run.first_step - 1, description="training"
+            self.task, total=run.steps, completed=done, description=f"{done}/{run.steps}"
         )
 
     def show(self, step: int, steps: int, text: str) -> None:
-        self.progress.update(self.task, completed=step, values=text)
+        self.progress.update(self.task, completed=step, description=f"{step}/{steps}", values=text)
 
 
 @contextmanager

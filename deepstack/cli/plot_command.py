@@ -72,13 +72,10 @@ def plot_command(
 
     if not Path(words[0]).exists():  # charts may be joined by commas
         words = [*words[0].split(","), *words[1:]]
-    # Charts and folders may have any order; an unknown last word is a folder.
-    charts = [
-        word
-        for i, word in enumerate(words)
-        if not Path(word).is_dir()
-        if word in CHARTS or word in WORDED or i < len(words) - 1
-    ]
+    # Charts and folders may have any order; without a folder, an unknown last word is meant as one.
+    charts = [word for word in words if "/" not in word and not Path(word).is_dir()]
+    if len(charts) == len(words) and words[-1] not in (*CHARTS, *WORDED):
+        charts.pop()
     directories = [word for word in words if word not in charts] or ["results"]
     paths: Any = ()
     try:

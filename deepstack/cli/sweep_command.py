@@ -145,6 +145,8 @@ def sweep_command(
         launcher = OnRay(name, out, workers, address)
     else:
         launcher = sweeps.Local(cells, name, out, count, budget=budget)
+        if (most := sweeps.default_workers(cells)) < count and not quiet:
+            opt.note(f"{count} workers have more threads than the cores; use --workers {most}")
     seconds = None if max_hours is None else 3600 * max_hours
     with watch(quiet, cells) as show, stop_on_signal() as stop:
         pool = sweeps.Pool(cells, launcher, retried, stop, show, seconds, run_timeout)

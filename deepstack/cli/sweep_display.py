@@ -37,6 +37,7 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Show]:
             TimeRemainingColumn(),
             console=console,
             expand=True,
+            speed_estimate_period=600,  # seconds: runs differ in the time of a step
         )
         total = sum(cell.flops for cell in cells)
         task = bar.add_task("", total=total)

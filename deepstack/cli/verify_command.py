@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepstack.cli.options import Folders, Json
+from deepstack.cli.options import Folders, Json, note
 from deepstack.cli.progress import show_work
 from deepstack.cli.tables import emit
 from deepstack.errors import DifferenceError
@@ -43,6 +43,11 @@ def verify_command(
         for one in inspections
     ]
     emit(rows, json)
+    if unknown := sum(one.verdict == "no checksums" for one in inspections):
+        note(
+            f"{unknown} of {len(inspections)} runs have no checksums: an earlier version wrote "
+            "them, and their files were only read"
+        )
     if damaged := sum(one.verdict == "damaged" for one in inspections):
         raise DifferenceError(
             f"{damaged} of {len(inspections)} runs differ from the files that were written"

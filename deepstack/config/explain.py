@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import re
 from itertools import chain
+from operator import ge, gt, le, lt
 from typing import Any
 
 from pydantic import ValidationError
 
-from deepstack.allowed import IDENTIFIER, PATTERNS, alternatives, describe, literals
+from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
 from deepstack.config.roles import ROLES
 from deepstack.config.schema import Config
 from deepstack.config.section import Section
 from deepstack.config.walk import Path, at, dotted, keys, sections
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest, unknown
-from deepstack.yaml_reader import Node, Problem, quote, shorten
+from deepstack.yaml_reader import Node, Problem, parse_scalar, quote, shorten
 
 MAX_PROBLEMS = 20
+
+# Gated feed-forwards, as papers call them, and the activation of their gate.
+_GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid"}
+_NUMBERS: dict[Any, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
+_LIMITS = (
+    ("minimum", ge), ("exclusiveMinimum", gt), ("maximum", le), ("exclusiveMaximum", lt)
+)  # fmt: skip
+# Several values, as people write them.
+_SEVERAL = re.compile(r".*,.*|\d+(-|\.\.+|:)\d+")
 
 
 def raise_problems(problems: list[Problem]) -> None:
@@ -132,8 +142,27 @@ def _wrong_value(path: Path, node: Node) -> str:
     """Return the message for a value that the schema refuses."""
     value, schema = node.value, at(path)
     text = f"found {node.shown}; allowed {describe(schema)}"
-    if isinstance(value, str):
+    number = _meant_number(value, schema)
+    if dotted(path) == "model.activation" and (gate := _GATED.get(str(value).lower())):
+        text += f"; {value} is model.activation={gate} with model.gated=true"
+    elif number is not None:
+        text += f"; did you mean {number}?"
+    elif isinstance(value, str):
         text += hint_for(nearest(value, map(str, chain(*map(literals, alternatives(schema))))))
-        if "command line" in node.where and "," in value:
-            text += "; several values make a sweep: deepstack sweep"
+        if "command line" in node.where and _SEVERAL.fullmatch(value):
+            text += "; several values make a sweep: deepstack sweep, with commas between them "
+            text += "(0,1,2)"
     return text
+
+
+def _meant_number(value: Any, schema: Schema) -> int | float | None:
+    """Return the allowed number that a value denotes: 1000 for 1e3, 12 for '12'; None for none."""
+    number: Any = parse_scalar(str(value))
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    for option in alternatives(schema):
+        if type(number) in _NUMBERS.get(option.get("type"), ()):
+            fits = all(test(number, option[limit]) for limit, test in _LIMITS if limit in option)
+            if fits and repr(number) != repr(value):
+                return number
+    return None

@@ -112,6 +112,11 @@ def read_tree(
     text: str | bytes, source: str, overrides: Sequence[str]
 ) -> tuple[Node, list[Problem]]:
     """Return the values of a text with its overrides, and the mistakes in their syntax."""
+    if isinstance(overrides, str | Mapping):  # a text would be read as a list of letters
+        raise ConfigError(
+            f"overrides: found {type(overrides).__name__}; allowed a list of texts, such as "
+            "['model.depth=3']"
+        )
     if len(text) > MAX_BYTES:
         raise ConfigError(
             f"{source}: found more than 64 KiB; allowed a configuration of at most 64 KiB"
@@ -203,9 +208,13 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
             with open(path, "rb") as file:
                 return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        beside = [file.name for file in Path(path).parent.glob("*.y*ml")]
-        near = nearest(Path(path).name, [*sorted(beside), *example_paths()])
-        hint = f"; did you mean {printable_path(near)!r}?" if near else ""
+        wanted = Path(path)
+        beside = {file.stem: str(file) for file in sorted(wanted.parent.glob("*.y*ml"))}
+        names = {name: name for name in example_paths()} | beside
+        near = nearest(wanted.stem, names)
+        hint = f"; did you mean {printable_path(names[near])!r}?" if near else ""
+        if "=" in name:
+            hint = f"; a setting comes after the configuration, as in: FILE.yaml {name}"
         raise ConfigError(f"{name}: no such file{hint}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error

@@ -86,6 +86,8 @@ def wrong_key(key: str, runtime: bool = False) -> str:
         return f"found {quote(key)}, in which no two runs may differ"
     if key in walk.keys() or (key.startswith(FREE) and all(path) and len(path) <= MAX_DEPTH):
         return ""
+    if inner := walk.sections().get(key):
+        return f"found the section {quote(key)}; allowed a key in it: {', '.join(inner)}"
     return (
         f"found {quote(key)}; allowed a dotted key such as model.depth{hint_for(suggest_key(path))}"
     )

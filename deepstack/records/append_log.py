@@ -182,8 +182,11 @@ class AppendLog:
 
     def _difference(self, old: bytes, new: bytes) -> DifferenceError:
         was, now = (line.rstrip(b"\n").decode("ascii", "replace") for line in (old, new))
+        cells = zip(self.columns, was.split(","), now.split(","), strict=False)
+        column = next((name for name, one, two in cells if one != two), "step")
         return DifferenceError(
-            f"{self.path}: a row written again differs from the one on disk\n"
+            f"{self.path}: a row written again differs from the one on disk, at step "
+            f"{now.split(',')[0]} in column {column}\n"
             f"  on disk: {was}\n"
             f"  now:     {now}"
         )

@@ -39,8 +39,8 @@ class Inspection:
 
     state: of status.json, or 'interrupted' if it is 'running' and no process holds the run.
     files: number of files compared with a sha256.  problems: one line each, naming the file.
-    verdict: one of 'damaged', 'so far' (not ended), 'no weights' (published without its
-    checkpoints, other files whole) and 'whole'.
+    verdict: one of 'damaged', 'no checksums' (ended, of an earlier version), 'so far' (not ended),
+    'no weights' (published without its checkpoints, other files whole) and 'whole'.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -54,10 +54,12 @@ class Inspection:
             self.state = "interrupted"
         self._compare_analyses()
         # In a run that has not ended, checksums were written just before a kill and are outdated.
-        if self.state in ENDED:
+        if self.state in ENDED and (folder.path / CHECKSUMS).exists():
             verdict = self._compare_all(status)
         else:
-            verdict = "so far"
+            verdict = "no checksums" if self.state in ENDED else "so far"
+            if "checksums" in status:
+                self._add(CHECKSUMS, "missing")
             self._read_all()
             self._compare_checkpoints()
         self.verdict = "damaged" if self.problems else verdict
@@ -119,9 +121,6 @@ class Inspection:
         Returns the verdict without a problem.
         """
         folder = self.folder
-        if not (folder.path / CHECKSUMS).exists():
-            self._add(CHECKSUMS, "missing")
-            return "damaged"
         sums: dict[str, Any] = {}
         with self._reading(CHECKSUMS):
             if "checksums" not in status:
@@ -131,7 +130,7 @@ class Inspection:
             sums = mapping(folder.path / CHECKSUMS)
         if not sums:
             return "damaged"
-        if sums.pop(STATUS, None) != status_sum(status):
+        if sums.pop(STATUS, None) not in (None, status_sum(status)):  # earlier versions have none
             self._add(STATUS, "changed (sha256 differs)")
         has_weights = not is_published(folder.path) or folder.checkpoint_dir.exists()
         if not has_weights:
@@ -166,6 +165,10 @@ class Inspection:
         for name in folder.layer_names():
             with self._reading(f"layers/{name}.npy"):
                 folder.read_layers(name)
+        if self.state in ENDED:
+            with self._reading("steps.csv"):
+                if not folder.ends_at(step := folder.read_status().get("step")):
+                    self._add("steps.csv", f"does not end at step {step}, as status.json says")
 
     def _compare_checkpoints(self) -> None:
         """Compare checkpoints with their checksums, and logs with those in the newest whole one."""

@@ -138,8 +138,13 @@ def check_layers(schemes: Sequence[Any], base: Any) -> None:
 
 
 def check_attributes(scheme: Any, base: Any) -> None:
-    """Raise PluginError for tensors without a role and for hidden methods of the base class."""
+    """Raise PluginError for tensors without a role, hidden methods of base and missing values."""
     owner = f"the scheme {scheme.name}"
+    if "slots" not in vars(scheme).get("_modules", {}):
+        raise PluginError(
+            f"{owner}: its __init__ does not call super().__init__(layer, depth, parts); that "
+            "comes first"
+        )
     for name, value in vars(scheme).items():
         if isinstance(value, Tensor):
             raise PluginError(
@@ -151,6 +156,12 @@ def check_attributes(scheme: Any, base: Any) -> None:
             raise PluginError(
                 f"{owner}: its __init__ sets self.{name}, which is a method of schemes; choose "
                 f"another name, such as self.own_{name}"
+            )
+    for name in () if scheme.joins_sublayers else scheme.residual_values:
+        if not hasattr(scheme, f"{scheme.sublayers[0]}_{name}"):
+            raise PluginError(
+                f"{defined_at(type(scheme), 'residual')}residual has the argument {name}, which no "
+                f"sublayer has; make it in __init__: self.of_each({name!r}, lambda: parameter(…))"
             )
 
 

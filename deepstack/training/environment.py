@@ -160,13 +160,17 @@ def environment_changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     fingerprint is compared without it.
     """
     names = {*known, *now}
-    if "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint"):
+    same_numbers = "fingerprint" not in known or known["fingerprint"] == now.get("fingerprint")
+    if same_numbers:
         names -= {"fingerprint", "cpu_model", "instruction_sets", "variables"}
-    return [
+    changes = [
         f"{name} was {known.get(name)!r}, is {now.get(name)!r}"
         for name in sorted(names)
         if known.get(name) != now.get(name)
     ]
+    if not same_numbers and known.get("cpu_model") == now.get("cpu_model"):
+        changes.append(f"cpu_model is {now.get('cpu_model')!r}")
+    return changes
 
 
 def versions(device: torch.device) -> dict[str, str]:

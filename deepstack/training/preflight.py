@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,6 +91,7 @@ def preflight(
     """
     plugins.refuse_while_loading("deepstack.train")
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
+    refuse_non_utf8_path(out.absolute())
     refuse_missing_plugins(config, study_folder)
     tracks = "tensorboard" in config.log.to
     if tracks:
@@ -135,6 +137,14 @@ def preflight(
         yield Prepared(
             config, path, folder, task, start, device, ranks, paths, environment, observer, command
         )
+
+
+def refuse_non_utf8_path(out: Path) -> None:
+    """Raise ConfigError for a path that is not UTF-8: safetensors cannot write to it."""
+    try:
+        os.fsencode(out).decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{out}: this path is not UTF-8; give another with --out") from None
 
 
 def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
@@ -233,6 +243,9 @@ def locked_folder(
                 stack.enter_context(folder.lock())
             except ResourceError as error:
                 if getattr(error.__cause__, "errno", None) in READ_ONLY:
+                    with suppress(ResourceError):
+                        if (state := folder.read_state()) in ENDED:  # nothing to write
+                            return [str(folder.path), state]
                     raise ResourceError(f"{error}; give another folder with --out") from error
                 raise
             return [str(folder.path), folder.read_state()]

@@ -16,10 +16,17 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.distributed import started_by_torchrun
-from deepstack.errors import ConfigError, DifferenceError, Interrupted, NothingMatchedError
+from deepstack.errors import (
+    ConfigError,
+    DifferenceError,
+    Interrupted,
+    NothingMatchedError,
+    ResourceError,
+)
 from deepstack.interrupts import Stop
 from deepstack.records import ENDED, RunFolder, existing_run
 from deepstack.records.files import read
+from deepstack.records.published import is_published
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.extension import Parent, inexact_parent, recorded_logs
 from deepstack.training.observer import Observer
@@ -46,6 +53,8 @@ def record_of(run: str | Path, *, compared: bool = False) -> Record:
     if started_by_torchrun():
         raise ConfigError("rerun: found several processes (torchrun); allowed one")
     config = recorded_config(folder)
+    if "environment" not in folder.read_meta():
+        raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")
     if extends := inexact_parent(folder):
         raise ConfigError(
             f"{folder.path} extends {extends.get('run')} after step {extends.get('step')} under "
@@ -135,13 +144,19 @@ def later_difference(old: RunFolder, new: RunFolder, ended: bool) -> str | None:
         was, now = ((s.get("state"), s.get("step")) for s in map(RunFolder.read_status, (old, new)))
         if was != now:
             return f"its state was {was[0]} at step {was[1]}, is {now[0]} at step {now[1]}"
-    for name in old.layer_names():
-        if name not in new.layer_names():
-            return f"layers/{name}.npy is not written any more"
-        (steps, before), (_, after) = old.read_layers(name), new.read_layers(name)
+        if new.checkpoints() and not old.checkpoints() and not is_published(old.path):
+            return f"checkpoint/{new.checkpoints()[-1]} is not in the record"
+    for name in sorted({*old.layer_names(), *(new.layer_names() if ended else ())}):
+        try:
+            (steps, before), (_, after) = old.read_layers(name), new.read_layers(name)
+        except KeyError:
+            return f"layers/{name}.npy: only one of the runs has it"
+        except ResourceError as error:
+            return str(error)
         for step, one, two in zip(steps, before, after, strict=False):  # common records
-            if one.tobytes() != two.tobytes():
-                return f"layers/{name}.npy at step {step}: was {one}, is {two}"
+            for layer, (a, b) in enumerate(zip(one, two, strict=False), start=1):
+                if a.tobytes() != b.tobytes():
+                    return f"layers/{name}.npy at step {step}, layer {layer}: was {a}, is {b}"
     for step in {*old.checkpoints()} & {*new.checkpoints()}:
         try:
             parts = ckpt.load(old.checkpoint_path(step), step).parts

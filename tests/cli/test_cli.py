@@ -111,7 +111,9 @@ def test_coefficients_are_listed_at_a_depth_and_gains_of_the_first_and_last_laye
             assert row["gains_last"]["w1"] == pytest.approx(last)
 
 
-def test_sweep_runs_skips_and_ends_with_a_table(tmp_path: Path) -> None:
+def test_sweep_runs_skips_and_ends_with_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["sweep", QUICK, *TINY, "--depths", "1,2", "--schemes", "post_ln,deepnorm"]
     words += ["--out", str(tmp_path), "--workers", "2"]
     plan = deepstack(*words, "--dry-run", "--json")
@@ -124,8 +126,10 @@ def test_sweep_runs_skips_and_ends_with_a_table(tmp_path: Path) -> None:
     runs = find_runs(tmp_path)
     assert len(runs) == 4 and {run.state for run in runs} == {"done"}
     times = {run.name: (run.path / "steps.csv").stat().st_mtime_ns for run in runs}
+    monkeypatch.setattr(sys.modules["deepstack.sweeps.local"], "cores", lambda: 1)
     again = deepstack(*words, "--json")
     assert again.exit_code == 0 and len(json.loads(again.stdout)) == 4
+    assert "2 workers have more threads than the cores; use --workers 1" in again.stderr
     assert times == {r.name: (r.path / "steps.csv").stat().st_mtime_ns for r in find_runs(tmp_path)}
 
 
@@ -157,7 +161,7 @@ def test_the_live_display_on_a_terminal(tmp_path: Path) -> None:
         assert part in shown, part
 
 
-@pytest.mark.parametrize("width", [20, 300])
+@pytest.mark.parametrize("width", [20, 80, 300])
 def test_the_display_can_be_drawn_at_every_moment(width: int) -> None:
     from rich.console import Console
 
@@ -169,11 +173,13 @@ def test_the_display_can_be_drawn_at_every_moment(width: int) -> None:
     display = Display(console)
     with display.progress:
         folder = RunFolder("results/x/y")
-        display.started(Started(folder, "DeepNorm", [3], 30, 4, 90, "cpu", {}))
+        display.started(Started(folder, "DeepNorm", [3], 30, 4, 90_000, "cpu", {}))
         for step in range(4, 90):
-            row = {"loss": 3.0, "model_update": None, "grad_norm": 1.0, "step_ms": 2.0}
+            row = {"loss": 3.1234, "model_update": None, "grad_norm": 1.2345, "step_ms": 234.5}
+            row["model_update"] = 1.2345 if step > 4 else None
             display.stepped(step, row)
             display.progress.refresh()
+            assert width < 80 or f"{step}/90000 " in console.export_text()
         display.evaluated(4, {"loss": float("nan"), "loss_masked": 3.1, "unigram_loss": 3.2})
         display.finished("done", 90)
     console.file.close()

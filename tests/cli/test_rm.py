@@ -133,6 +133,14 @@ def test_what_is_no_run_or_study_below_out_is_refused(out: Path, tmp_path: Path)
     assert rm(out).exit_code == 2 and rm(out, out / "one", "--empty").exit_code == 2
 
 
+def test_what_is_in_the_trash_is_not_put_there_again(out: Path) -> None:
+    there = rm(out, out / "one").stdout.strip()
+    before = contents(out)
+    for path in (out / ".trash", Path(there).parent, there):
+        assert rm(out, path).exit_code == 2
+    assert contents(out) == before
+
+
 def test_links_are_not_followed(out: Path, tmp_path: Path) -> None:
     outside = make_run(tmp_path / "elsewhere" / "run").path
     (out / "linked").symlink_to(outside.parent)
@@ -197,3 +205,17 @@ def test_a_run_at_work_in_the_trash_is_not_deleted(out: Path) -> None:
     with RunFolder(there / "d48").lock():
         assert rm(out, "--empty").exit_code == 5
     assert contents(there) == before
+
+
+def test_a_disk_that_refuses_leaves_all_where_it_is(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(out)
+
+    def refuse(*paths: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr("deepstack.records.trash.os.rename", refuse)
+    result = rm(out, out / "one")
+    assert result.exit_code == 5 and "cross-device" in result.stderr
+    assert contents(out) == before

@@ -89,6 +89,17 @@ def test_parameters_that_no_bank_can_hold_are_refused(wrong: Any, said: str) -> 
         built()
 
 
+def test_a_scheme_that_does_not_call_super_is_told_to() -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(2 x + G(x))."""
+
+        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+            self.alpha_here = 2.0
+
+    with pytest.raises(PluginError, match=r"own: its __init__ does not call super\(\)\.__init__"):
+        built()
+
+
 class Doubled(torch.nn.Module):
     def forward(self, h: Any) -> Any:
         return 2 * h

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from helpers.ended_runs import TINY
 from helpers.small_runs import reseal
 
 import deepstack
+from deepstack import plugins
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, DifferenceError, Interrupted
 from deepstack.records import Run, RunFolder
+from deepstack.registry import restored_registries
 from deepstack.training import Observer
 from deepstack.training import run as training_run
 from deepstack.training.rerun import check
@@ -137,9 +140,12 @@ def lines(name: str, act: Callable[[list[str]], list[str]]) -> Action:
 
 
 CHANGES: list[tuple[Action, str]] = [
-    (cell("evals.csv", 4, "loss"), r"evals\.csv: a row written again differs"),
-    (cell("attribution.csv", 3, "q"), r"attribution\.csv: a row written again differs"),
-    (flip_layer, r"layers/stream_norm\.npy at step 3: was "),
+    (cell("evals.csv", 4, "loss"), r"evals\.csv: a row .* differs .* at step 4 in column loss"),
+    (cell("attribution.csv", 3, "q"), r"attribution\.csv: .* at step 3 in column q"),
+    (flip_layer, r"layers/stream_norm\.npy at step 3, layer 2: was "),
+    (lambda f: (f.layers_dir / "grad_norm.npy").unlink(), r"layers/grad_norm\.npy: only one"),
+    (lambda f: (f.layers_dir / "grad_norm.npy").write_bytes(b""), r"grad_norm\.npy: is no array"),
+    (lambda f: shutil.rmtree(f.checkpoint_dir), "checkpoint/6 is not in the record"),
     (flip_weight, "checkpoint 6: .* in weights.safetensors differs"),
     (lambda f: f.write_status("diverged", 6), "its state was diverged at step 6, is done at"),
     (lines("steps.csv", lambda x: [*x[:2], "2,1,9,9,9,9,9,9\n", *x[2:]]), r"steps\.csv: a row"),
@@ -216,6 +222,25 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     assert run.meta["data"]["sha256"] in result.stderr and "other data" in result.stderr
 
 
+def test_a_missing_plugin_is_refused_and_a_given_one_is_used(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from deepstack.schemes import Scheme\n"
+        "class Twice(Scheme, name='twice', label='Twice', paper='none'):\n"
+        "    '''x <- LN(2 x + G(x)).'''\n"
+        "    def residual(self, x, G, norm):\n"
+        "        return norm(2 * x + G(x))\n"
+    )
+    config = with_overrides(Config(), TINY | {"model.scheme": "twice"})
+    with restored_registries(), patch.dict(plugins.LOADED):
+        plugins.load_plugins([plugin])
+        run = deepstack.train(config, out=tmp_path)
+    result = rerun(run.path, "--check")
+    assert result.exit_code == 2 and "mine.py" in result.stderr and "sha256" in result.stderr
+    result = rerun(run.path, "--check", "--plugin", plugin)
+    assert result.exit_code == 0, result.stderr
+
+
 def test_what_is_no_run_or_has_no_row(
     trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: RunFolder
 ) -> None:
@@ -226,6 +251,8 @@ def test_what_is_no_run_or_has_no_row(
     folder.evals_path.unlink()
     result = rerun(folder.path, "--check")
     assert result.exit_code == 7 and "no row" in result.stderr
+    folder.meta_path.unlink()
+    assert rerun(folder.path).exit_code == 7
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
         monkeypatch.setenv(name, "0")
     with pytest.raises(ConfigError, match="several processes"):

@@ -110,6 +110,29 @@ def test_sums_of_a_run_killed_before_its_status_are_of_no_use(stopped: RunFolder
     assert problems(stopped) == []
 
 
+def test_a_run_of_an_earlier_version_is_read_and_counted(tmp_path: Path, folder: RunFolder) -> None:
+    (folder.path / "checksums.json").unlink(missing_ok=True)
+    folder.write_status("done", 6)
+    result = verify(tmp_path)
+    assert result.exit_code == 0 and "no checksums" in result.stdout
+    assert "1 of 1 runs have no checksums: an earlier version wrote them" in result.stderr
+    rows = folder.steps_path.read_text()
+    for text, said in (
+        (rows[:-1], "steps.csv: does not end at step 6, as status.json says"),
+        (rows.replace("\n3,", "\nthree,"), "steps.csv: unreadable ("),
+        (rows.replace("\n3,", "\n3,1,"), "steps.csv: unreadable ("),
+    ):
+        folder.steps_path.write_text(text)
+        assert problems(folder)[0].startswith(said), text
+    folder.steps_path.write_text(rows)
+    (folder.layers_dir / "grad_norm.npy").write_bytes(b"\x93NUMPY nothing")
+    folder.meta_path.write_text("{")
+    found = problems(folder)
+    assert [line.split(":")[0] for line in found] == ["meta.json", "layers/grad_norm.npy"]
+    flip(folder.checkpoint_path(6) / "weights.safetensors", 4000)
+    assert problems(folder)[-1].startswith("checkpoint/6: weights.safetensors is not what was")
+
+
 def test_a_run_without_its_config_is_not_overlooked(
     trained: dict[str, Path], tmp_path: Path, folder: RunFolder
 ) -> None:

@@ -77,6 +77,15 @@ def test_training_is_the_same_bit_for_bit(make: Callable[[], Any], tmp_path: Pat
     assert ends[0] == ends[1]
 
 
+def test_f_is_taken_in_evaluation_mode(tmp_path: Path) -> None:
+    """Dropout would make another F of every look."""
+    model = encoder(dropout=0.5)
+    probe = probe_of(tmp_path, model)
+    assert torch.equal(probe.subject.hidden(), probe.subject.initial)
+    expected = model.eval()(batch_of(0)).detach()
+    torch.testing.assert_close(probe.subject.initial, expected)
+
+
 # -- the numbers -----------------------------------------------------------------------------------
 
 

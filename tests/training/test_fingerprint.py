@@ -39,7 +39,7 @@ def test_another_code_path_is_refused_and_a_sweep_goes_on_with_other_runs(tmp_pa
     states = {path.name: Run(path).state for path in (tmp_path / "s").iterdir() if path.is_dir()}
     assert states.pop(folder.name) == "interrupted" and list(states.values()) == ["done"]
     assert folder.steps_path.read_bytes() == rows
-    for words in ("fingerprint was", "'MKL_CBWR': 'COMPATIBLE'"):
+    for words in ("fingerprint was", "'MKL_CBWR': 'COMPATIBLE'", "cpu_model is '"):
         assert words in swept.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -42,6 +43,26 @@ def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
     assert everything(tmp_path).keys() == before.keys()
 
 
+@pytest.mark.parametrize("cause", [errno.EROFS, errno.EACCES])
+def test_a_run_that_is_done_is_said_to_be_where_nothing_can_be_written(
+    cause: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(tmp_path).exit_code == 0
+    opened = os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and str(tmp_path) in str(path):
+            raise OSError(cause, os.strerror(cause), str(path))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", read_only)
+    again = train(tmp_path)
+    assert again.exit_code == 0 and Path(again.stdout.strip()).is_dir(), again.stderr
+    other = train(tmp_path, "seed=1")
+    assert other.exit_code == 5
+    assert other.stderr.rstrip().endswith("give another folder with --out")
+
+
 def deepstack(*words: object, **environment: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "deepstack", *map(str, words)]
     return subprocess.run(command, capture_output=True, env=dict(os.environ, **environment))
@@ -60,13 +81,17 @@ def test_letters_that_a_terminal_or_a_path_lacks_stop_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("command", [["train"], ["sweep", "seed=0,1"]], ids=str)
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [(b"\xff\xfe", b"not UTF-8"), (b"x" * 300, b"File name too long")],
+    ids=["bytes", "long"],
+)
 def test_a_path_that_cannot_be_is_refused_before_anything_is_trained(
-    command: list[str], tmp_path: Path
+    command: list[str], name: bytes, expected: bytes, tmp_path: Path
 ) -> None:
-    refused = deepstack(
-        command[0], QUICK, *TINY, *command[1:], "-q", "--out", tmp_path / ("x" * 300)
-    )
-    assert b"File name too long" in refused.stderr and b"Traceback" not in refused.stderr
+    out = os.fsdecode(os.fsencode(tmp_path) + b"/" + name)
+    refused = deepstack(command[0], QUICK, *TINY, *command[1:], "-q", "--out", out)
+    assert expected in refused.stderr and b"Traceback" not in refused.stderr
     assert refused.returncode in (2, 3), refused.stderr.decode()
     assert not [*tmp_path.glob("*/*/*/steps.csv")]
 
