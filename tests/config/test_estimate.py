@@ -144,6 +144,7 @@ def test_a_run_for_which_memory_is_short_says_so_at_its_start(
     deepstack.train(small(), out=tmp_path, observer=Listens())
     found = [line for line in heard if "of memory are needed and 100 MB are here" in line]
     assert len(found) == lines
+    monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: 10**8)
     monkeypatch.setattr("deepstack.config.machine_memory", lambda: 10**8)
     with pytest.raises(ResourceError, match=r"MB of memory are needed.*model\.depth"):
         deepstack.train(small(seed=1), out=tmp_path / "refused")

@@ -108,7 +108,7 @@ def test_refusals_name_the_remedy(trained: Run, tmp_path: Path) -> None:
         analyze_run(several.path, ["lens", "swap"])
     assert not (several.path / "analysis").exists()
     diverged = deepstack.train(small(train__max_loss=1e-3), study="runs", out=tmp_path)
-    with pytest.raises(NothingMatchedError, match="diverged one has none"):
+    with pytest.raises(NothingMatchedError, match="its run is diverged"):
         analyze_run(diverged.path)
     whole = deepstack.train(small(), study="runs", out=tmp_path)
     printed = typed("analyze", tmp_path / "runs", "--what", "swap", "--json")

@@ -278,7 +278,7 @@ def test_shares_against_depth_and_the_exponent_of_each_role(tmp_path: Path) -> N
     assert rows(chart, kind="ratio")["y"].tolist() == pytest.approx([2.0] * 3)
     text = words(chart)
     assert any(t.startswith("norm gain: 1.000 ±") for t in text)
-    assert any("do not add up" in t for t in text) and "share: part / sum of parts" in text
+    assert any("do not add up" in t for t in text) and "part / sum of parts" in text
 
 
 def test_shares_against_the_step(tmp_path: Path) -> None:

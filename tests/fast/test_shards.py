@@ -117,7 +117,9 @@ def test_shards_are_refused_where_they_are_no_equal_parts(tmp_path: Path) -> Non
         small(train__shards=3)
     crossing = small(train__shards=2, model__norm__kind="batch")
     for begin in (facts_of, lambda config: deepstack.train(config, out=tmp_path)):
-        with pytest.raises(ConfigError, match=r"found batch, which needs train\.shards=1; or use"):
+        with pytest.raises(
+            ConfigError, match=r"found batch, which needs one process and train\.shards=1"
+        ):
             begin(crossing)
 
 

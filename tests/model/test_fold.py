@@ -280,4 +280,4 @@ def test_a_run_without_weights_is_said_to_have_none(tmp_path: Path) -> None:
     run = train(config, out=tmp_path)
     assert run.state == "diverged"
     result = typed("export", run.path, "--to", tmp_path / "model")
-    assert result.exit_code == 7 and "diverged one has none" in result.stderr
+    assert result.exit_code == 7 and "its run is diverged" in result.stderr

@@ -85,7 +85,7 @@ def test_unfit_data_are_refused_before_anything_is_made(task: str, tmp_path: Pat
         result = CliRunner().invoke(app, [str(word) for word in words])
         assert result.exit_code == 2, name
         assert len(result.stderr.splitlines()) == 1, result.stderr
-        assert str(path) in result.stderr or "the text is too short" in result.stderr
+        assert str(path) in result.stderr or "part is too short" in result.stderr
         assert "Traceback" not in result.stderr and result.stdout == ""
         assert not (tmp_path / "out").exists()
 
