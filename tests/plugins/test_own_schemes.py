@@ -194,3 +194,16 @@ def test_class_methods_of_earlier_plugins_receive_what_they_name() -> None:
         (scheme,) = stack_schemes(config).values()
         assert scheme.gain("q", 1) == gain
         assert scheme.optim("q").lr == lr * scheme.depth
+
+
+def test_dropout_of_a_scheme_s_own_that_would_never_be_on_is_refused() -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x)), half of what W_2 reads dropped."""
+
+        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+            super().__init__(layer, depth, parts)
+            self.slots["after_activation"] = torch.nn.Dropout(0.5)
+
+    with pytest.raises(ConfigError, match=r"model.dropout: found 0, .* slots.after_act"):
+        built()
+    assert built(model__dropout=0.1).model.encoder is not None
