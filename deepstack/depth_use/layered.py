@@ -118,7 +118,7 @@ class Layered:
         def replaced(index: int, *args: Any, **kwargs: Any) -> Any:
             if next(order, None) != index:
                 raise ConfigError(f"layers: {self.name} are not called once each, in their order")
-            x, rebuild = stream_among(args, kwargs)
+            x, rebuild = stream_among(args, kwargs, Tensor if self.one_tensor else object)
             if index == 0:
                 take(0, x)
 
@@ -164,10 +164,13 @@ class Layered:
 
 
 def stream_among(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
+    args: tuple[Any, ...], kwargs: dict[str, Any], kind: type
 ) -> tuple[Any, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """Return the stream among the arguments of a layer, and a function that replaces it."""
-    if args:
+    """Return the stream among the arguments of a layer, and a function that replaces it.
+
+    kind: of a stream that is the first argument.
+    """
+    if args and isinstance(args[0], kind):
         return args[0], lambda x: ((x, *args[1:]), kwargs)
     known = [name for name in STREAM_NAMES if isinstance(kwargs.get(name), Tensor)]
     if known:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from deepstack.errors import ConfigError
-from deepstack.registry import unknown
+from deepstack.registry import nearest
 
 T = TypeVar("T")
 
@@ -50,7 +50,9 @@ def copied(batch: Any) -> Any:
 def find_module(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
     """Return the module of this name.  Raises ConfigError with the nearest name."""
     if name not in modules:
-        raise ConfigError(unknown("module", name, list(modules)))
+        near = nearest(name, modules)
+        hint = f"did you mean {near!r}?" if near else "allowed a name of model.named_modules()"
+        raise ConfigError(f"unknown module {name!r}; {hint}")
     return modules[name]
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from deepstack import config as conf
 from deepstack.fast.capture import CapturedStep
+from deepstack.fast.layers import in_parts
 from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths
 from deepstack.fast.step import Probe, StepFunction, Update, probed
@@ -31,5 +32,6 @@ def step_recorder(
     if paths.captured:
         concurrent = not model.schemes[0].changes_by_step
         insist = config.runtime.cuda_graph is True
-        return partial(CapturedStep, said=notify, insist=insist, joint=concurrent)
+        parts = partial(in_parts, model)
+        return partial(CapturedStep, said=notify, insist=insist, joint=concurrent, parts=parts)
     return probed

@@ -8,26 +8,50 @@ This helps where the kernels are too small to fill a GPU.
 from __future__ import annotations
 
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from deepstack.errors import ResourceError
+from deepstack.fast.gpu.deferred_gradients import join
 from deepstack.fast.step import Measured, Probe, Update
 
 # Eager steps on the capturing stream: libraries and the allocator initialize, and the optimizer
 # creates its state.
 WARM_UP = 3
+# Layers per graph, if one graph of all layers is too large.
+LAYERS = 250
+
+# parts(every, between): a context in which `between` is called after every so many layers, in the
+# forward and in the backward pass.
+Parts = Callable[[int, Callable[[], None]], AbstractContextManager[None]]
+
+
+class Graphs(list[torch.cuda.CUDAGraph]):
+    """CUDA graphs that are launched in sequence."""
+
+    def replay(self) -> None:
+        """Launch all graphs in order."""
+        for graph in self:
+            graph.replay()
+
+    def reset(self) -> None:
+        """Free the graphs now, even if they are still referenced.
+
+        torch then frees the stream's BLAS workspace, which later graphs of the stream also use."""
+        for graph in self:
+            graph.reset()
 
 
 class _Recorded(NamedTuple):
-    gradients: torch.cuda.CUDAGraph
-    apply: torch.cuda.CUDAGraph
-    probe: torch.cuda.CUDAGraph | None
+    gradients: Graphs
+    apply: Graphs
+    probe: Graphs | None
     measured: Measured
 
 
@@ -42,6 +66,7 @@ class CapturedStep:
 
     joint: whether the probe may run concurrently with the next call (`Measured.settle`).  It must
     be False if anything that the model reads changes between two calls.
+    parts: splits the layers over several graphs if memory is too small for one.
     """
 
     def __init__(
@@ -52,8 +77,9 @@ class CapturedStep:
         insist: bool = False,
         *,
         joint: bool = True,
+        parts: Parts | None = None,
     ) -> None:
-        self.update, self.probe, self.said = update, probe, said
+        self.update, self.probe, self.said, self.parts = update, probe, said, parts
         self.insist, self.joint = insist, joint and probe is not None
         self.stream, self.beside = torch.cuda.Stream(), torch.cuda.Stream()
         self.calls, self.refused = 0, False
@@ -104,20 +130,14 @@ class CapturedStep:
         """Capture the step and the probe; this launches nothing."""
         torch.cuda.synchronize()
         began = time.perf_counter()
-        # the probe runs concurrently with the step and must not share its memory
-        pools = [torch.cuda.graph_pool_handle() for _ in range(2)]
-        random = torch.cuda.get_rng_state()
-        try:
-            self.graphs = self.capture(*pools)
-        except RuntimeError as error:
-            abandon(pools, random)
-            self.refuse(error.__context__ or error)  # the first error, inside of the capture
-        else:
-            self.said(f"captured a step as CUDA graphs in {time.perf_counter() - began:.1f} s")
-
-    def refuse(self, cause: BaseException) -> None:
-        """Launch kernel by kernel from now on, or raise the error if a capture is required."""
-        if not self.insist:
+        cause = self.attempt(None)
+        how = "CUDA graphs"
+        if cause and self.parts and "out of memory" in str(cause):
+            how += f" of {LAYERS} layers each"
+            cause = self.attempt(self.parts)
+        if cause is None:
+            self.said(f"captured a step as {how} in {time.perf_counter() - began:.1f} s")
+        elif not self.insist:
             self.refused = True
             why = str(cause).splitlines()[0]
             self.said(f"kernels are launched one by one; a step cannot be captured: {why}")
@@ -129,19 +149,35 @@ class CapturedStep:
                 "to launch kernel by kernel: runtime.cuda_graph=false"
             ) from cause
 
-    def capture(self, step_pool: Any, probe_pool: Any) -> _Recorded:
-        """Capture the parts of the step and the probe in memory of these pools."""
-        gradients, measurements = capture_graph(
-            lambda: self.update.gradients(self.inputs, self.targets), step_pool, self.stream
-        )
-        apply, measured = capture_graph(
-            lambda: self.update.apply(*measurements), step_pool, self.stream
-        )
-        if self.probe is None:
-            return _Recorded(gradients, apply, None, measured)
-        probe, values = capture_graph(self.probe, probe_pool, self.beside)
-        settle = weakly(self.settle) if self.joint else None
-        return _Recorded(gradients, apply, probe, measured._replace(probe=values, settle=settle))
+    def attempt(self, parts: Parts | None) -> BaseException | None:
+        """Capture the step and the probe; return None, or the error that prevented it."""
+        # the probe runs concurrently with the step and must not share its memory
+        pools = [torch.cuda.graph_pool_handle() for _ in range(2)]
+        random = torch.cuda.get_rng_state()
+        graphs = Graphs()
+        try:
+            first, measurements = capture_graphs(
+                lambda: self.update.gradients(self.inputs, self.targets),
+                pools[0], self.stream, parts,
+            )  # fmt: skip
+            graphs += first
+            second, measured = capture_graphs(
+                lambda: self.update.apply(*measurements), pools[0], self.stream
+            )
+            graphs += second
+            third = None
+            if self.probe is not None:
+                third, values = capture_graphs(self.probe, pools[1], self.beside, parts)
+                measured = measured._replace(
+                    probe=values, settle=weakly(self.settle) if self.joint else None
+                )
+        except RuntimeError as error:
+            abandon(pools, random)
+            graphs.reset()
+            free_frames(error)
+            return error.__context__ or error  # what went wrong first, inside of the capture
+        self.graphs = _Recorded(first, second, third, measured)
+        return None
 
 
 def weakly(method: Callable[[], None]) -> Callable[[], None]:
@@ -164,16 +200,43 @@ def on(stream: torch.cuda.Stream) -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def capture_graph(
-    function: Callable[[], Any], pool: Any, stream: torch.cuda.Stream
-) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Capture the function in memory of the pool; return its graph and its result."""
-    graph = torch.cuda.CUDAGraph()
-    # The outer context leaves the capturing stream where the capture itself fails.
-    with torch.cuda.stream(torch.cuda.current_stream()):
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            result = function()
-    return graph, result
+def capture_graphs(
+    function: Callable[[], Any], pool: Any, stream: torch.cuda.Stream, parts: Parts | None = None
+) -> tuple[Graphs, Any]:
+    """Capture the function in memory of the pool; return its graphs and its result.
+
+    One graph, or one for each part: parts share the pool's memory, since they are only launched in
+    sequence.
+    """
+    graphs = Graphs()
+    try:
+        # The outer context leaves the capturing stream where the capture itself fails.
+        with torch.cuda.stream(torch.cuda.current_stream()), ExitStack() as inside:
+
+            def begin() -> None:
+                join()
+                inside.close()
+                graphs.append(torch.cuda.CUDAGraph())
+                inside.enter_context(torch.cuda.graph(graphs[-1], pool=pool, stream=stream))
+
+            begin()
+            if parts is None:
+                result = function()
+            else:
+                # a capture ends in the thread in which it began, in the backward pass too
+                with torch.autograd.set_multithreading_enabled(False), parts(LAYERS, begin):
+                    result = function()
+    except RuntimeError:
+        graphs.reset()
+        raise
+    return graphs, result
+
+
+def free_frames(error: BaseException | None) -> None:
+    """Free the objects in an error's frames, such as activations, and keep its traceback."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def abandon(pools: Sequence[Any], random: Tensor) -> None:

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 from deepstack.fast.fuse import fuse
@@ -67,6 +69,27 @@ def recomputing(runner: LayerRunner, every: int, random: bool) -> LayerRunner:
         return x
 
     return run
+
+
+@contextmanager
+def in_parts(model: Transformer, every: int, between: Callable[[], None]) -> Iterator[None]:
+    """Call `between` between every so many layers, forward and backward, inside the block."""
+
+    def cut(runner: LayerRunner) -> LayerRunner:
+        def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+            for first in range(0, len(layers), every):
+                between()
+                before = [x] if isinstance(x, Tensor) else x
+                tensors = [t for t in before if isinstance(t, Tensor) and t.requires_grad]
+                if tensors and torch.is_grad_enabled():  # once, at the first of their gradients
+                    register_multi_grad_hook(tensors, lambda _: between(), mode="any")
+                x = runner(layers[first : first + every], x, memory)
+            return x
+
+        return run
+
+    with model.replace_runner(cut):
+        yield
 
 
 def enable_fast_paths(

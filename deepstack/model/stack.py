@@ -123,6 +123,8 @@ class Stack(nn.Module):
         chosen = names if reads and not merged else (names[0], names[2])
         parts = Parts(d, d_ff, model.n_heads, make_norm, chosen, self.place, model.gated)
         self.schemes = scheme.layers(parts)
+        if not model.dropout:
+            refuse_dropout(self.schemes[0])
         if model.qk_norm and {"q", "k"} & set(self.schemes[0].slots):
             raise ConfigError(
                 f"model.qk_norm: found true, unused under model.scheme={model.scheme}, which has "
@@ -195,6 +197,20 @@ class Stack(nn.Module):
             assert isinstance(layer, Layer)
             stream = layer.scheme.calibrate(stream, *layer.bind_memory(memory), seen=seen)
         return self.leave(stream)
+
+
+def refuse_dropout(scheme: Scheme) -> None:
+    """Raise ConfigError if a scheme has dropout in a stack without dropout.
+
+    A stack without dropout is trained in evaluation mode, so the scheme's would have no effect.
+    """
+    for name, module in scheme.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
+            raise ConfigError(
+                f"model.dropout: found 0, under which {name} of the scheme {scheme.name} drops "
+                "nothing: a stack without dropout is trained in evaluation mode; allowed > 0",
+                key="model.dropout",
+            )
 
 
 def refuse_unread(scheme: Scheme, sublayers: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import cast
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.model.heads import HEADS
-from deepstack.model.stack import Layer, Stack, run_layers
+from deepstack.model.stack import Layer, LayerRunner, Stack, run_layers
 from deepstack.model.sublayers import Joins, join_all
 from deepstack.parameters import parameter
 from deepstack.schemes import BatchNorm, Scheme, StackScheme, Statistics
@@ -107,21 +107,29 @@ class Transformer(nn.Module):
                 norm.statistics = "own"
 
     @contextmanager
+    def replace_runner(self, change: Callable[[LayerRunner], LayerRunner]) -> Iterator[None]:
+        """Replace the function that runs each stack's layers by change(function) in the block."""
+        before = [(stack, stack.runner) for stack in self.stacks.values()]
+        for stack, runner in before:
+            stack.runner = change(runner)
+        try:
+            yield
+        finally:
+            for stack, runner in before:
+                stack.runner = runner
+
+    @contextmanager
     def unfused(self) -> Iterator[None]:
         """Run all layers one after the other as modules inside the block."""
-        infers, runners = self.infers, [stack.runner for stack in self.stacks.values()]
-        self.infers = False
+        infers, self.infers = self.infers, False
         with ExitStack() as layers:
             for layer in self.layers:
                 layers.enter_context(layer.unfused())
-            for stack in self.stacks.values():
-                stack.runner = run_layers
+            layers.enter_context(self.replace_runner(lambda _: run_layers))
             try:
                 yield
             finally:
                 self.infers = infers
-                for stack, runner in zip(self.stacks.values(), runners, strict=True):
-                    stack.runner = runner
 
     def averages(self) -> dict[str, Tensor]:
         """Return the running averages of all batch norms, concatenated; empty without any."""

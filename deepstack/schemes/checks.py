@@ -12,6 +12,21 @@ from deepstack.errors import PluginError
 from deepstack.parameters.role import has_role
 from deepstack.registry import line_of, nearest, place_of
 
+# Members of a scheme's class that are no methods.
+SETTINGS = (
+    "families",
+    "merges",
+    "entry_norm",
+    "final_norm",
+    "stream_norms",
+    "normalised",
+    "norms_per_sublayer",
+    "uniform",
+    "extra_streams",
+)
+# Arguments that class methods receive if they name them; all but `config` for earlier plugins.
+GIVEN_BY_NAME = ("config", "place", "qkv", "optimizer")
+
 
 def check_class(cls: Any, base: Any) -> None:
     """Raise PluginError if a scheme class is unusable or would not do as its author intends.
@@ -42,14 +57,19 @@ def check_class(cls: Any, base: Any) -> None:
             check_arguments(owner, value, *arguments[name])
         elif isinstance(method := vars(base).get(name), classmethod):
             check_class_method(owner, name, value, method, cls)
+        elif inspect.isfunction(method) and name[0] != "_" and name != "calibrate":
+            check_arguments(owner, value, tuple(inspect.signature(method).parameters), ())
+    if "layer" in vars(cls) and "encoder_decoder" in cls.families:
+        three = ("self", "x", "attention", "cross_attention", "feed_forward")
+        check_arguments(owner, cls.layer, three, ())
 
 
 def check_name(owner: str, name: str, value: Any, cls: Any, base: Any) -> None:
     """Raise PluginError for a new public name that is nearly one of a scheme's members."""
-    known = [n for n in {*vars(base), *base.__annotations__} if n[0] != "_"]
-    is_new = name not in (*known, *cls.attribute_options) and not any(
-        hasattr(parent, name) for parent in cls.__bases__
-    )
+    methods = [n for n in vars(base) if n[0] != "_" and callable(getattr(base, n))]
+    known = (*methods, *SETTINGS)
+    declared = name in base.__annotations__ or name in cls.attribute_options
+    is_new = not declared and not any(hasattr(parent, name) for parent in cls.__bases__)
     if is_new and not name.startswith("_") and (meant := nearest(name, known)):
         raise PluginError(
             f"{owner}{line_of(value)}: a scheme has no {name}; did you mean {meant}? what is your "
@@ -60,18 +80,18 @@ def check_name(owner: str, name: str, value: Any, cls: Any, base: Any) -> None:
 def check_class_method(owner: str, name: str, value: Any, method: Any, cls: Any) -> None:
     """Raise PluginError for a method such as alpha or gain that needs more than its class.
 
-    method: of the base class.  It may also name options, and `config`.
+    method: of the base class.  It may also name options, and those of GIVEN_BY_NAME.
     """
     passed = tuple(inspect.signature(method.__func__).parameters)
-    if not isinstance(value, classmethod):
+    if not isinstance(value, classmethod | staticmethod):
         kind = "takes self" if callable(value) else f"is {value!r}"
         raise PluginError(
             f"{owner}{line_of(value)}: {name} {kind}; it is asked before there is a layer: "
             f"@classmethod def {name}({', '.join(passed)})"
         )
-    options = {*cls.attribute_options, *cls.argument_options, "config"}
+    options = {*cls.attribute_options, *cls.argument_options, *GIVEN_BY_NAME}
     named = options & inspect.signature(value.__func__).parameters.keys()
-    check_arguments(owner, value.__func__, passed, named)
+    check_arguments(owner, value.__func__, passed[isinstance(value, staticmethod) :], named)
 
 
 def check_arguments(
@@ -142,8 +162,8 @@ def check_attributes(scheme: Any, base: Any) -> None:
     owner = f"the scheme {scheme.name}"
     if "slots" not in vars(scheme).get("_modules", {}):
         raise PluginError(
-            f"{owner}: its __init__ does not call super().__init__(layer, depth, parts); that "
-            "comes first"
+            f"{defined_at(type(scheme), '__init__')}its __init__ does not call super().__init__("
+            "layer, depth, parts); that comes first"
         )
     for name, value in vars(scheme).items():
         if isinstance(value, Tensor):

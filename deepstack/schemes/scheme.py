@@ -51,6 +51,9 @@ class StackPosition(NamedTuple):
         return self.encoder_depth if self.side == "encoder" else self.decoder_depth
 
 
+Place = StackPosition
+"""The name of the class in earlier plugins."""
+
 ALONE = StackPosition()
 """The default position: an encoder without a decoder, of any depth."""
 
@@ -122,7 +125,8 @@ class Scheme(nn.Module):
 
     A plugin can also declare options as keyword-only arguments of `__init__`.  `alpha`, `beta`,
     `gain`, `optim`, `head_factor` and `project` receive each option that they name as an argument,
-    and `config`, the whole configuration.
+    and `config`, the whole configuration.  Plugins of earlier versions also name `place`, `qkv` (of
+    'model.init') and `optimizer` (of 'train').
     """
 
     name: ClassVar[str]

@@ -36,7 +36,10 @@ class StackScheme:
         self.options = option_values(name, options)
         self.place, self.depth = place, place.depth
         self.scheme_class = SCHEMES[name].configure(self.options, place)
-        arguments = {**self.options, "config": config}
+        arguments = {**self.options, "config": config, "place": place}
+        if config is not None:
+            arguments["qkv"] = config.model.init.qkv
+            arguments["optimizer"] = config.train.optimizer
 
         def bind(method: Callable[..., Any]) -> Callable[..., Any]:
             names = inspect.signature(method).parameters

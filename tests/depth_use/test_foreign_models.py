@@ -93,6 +93,33 @@ def test_layers_with_tuples_and_keywords_are_changed_and_restored() -> None:
     assert 0.0 < result["jacobian"].scalars["mean_from_identity"] < 1.0
 
 
+def test_the_stream_is_a_tensor_among_the_arguments() -> None:
+    class Masked(nn.Module):
+        """A layer whose first argument is a mask, or a tuple with the stream."""
+
+        def forward(self, first: Any, x: Any = None) -> Any:
+            return 0.5 * x if first is None else (0.5 * first[0],)
+
+    class Model(nn.Module):
+        def __init__(self, in_tuple: bool) -> None:
+            super().__init__()
+            self.in_tuple, self.embed, self.out = in_tuple, nn.Embedding(VOCAB, 8), nn.Identity()
+            self.layers = nn.ModuleList(Masked() for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            x = self.embed(x)
+            for layer in self.layers:
+                x = layer((x,))[0] if self.in_tuple else layer(None, x=x)
+            return self.out(x)
+
+    tokens = torch.randint(0, VOCAB, (1, 4))
+    given: dict[str, Any] = {"what": ["effects"], "head": "out", "layers": "layers"}
+    result = deepstack.analyze_model(Model(False), tokens, **given)
+    assert result["effects"].arrays["contribution"] == pytest.approx(0.5)
+    with pytest.raises(ConfigError, match="called without a tensor as its first argument"):
+        deepstack.analyze_model(Model(True), tokens, **given)
+
+
 def test_the_jacobian_of_torch_s_own_layers_is_measured() -> None:
     torch.manual_seed(0)
     sizes = {"nhead": 2, "dim_feedforward": 8, "dropout": 0.0, "batch_first": True}

@@ -26,6 +26,12 @@ class Stream:
 class Graph:
     """A CUDA graph of nothing."""
 
+    def __init__(self) -> None:
+        self.held = True
+
+    def reset(self) -> None:
+        self.held = False
+
     def replay(self) -> None: ...
 
 
@@ -105,3 +111,40 @@ def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(
             "kernels are launched one by one; a step cannot be captured: out of memory"
         ]
         assert failed and calls == ["gradients", "probe"]
+
+
+@pytest.mark.parametrize("where", ["gradients", "probe"])
+def test_a_capture_that_failed_holds_nothing_while_the_next_is_made(
+    where: str, graphs: list[Graph]
+) -> None:
+    found = torch.zeros(())
+    failed: list[weakref.ref[Held]] = []
+
+    def fails(now: str) -> None:
+        if now == where and graphs and not failed:  # the first that is captured
+            held = Held()
+            failed.append(weakref.ref(held))
+            raise torch.OutOfMemoryError("out of memory")
+        if graphs and failed:
+            assert failed[0]() is None
+            assert not any(graph.held for graph in graphs[: 1 if where == "gradients" else 3])
+
+    def gradients(inputs: Tensor, targets: Tensor) -> None:
+        fails("gradients")
+
+    def probe() -> dict[str, Tensor]:
+        fails("probe")
+        return {}
+
+    lines: list[str] = []
+    update = Update(
+        [Shard(gradients, [], [])],
+        lambda: (found, found),
+        lambda value, norm: Measured(value, norm, {}),
+    )
+    made = CapturedStep(update, probe, lines.append, parts=lambda every, between: nullcontext())
+    for _ in range(4):
+        made(found, found)
+    assert failed and len(graphs) == (4 if where == "gradients" else 6)
+    assert lines[0].startswith("captured a step as CUDA graphs of")
+    assert all(graph.held for graph in graphs[-3:])

@@ -16,7 +16,8 @@ from helpers.sampling import some
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
-from deepstack.fast import FastPaths, choose_fast_paths, compiled
+from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths
+from deepstack.fast.layers import in_parts
 from deepstack.fast.rule import is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.records import Run
@@ -44,6 +45,30 @@ def assert_same_losses(one: Run, two: Run, tolerance: float) -> None:
     for column in ("loss", "grad_norm", "model_update", "model_update_step"):
         a, b = one.steps[column].to_numpy(), two.steps[column].to_numpy()
         assert abs(a / b - 1).max() < tolerance, column
+
+
+@pytest.mark.parametrize("name", some(SCHEMES.names(), 6))
+@pytest.mark.parametrize("fused", [True, False])
+def test_layers_in_parts_are_the_same_layers(name: str, fused: bool) -> None:
+    model = build_model(config(model__scheme=name), vocab_size=11).model
+    enable_fast_paths(model, FastPaths(fused=fused, compiled=False, captured=False), 0, print)
+    runner = model.last.runner
+    tokens = torch.randint(0, 11, (2, 12), generator=torch.Generator().manual_seed(1))
+    marks: list[str] = []
+    found: list[list[torch.Tensor]] = []
+    way: list[str] = []
+    for every in (5, 2):
+        model.zero_grad(set_to_none=False)
+        with in_parts(model, every, lambda: marks.append(way[-1])):
+            way.append("there")
+            loss = model(tokens).float().square().sum()
+            way.append("back")
+            loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append([loss.detach(), *gradients])
+    assert marks == ["there", "back"] + ["there"] * 3 + ["back"] * 3
+    assert all(map(torch.equal, *found))
+    assert model.last.runner is runner
 
 
 FUSED = [(name, activation) for activation in ("relu", "gelu") for name in SCHEMES.names()]
@@ -241,3 +266,16 @@ def test_which_layers_are_fused_on_a_gpu_except_for_a_few_sums(
     changes: dict[str, Any], fusible: bool
 ) -> None:
     assert is_fully_fused(two_layers(with_overrides(Config(), changes))) is fusible
+
+
+def test_the_probe_s_pass_is_the_same_in_parts() -> None:
+    built = build_model(config(), vocab_size=11)
+    enable_fast_paths(built.model, FastPaths(True, False, False), 0, print)
+    seen: list[bool] = []
+
+    def between() -> None:
+        seen.append(torch.is_inference_mode_enabled())
+
+    with torch.no_grad(), in_parts(built.model, 1, between):
+        built.model.hidden(torch.zeros(1, 4, dtype=torch.int64))
+    assert seen and all(seen)

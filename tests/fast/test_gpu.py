@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,42 @@ def looks_of(run: Run) -> dict[str, bytes]:
     found = {path.name: path.read_bytes() for path in (run.path / "layers").iterdir()}
     assert len(found) > 20
     return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"model__scheme": name} for name in SCHEMES.names()),
+        {"runtime__fused": True},
+        {"runtime__fused": True, "model__family": "encoder_decoder"},
+        {"runtime__recompute_every": 2},
+        {"model__dropout": 0.1},
+        {"train__trainable": ["w1", "w2"]},
+    ],
+    ids=str,
+)
+def test_a_step_too_large_for_one_graph_is_captured_in_parts(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture_end(graph: torch.cuda.CUDAGraph) -> None:
+        end(graph)
+        ends.append(graph)
+        if len(ends) == 1:  # with all layers in it
+            raise torch.OutOfMemoryError("out of memory")
+
+    ends: list[torch.cuda.CUDAGraph] = []
+    end = torch.cuda.CUDAGraph.capture_end
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", capture_end)
+    monkeypatch.setattr(import_module("deepstack.fast.capture"), "LAYERS", 2)
+    given = config(train__clip=0.3, model__depth=5, log__layers_every=0, **changes)
+    eager = EAGER | {"runtime.fused": given.runtime.fused}
+    one = deepstack.train(with_overrides(given, eager), out=tmp_path / "a")
+    assert not ends
+    captured = with_overrides(given, eager | {"runtime.cuda_graph": True})
+    assert log_of(deepstack.train(captured, out=tmp_path / "b")) == log_of(one)
+    # one that failed; before the layers, three parts there and three back; the update; before the
+    # layers of the probe and their three parts
+    assert len(ends) >= 1 + 7 + 1 + 4 - ("train__trainable" in changes)  # x_0 needs no gradient
 
 
 @pytest.mark.parametrize("name", ["deepnorm", "keel", "mix_ln", "branch_norm", "sub_ln"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from deepstack.errors import ConfigError, Interrupted
 from deepstack.fast import fast_paths_of, products
 from deepstack.fast.fused_sublayers import Product
 from deepstack.fast.products import FP32_ERROR, LARGE_PRODUCT, choose_library, onednn_is_fp32
+from deepstack.training.fingerprint import fingerprint
 
 CPU = torch.device("cpu")
 NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
@@ -94,3 +98,14 @@ def test_onednn_is_refused_where_it_rounds_or_has_no_effect(
     monkeypatch.setattr(products, "onednn_is_fp32", lambda: False)
     with pytest.raises(ConfigError, match="does not multiply in full fp32"):
         choose_library("onednn", LARGE_PRODUCT)
+
+
+@NEEDS_ONEDNN
+def test_other_kernels_of_onednn_have_another_fingerprint() -> None:
+    code = (
+        "import torch; from deepstack.training.fingerprint import fingerprint; "
+        "print(fingerprint(torch.device('cpu'), bf16=False))"
+    )
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    other = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert other.strip() != fingerprint(CPU, bf16=False), "a resume under these kernels is refused"

@@ -303,6 +303,15 @@ def test_what_no_paper_has_is_refused(said: dict[str, Any], message: str) -> Non
         build_model(config(**said), vocab_size=VOCAB)
 
 
+def test_what_lies_inside_of_the_sublayers_of_a_decoder() -> None:
+    sub_ln, fixup = (
+        perturbed(model__family="encoder_decoder", model__scheme=name).model.decoder.layers[1]
+        for name in ("sub_ln", "fixup")
+    )
+    assert not sub_ln.cross_attention.slots and set(sub_ln.attention.slots) == {"before_out"}
+    assert set(fixup.cross_attention.slots) == {"before_cross_out"}
+
+
 @pytest.mark.parametrize("role", ["cross_q", "cross_k", "cross_v", "cross_o"])
 def test_ds_init_shrinks_the_matrices_of_cross_attention_too(role: str) -> None:
     assert SCHEMES["ds_init"].gain(role, 4, 9) == pytest.approx(0.5)

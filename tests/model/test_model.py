@@ -127,7 +127,7 @@ def test_banks_are_plain_parameters_bit_for_bit(
 ) -> None:
     changes = {
         "model.scheme": name, "model.depth": 7, "model.d_model": 20, "train.optimizer": optimizer,
-        "train.clip": clip, "train.weight_decay": 0.1,
+        "train.clip": clip, "train.weight_decay": 0.1, "model.gated": clip is None,
         "train.momentum": 0.9 if optimizer == "sgd" else 0.0,
     }  # fmt: skip
     config = with_overrides(Config(), changes)

@@ -8,10 +8,20 @@ import pytest
 import torch
 from helpers.small_runs import small
 
+from deepstack.config import with_overrides
 from deepstack.errors import ConfigError, PluginError
 from deepstack.model import build_model
 from deepstack.model.build import Built
-from deepstack.schemes import SCHEMES, Parts, Scheme, parameter, scheme_options
+from deepstack.schemes import (
+    SCHEMES,
+    Optim,
+    Parts,
+    Place,
+    Scheme,
+    parameter,
+    scheme_options,
+    stack_schemes,
+)
 
 
 def built(depth: int = 3, **more: Any) -> Built:
@@ -169,3 +179,42 @@ def test_an_option_without_a_default_or_a_type_is_refused() -> None:
 def test_a_start_that_is_none_is_refused(shape: Any, start: Any, said: str) -> None:
     with pytest.raises(PluginError, match=said):
         parameter(*shape, role="scheme", start=start)
+
+
+def test_class_methods_of_earlier_plugins_receive_what_they_name() -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x)); names that stand near those of a scheme are its own."""
+
+        state = 1.0
+        names = ("a", "b")
+
+        @staticmethod
+        def gain(role: str, layer: int, depth: int, *, qkv: str = "") -> float:
+            return {"packed": 0.25, "separate": 0.5}[qkv]
+
+        @classmethod
+        def optim(cls, role: str, depth: int, *, place: Place, optimizer: str = "") -> Optim:
+            return Optim(lr={"sgd": 2.0, "adamw": 3.0}[optimizer] * place.depth)
+
+        def residual(self, x: Any, G: Any, norm: Any) -> Any:
+            return norm(x + G(x))
+
+    plain = small(model__scheme="own", train__optimizer="adamw")
+    other = with_overrides(plain, {"model.init.qkv": "packed", "train.optimizer": "sgd"})
+    for config, gain, lr in ((plain, 0.5, 3.0), (other, 0.25, 2.0)):
+        (scheme,) = stack_schemes(config).values()
+        assert scheme.gain("q", 1) == gain
+        assert scheme.optim("q").lr == lr * scheme.depth
+
+
+def test_dropout_of_a_scheme_s_own_that_would_never_be_on_is_refused() -> None:
+    class Own(Scheme, name="own", label="Own", paper="none"):
+        """x <- LN(x + G(x)), half of what W_2 reads dropped."""
+
+        def __init__(self, layer: int, depth: int, parts: Parts) -> None:
+            super().__init__(layer, depth, parts)
+            self.slots["after_activation"] = torch.nn.Dropout(0.5)
+
+    with pytest.raises(ConfigError, match=r"model.dropout: found 0, .* slots.after_act"):
+        built()
+    assert built(model__dropout=0.1).model.encoder is not None

@@ -48,6 +48,16 @@ SCHEMES: dict[str, tuple[str, str]] = {
         "def __init__(self, d_model):\n    pass",
         r"allowed __init__\(self, layer, dep",
     ),
+    "no super": (
+        "def __init__(self, layer, depth, parts):\n    self.a = 2.0",
+        r"own.py:8: its __init__ does not call super\(\).__init__\(layer, depth, parts\)",
+    ),
+    "enter without x": (POST_LN + "def enter(self):\n    return 1", r"allowed enter\(self, x\)"),
+    "two of three sublayers": (
+        "families = 'decoder', 'encoder_decoder'\ndef layer(self, x, attention, feed_forward):\n"
+        "    return x",
+        r"line 9: .* allowed layer\(self, x, attention, cross_attention, feed_forward\)",
+    ),
     "a slip": ("def resdiual(self, x, G, norm):\n    return x", "did you mean residual"),
     "a setting's slip": (
         POST_LN + "final_norms = True",

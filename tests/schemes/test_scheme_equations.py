@@ -299,6 +299,16 @@ def test_the_stack_starts_as_the_identity(name: str) -> None:
     assert torch.equal(last, model.start(TOKENS))
 
 
+def test_branch_norm_starts_without_branches_and_becomes_post_ln() -> None:
+    slow, post_ln = built("branch_norm", 3), built("post_ln", 3)
+    normed = slow.model.start(TOKENS)
+    for _ in range(6):
+        normed = torch.layer_norm(normed, (D,), torch.ones(D), torch.zeros(D), 1e-5)
+    torch.testing.assert_close(slow.model.hidden(TOKENS), normed)
+    slow.at_step(4000)
+    torch.testing.assert_close(slow.model.hidden(TOKENS), post_ln.model.hidden(TOKENS))
+
+
 def test_admin_is_profiled_as_its_code_does() -> None:
     model = built("admin", 5)
     model.calibrate(TOKENS)

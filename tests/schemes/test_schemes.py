@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -142,6 +143,48 @@ def test_trained_values_start_where_options_and_depth_say(
     state = model.banks.state().items()
     starts = [values for key, values in state if ".scheme." in key and key.endswith(ending)]
     assert starts and all((values == torch.tensor(value)).all() for values in starts)
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "fan", "distribution"),
+    some(
+        product(SCHEMES.names(), (6, 60), ("in_out", "in"), ("xavier_normal", "xavier_uniform")),
+        11,
+    ),
+)
+def test_initial_standard_deviations(name: str, depth: int, fan: str, distribution: str) -> None:
+    init = {"model__init__fan": fan, "model__init__distribution": distribution}
+    given = config(name, depth, model__d_model=48, model__d_ff=96, **init)
+    banks = build_model(given, vocab_size=40).banks
+    shapes = {"w1": (48, 96), "w2": (96, 48)}  # n_in, n_out
+    for bank in banks:
+        for role, (values,) in bank.by_role():
+            if bank.start == "zero":
+                assert not values.any()
+            elif bank.start == "one":
+                assert (values == 1).all()
+            elif bank.start == "table":
+                std = SCHEMES[name].gain(role, 0, depth) * 48**-0.5
+                assert values.std().item() == pytest.approx(std, rel=6 / values.numel() ** 0.5)
+            elif isinstance(bank.start, float):
+                assert (values == torch.tensor(bank.start)).all()
+            else:
+                n_in, n_out = shapes.get(role, (48, 48))
+                variance = 2 / (n_in + n_out) if fan == "in_out" else 1 / n_in
+                if name == "ngpt":  # vectors along the stream have norm 1, however they started
+                    variance = 1 / 48
+                for layer in (1, depth):
+                    wanted = SCHEMES[name].gain(role, layer, depth) * math.sqrt(variance)
+                    row = values[layer - 1]
+                    if wanted == 0:
+                        assert not row.any()
+                        continue
+                    # the relative error of a standard deviation of n normal numbers is 1/sqrt(2n)
+                    tolerance = 5 / math.sqrt(2 * row.numel())
+                    assert row.std().item() == pytest.approx(wanted, rel=tolerance), (role, layer)
+                    assert abs(row.mean().item()) < 5 * wanted / math.sqrt(row.numel())
+                    if distribution == "xavier_uniform" and name != "ngpt":
+                        assert row.abs().max().item() <= math.sqrt(3) * wanted * 1.000001
 
 
 def test_a_class_method_receives_the_configuration_if_it_names_it() -> None:

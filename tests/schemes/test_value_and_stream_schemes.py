@@ -77,6 +77,23 @@ def test_learnable_coefficients_start_at_a_half_and_are_trained() -> None:
         assert bool(slot.of_first.grad) == bool(slot.of_own.grad) == (l > 1)
 
 
+def test_value_residuals_drop_attention_weights_as_pre_ln_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates: list[float] = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def watch(*args: Any, dropout_p: float, **more: Any) -> torch.Tensor:
+        rates.append(dropout_p)
+        return plain(*args, dropout_p=dropout_p, **more)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
+    model = built("res_former", 2, model__dropout=0.25).model
+    model.train().hidden(TOKENS)
+    model.eval().hidden(TOKENS)
+    assert rates == [0.25, 0.25, 0.0, 0.0]
+
+
 def test_the_low_rank_map_starts_with_orthogonal_columns() -> None:
     scheme = built("laurel", 1, model__scheme_options={"rank": 3}).model.schemes[0]
     A = scheme.begin  # (rank, d): each of the 12 coordinates goes to one of 3

@@ -28,11 +28,13 @@ def finding(name: str) -> Finding:
 
 # five seconds or more
 LONG = ["C11", "C16", "C24", "C29", "C31", "C35", "C40", "C41", "C42", "C44", "C47"]
+QUICK = ["C6", "C12", "C18", "C28", "C33"]  # measured twice: draws, and stacks of every kind
 
 
 @pytest.mark.parametrize(
     "name",
-    some([name for name in PUBLISHED if name not in LONG], 3, 1)
+    QUICK
+    + some([name for name in PUBLISHED if name not in {*LONG, *QUICK}], 3, 1)
     + [pytest.param(name, marks=pytest.mark.slow) for name in LONG],
 )
 def test_a_claim_is_measured_and_judged(name: str) -> None:
@@ -65,9 +67,6 @@ def test_a_claim_is_measured_and_judged(name: str) -> None:
     if result.curves:
         for line in result.curves.lines:
             assert len(line.x) == len(line.y) == len(line.error or line.y)
-
-
-QUICK = ["C6", "C12", "C18", "C28", "C33"]  # draws, and stacks of every kind
 
 
 @pytest.mark.parametrize(

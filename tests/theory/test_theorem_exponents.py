@@ -41,7 +41,7 @@ def update_after_one_step(
     return update.measure()["model_update"].item()
 
 
-def exponent(scheme: str, depths: tuple[int, ...] = DEPTHS, seeds: int = 3, **more: Any) -> float:
+def exponent(scheme: str, depths: tuple[int, ...] = DEPTHS, seeds: int = 5, **more: Any) -> float:
     """Slope of log mean ‖ΔF‖ over log depth."""
     step = partial(update_after_one_step, scheme, lr=more.pop("lr", LR.get(scheme)), **more)
     means = [np.mean([step(depth=N, seed=seed) for seed in range(seeds)]) for N in depths]

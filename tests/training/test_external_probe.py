@@ -277,6 +277,7 @@ MISTAKES: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
     (lambda: nn.Linear(D, D), {}, r"no ModuleList; .*layers='blocks', or layers=\(\)"),
     (WithHead, {}, r"shape \(2, 3, 11\), no hidden state of width 16; .*hidden='encoder'"),
     (WithHead, {"hidden": "encodr"}, "unknown module 'encodr'; did you mean 'encoder'"),
+    (WithHead, {"hidden": "zzz"}, "unknown module 'zzz'; allowed a name of model.named_modules"),
     (WithHead, {"hidden": lambda m, b: 3}, "found int, no hidden state of width 16"),
     (WithHead, {"hidden": "encoder", "layers": "head"}, "layers: 'head' holds no modules"),
     (WithHead, {"hidden": "encoder", "layers": [nn.Linear(2, 2)]}, "number 1 of those given"),
