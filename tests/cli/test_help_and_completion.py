@@ -116,7 +116,7 @@ def test_examples_are_used_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "deepnorm" in typed("check", "quick").stdout
     assert typed("sweep", "quick", *TINY, "seed=0,1", "--dry-run").exit_code == 0
     missing = typed("train", "configs/quick.yaml")
-    assert missing.exit_code == 2 and "use the example 'quick' by its name" in missing.stderr
+    assert missing.exit_code == 2 and "did you mean 'quick'" in missing.stderr
 
 
 def test_a_config_starts_from_an_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def test_a_scheme_that_does_not_call_super_is_told_to() -> None:
         def __init__(self, layer: int, depth: int, parts: Parts) -> None:
             self.alpha_here = 2.0
 
-    with pytest.raises(PluginError, match=r"own: its __init__ does not call super\(\)\.__init__"):
+    with pytest.raises(PluginError, match=r"its __init__ does not call super\(\)\.__init__"):
         built()
 
 
