@@ -248,7 +248,11 @@ def locked_folder(
                             return [str(folder.path), state]
                     raise ResourceError(f"{error}; give another folder with --out") from error
                 raise
-            return [str(folder.path), folder.read_state()]
+            try:
+                return [str(folder.path), folder.read_state()]
+            except ResourceError as error:
+                how = f"to train it anew, first: {removal(folder.path)}"
+                raise ResourceError(f"{error}; {how}") from error
 
         path, state = ranks.from_rank0(lock)
         folder = path

@@ -109,7 +109,7 @@ def test_a_run_logs_accuracies_and_a_chart_shows_the_largest_k(tmp_path: Path) -
     shares = [last["accuracy_1"], last["accuracy_2"]]
     assert all(0 <= share <= 1 for share in shares) and min(shares) <= last["accuracy"]
     assert {"accuracy_1", "solved"} <= set(run.columns["columns"])
-    solved = f"solved {last['solved']:.0f}"
+    solved = f"  solved {last['solved']:.0f}"
     assert solved in (run.path / "log.txt").read_text()
     make_run(tmp_path / "two", depth=6, seed=0, solved=3)
     make_run(tmp_path / "two", depth=6, seed=1, solved=5)
