@@ -314,10 +314,11 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
     assert left_out_note([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
 
 
-def test_a_panel_without_a_fit_has_a_dash_for_its_exponent(tmp_path: Path) -> None:
+def test_a_panel_without_a_fit_has_no_column_of_exponents(tmp_path: Path) -> None:
     make_runs(tmp_path, depth=(6, 18, 48), updates=lambda depth: [0.01 * depth, 10.0])
     chart = make_chart("update_vs_depth", tmp_path)
-    assert "DeepNorm: 1.000 ± 0.000, –" in words(chart)
+    assert "DeepNorm: 1.000 ± 0.000" in words(chart) and "–" not in " ".join(words(chart))
+    assert any("no exponent for step 2" in text for text in words(chart))
 
 
 def test_spread_keeps_both_ends() -> None:
