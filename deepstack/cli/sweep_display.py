@@ -37,6 +37,7 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Show]:
             TimeRemainingColumn(),
             console=console,
             expand=True,
+            speed_estimate_period=3600,  # not the pace of the last run alone
         )
         total = sum(cell.flops for cell in cells)
         task = bar.add_task("", total=total)
