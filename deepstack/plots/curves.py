@@ -18,7 +18,7 @@ from deepstack.plots.style import DASHES, GREY, step_axis
 from deepstack.records import Run
 
 MOST_POINTS = 2000
-SMOOTH_PARTS = 20  # noisy curves, if there are many, are means over this part of all steps
+SMOOTH_PARTS = 20  # noisy curves, if there are many series, are means over this part of all steps
 SHARPNESS, THRESHOLD = "preconditioned_sharpness", "stability_threshold"
 
 Source = str | Callable[[Run], pd.DataFrame]
@@ -101,7 +101,7 @@ def draw_curves(
     """Draw one column of steps.csv, or of another source, against the step.
 
     kind: of its rows in the table.  name: of the column in the legend, if there are overlays.
-    noisy: whether many curves are smoothed.
+    noisy: whether curves of many series are smoothed.
     prepare: a function that draws the levels of a panel.  notes: of the caption.
     """
     drawing = Drawing(runs, options)
@@ -111,7 +111,8 @@ def draw_curves(
     if not (steps >= first_step).any():
         raise NothingMatchedError(f"no run has a finite value of {column} after a step")
     width = options.smooth
-    if width == 1 and noisy and sum(group.curves for group in groups) > CROWDED:
+    most = max(len(drawing.series), *(group.curves for group in groups))
+    if width == 1 and noisy and most > CROWDED:
         width = max(1, int(steps.max()) // SMOOTH_PARTS)
     tables = [smoothed(rows[rows["x"] >= first_step], width) for rows in tables]
     stride = max(
@@ -137,7 +138,7 @@ def draw_curves(
             more = curve_rows(group, overlay.column, overlay.source)
             more = more[more["x"] >= first_step]
             is_level = overlay.kind == "level"
-            style = {"kind": overlay.kind, "band": not is_level, "ends": False} | overlay.style
+            style: Any = {"kind": overlay.kind, "band": not is_level, "ends": False} | overlay.style
             draw_group(panel, group, more, **style)
     drawing.value_axis(y_label, drawing.panels, log=log)
     drawing.step_axes()

@@ -136,10 +136,10 @@ class Drawing:
         """
         panels = self.options.panels
         self.by_depth = len(self.depths) > 1
-        if self.by_depth and panels is None:
+        if panels is None and self.by_depth:
             return self.setting_groups()
         groups = self.groups()
-        if not self.by_depth:
+        if panels is None or not self.by_depth:
             crowded = max(group.curves for group in groups) > CROWDED
             few = panels is None and len(self.series) <= MOST_PANELS
             return self.setting_groups() if crowded and few else groups

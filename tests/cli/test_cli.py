@@ -174,7 +174,7 @@ def test_the_display_can_be_drawn_at_every_moment(width: int) -> None:
             row = {"loss": 3.0, "model_update": None, "grad_norm": 1.0, "step_ms": 2e3}
             display.stepped(step, row)
             display.progress.refresh()
-        assert "2000 ms/step  0 s left" in display.progress.tasks[0].fields["values"]
+        assert "2000 ms/step  2 s left" in display.progress.tasks[0].fields["values"]
         display.evaluated(4, {"loss": float("nan"), "loss_masked": 3.1, "unigram_loss": 3.2})
         display.finished("done", 90)
     console.file.close()

@@ -148,6 +148,14 @@ def test_saturated_and_diverged_points_are_marked_and_left_out(tmp_path: Path) -
     assert last.set_index("x")["mark"].dropna().to_dict() == {2000: "diverged"}
 
 
+def test_a_seed_that_never_had_a_value_marks_its_point(tmp_path: Path) -> None:
+    make_runs(tmp_path / "study", depth=DEPTHS)
+    make_run(tmp_path / "study", depth=DEPTHS[0], seed=1, updates=[math.nan], state="diverged")
+    points = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 1")
+    assert points["mark"].dropna().to_dict() == {points.index[0]: "some diverged"}
+    assert points["n"].tolist() == [1] * len(DEPTHS)
+
+
 def test_hollow_points_are_hollow(tmp_path: Path) -> None:
     for depth, value in ((6, 0.1), (18, 5.0)):
         make_run(tmp_path / "study", depth=depth, updates=[value])
