@@ -6,14 +6,10 @@ Files hold these four values; readers see the words of OUTCOME_WORDS.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from deepstack.analysis.statistics import last_row
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
-
-if TYPE_CHECKING:
-    pass
 
 # The values in files, and the words that charts and printed tables show for them.
 OUTCOME_WORDS = {

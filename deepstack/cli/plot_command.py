@@ -70,13 +70,14 @@ def plot_command(
     from deepstack.plots import CHARTS, plot
     from deepstack.plots.notebook import WORDED
 
-    if not Path(words[0]).exists():  # charts may be joined by commas
-        words = [*words[0].split(","), *words[1:]]
-    # Charts and folders may have any order; without a folder, an unknown last word is meant as one.
-    charts = [word for word in words if "/" not in word and not Path(word).is_dir()]
-    if len(charts) == len(words) and words[-1] not in (*CHARTS, *WORDED):
-        charts.pop()
-    directories = [word for word in words if word not in charts] or ["results"]
+    # Charts, which may be joined by commas, and folders have any order.
+    directories = [word for word in words if Path(word).is_dir()]
+    others = [word for word in words if word not in directories]
+    charts = [part for word in others for part in word.split(",")]
+    if charts and not directories:  # an unknown last word is a folder
+        is_chart = charts[-1] in CHARTS or charts[-1] in WORDED
+        directories = ["results"] if is_chart else [others[-1]]
+        charts = charts if is_chart else charts[: -len(others[-1].split(","))]
     paths: Any = ()
     try:
         with show_work("drawing charts") as work:

@@ -49,8 +49,8 @@ def loss_vs_compute(runs: list[Run], *, options: Options) -> Chart:
     around = [flops.min() / 1.5, flops.max() * 1.5]  # one budget needs an axis too
     contents = list(zip(groups, tables, strict=True))
     for panel, (group, rows) in drawing.fill([group.name for group in groups], contents):
-        draw_group(panel, group, rows, kind="point", ends=False, marker="o", ms=3)
         number_axis(panel.axes, "x", around, log=True)
+        draw_group(panel, group, rows, kind="point", ends=False, markers=True)
         panel.axes.set_xlabel(COMPUTE)
     drawing.value_axis(loss_label(final), drawing.panels)
     drawing.explain(groups)

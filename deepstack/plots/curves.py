@@ -14,11 +14,11 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing, Group, axis_label, is_wide
 from deepstack.plots.panel import CROWDED, Panel
-from deepstack.plots.style import DASHES, GREY
+from deepstack.plots.style import DASHES, GREY, step_axis
 from deepstack.records import Run
 
 MOST_POINTS = 2000
-SMOOTH_PARTS = 20  # noisy curves, if there are many, are means over this part of all steps
+SMOOTH_PARTS = 20  # noisy curves, if there are many series, are means over this part of all steps
 SHARPNESS, THRESHOLD = "preconditioned_sharpness", "stability_threshold"
 
 Source = str | Callable[[Run], pd.DataFrame]
@@ -52,18 +52,20 @@ def curve_rows(group: Group, column: str, source: Source = "steps") -> pd.DataFr
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
-def draw_group(panel: Panel, group: Group, rows: pd.DataFrame, **style: Any) -> None:
-    """Draw each curve of these rows; bands only if the panel is not crowded."""
+def draw_group(
+    panel: Panel, group: Group, rows: pd.DataFrame, markers: bool = False, **style: Any
+) -> None:
+    """Draw each curve of these rows.  markers: whether curves in an uncrowded panel have them."""
     drawing = panel.drawing
-    crowded = len(group.series) * len(group.depths) > CROWDED
     for _, curve in rows.groupby("curve"):
         line, depth = map(int, curve[["line", "depth"]].iloc[0])
         s = group.series[line]
-        colour = drawing.style(s, depth)
-        width = 0.6 if curve["mark"].iloc[0] == "diverged" else 1.0
-        look = {"lw": width, "color": colour["color"], "ls": colour["linestyle"]} | style
+        look = drawing.curve_style(s, depth, group.curves)
+        look |= {"marker": drawing.style(s, depth)["marker"]} if markers else {}
+        look["lw"] = 0.6 if curve["mark"].iloc[0] == "diverged" else 1.0
+        look["place"] = line * len(group.depths) + group.depths.index(depth), group.curves
         name = f"{s.label}, N = {depth}" if len(drawing.depths) > 1 else s.label
-        panel.lines(name, curve, **{"band": not crowded} | look)
+        panel.lines(name, curve, **look | style)
 
 
 def smoothed(rows: pd.DataFrame, width: int) -> pd.DataFrame:
@@ -99,7 +101,7 @@ def draw_curves(
     """Draw one column of steps.csv, or of another source, against the step.
 
     kind: of its rows in the table.  name: of the column in the legend, if there are overlays.
-    noisy: whether many curves are smoothed.
+    noisy: whether curves of many series are smoothed.
     prepare: a function that draws the levels of a panel.  notes: of the caption.
     """
     drawing = Drawing(runs, options)
@@ -109,7 +111,8 @@ def draw_curves(
     if not (steps >= first_step).any():
         raise NothingMatchedError(f"no run has a finite value of {column} after a step")
     width = options.smooth
-    if width == 1 and noisy and sum(len(g.series) * len(g.depths) for g in groups) > CROWDED:
+    most = max(len(drawing.series), *(group.curves for group in groups))
+    if width == 1 and noisy and most > CROWDED:
         width = max(1, int(steps.max()) // SMOOTH_PARTS)
     tables = [smoothed(rows[rows["x"] >= first_step], width) for rows in tables]
     stride = max(
@@ -118,7 +121,7 @@ def draw_curves(
     log = is_wide(pd.concat(tables)["y"]) and options.y_scale != "lin"
     zeros = False
     if len(runs) > 1:
-        drawing.explain(groups, marker="None")
+        drawing.explain(groups, max(group.curves for group in groups))
     if name:
         drawing.entry(name, color=GREY)
     for overlay in overlays:
@@ -127,13 +130,15 @@ def draw_curves(
         [g.name for g in groups], list(zip(groups, tables, strict=True))
     ):
         prepare(panel, group)
+        step_axis(panel.axes, first_step, int(steps.max()))  # its scale places error bars
         drawable = rows[rows["y"] > 0] if log else rows
         zeros |= len(drawable) < len(rows)
         draw_group(panel, group, thinned(drawable, stride), kind=kind)
         for overlay in overlays:
             more = curve_rows(group, overlay.column, overlay.source)
             more = more[more["x"] >= first_step]
-            style = {"kind": overlay.kind, "band": False, "ends": False} | overlay.style
+            is_level = overlay.kind == "level"
+            style: Any = {"kind": overlay.kind, "band": not is_level, "ends": False} | overlay.style
             draw_group(panel, group, more, **style)
     drawing.value_axis(y_label, drawing.panels, log=log)
     drawing.step_axes()

@@ -19,7 +19,7 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import typeset
-from deepstack.plots.panel import AT_CHANCE, CROWDED, Panel
+from deepstack.plots.panel import AT_CHANCE, Panel
 from deepstack.plots.style import DASHES, GREY
 from deepstack.records import Analysis, Run
 
@@ -48,17 +48,16 @@ def lens_by_layer(runs: list[Run], *, options: Options) -> Chart:
     cells = drawing.cells(MOST_LINES)
     keys = {"KL to the final output": "kl", "loss": "loss"}
     for panel, key in drawing.fill(list(keys), keys.values(), height=1.9):
-        for cell in cells:
+        for i, cell in enumerate(cells):
             values = np.array([analyses[run].arrays[key] for run in cell.runs], float)
             x = np.arange(values.shape[1]) / (values.shape[1] - 1)
-            style = drawing.style(cell.series[0], cell.depths[0])
-            look = {"color": style["color"], "ls": style["linestyle"], "lw": 0.9}
+            look = drawing.curve_style(cell.series[0], cell.depths[0], len(cells)) | {"lw": 0.9}
             rows = array_statistics(x, values)
-            panel.lines(cell.label, rows, band=len(cells) <= CROWDED, **look)
+            panel.lines(cell.label, rows, place=(i, len(cells)), **look)
         label = typeset("KL(p_l ‖ p_N) (nats)") if key == "kl" else "loss (nats)"
         drawing.value_axis(label, [panel], log=key == "kl")
         panel.axes.set(xlim=(-0.02, 1.02), xlabel="layer l / N")
-    drawing.explain(cells, marker="None")
+    drawing.explain(cells, len(cells))
     drawing.note("l = 0: the embedding")
     return drawing.finish("Prediction read after each layer")
 

@@ -29,7 +29,7 @@ from deepstack.analysis.settings import (
 )
 from deepstack.plots.chart import Chart, Options, PanelRows, Table
 from deepstack.plots.page import Handle, Page, typeset
-from deepstack.plots.panel import MARKS, Panel
+from deepstack.plots.panel import CROWDED, MARKS, Panel
 from deepstack.plots.style import (
     COLUMN,
     GREY,
@@ -59,6 +59,10 @@ class Group:
     @property
     def label(self) -> str:
         return self.name or self.series[0].label
+
+    @property
+    def curves(self) -> int:
+        return len(self.series) * len(self.depths)
 
     @property
     def runs(self) -> list[Run]:
@@ -126,16 +130,19 @@ class Drawing:
     def curve_groups(self) -> list[Group]:
         """Return the panels of curves: one for each series, with a shade for each depth.
 
-        Series of one depth share panels (see `groups`).  If the user names the setting of the
-        panels, each of its values has one, or one for each depth if several series share them.
+        Series of one depth share panels (see `groups`) where these hold CROWDED of them at most.
+        If the user names the setting of the panels, each of its values has one, or one for each
+        depth if several series share them.
         """
         panels = self.options.panels
         self.by_depth = len(self.depths) > 1
-        if not self.by_depth:
-            return self.groups()
-        if panels is None:
+        if panels is None and self.by_depth:
             return self.setting_groups()
         groups = self.groups()
+        if panels is None or not self.by_depth:
+            crowded = max(group.curves for group in groups) > CROWDED
+            few = panels is None and len(self.series) <= MOST_PANELS
+            return self.setting_groups() if crowded and few else groups
         if find_key(panels, self.runs) != DEPTH and all(len(group.series) == 1 for group in groups):
             return groups
         self.by_depth = False
@@ -191,14 +198,23 @@ class Drawing:
             return {"color": colour, "linestyle": "-", "marker": "o"}
         return self.styles[series]
 
-    def explain(self, groups: Iterable[Group], **style: Any) -> None:
-        """Add each colour of these groups to the legend: the depths, or the series."""
+    def curve_style(self, series: Series, depth: int, curves: int) -> dict[str, Any]:
+        """Return the style of one of so many curves of a panel; with a marker if it is crowded."""
+        style = self.style(series, depth)
+        marker = style["marker"] if curves > CROWDED and not self.by_depth else "None"
+        return {"color": style["color"], "ls": style["linestyle"], "marker": marker, "ms": 3}
+
+    def explain(self, groups: Iterable[Group], curves: int | None = None) -> None:
+        """Add each colour of these groups to the legend: the depths, or the series.
+
+        curves: the number in a panel, if these are curves and not points.
+        """
         lines = [(s, n) for group in groups for n in group.depths for s in group.series if s.at(n)]
         order = {s: i for i, s in enumerate(self.series)}
         for s, n in sorted(
             lines, key=lambda line: (line[1] if self.by_depth else 0, order[line[0]])
         ):
-            look = self.style(s, n) | style
+            look = self.style(s, n) if curves is None else self.curve_style(s, n, curves)
             self.entry(f"N = {n}" if self.by_depth else s.label, **look)
 
     def note(self, text: str, when: object = True) -> None:
@@ -308,10 +324,10 @@ class Drawing:
                 panel.axes.text(0.5, 0.5, "no value", **style)
         if self.options.x_scale is not None:
             self._scale_x(self.options.x_scale == "log")
+        legend_title = legend_title or self._add_exponents()
         caption = [*self.notes, *notes, *caption_of(self.runs, self.depth_settings)]
         subtitle = title_of(self.runs, self.series)
         handles = [*self.handles.values(), *self._explanations()]
-        legend_title = legend_title or self._add_exponents()
         figure = self.page.finish(title, subtitle, caption, handles, legend_title)
         text = "\n".join([f"{title}. {subtitle}.", *caption, ""]).replace("\u00a0", " ")
         caption_text = re.sub(r"\$_\{(.*?)\}\$", r"_\1", text)
@@ -325,16 +341,21 @@ class Drawing:
     def _add_exponents(self) -> str | None:
         """Add exponents to the labels of lines; return the legend's title, which names the places.
 
-        `DeepNorm: 0.43 ± 0.03, –` has no fit at the second place.
+        `DeepNorm: 0.43 ± 0.03, –` has no fit at the second place.  The legend leaves out places
+        where no line has one.
         """
         fits = [fit for at in self.fits.values() for fit in at.values()]
         if not any(fits):
             return None
+        every = dict.fromkeys(chain.from_iterable(self.fits.values()))
+        places = [place for place in every if any(at.get(place) for at in self.fits.values())]
         for line, at in self.fits.items():
-            self.handles[line].set_label(f"{line}: {', '.join(str(f or '–') for f in at.values())}")
-        places = dict.fromkeys(chain.from_iterable(self.fits.values()))
+            exponents = ", ".join(str(at[place] or "–") for place in places if place in at)
+            self.handles[line].set_label(f"{line}: {exponents}" if exponents else line)
         title = exponent_title(fits)
-        return f"{title}: {', '.join(places)}" if len(places) > 1 else title
+        without = [place for place in every if place not in places]
+        self.note(f"no exponent for {', '.join(without)}", when=without)
+        return f"{title}: {', '.join(places)}" if len(every) > 1 else title
 
     def _scale_x(self, log: bool) -> None:
         """Give the panels of lines and points a linear or logarithmic x axis."""

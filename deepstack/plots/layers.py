@@ -16,7 +16,7 @@ from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing, axis_label
-from deepstack.plots.panel import CROWDED, is_drawable, markers
+from deepstack.plots.panel import is_drawable, markers
 from deepstack.plots.style import extent, layer_axis, shades
 from deepstack.records import Run
 
@@ -167,12 +167,12 @@ def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
     names = [f"N = {depth}: {column}" for depth, column in cells]
     titles = [f"N = {depth}" for depth, _ in cells]
     layout: Any = {"titles": titles, "columns": len(COLUMNS), "height": 1.3}
-    styles = {s: {key: drawing.styles[s][key] for key in ("color", "linestyle")} for s in shown}
+    styles = {s: drawing.curve_style(s, s.depths[-1], len(shown)) for s in shown}
     for panel, (depth, column) in drawing.fill(names, cells, **layout):
-        for s, style in styles.items():
+        for i, (s, style) in enumerate(styles.items()):
             here = table[(table["setting"] == s.label) & (table["depth"] == depth)]
             rows = signal_rows(here, column)
-            panel.lines(s.label, rows, band=len(shown) <= CROWDED, **style)
+            panel.lines(s.label, rows, place=(i, len(shown)), **style)
         panel.axes.set(xlim=(0, 1), xlabel="layer l / N")
     if drawing.rows("line").empty:
         raise NothingMatchedError("no initial signal is finite and above 0")

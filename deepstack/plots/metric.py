@@ -88,20 +88,20 @@ def metric(
     lines = lines_of(by_key, groups, runs)
     is_number = all(isinstance(value, (int, float, np.number)) for value in table["x"])
     categories = None if is_number else sorted_values(table["x"])
+    places = table.loc[np.isfinite(table["value"]), "x"]
     for panel, name in zip(drawing.add_panels(names), names, strict=True):
         here = table[table["panel"] == name]
-        for group, (label, style) in lines.items():
+        label_axis(panel.axes, "x", across, places, categories)
+        for i, (group, (label, style)) in enumerate(lines.items()):
             rows = statistics(here[here["line"] == group], across)
             rows = smoothed(rows.assign(curve=0), options.smooth).drop(columns="curve")
             if categories is not None:
                 rows["x"] = rows["x"].map(categories.index)
             look: Any = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
-            look |= {"marker": style["marker"]} if markers(len(rows)) else {}
-            panel.lines(label, rows, band=len(groups) <= CROWDED, **look)
-    rows = drawing.rows("line")
+            has_markers = markers(len(rows)) or len(groups) > CROWDED
+            look |= {"marker": style["marker"]} if has_markers else {}
+            panel.lines(label, rows, place=(i, len(groups)), **look)
     drawing.value_axis(quantity_label(runs, quantity), drawing.panels)
-    for panel in drawing.panels:
-        label_axis(panel.axes, "x", across, rows["x"], categories)
     for label, style in lines.values() if len(groups) > 1 else ():
         drawing.entry(label, **style)
     drawing.notes += notes_on(runs, quantity, across, options)

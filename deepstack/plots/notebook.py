@@ -138,6 +138,8 @@ def plot(
         formats = options.pop("formats", FORMATS)
         formats = formats.split(",") if isinstance(formats, str) else formats
         chosen, words = split_options(options)
+        if words and not names:
+            raise ConfigError(f"plot: --{next(iter(words))} belongs to the charts metric and map")
         functions = {name: function_of(name, words) for name in names or CHARTS}
         return draw(directory, functions, out, say, formats, chosen, **selection)
     runs = select(runs_of(directory), **selection)

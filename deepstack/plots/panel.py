@@ -33,7 +33,8 @@ MARKS = {
     EDGE_RATE: ("o", "best rate tried lies at the edge"),
     AT_CHANCE: ("o", "no seed learnt: at chance or worse"),
 }
-CROWDED = 5  # lines in a panel; more have no bands
+CROWDED = 5  # lines in a panel; more have error bars for bands
+BARS = 6  # error bars of such a line
 MOST_MARKERS = 24  # points of a line up to which each has a marker
 
 
@@ -79,19 +80,30 @@ class Panel:
         *,
         kind: str = "line",
         band: bool = True,
+        place: tuple[int, int] = (0, 1),
         ends: bool = True,
         **style: Any,
     ) -> None:
         """Draw rows (x, y; with a band low, high, n; mark) as one line, and add them to the table.
 
+        place: index of this line in its panel, and the number of lines.  More than CROWDED, and
+        points without a line, have error bars and markers at some points instead of a band.
         ends: whether a line of diverged runs ends in a hollow mark.  style: keywords of `plot`.
         """
         if rows.empty:
             return
-        if len(rows) == 1 and "marker" not in style:  # one point has no line
+        if len(rows) == 1 and style.get("marker", "None") == "None":  # one point has no line
             style |= {"marker": "o", "ms": 3}
-        self.axes.plot(rows["x"], rows["y"], **style)
-        if band and "low" in rows:
+        bars: list[int] = []
+        if len(rows) == 1 or style.get("ls") == "none":
+            bars = list(range(len(rows)))
+        elif place[1] > CROWDED:
+            log = self.axes.get_xscale() == "log"
+            bars = bar_places(rows["x"].to_numpy(float), place[0] / place[1], log)
+        self.axes.plot(rows["x"], rows["y"], **({"markevery": bars} if bars else {}) | style)
+        if band and "low" in rows and bars:
+            self._error_bars(rows.iloc[bars], style["color"])
+        elif band and "low" in rows:
             known = self._has_spread(rows)
             self.drawing.has_bands |= bool(known.any())
             x, low, high = rows[["x", "low", "high"]].to_numpy(float).T
@@ -120,14 +132,18 @@ class Panel:
         joined = rows[rows["mark"] != "diverged"]
         colour = style["color"]
         self.axes.plot(joined["x"], joined["y"], color=colour, ls=style["linestyle"])
-        bars = joined[self._has_spread(joined)]
-        self.axes.vlines(bars["x"], bars["low"], bars["high"], color=colour, lw=0.9)
+        self._error_bars(joined, colour)
         for x, y, mark in zip(rows["x"], rows["y"], rows["mark"], strict=True):
             diverged = mark == "diverged"
             marker, size = (DIVERGED_MARKER, 5.2) if diverged else (style["marker"], None)
             shape: Any = {"marker": marker, "ms": size, "mfc": "white" if mark else colour}
             self.axes.plot(x, y, ls="none", zorder=3, color=colour, **shape)
         self.drawing.marks |= {ALL_DIVERGED if m == "diverged" else m for m in rows["mark"] if m}
+
+    def _error_bars(self, rows: pd.DataFrame, colour: Any) -> None:
+        bars = rows[self._has_spread(rows)]
+        if len(bars):
+            self.axes.vlines(bars["x"], bars["low"], bars["high"], color=colour, lw=0.9)
 
     def _has_spread(self, rows: pd.DataFrame) -> np.ndarray:
         """Return which rows have a deviation; the legend states their numbers of seeds."""
@@ -202,6 +218,18 @@ class Panel:
             self.axes.plot(x, y, zorder=2.5, **style)
             self.drawing.entry(str(label), **style)
             self.add(group[["x", "y"]], series=label, kind="reference")
+
+
+def bar_places(x: np.ndarray, shift: float, log: bool) -> list[int]:
+    """Return the points of a line that have error bars, evenly spaced in x or log x.
+
+    shift: 0 to 1, which sets the bars of one line beside those of another.
+    """
+    if len(x) <= BARS:
+        return list(range(len(x)))
+    at = np.log(x) if log else x
+    targets = at[0] + (at[-1] - at[0]) * (np.arange(BARS) + shift) / BARS
+    return sorted({int(np.abs(at - target).argmin()) for target in targets})
 
 
 def is_drawable(values: np.ndarray, scale: Normalize) -> np.ndarray:

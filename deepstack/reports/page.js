@@ -314,7 +314,9 @@
       const titles = this.panels.map((p) => p.title || (this.panels.length > 1 ? p.name : ""));
       const boxes = titles.map((title, i) => {
         const twice = titles.indexOf(title) !== i || titles.lastIndexOf(title) !== i;
-        const words = clean(twice && title ? `${title}: ${this.panels[i].name}` : title);
+        const {name} = this.panels[i];
+        const longer = name.startsWith(title) ? name : `${title}: ${name}`;
+        const words = clean(twice && title ? longer : title);
         return make("div", {class: "panel"}, ...(words ? [make("h5", {}, words)] : []));
       });
       this.holder.append(...boxes);  // all of them first: their number settles their width

@@ -128,7 +128,8 @@ class PlainLines(Observer):
         each = statistics.median(self._times)
         left = each * (self.run.steps - step) / 1000
         text = f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}  "
-        text += f"‖g‖ {number(row['grad_norm'])}  {each:.3g} ms/step  {left:.0f} s left"
+        text += f"‖g‖ {number(row['grad_norm'])}  {each:.{0 if each >= 10 else 1}f} ms/step  "
+        text += f"{left:.0f} s left"
         self.show(step, self.run.steps, text)
 
     def evaluated(self, step: int, row: Row) -> None:

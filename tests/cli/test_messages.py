@@ -82,6 +82,8 @@ def test_before_any_run_the_first_one_is_named(
         (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
         (["plot", STUDY, "loss_vs_tsep"], "unknown chart 'loss_vs_tsep'; did you mean 'loss_vs_st"),
         (["plot", "zzz", STUDY], "unknown chart 'zzz'; allowed: attribution_vs_depth, "),
+        (["plot", STUDY, "outcomes,frontir"], "unknown chart 'frontir'; did you mean 'frontier'?"),
+        (["plot", STUDY, "--x", "depth"], "--x belongs to the charts metric and map"),
         (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
         (["report", STUDY, "--diagnostic", "zzz"], "unknown diagnostic 'zzz'; allowed: grad_norm"),
     ],

@@ -79,10 +79,28 @@ def test_points_have_error_bars_and_curves_have_bands(tmp_path: Path) -> None:
     assert len(bars) == len(axes.collections) == len(names)
     curves = make_chart("loss_vs_step", tmp_path)
     assert len(curves.figure.axes) == len(names) == len(set(curves.data["panel"]))
-    assert all(len(axes.collections) == 2 for axes in curves.figure.axes)  # a band a depth
+    for axes in curves.figure.axes:  # a band a depth, and bars of its validation losses
+        kinds = [isinstance(area, LineCollection) for area in axes.collections]
+        assert kinds.count(False) == kinds.count(True) == 2
     assert {"N = 6", "N = 18", "training loss"} <= set(words(curves))
     crowded = make_chart("update_vs_step", tmp_path, panels="depth").figure.axes
-    assert len(crowded) == 2 and not any(axes.collections for axes in crowded)
+    assert len(crowded) == 2
+    for axes in crowded:  # every line has six error bars with markers
+        assert all(isinstance(area, LineCollection) for area in axes.collections)
+        assert [len(bars.get_paths()) for bars in axes.collections] == [6] * len(names)
+        shapes = [line.get_marker() for line in axes.lines if line.get_marker() != "None"]
+        assert len(shapes) == len(names)
+    compute = make_chart("loss_vs_compute", tmp_path, panels="depth").figure
+    shapes = [line.get_marker() for line in compute.axes[0].lines]
+    legend = [line.get_marker() for line in compute.legends[0].get_lines()]
+    assert shapes == legend[: len(names)]  # the marker of each scheme
+
+
+def test_more_than_five_curves_of_one_depth_have_a_panel_each(tmp_path: Path) -> None:
+    names = tuple(ORDER[:6])
+    make_runs(tmp_path, scheme=names, seed=(0, 1))
+    assert len(make_chart("loss_vs_step", tmp_path).figure.axes) == 6
+    assert len(make_chart("loss_vs_step", tmp_path, schemes=names[:5]).figure.axes) == 1
 
 
 def test_a_chart_has_at_most_fifteen_panels_unless_schemes_are_named(tmp_path: Path) -> None:

@@ -148,6 +148,14 @@ def test_saturated_and_diverged_points_are_marked_and_left_out(tmp_path: Path) -
     assert last.set_index("x")["mark"].dropna().to_dict() == {2000: "diverged"}
 
 
+def test_a_seed_that_never_had_a_value_marks_its_point(tmp_path: Path) -> None:
+    make_runs(tmp_path / "study", depth=DEPTHS)
+    make_run(tmp_path / "study", depth=DEPTHS[0], seed=1, updates=[math.nan], state="diverged")
+    points = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 1")
+    assert points["mark"].dropna().to_dict() == {points.index[0]: "some diverged"}
+    assert points["n"].tolist() == [1] * len(DEPTHS)
+
+
 def test_hollow_points_are_hollow(tmp_path: Path) -> None:
     for depth, value in ((6, 0.1), (18, 5.0)):
         make_run(tmp_path / "study", depth=depth, updates=[value])
@@ -314,10 +322,11 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
     assert left_out_note([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
 
 
-def test_a_panel_without_a_fit_has_a_dash_for_its_exponent(tmp_path: Path) -> None:
+def test_a_panel_without_a_fit_has_no_column_of_exponents(tmp_path: Path) -> None:
     make_runs(tmp_path, depth=(6, 18, 48), updates=lambda depth: [0.01 * depth, 10.0])
     chart = make_chart("update_vs_depth", tmp_path)
-    assert "DeepNorm: 1.000 ± 0.000, –" in words(chart)
+    assert "DeepNorm: 1.000 ± 0.000" in words(chart) and "–" not in " ".join(words(chart))
+    assert any("no exponent for step 2" in text for text in words(chart))
 
 
 def test_spread_keeps_both_ends() -> None:
