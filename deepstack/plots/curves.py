@@ -12,7 +12,8 @@ from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing, Group, axis_label, is_wide
+from deepstack.plots.drawing import Drawing, Group, is_wide
+from deepstack.plots.page import axis_label
 from deepstack.plots.panel import CROWDED, Panel
 from deepstack.plots.style import DASHES, GREY, step_axis
 from deepstack.records import Run

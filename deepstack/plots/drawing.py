@@ -28,7 +28,7 @@ from deepstack.analysis.settings import (
     split_series,
 )
 from deepstack.plots.chart import Chart, Options, PanelRows, Table
-from deepstack.plots.page import Handle, Page, typeset
+from deepstack.plots.page import Handle, Page
 from deepstack.plots.panel import CROWDED, MARKS, Panel
 from deepstack.plots.style import (
     COLUMN,
@@ -390,19 +390,3 @@ def is_wide(values: np.ndarray | pd.Series[float]) -> bool:
 def scheme_of(series: Series) -> str:
     """Return the name of the scheme of a series."""
     return str(series.runs[0].get(SCHEME, "?"))
-
-
-def axis_label(
-    runs: Sequence[Run], name: str, words: str, sections: Sequence[str] = ("columns", "layers")
-) -> str:
-    """Return words with the symbol and unit that the runs state: `model update ‖ΔF‖`.
-
-    sections: of columns.json, in the order in which the name is looked up.
-    """
-    for run in runs:
-        for section in sections:
-            entry = run.columns.get(section, {}).get(name)
-            if isinstance(entry, dict):
-                unit = f" ({entry['unit']})" if entry.get("unit") else ""
-                return f"{words} {typeset(str(entry.get('symbol', '')))}".rstrip() + unit
-    return words

@@ -15,7 +15,8 @@ from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
-from deepstack.plots.drawing import Drawing, axis_label
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.page import axis_label
 from deepstack.plots.panel import is_drawable, markers
 from deepstack.plots.style import extent, layer_axis, shades
 from deepstack.records import Run

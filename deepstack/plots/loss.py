@@ -19,7 +19,8 @@ from deepstack.analysis.statistics import (
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import Overlay, draw_curves
-from deepstack.plots.drawing import Drawing, Group, axis_label
+from deepstack.plots.drawing import Drawing, Group
+from deepstack.plots.page import axis_label
 from deepstack.plots.panel import Panel
 from deepstack.plots.style import DASHES
 from deepstack.records import Run

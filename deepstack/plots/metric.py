@@ -40,7 +40,8 @@ from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, in_style
 from deepstack.plots.curves import smoothed
-from deepstack.plots.drawing import Drawing, axis_label, is_wide
+from deepstack.plots.drawing import Drawing, is_wide
+from deepstack.plots.page import axis_label
 from deepstack.plots.panel import CROWDED, markers
 from deepstack.plots.style import MARKERS, number, number_axis, scheme_style, shades
 from deepstack.records import Run

@@ -20,6 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import Bbox
 
 from deepstack.plots.style import COLUMN, GREY, PAGE, STYLE, log_axis
+from deepstack.records import Run
 
 Handle = Line2D | Patch
 TextLine = tuple[str, float, str, str]  # text, size, weight, colour
@@ -190,3 +191,19 @@ def wrap(text: str, size: float, width: float, **options: Any) -> list[str]:
 def typeset(symbol: str) -> str:
     """Indices of a symbol as subscripts: ‖F_0‖_F, θ_{t−1}."""
     return re.sub(r"_(?:\{([^}]*)\}|(\w))", lambda m: f"$_{{{m[1] or m[2]}}}$", symbol)
+
+
+def axis_label(
+    runs: Sequence[Run], name: str, words: str, sections: Sequence[str] = ("columns", "layers")
+) -> str:
+    """Return words with the symbol and unit that the runs state: `model update ‖ΔF‖`.
+
+    sections: of columns.json, in the order in which the name is looked up.
+    """
+    for run in runs:
+        for section in sections:
+            entry = run.columns.get(section, {}).get(name)
+            if isinstance(entry, dict):
+                unit = f" ({entry['unit']})" if entry.get("unit") else ""
+                return f"{words} {typeset(str(entry.get('symbol', '')))}".rstrip() + unit
+    return words

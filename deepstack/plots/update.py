@@ -26,8 +26,8 @@ from deepstack.analysis.statistics import (
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
-from deepstack.plots.drawing import Drawing, Group, axis_label
-from deepstack.plots.page import typeset
+from deepstack.plots.drawing import Drawing, Group
+from deepstack.plots.page import axis_label, typeset
 from deepstack.plots.panel import Panel
 from deepstack.plots.style import GREY
 from deepstack.records import Run
