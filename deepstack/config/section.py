@@ -72,8 +72,10 @@ def unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
             other = info.data[name]
             if other not in allowed if allowed else not other:
                 wanted = f"{key}={' or '.join(allowed)}" if allowed else f"another {key}"
-                shown, given, default = map(_json, (value, other, usual))
-                text = f"found {shown}, unused under {key}={given}; allowed {default}, or {wanted}"
+                shown, setting, default = map(_json, (value, other, usual))
+                text = (
+                    f"found {shown}, unused under {key}={setting}; allowed {default}, or {wanted}"
+                )
                 raise PydanticCustomError("relation", text)
         return value
 

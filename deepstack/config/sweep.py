@@ -162,14 +162,14 @@ def _match_values(
         swept = [value.plain() for value in declared.get(key, ())]
         values = [node] if node.plain() in swept else node.items()
         where[key] = [value.plain() for value in values]
-        place = quote_key(f"{name}.{key}")
+        shown_key = quote_key(f"{name}.{key}")
         if key not in declared:
-            problems.append(Problem(node.key_where, place, unknown("swept key", key, declared)))
+            problems.append(Problem(node.key_where, shown_key, unknown("swept key", key, declared)))
             continue
         for value in values:
             if value.plain() not in swept:
                 text = unknown("swept value", value.plain(), map(str, swept))
-                problems.append(Problem(value.where, place, text))
+                problems.append(Problem(value.where, shown_key, text))
     return where, problems
 
 

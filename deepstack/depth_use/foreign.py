@@ -47,11 +47,11 @@ def analyze_model(
     for name in what:
         MEASURES[name]
     modules = dict(model.named_modules())
-    name, found = find_layers(modules, layers)
+    name, stack = find_layers(modules, layers)
     names = [head] if isinstance(head, str) else head
     last = names if callable(names) else [find_module(modules, name) for name in names]
     read: Any = last if callable(last) else nn.Sequential(*last)
-    layered = Layered(model, found, name, lambda sample, x: read(x))
+    layered = Layered(model, stack, name, lambda sample, x: read(x))
     sample = Sample(batch, targets)
     with layered.ready():
         refuse_other_head(layered, sample)

@@ -151,8 +151,8 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
     """Raise ConfigError for settings that need what ranks or shards cut: a batch, or matrices."""
     train, model, mode = config.train, config.model, parallelism(config, ranks)
     cuts_matrices = mode == "fully_sharded"
-    whole = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
-    whole += "allowed with runtime.parallel=data"
+    reason = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
+    reason += "allowed with runtime.parallel=data"
     rules: list[tuple[str, object, str]] = [
         (
             "train.shards",
@@ -169,9 +169,9 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
             model.unique_layers and (cuts_matrices or train.spectral_penalty),
             "it excludes runtime.parallel=fully_sharded and train.spectral_penalty; allowed null",
         ),
-        ("train.optimizer", cuts_matrices and train.optimizer == "muon", whole),
-        ("train.spectral_penalty", cuts_matrices and train.spectral_penalty, whole),
-        ("log.sharpness_every", cuts_matrices and config.log.sharpness_every, whole),
+        ("train.optimizer", cuts_matrices and train.optimizer == "muon", reason),
+        ("train.spectral_penalty", cuts_matrices and train.spectral_penalty, reason),
+        ("log.sharpness_every", cuts_matrices and config.log.sharpness_every, reason),
     ]
     for key, is_broken, text in rules:
         if is_broken:

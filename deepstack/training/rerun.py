@@ -72,7 +72,7 @@ def check(
     stop: Stop = lambda: None,
     allow_env_change: bool = False,
 ) -> str:
-    """Train a run again in a temporary folder and return what is identical, in words.
+    """Train a run again in a temporary folder and return the identical parts in words.
 
     Compares the logs but timing.csv, the layers and the newest common checkpoint, byte for byte;
     for a run that has not ended, up to its last row.  Raises DifferenceError, the errors of

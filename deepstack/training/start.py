@@ -73,16 +73,16 @@ class Start:
         """
         here, there = (with_defaults(c).model.model_dump() for c in (config, self.config))
         grow = config.model.grow
-        for key, found in here.items():
+        for key, value in here.items():
             recorded, more = there[key], ""
             if key in DEPTHS and recorded:
                 most = 2 * recorded if grow == "middle" else math.inf
-                if grow and recorded <= found <= most:
+                if grow and recorded <= value <= most:
                     continue
                 more = ", or more with model.grow (middle: up to twice as many)"
-            if key not in FREE and found != recorded:
+            if key not in FREE and value != recorded:
                 raise ConfigError(
-                    f"model.{key}: found {found}, and {self.path} has {recorded}; allowed under "
+                    f"model.{key}: found {value}, and {self.path} has {recorded}; allowed under "
                     f"{KEY}: {recorded}{more}",
                     key=f"model.{key}",
                 )
