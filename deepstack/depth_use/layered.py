@@ -78,7 +78,7 @@ def calling(*indices: int) -> Change:
 class Layered:
     """A model as x_l = layer_l(x_{l-1}), l = 1..depth, and logits that a head reads from x_depth.
 
-    While the model runs, the `forward` of each layer is exchanged for one that applies the changes.
+    A hook on each layer applies the changes to its output.
     one_tensor: whether the stream is one tensor (batch, seq, d), so that layers can be exchanged;
     why_not: the reason if it is not.  Methods run inside of `ready`.
     """
@@ -113,9 +113,10 @@ class Layered:
     def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
         """Return the logits with the layers of `change` (0, 1, …) replaced."""
         order = iter(range(self.depth))
-        forwards = [layer.forward for layer in self.layers]
 
-        def replaced(index: int, *args: Any, **kwargs: Any) -> Any:
+        def replace(
+            index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> Any:
             if next(order, None) != index:
                 raise ConfigError(f"layers: {self.name} are not called once each, in their order")
             x, rebuild = stream_among(args, kwargs, Tensor if self.one_tensor else object)
@@ -124,7 +125,7 @@ class Layered:
 
             def call(other: int, x: Tensor) -> Any:
                 args, kwargs = rebuild(x)
-                return stream_in(forwards[other](*args, **kwargs))
+                return stream_in(self.layers[other].forward(*args, **kwargs))  # without hooks
 
             def stream_in(output: Any) -> Any:
                 y = tensor_of(output) if self.one_tensor else output
@@ -132,7 +133,6 @@ class Layered:
                     raise ConfigError(f"layers: layer {index + 1} does not return the stream")
                 return y
 
-            output = forwards[index](*args, **kwargs)  # has the form to return
             y = change[index](call, x) if index in change else stream_in(output)
             take(index + 1, y)
             if index not in change:
@@ -141,8 +141,8 @@ class Layered:
 
         with ExitStack() as stack:
             for index, layer in enumerate(self.layers):
-                layer.forward = partial(replaced, index)
-                stack.callback(layer.__dict__.pop, "forward")
+                hook = layer.register_forward_hook(partial(replace, index), with_kwargs=True)
+                stack.callback(hook.remove)
             output = call_model(self.model, sample.inputs)
         logits = getattr(output, "logits", None)
         logits = tensor_of(output) if logits is None else logits
