@@ -109,7 +109,8 @@ def check(
                 ) from None
         except DifferenceError as error:
             (path,) = Path(out, "rerun").iterdir()
-            problem = str(error).replace(f"{path}/", "")
+            # without the advice on the temporary run
+            problem = str(error.__cause__ or error).replace(f"{path}/", "")
             raise not_reproduced(record.folder, problem) from error
         (path,) = Path(out, "rerun").iterdir()
         if difference := later_difference(record.folder, RunFolder(path), ended):

@@ -150,6 +150,10 @@ CHANGES: list[tuple[Action, str]] = [
     (lambda f: f.write_status("diverged", 6), "its state was diverged at step 6, is done at"),
     (lines("steps.csv", lambda x: [*x[:2], "2,1,9,9,9,9,9,9\n", *x[2:]]), r"steps\.csv: a row"),
     (lines("evals.csv", lambda x: x[:2]), r"evals\.csv has more rows now"),
+    (
+        lines("steps.csv", lambda x: [*x, "7,1,1,1,1,1,1,1\n"]),
+        r"steps\.csv: was changed, .*worked\n`deepstack",
+    ),
     (lines("evals.csv", lambda x: [y[:-1] + ",x\n" for y in x]), r"evals\.csv: a row"),
     (lambda f: (f.checkpoint_path(6) / "weights.safetensors").write_bytes(b"x"), "checkpoint 6: "),
 ]
