@@ -13,10 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from deepstack.plots.style import COLUMN, GREY, PAGE, STYLE, log_axis
@@ -26,7 +28,6 @@ Handle = Line2D | Patch
 TextLine = tuple[str, float, str, str]  # text, size, weight, colour
 
 PAD = 0.06  # inches around everything and between blocks
-LETTER = 0.6  # approximate width of a letter in font sizes
 LINE = 1.25  # distance of lines of text, in font sizes
 TITLE, SUBTITLE, CAPTION = 8.0, 7.0, 6.0  # points
 LONGEST = 1000  # letters of a title, a label or a caption
@@ -177,15 +178,27 @@ def _text_height(lines: Sequence[TextLine]) -> float:
 
 
 def wrap(text: str, size: float, width: float, **options: Any) -> list[str]:
-    """Break at spaces, and inside longer words, so that lines of letters fit the width in inches.
+    """Break at spaces, and inside longer words, so that lines in a font size fit the inches.
 
     A no-break space is no such place.  The middle of a text of more than LONGEST letters is left
     out.  options: of `textwrap.wrap`.
     """
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
-    letters = max(int(width * 72 / (LETTER * size)), 1)
-    return textwrap.wrap(text, letters, break_on_hyphens=False, **options)
+    lines: list[str] = []
+    fitting = int(len(text) * width / max(text_width(text, size), width))  # letters on average
+    for letters in range(max(fitting, 1), 0, -1):
+        lines = textwrap.wrap(text, letters, break_on_hyphens=False, **options)
+        if all(text_width(line, size) <= width for line in lines):
+            break
+    return lines
+
+
+def text_width(text: str, size: float) -> float:
+    """Return the inches of a line of text in the figure's font."""
+    is_math = text.count("$") % 2 == 0 and "$" in text
+    points = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), is_math)
+    return float(points[0]) / 72
 
 
 def typeset(symbol: str) -> str:
