@@ -18,8 +18,7 @@ import torch
 import deepstack
 from deepstack import config as conf
 from deepstack.bench.peers import PEERS
-from deepstack.bench.process import Worker, WorkerError
-from deepstack.bench.rows import LOGGED, OWN, is_own, label_of, parse_row
+from deepstack.bench.rows import LOGGED, OWN, Worker, WorkerError, is_own, label_of, parse_row
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.fast import fast_paths_of
 from deepstack.model import build_model

@@ -27,9 +27,9 @@ from deepstack.bench import (
     shape_of,
 )
 from deepstack.bench.peers import ShapeError
-from deepstack.bench.process import Worker, WorkerError
 from deepstack.bench.products import Products
-from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, build_peer, peer_steps, trainer_steps
+from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, Worker, WorkerError
+from deepstack.bench.worker import build_peer, peer_steps, trainer_steps
 from deepstack.errors import DeepstackError, ResourceError
 from deepstack.model import build_model
 from deepstack.tasks import build_task
