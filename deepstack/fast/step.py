@@ -147,7 +147,12 @@ class Step:
         self.update, self.optimizer = update, optimizer
 
     def __call__(self, inputs: Tensor, targets: Tensor, lr: float) -> Measured:
-        set_learning_rate(self.optimizer, lr)
+        for group in self.optimizer.param_groups:
+            rate = lr * group["factor"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # a captured or replayed step reads it again
+            else:
+                group["lr"] = rate
         return self.update(inputs, targets)
 
     def release(self) -> None:
@@ -238,13 +243,3 @@ def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
             step(optimizer)
 
     return run
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group lr * its factor, in place where the rate is a tensor."""
-    for group in optimizer.param_groups:
-        rate = lr * group["factor"]
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from deepstack.config import Train
 from deepstack.fast import make_step
 from deepstack.fast.fuse import norm_function
-from deepstack.fast.fused_sublayers import ACTIVATIONS
+from deepstack.fast.fused_sublayers import ACTIVATIONS, products_of, stacked
 from deepstack.fast.gpu import attention as gpu_attention
 from deepstack.fast.gpu import available, deferred_gradients
 from deepstack.fast.gpu import norm as gpu_norm
@@ -22,7 +22,6 @@ from deepstack.fast.gpu import products as gpu_products
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.gpu.sublayer import DeviceSublayer
-from deepstack.fast.half_weights import products_of, stacked
 from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
 from deepstack.parameters import Banks
 from deepstack.schemes import NORMS, LayerNorm
