@@ -12,8 +12,8 @@ from torch import Tensor
 
 from deepstack.model import generate
 from deepstack.model.cross_attention import MergedAttention
-from deepstack.model.heads import BertHead
 from deepstack.model.sublayers import Attention
+from deepstack.model.transformer import BertHead
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, started
 from deepstack.theory.draws import F64, normals, power, random, repeats, seeds
