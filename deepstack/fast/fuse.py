@@ -22,9 +22,8 @@ from deepstack.fast.fused_sublayers import (
     Product,
     RootMeanSquare,
 )
-from deepstack.fast.gpu.attention import DeviceAttention, heads_fit
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
-from deepstack.fast.gpu.sublayer import DeviceSublayer
+from deepstack.fast.gpu.sublayer import DeviceAttention, DeviceSublayer, heads_fit
 from deepstack.fast.products import Library
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.stack import Layer
