@@ -19,8 +19,37 @@ from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_mos
 from deepstack.theory.claim_stack import Trial, started
 from deepstack.theory.draws import ROUNDING, normals, random, repeats, seeds
 from deepstack.theory.initialisation import singular_vectors
-from deepstack.theory.sources import NORM_THEN_LINEAR, READING_NOTES
+from deepstack.theory.sources import LAYER_CAKE, NORM_THEN_LINEAR, READING_NOTES
 from deepstack.theory.statistics import agreement, gather, means, slopes, time_ratios
+
+
+@claim("C4", LAYER_CAKE)
+def layer_norm_jacobian(seed: int) -> Finding:
+    """‖∂LN(z)/∂z‖₂ ≈ √d/‖z‖₂.
+
+    The largest singular value of the exact Jacobian of deepstack's layer norm (eps 1e-5).
+    """
+    rng, d, draws = random(seed), 96, repeats(200)
+    norm = NORMS["layer"](d, gain=False, bias=False, eps=1e-5)
+
+    def ratio(z: Tensor) -> float:
+        jacobian = torch.autograd.functional.jacobian(norm, z)
+        assert isinstance(jacobian, Tensor)
+        return (torch.linalg.matrix_norm(jacobian, 2) * z.norm()).item() / math.sqrt(d)
+
+    parts = []
+    for scale in (0.3, 1.0, 5.0):
+        ratios = [ratio(scale * normals(rng, d)) for _ in range(draws // 4)]
+        quantity = f"‖∂LN/∂z‖₂ ‖z‖/√d, z ~ N(0, {scale:g}²)"
+        parts.append(Part.mean(quantity, 1.0, ratios, tolerance=0.01))
+    shifted = [ratio(normals(rng, d) + 1) for _ in range(draws)]
+    parts.append(beside("the same, z ~ N(1, 1)", math.sqrt(2), shifted, tolerance=0.02))
+    return Finding(
+        parts,
+        f"{draws // 4} draws each, {draws} of z ~ N(1, 1), d = {d}.  Exactly it is "
+        "√d/‖z − mean(z)‖: right as long as the mean is small, as in a sum of a "
+        "normalised stream and a branch; 1% is allowed for that.",
+    )
 
 
 @claim("C17", NORM_THEN_LINEAR)
