@@ -152,10 +152,7 @@ def measure_rows(
     if fits_at_once(workers, device):
         return True, take_turns(workers, steps, say, products)
     say("memory does not hold all rows at once: one follows the other")
-    measured: list[Worker] = []
-    for worker in workers:
-        measured += take_turns([worker], steps, say, products)
-    return False, measured
+    return False, [w for one in workers for w in take_turns([one], steps, say, products)]
 
 
 def take_turns(
