@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack import plugins
@@ -28,6 +29,7 @@ from deepstack.bench.peers import (
     PeerTrainer,
     Shape,
     ShapeError,
+    TrainStep,
     import_library,
     shape_of,
 )
@@ -90,10 +92,7 @@ class Row:
             endless = conf.with_overrides(self.config, {"train.steps": 1_000_000})
             return timed_steps(endless, logged=self.name == LOGGED)
         built = build_peer(self.name, self.shape, self.device)
-        if isinstance(built, PeerTrainer):
-            self.parameters = built.parameters
-            return trainer_steps(self.config, built, self.task)
-        self.parameters = sum(p.numel() for p in built.model.parameters())
+        self.parameters = built.parameters
         onednn = "onednn" in self.variants
         return peer_steps(self.config, built, self.task, self.device, onednn)
 
@@ -106,30 +105,15 @@ def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel | Pee
     """
     with device:
         built = PEERS[name].build(shape)
-    if isinstance(built, PeerTrainer):
-        count = built.in_matrices
-    else:
-        count = sum(p.numel() for p in built.stack.parameters() if p.ndim > 1)
-    if count != shape.in_matrices:
+    if built.in_matrices != shape.in_matrices:
         raise ShapeError(
-            f"the matrices of its layers hold {count:,} numbers, and {shape.in_matrices:,} make "
-            f"{shape.depth} layers of d_model {shape.d_model} and d_ff {shape.d_ff}"
+            f"the matrices of its layers hold {built.in_matrices:,} numbers, and "
+            f"{shape.in_matrices:,} make {shape.depth} layers of d_model {shape.d_model} and d_ff "
+            f"{shape.d_ff}"
         )
     if isinstance(built, PeerModel):
         built.model.train()
     return built
-
-
-def trainer_steps(config: conf.Config, built: PeerTrainer, task: Task) -> Iterator[float]:
-    """Yield the seconds of successive steps of a library with its own training step."""
-    train_step = built.start(config)
-    step = 0
-    while True:
-        step += 1
-        began = time.perf_counter()
-        batch = task.train_batch(step, config.train.batch_size)
-        train_step(*to_device(batch, torch.device("cpu")))
-        yield time.perf_counter() - began
 
 
 def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Optimizer]:
@@ -165,39 +149,48 @@ def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Opt
     return [*optimizers, main]
 
 
+def torch_step(train: conf.Train, built: PeerModel, device: torch.device) -> TrainStep:
+    """Return the training step of a model: zero_grad, forward, backward, clip, optimizer."""
+    model, optimizers = built.model, peer_optimizers(train, built)
+
+    def train_step(inputs: Tensor, targets: Tensor) -> float:
+        model.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
+            logits = model(inputs)
+        loss = mean_loss(logits, targets)
+        loss.backward()
+        if train.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), train.clip)
+        for optimizer in optimizers:
+            optimizer.step()
+        return loss.item()  # waits for the device
+
+    return train_step
+
+
 def peer_steps(
     config: conf.Config,
-    built: PeerModel,
+    built: PeerModel | PeerTrainer,
     task: Task,
     device: torch.device,
     onednn: bool = False,
 ) -> Iterator[float]:
-    """Yield the seconds of successive steps: batch, zero_grad, forward, backward, clip, step.
+    """Yield the seconds of successive steps, each with its batch.
 
-    The batches are those of deepstack's steps; nothing is logged.  On a GPU a step ends with a
-    synchronisation.  onednn: whether torch multiplies fp32 matrices of any size by oneDNN.
+    The batches are those of deepstack's steps; nothing is logged.  onednn: whether torch multiplies
+    fp32 matrices of any size by oneDNN.
     """
-    train, model = config.train, built.model
-    optimizers = peer_optimizers(train, built)
-    bf16 = train.precision == "bf16"
-    step = 0
+    if isinstance(built, PeerTrainer):  # it moves its batches itself
+        device, train_step = torch.device("cpu"), built.start(config)
+    else:
+        train_step = torch_step(config.train, built, device)
     with torch_settings(conf.with_overrides(config, {"runtime.deterministic": False}), device):
-        while True:
-            step += 1
+        for step in count(1):
             if onednn:
                 use_onednn()
             began = time.perf_counter()
-            inputs, targets = to_device(task.train_batch(step, train.batch_size), device)
-            model.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                logits = model(inputs)
-            mean_loss(logits, targets).backward()
-            if train.clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), train.clip)
-            for optimizer in optimizers:
-                optimizer.step()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            batch = task.train_batch(step, config.train.batch_size)
+            train_step(*to_device(batch, device))
             yield time.perf_counter() - began
 
 
