@@ -17,6 +17,7 @@ import numpy as np
 
 from deepstack.errors import ConfigError
 from deepstack.tasks.files import (
+    MOST_TEXT,
     find_files,
     joint_sha256,
     refusal,
@@ -32,7 +33,6 @@ Layout = Literal["auto", "uint16", "uint32", "llm.c"]
 HEADER = 256  # int32s before the tokens of llm.c's files: magic, version, number of tokens
 LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
 LLM_C_EVALUATION = 20240522
-MOST_TEXT = 2**31
 LARGEST_TOKENIZER = 2**28  # bytes
 DECODED_AT_ONCE = 2**16  # tokens
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -131,7 +131,7 @@ def read_tokens(path: str, reading: Reading) -> TokenFiles:
         if (folder / STATE).is_file():
             files = saved_files(folder, reading)
         if any(is_text(file, reading) for file in files):
-            refuse_huge(path, files, MOST_TEXT, reading.key)
+            refuse_huge(path, files, reading.key)
         parts = [part for file in files for part in read_file(file, reading)]
         digests = [sha256_of(file) for file in files]
         size = sum(file.stat().st_size for file in files)
