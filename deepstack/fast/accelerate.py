@@ -26,7 +26,7 @@ from deepstack.fast.gpu.norm import FusedLayer
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths
-from deepstack.fast.step import Probe, StepFunction, Update, probed
+from deepstack.fast.step import Probe, StepFunction, Update, with_probe
 from deepstack.model.stack import LayerRunner, Layers, run_layers
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Stream
@@ -177,4 +177,4 @@ def step_recorder(
         insist = config.runtime.cuda_graph is True
         parts = partial(in_parts, model)
         return partial(CapturedStep, said=notify, insist=insist, joint=concurrent, parts=parts)
-    return probed
+    return with_probe

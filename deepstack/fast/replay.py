@@ -25,7 +25,7 @@ from torch import Tensor
 
 from deepstack.fast.products import with_onednn
 from deepstack.fast.recording import Call, Recording, TensorRef, map_nested, numbers_in
-from deepstack.fast.step import Measured, Probe, Update, probed
+from deepstack.fast.step import Measured, Probe, Update, with_probe
 from deepstack.gc_control import gc_paused
 
 aten = torch.ops.aten
@@ -62,8 +62,8 @@ class ReplayedStep:
     ) -> None:
         self.update, self.said = update, said
         self.threads = min(threads, len(update.shards))
-        self.whole = probed(update, probe)
-        self.finish = probed(lambda *_: update.apply(*update.total()), probe)
+        self.whole = with_probe(update, probe)
+        self.finish = with_probe(lambda *_: update.apply(*update.total()), probe)
         self.calls = 0
         self.bound: list[Bound] = []
         self.pool: ThreadPoolExecutor | None = None

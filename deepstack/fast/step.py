@@ -160,7 +160,7 @@ class Step:
         del self.update
 
 
-def probed(update: StepFunction, probe: Probe | None) -> StepFunction:
+def with_probe(update: StepFunction, probe: Probe | None) -> StepFunction:
     """Return a step that runs the update and then the probe, if there is one."""
     if probe is None:
         return update
@@ -176,7 +176,7 @@ def make_step(
     probe: Probe | None = None,
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
-    capture: Callable[[Update, Probe | None], StepFunction] = probed,
+    capture: Callable[[Update, Probe | None], StepFunction] = with_probe,
 ) -> Step:
     """Return a step (inputs, targets, lr) -> Measured: one update, or none after divergence.
 

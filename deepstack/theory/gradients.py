@@ -15,7 +15,7 @@ from deepstack.diagnostics import Snapshot
 from deepstack.diagnostics.signals import beta_ln, beta_rc
 from deepstack.parameters import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
-from deepstack.theory.claim_stack import Trial, flat_part, started
+from deepstack.theory.claim_stack import Trial, flat_part, small_stack
 from deepstack.theory.draws import F64, normals, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, LAYER_CAKE, READING_NOTES
 from deepstack.theory.statistics import agreement, exponents, gather, sweep
@@ -56,7 +56,7 @@ def error_signals(seed: int) -> Finding:
     repetitions, steps, depth = seeds(seed, 48), 10, 6
 
     def sample(draw_seed: int) -> dict[str, Tensor | float]:
-        stack = started(draw_seed, depth=depth, family="encoder_decoder", task="reverse")
+        stack = small_stack(draw_seed, depth=depth, family="encoder_decoder", task="reverse")
         start = stack.snapshots()
         ln, rc = beta_ln(start[0]).flatten(), beta_rc(start[0]).flatten()
         stack.run(steps)
@@ -65,7 +65,7 @@ def error_signals(seed: int) -> Finding:
             **mean_ratios(start),
             **{f"{quantity}, step {steps}": value for quantity, value in trained.items()},
             **{"β of LN": ln, "β of the sum": rc, "both": ln * rc},
-            "explosion": explosion(started(draw_seed, depth=depth).snapshots()[0]),
+            "explosion": explosion(small_stack(draw_seed, depth=depth).snapshots()[0]),
         }
 
     drawn = gather(map(sample, repetitions))
@@ -132,7 +132,7 @@ def no_warmup(seed: int) -> Finding:
 
     def sample(draw_seed: int, moment: str) -> dict[str, Tensor]:
         warm_up = moments[moment]
-        stack = started(draw_seed, depth=depth, optimizer="adam", warmup_steps=warm_up)
+        stack = small_stack(draw_seed, depth=depth, optimizer="adam", warmup_steps=warm_up)
         moved = {} if moment == "start" else {"moved": update_norms(stack, steps)}
         norm, share = signal_share(stack, batches)
         return {"norm": norm, "share": share, **moved}
@@ -203,7 +203,7 @@ def last_gain(seed: int, steps: int = 30) -> float:
 
     The head is tied to a token table that starts with the standard deviation 0.02.
     """
-    stack = started(seed, depth=3, lr=3e-3)
+    stack = small_stack(seed, depth=3, lr=3e-3)
     embedding = stack.model.embedding
     with torch.no_grad():
         embedding.mul_(0.02 / embedding.std())
