@@ -23,13 +23,14 @@ class StackScheme:
 
     scheme_class: a subclass of the registered class, configured for this stack.
     options: all options with their values.  place: the position; its depth is the stack's.
-    alpha, beta: residual coefficient and initialisation gain, or None.  head_factor: the constant
-    by which the head multiplies F.
     """
 
     alpha: float | None
+    """The residual coefficient of this stack, or None."""
     beta: float | None
+    """The initialisation gain of this stack, or None."""
     head_factor: float
+    """The constant by which the head multiplies F."""
 
     def __init__(
         self,

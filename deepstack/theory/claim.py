@@ -120,7 +120,7 @@ def at_least(what: str, bound: float, draws: Draws, **more: Any) -> Part:
 
 
 def standard_errors(draws: int) -> float:
-    """Return half the 99.73 % interval of a mean of so many draws, in its errors, by Student's t.
+    """Return half the 99.73 % interval of a mean of draws, in standard errors, by Student's t.
 
     3 for a normal distribution, and for a number that is no mean of draws (draws = 0).
     """
