@@ -14,7 +14,7 @@ import statistics
 from contextlib import closing
 from pathlib import Path
 
-from deepstack.bench.process import WARM_UP
+from deepstack.bench.rows import WARM_UP
 from deepstack.config import load_config
 from deepstack.training import timed_steps
 

@@ -1,17 +1,13 @@
 """deepstack beside its peers at the same shape: time, memory and the share of matrix products."""
 
 from deepstack.bench import jax_peer  # noqa: F401, registers its peer
-from deepstack.bench.chart import draw_rows, refuse_chart, where
-from deepstack.bench.measure import Measured, bench
+from deepstack.bench.measure import bench
 from deepstack.bench.peers import PEERS, Peer, PeerModel, PeerTrainer, Shape, peer, shape_of
-from deepstack.bench.report import report
-from deepstack.bench.suite import SHAPES, SUITES, run_suite, shape_config
+from deepstack.bench.report import draw_rows, refuse_chart, report, where
+from deepstack.bench.suite import run_suite, shape_config
 
 __all__ = [
     "PEERS",
-    "SHAPES",
-    "SUITES",
-    "Measured",
     "Peer",
     "PeerModel",
     "PeerTrainer",

@@ -18,8 +18,7 @@ import torch
 import deepstack
 from deepstack import config as conf
 from deepstack.bench.peers import PEERS
-from deepstack.bench.process import Worker, WorkerError
-from deepstack.bench.rows import LOGGED, OWN, is_own, label_of, parse_row
+from deepstack.bench.rows import LOGGED, OWN, Worker, WorkerError, is_own, label_of, parse_row
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.fast import fast_paths_of
 from deepstack.model import build_model
@@ -70,7 +69,8 @@ def bench(
     device = choose_device(config.runtime)
     config = conf.with_overrides(config, {"runtime.device": device.type})
     names = usual_peers(config) if peers is None else list(peers)
-    others = [conf.with_overrides(config, {"model.depth": depth}) for depth in depths]
+    deeper = [conf.with_overrides(config, {"model.depth": depth}) for depth in depths]
+    others = [Worker(LOGGED, one) for one in deeper]
     own = [name for name in names if is_own(name)]
     names = [name for name in names if not is_own(name)]
     installed = installed_peers(comparable_peers(config, names, say), say)
@@ -82,12 +82,12 @@ def bench(
     }
     rows = [Worker(row, config) for row in dict.fromkeys((*OWN, *own, *installed))]
     interleaved, measured = measure_rows(rows, steps, device, say)
-    also, deep = measure_rows([Worker(LOGGED, c) for c in others], steps, device, say, False)
+    deep_interleaved, deep = measure_rows(others, steps, device, say, False)
     for worker in measured:
         if is_own(worker.row):
             worker.parameters = parameters
     tokens = config.train.batch_size * config.task.seq_len
-    return Measured(facts, measured, deep, interleaved and also, tokens)
+    return Measured(facts, measured, deep, interleaved and deep_interleaved, tokens)
 
 
 def usual_peers(config: conf.Config) -> list[str]:
@@ -153,10 +153,7 @@ def measure_rows(
     if fits_at_once(workers, device):
         return True, take_turns(workers, steps, say, products)
     say("memory does not hold all rows at once: one follows the other")
-    measured: list[Worker] = []
-    for worker in workers:
-        measured += take_turns([worker], steps, say, products)
-    return False, measured
+    return False, [w for one in workers for w in take_turns([one], steps, say, products)]
 
 
 def take_turns(

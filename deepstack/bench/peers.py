@@ -69,6 +69,16 @@ class PeerModel(NamedTuple):
     model: nn.Module
     stack: nn.Module
 
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def in_matrices(self) -> int:
+        """The numbers in the weight matrices of the layers."""
+        return sum(p.numel() for p in self.stack.parameters() if p.ndim > 1)
+
 
 Build = Callable[[Shape], "PeerModel | PeerTrainer"]
 

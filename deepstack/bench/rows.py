@@ -1,20 +1,20 @@
-"""The timed steps: those of deepstack and those of a peer, built in the process that times them."""
+"""The rows of a benchmark: their names, and the process of each."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
-
-import torch
-from torch import nn
+from multiprocessing.connection import Pipe
+from typing import Any
 
 from deepstack import config as conf
-from deepstack.bench.peers import PEERS, PeerModel, PeerTrainer, Shape, ShapeError
-from deepstack.errors import ConfigError
-from deepstack.fast.products import use_onednn
+from deepstack import plugins
+from deepstack.bench.peers import PEERS
+from deepstack.errors import ConfigError, DeepstackError
 from deepstack.registry import unknown
-from deepstack.tasks import Task
-from deepstack.training import mean_loss, timed_steps, to_device, torch_settings
 
 LOGGED, UNLOGGED = "deepstack", "deepstack_unlogged"
 OWN = {LOGGED: "deepstack", UNLOGGED: "deepstack, nothing logged"}
@@ -65,117 +65,104 @@ def label_of(row: str) -> str:
     return ", ".join([label, *(VARIANTS[variant][0] for variant in variants)])
 
 
-def config_of_row(row: str, config: conf.Config) -> conf.Config:
-    """Return the configuration of a row: that of all rows, changed by its variants."""
-    for variant in parse_row(row)[1]:
-        config = conf.with_overrides(config, VARIANTS[variant][1])
-    return config
+# Steps that do not count.  On a CPU deepstack records the second and the third, the fourth touches
+# fresh memory, and the fifth decides which calls fuse batch and probe; on a GPU it runs three steps
+# eagerly and captures the fourth.
+WARM_UP = 5
+
+# glibc's settings under which a peer keeps the memory that it frees.  By default large buffers go
+# back to the system at every step, and JAX then spends a sixth of a step on fresh pages.
+KEEP_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "MALLOC_ARENA_MAX": "1",
+}
 
 
-def deepstack_steps(config: conf.Config, *, logged: bool) -> Iterator[float]:
-    """Yield the seconds of successive steps, as in `deepstack train`, until closed."""
-    endless = conf.with_overrides(config, {"train.steps": 1_000_000})
-    yield from timed_steps(endless, logged=logged)
+class WorkerError(DeepstackError):
+    """The process of a row failed; exit_code tells the kind of the error."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
-def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel | PeerTrainer:
-    """Build a peer on the device, in training mode, with exactly the layers of the shape.
+class Worker:
+    """One row in a separate process, with its measurements.
 
-    Raises ShapeError when the weight matrices of its layers hold other than
-    depth (4 d_model² + 2 d_model d_ff) numbers.
+    steps, products: seconds, one number a round.  start: seconds from the start of the process to
+    the end of its first step.  Memory in MB.
     """
-    with device:
-        built = PEERS[name].build(shape)
-    if isinstance(built, PeerTrainer):
-        count = built.in_matrices
-    else:
-        count = sum(p.numel() for p in built.stack.parameters() if p.ndim > 1)
-    if count != shape.in_matrices:
-        raise ShapeError(
-            f"the matrices of its layers hold {count:,} numbers, and {shape.in_matrices:,} make "
-            f"{shape.depth} layers of d_model {shape.d_model} and d_ff {shape.d_ff}"
-        )
-    if isinstance(built, PeerModel):
-        built.model.train()
-    return built
 
+    def __init__(self, row: str, config: conf.Config) -> None:
+        self.row, self.config = row, config
+        self.steps: list[float] = []
+        self.products: list[float] = []
+        self.start = 0.0
+        self.start_memory = self.peak_memory = 0.0
+        self.parameters: int | None = None
+        self.flops = 0
+        self._process: subprocess.Popen[bytes] | None = None
 
-def trainer_steps(config: conf.Config, built: PeerTrainer, task: Task) -> Iterator[float]:
-    """Yield the seconds of successive steps of a library with its own training step."""
-    train_step = built.start(config)
-    step = 0
-    while True:
-        step += 1
+    def begin(self) -> None:
+        """Start the process and run the steps that do not count; WorkerError if that fails."""
         began = time.perf_counter()
-        batch = task.train_batch(step, config.train.batch_size)
-        train_step(*to_device(batch, torch.device("cpu")))
-        yield time.perf_counter() - began
-
-
-def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Optimizer]:
-    """Build torch's optimizer as users of another library do, with torch's default settings.
-
-    One group holds all parameters.  Muon takes the matrices of the layers, AdamW all others.
-    """
-    parameters = list(built.model.parameters())
-    if train.optimizer == "sgd":
-        return [torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum)]
-    optimizers: list[torch.optim.Optimizer] = []
-    if train.optimizer == "muon":
-        matrices = [p for p in built.stack.parameters() if p.ndim == 2]
-        parameters = [p for p in parameters if all(p is not matrix for matrix in matrices)]
-        optimizers += [
-            torch.optim.Muon(
-                matrices,
-                lr=train.lr,
-                weight_decay=train.weight_decay,
-                momentum=train.muon.momentum,
-                ns_steps=train.muon.ns_steps,
-                adjust_lr_fn=train.muon.adjust_lr,
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._connection, other_end = Pipe()
+        with other_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "deepstack.bench.worker"],
+                stdin=other_end.fileno(),
+                stdout=self._errors,
+                stderr=self._errors,
+                env=os.environ if is_own(self.row) else os.environ | KEEP_MEMORY,
             )
-        ]
-    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
-    main = kind(
-        parameters,
-        lr=train.lr,
-        betas=(train.betas[0], train.betas[1]),
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-    )
-    return [*optimizers, main]
+        loaded = [plugin.path for plugin in plugins.LOADED.values()]
+        self.start_memory = self._ask((self.row, self.config, loaded))["start_memory_mb"]
+        self._ask("step")
+        self.start = time.perf_counter() - began
+        for _ in range(WARM_UP - 1):
+            self._ask("step")
 
+    def step(self) -> None:
+        """Run one step that counts.
 
-def peer_steps(
-    config: conf.Config,
-    built: PeerModel,
-    task: Task,
-    device: torch.device,
-    onednn: bool = False,
-) -> Iterator[float]:
-    """Yield the seconds of successive steps: batch, zero_grad, forward, backward, clip, step.
+        The row's peak memory is taken at steps before the products, which need memory too.
+        """
+        answer = self._ask("step")
+        if not self.products:
+            self.peak_memory = answer["peak_memory_mb"]
+        self.parameters = answer["parameters"]
+        self.steps.append(answer["seconds"])
 
-    The batches are those of deepstack's steps; nothing is logged.  On a GPU a step ends with a
-    synchronisation.  onednn: whether torch multiplies fp32 matrices of any size by oneDNN.
-    """
-    train, model = config.train, built.model
-    optimizers = peer_optimizers(train, built)
-    bf16 = train.precision == "bf16"
-    step = 0
-    with torch_settings(conf.with_overrides(config, {"runtime.deterministic": False}), device):
-        while True:
-            step += 1
-            if onednn:
-                use_onednn()
-            began = time.perf_counter()
-            inputs, targets = to_device(task.train_batch(step, train.batch_size), device)
-            model.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                logits = model(inputs)
-            mean_loss(logits, targets).backward()
-            if train.clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), train.clip)
-            for optimizer in optimizers:
-                optimizer.step()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            yield time.perf_counter() - began
+    def time_products(self) -> None:
+        """Time a step's matrix products."""
+        answer = self._ask("products")
+        self.flops = answer["flops"]
+        self.products.append(answer["seconds"])
+
+    def end(self) -> None:
+        """Kill the process."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+        self._errors.close()
+        self._process = None
+
+    def _ask(self, message: object) -> dict[str, Any]:
+        assert self._process is not None
+        try:
+            self._connection.send(message)
+            answer: dict[str, Any] = self._connection.recv()
+        except (EOFError, ConnectionError):
+            code = self._process.wait()
+            self._errors.seek(0)
+            lines = self._errors.read().strip().splitlines()
+            # The kernel kills a process that uses too much memory with signal 9.
+            why = lines[-1] if lines else "out of memory?" if code == -9 else "no word of it"
+            raise WorkerError(f"its process ended with exit code {code}: {why}", 5) from None
+        if "error" in answer:
+            raise WorkerError(answer["error"], answer["exit_code"])
+        return answer

@@ -1,42 +1,45 @@
 """Runs one row of a benchmark, step by step: python -m deepstack.bench.worker
 
-Requests and answers are messages in JSON over stdin, a connection.  The first is the order: row,
-config, plugins.  'step' runs one step, 'products' times the matrix products; each has one answer.
-The end of the connection ends the process.
+Requests and answers pass through stdin, a connection.  The first request is (row, config, files of
+plugins).  'step' runs one step, 'products' times the matrix products; each has one answer.  The end
+of the connection ends the process.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.bench.peers import PEERS, PeerTrainer, import_library, shape_of
-from deepstack.bench.products import Products
-from deepstack.bench.rows import (
-    LOGGED,
-    OWN,
-    build_peer,
-    config_of_row,
-    deepstack_steps,
-    parse_row,
-    peer_steps,
-    trainer_steps,
+from deepstack.bench.peers import (
+    PEERS,
+    PeerModel,
+    PeerTrainer,
+    Shape,
+    ShapeError,
+    TrainStep,
+    import_library,
+    shape_of,
 )
+from deepstack.bench.products import Products
+from deepstack.bench.rows import LOGGED, OWN, VARIANTS, parse_row
 from deepstack.errors import DeepstackError
 from deepstack.fast import fast_paths_of
-from deepstack.tasks import task_of
-from deepstack.training import choose_device, torch_settings
+from deepstack.fast.products import use_onednn
+from deepstack.tasks import Task, task_of
+from deepstack.training import choose_device, mean_loss, timed_steps, to_device, torch_settings
 
 
 class Row:
@@ -44,7 +47,9 @@ class Row:
 
     def __init__(self, row: str, config: conf.Config) -> None:
         self.name, self.variants = parse_row(row)
-        self.config = config = config_of_row(row, config)
+        for variant in self.variants:
+            config = conf.with_overrides(config, VARIANTS[variant][1])
+        self.config = config
         self.task = task_of(config)
         self.device = choose_device(config.runtime)
         self.shape = shape_of(config, self.task.vocab_size)
@@ -84,14 +89,109 @@ class Row:
 
     def _start(self) -> Iterator[float]:
         if self.name in OWN:
-            return deepstack_steps(self.config, logged=self.name == LOGGED)
+            endless = conf.with_overrides(self.config, {"train.steps": 1_000_000})
+            return timed_steps(endless, logged=self.name == LOGGED)
         built = build_peer(self.name, self.shape, self.device)
-        if isinstance(built, PeerTrainer):
-            self.parameters = built.parameters
-            return trainer_steps(self.config, built, self.task)
-        self.parameters = sum(p.numel() for p in built.model.parameters())
+        self.parameters = built.parameters
         onednn = "onednn" in self.variants
         return peer_steps(self.config, built, self.task, self.device, onednn)
+
+
+def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel | PeerTrainer:
+    """Build a peer on the device, in training mode, with exactly the layers of the shape.
+
+    Raises ShapeError when the weight matrices of its layers hold other than
+    depth (4 d_model² + 2 d_model d_ff) numbers.
+    """
+    with device:
+        built = PEERS[name].build(shape)
+    if built.in_matrices != shape.in_matrices:
+        raise ShapeError(
+            f"the matrices of its layers hold {built.in_matrices:,} numbers, and "
+            f"{shape.in_matrices:,} make {shape.depth} layers of d_model {shape.d_model} and d_ff "
+            f"{shape.d_ff}"
+        )
+    if isinstance(built, PeerModel):
+        built.model.train()
+    return built
+
+
+def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Optimizer]:
+    """Build torch's optimizer as users of another library do, with torch's default settings.
+
+    One group holds all parameters.  Muon takes the matrices of the layers, AdamW all others.
+    """
+    parameters = list(built.model.parameters())
+    if train.optimizer == "sgd":
+        return [torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum)]
+    optimizers: list[torch.optim.Optimizer] = []
+    if train.optimizer == "muon":
+        matrices = [p for p in built.stack.parameters() if p.ndim == 2]
+        parameters = [p for p in parameters if all(p is not matrix for matrix in matrices)]
+        optimizers += [
+            torch.optim.Muon(
+                matrices,
+                lr=train.lr,
+                weight_decay=train.weight_decay,
+                momentum=train.muon.momentum,
+                ns_steps=train.muon.ns_steps,
+                adjust_lr_fn=train.muon.adjust_lr,
+            )
+        ]
+    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
+    main = kind(
+        parameters,
+        lr=train.lr,
+        betas=(train.betas[0], train.betas[1]),
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+    )
+    return [*optimizers, main]
+
+
+def torch_step(train: conf.Train, built: PeerModel, device: torch.device) -> TrainStep:
+    """Return the training step of a model: zero_grad, forward, backward, clip, optimizer."""
+    model, optimizers = built.model, peer_optimizers(train, built)
+
+    def train_step(inputs: Tensor, targets: Tensor) -> float:
+        model.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
+            logits = model(inputs)
+        loss = mean_loss(logits, targets)
+        loss.backward()
+        if train.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), train.clip)
+        for optimizer in optimizers:
+            optimizer.step()
+        return loss.item()  # waits for the device
+
+    return train_step
+
+
+def peer_steps(
+    config: conf.Config,
+    built: PeerModel | PeerTrainer,
+    task: Task,
+    device: torch.device,
+    onednn: bool = False,
+) -> Iterator[float]:
+    """Yield the seconds of successive steps, each with its batch.
+
+    The batches are those of deepstack's steps; nothing is logged.  onednn: whether torch multiplies
+    fp32 matrices of any size by oneDNN.
+    """
+    if isinstance(built, PeerTrainer):  # it moves its batches itself
+        device, train_step = torch.device("cpu"), built.start(config)
+    else:
+        train_step = torch_step(config.train, built, device)
+    with torch_settings(conf.with_overrides(config, {"runtime.deterministic": False}), device):
+        for step in count(1):
+            if onednn:
+                use_onednn()
+            began = time.perf_counter()
+            batch = task.train_batch(step, config.train.batch_size)
+            train_step(*to_device(batch, device))
+            yield time.perf_counter() - began
 
 
 def memory_line(name: str) -> float:
@@ -120,27 +220,23 @@ def main() -> None:
     """Answer requests until the connection ends; an error is the last answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     parent = Connection(0)
-
-    def answer(content: dict[str, Any]) -> None:
-        parent.send_bytes(json.dumps(content).encode())
-
     try:
-        order = json.loads(parent.recv_bytes())
-        plugins.load_plugins([Path(path) for path in order["plugins"]])
-        row = Row(order["row"], conf.parse_config(order["config"]))
+        name, config, files = parent.recv()
+        plugins.load_plugins(files)
+        row = Row(name, config)
         on_gpu = row.device.type == "cuda"
-        answer({"start_memory_mb": 0.0 if on_gpu else memory_line("VmRSS")})
+        parent.send({"start_memory_mb": 0.0 if on_gpu else memory_line("VmRSS")})
         commands = {"step": row.step, "products": row.time_products}
         with suppress(EOFError, ConnectionError):
             while True:
-                answer(commands[json.loads(parent.recv_bytes())]())
+                parent.send(commands[parent.recv()]())
     except DeepstackError as error:
-        answer({"error": str(error), "exit_code": error.exit_code})
+        parent.send({"error": str(error), "exit_code": error.exit_code})
     except Exception as error:
         memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         memory = memory or "DefaultCPUAllocator" in str(error)
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        answer({"error": reason, "exit_code": 5 if memory else 1})
+        parent.send({"error": reason, "exit_code": 5 if memory else 1})
         raise
     os._exit(0)  # nothing needs saving, and freeing a deep model takes time
 

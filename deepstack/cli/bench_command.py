@@ -71,7 +71,7 @@ def bench_command(
     if len(wanted) == 1:
         raise ConfigError(f"--depths: found {depths}; allowed two or more depths, as in 6,48,200")
     if chart is not None:
-        from deepstack.bench.chart import refuse_chart
+        from deepstack.bench import refuse_chart
 
         refuse_chart(chart)
     opt.load_plugins(plugin)

@@ -1,8 +1,12 @@
 """Analyses of a trained model: what each of its layers contributes."""
 
-from deepstack.depth_use.foreign import analyze_model
-from deepstack.depth_use.hugging_face import analyze_folder, analyze_huggingface, is_huggingface
-from deepstack.depth_use.measure import COLUMNS, MEASURES, Measure, Request, measure_all
+from deepstack.depth_use.foreign import (
+    analyze_folder,
+    analyze_huggingface,
+    analyze_model,
+    is_huggingface,
+)
+from deepstack.depth_use.measure import COLUMNS, MEASURES, Request, measure_all
 from deepstack.depth_use.runs import analyze_run
 from deepstack.registry import import_all
 
@@ -11,7 +15,6 @@ import_all(__name__, __path__)  # each module registers its analyses
 __all__ = [
     "COLUMNS",
     "MEASURES",
-    "Measure",
     "Request",
     "analyze_folder",
     "analyze_huggingface",

@@ -4,10 +4,9 @@
 its training step.
 """
 
-from deepstack.fast.accelerate import step_recorder
+from deepstack.fast.accelerate import compiled, enable_fast_paths, step_recorder
 from deepstack.fast.capture import CapturedStep
 from deepstack.fast.gpu.available import triton_version
-from deepstack.fast.layers import compiled, enable_fast_paths
 from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths, choose_fast_paths, fast_paths_of
 from deepstack.fast.step import Measured, Step, Update, make_step

@@ -1,17 +1,160 @@
-"""Records steps of a model that runs by its fast paths (`enable_fast_paths`)."""
+"""Makes a model run its layers by fast paths: fused, compiled, recomputed; records its steps.
+
+`memory` is the encoder's output, which decoder layers read besides the stream; None for others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils.checkpoint import checkpoint
 
 from deepstack import config as conf
 from deepstack.fast.capture import CapturedStep
-from deepstack.fast.layers import in_parts
+from deepstack.fast.fuse import fuse
+from deepstack.fast.fused_sublayers import half_weights, products_of
+from deepstack.fast.gpu.available import makes_kernels
+from deepstack.fast.gpu.norm import FusedLayer
+from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths
-from deepstack.fast.step import Probe, StepFunction, Update, probed
-from deepstack.model import Transformer
+from deepstack.fast.step import Probe, StepFunction, Update, with_probe
+from deepstack.model.stack import LayerRunner, Layers, run_layers
+from deepstack.model.transformer import Transformer
+from deepstack.schemes import Stream
+
+
+def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+    """Run layers of fused sublayers; x_0 must require a gradient to have a backward pass."""
+    first = x if isinstance(x, Tensor) else x[0]
+    if torch.is_grad_enabled() and not first.requires_grad:  # nothing before the layers is trained
+        first.requires_grad_()
+    device = first.device.type
+    half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if device == "cpu":
+        if half is None:
+            return run_layers(layers, x, memory)
+        with half_weights(list(products_of(layers)), half):
+            return run_layers(layers, x, memory)
+    tokens = first.shape[0] * first.shape[1]
+    copy: Tensor | None = None  # of x, in half precision
+    with prepared_weights(layers, tokens, half):
+        for layer in layers:
+            if memory is None and isinstance(
+                fused_layer := getattr(layer, "layer_function", None), FusedLayer
+            ):
+                x, copy = fused_layer.run(x, copy)
+            else:
+                x, copy = layer(x, memory), None
+    return x
+
+
+def recomputing(runner: LayerRunner, every: int, random: bool) -> LayerRunner:
+    """Keep the stream every so many layers; the backward pass recomputes the layers between.
+
+    Activations of depth / every boundaries and of `every` layers are held, for one more forward
+    pass.  random: whether layers draw numbers (dropout), the same ones the second time.
+    Chen et al. 2016, arXiv:1604.06174, whose sqrt(depth) is the least of both together.
+    """
+
+    def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+        if not torch.is_grad_enabled():
+            return runner(layers, x, memory)
+        for first in range(0, len(layers), every):
+            part = layers[first : first + every]
+            x = checkpoint(runner, part, x, memory, use_reentrant=False, preserve_rng_state=random)
+        return x
+
+    return run
+
+
+@contextmanager
+def in_parts(model: Transformer, every: int, between: Callable[[], None]) -> Iterator[None]:
+    """Call `between` between every so many layers, forward and backward, inside the block."""
+
+    def cut(runner: LayerRunner) -> LayerRunner:
+        def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+            for first in range(0, len(layers), every):
+                between()
+                before = [x] if isinstance(x, Tensor) else x
+                tensors = [t for t in before if isinstance(t, Tensor) and t.requires_grad]
+                if tensors and torch.is_grad_enabled():  # once, at the first of their gradients
+                    register_multi_grad_hook(tensors, lambda _: between(), mode="any")
+                x = runner(layers[first : first + every], x, memory)
+            return x
+
+        return run
+
+    with model.replace_runner(cut):
+        yield
+
+
+def enable_fast_paths(
+    model: Transformer,
+    paths: FastPaths,
+    recompute_every: int,
+    notify: Callable[[str], None],
+) -> None:
+    """Make the model run its layers by the chosen fast paths; its numbers stay the same.
+
+    recompute_every: keep the stream every so many layers only, 0 for all.  notify: receives a line
+    before something that takes long.
+    """
+    on_gpu = model.embedding.is_cuda
+    if paths.fused:
+        fuse(model.layers, paths.products)
+        if on_gpu and makes_kernels():
+            notify("Triton makes kernels; seconds, once on a machine")
+    if paths.compiled and on_gpu:  # tell torch's compiler too
+        torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
+    plain = run_fused if paths.fused else run_layers
+    runner = compiled(notify) if paths.compiled else plain
+    model.infers = runner is run_fused
+    if recompute_every:
+        runner = recomputing(runner, recompute_every, model.training)
+        model.infers = False
+    for stack in model.stacks.values():
+        stack.runner = runner
+
+
+def compiled(
+    notify: Callable[[str], None], backend: str | Callable[..., Any] = "inductor"
+) -> LayerRunner:
+    """Return a function that runs every layer by torch.compile of the forward they share.
+
+    Equal layers share one graph per mode (with and without gradients).  Its inputs are parameters,
+    and constants that differ by layer are 0-d buffers.  notify: receives a line before a
+    compilation.
+    """
+    # While compiling, torch reads the gradients of inputs and warns about its own access.
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+    # By kind of layer and whether it reads a memory: torch limits the graphs of a code object.
+    forwards: dict[tuple[type[nn.Module], bool], Callable[..., Stream]] = {}
+
+    def prepare(kind: type[nn.Module]) -> Callable[..., Stream]:
+        notify("compiling a layer; this takes up to a minute, once for all layers")
+        # A new code object: another stack of this process would use up the limit of this one.
+        forward = FunctionType(kind.forward.__code__.replace(), kind.forward.__globals__)
+        return torch.compile(forward, dynamic=False, fullgraph=True, backend=backend)
+
+    def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+        for layer in layers:
+            kind = type(layer), memory is None
+            if kind not in forwards:
+                forwards[kind] = prepare(type(layer))
+            x = forwards[kind](layer, x, memory)
+        return x
+
+    return run
 
 
 def step_recorder(
@@ -34,4 +177,4 @@ def step_recorder(
         insist = config.runtime.cuda_graph is True
         parts = partial(in_parts, model)
         return partial(CapturedStep, said=notify, insist=insist, joint=concurrent, parts=parts)
-    return probed
+    return with_probe

@@ -13,18 +13,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from deepstack.fast.fused_attention import SelfAttention
-from deepstack.fast.fused_norms import HeadNorm, HeadRotation, RootMeanSquare
+from deepstack.fast.fused_attention import HeadNorm, HeadRotation, SelfAttention
 from deepstack.fast.fused_sublayers import (
     ACTIVATIONS,
     FusedSublayer,
     Gate,
     Operation,
     Product,
+    RootMeanSquare,
 )
-from deepstack.fast.gpu.attention import DeviceAttention, heads_fit
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
-from deepstack.fast.gpu.sublayer import DeviceSublayer
+from deepstack.fast.gpu.sublayer import DeviceAttention, DeviceSublayer, heads_fit
 from deepstack.fast.products import Library
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.stack import Layer
@@ -102,14 +101,11 @@ def fused_feed_forward(module: FeedForward, library: Library) -> FusedSublayer |
 def query_operations(qk: QueriesAndKeys, n_heads: int) -> list[Operation] | None:
     """Return norms and rotation of queries and keys as operations on [q, k, v], or None."""
     operations: list[Operation] = []
-    norms = [norm for norm in (qk.q_norm, qk.k_norm) if norm is not None]
+    norms = [n for n in (qk.q_norm, qk.k_norm) if isinstance(n, (LayerNorm, RMSNorm))]
     if norms:
-        known = [norm for norm in norms if isinstance(norm, (LayerNorm, RMSNorm))]
-        if not known:
-            return None
-        gains, biases = [norm.gain for norm in known], [norm.bias for norm in known]
-        centred, eps = isinstance(known[0], LayerNorm), known[0].eps
-        operations.append(HeadNorm(gains, biases, n_heads=n_heads, eps=eps, centred=centred))
+        operations.append(HeadNorm(norms, n_heads))
+    elif qk.q_norm is not None:
+        return None
     if qk.rotation is not None:
         operations.append(head_rotation(qk.rotation, n_heads))
     return operations
@@ -127,9 +123,8 @@ def norm_function(norm: nn.Module) -> Callable[[Tensor], Tensor]:
     if isinstance(norm, LayerNorm) and norm.gain is not None and norm.gain.is_cuda:
         return DeviceNorm(norm.gain, norm.bias, *norm.shape, norm.eps)
     if isinstance(norm, RMSNorm):
-        gain, bias = norm.gain, norm.bias
-        if any(p is not None and p.is_cpu for p in (gain, bias)):
-            node = FusedSublayer([RootMeanSquare(gain, bias, *norm.shape, norm.eps)])
+        if any(p.is_cpu for p in norm.parameters()):
+            node = FusedSublayer([RootMeanSquare(norm)])
             return lambda z: node(in_fp32(z))
     if isinstance(norm, DynamicTanh):
         scale, gain, bias = norm.scale, norm.gain, norm.bias

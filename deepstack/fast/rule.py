@@ -11,8 +11,8 @@ from deepstack import config as conf
 from deepstack.config.estimate import FEW_STEPS
 from deepstack.distributed import ALONE, RankGroup, parallelism
 from deepstack.errors import ConfigError
-from deepstack.fast.gpu.attention import heads_fit
 from deepstack.fast.gpu.available import has_triton
+from deepstack.fast.gpu.sublayer import heads_fit
 from deepstack.fast.products import Library, choose_library
 from deepstack.model import Transformer, build_model, shallow
 from deepstack.model.sublayers import Attention, FeedForward

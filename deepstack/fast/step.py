@@ -147,7 +147,12 @@ class Step:
         self.update, self.optimizer = update, optimizer
 
     def __call__(self, inputs: Tensor, targets: Tensor, lr: float) -> Measured:
-        set_learning_rate(self.optimizer, lr)
+        for group in self.optimizer.param_groups:
+            rate = lr * group["factor"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # a captured or replayed step reads it again
+            else:
+                group["lr"] = rate
         return self.update(inputs, targets)
 
     def release(self) -> None:
@@ -155,7 +160,7 @@ class Step:
         del self.update
 
 
-def probed(update: StepFunction, probe: Probe | None) -> StepFunction:
+def with_probe(update: StepFunction, probe: Probe | None) -> StepFunction:
     """Return a step that runs the update and then the probe, if there is one."""
     if probe is None:
         return update
@@ -171,7 +176,7 @@ def make_step(
     probe: Probe | None = None,
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
-    capture: Callable[[Update, Probe | None], StepFunction] = probed,
+    capture: Callable[[Update, Probe | None], StepFunction] = with_probe,
 ) -> Step:
     """Return a step (inputs, targets, lr) -> Measured: one update, or none after divergence.
 
@@ -238,13 +243,3 @@ def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
             step(optimizer)
 
     return run
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group lr * its factor, in place where the rate is a tensor."""
-    for group in optimizer.param_groups:
-        rate = lr * group["factor"]
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate

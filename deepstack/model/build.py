@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -131,53 +130,52 @@ def constrain(banks: Iterable[Bank], schemes: Mapping[str, StackScheme]) -> None
 
 def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
     """Raise ConfigError for a model that the scheme's equations or the norm do not support."""
-
-    def refuse(key: str, problem: str) -> NoReturn:
-        raise ConfigError(f"model.{key}: found {problem}", key=f"model.{key}")
-
-    chosen = f"model.scheme={scheme.name}"
-    merged, final_gain = model.decoder_attention == "merged", model.norm.final_gain
-    if model.family not in scheme.families:
-        refuse(
+    norm, chosen = model.norm, f"model.scheme={scheme.name}"
+    by_token = ", ".join(kind for kind, stack_norm in NORMS.items() if stack_norm.by_token)
+    d_head, apart = model.d_model // model.n_heads, model.decoder_attention == "separate"
+    turning = f"heads of {d_head}"
+    if not apart:
+        turning = f"{model.decoder_attention} attention, which turns nothing"
+    for key, is_unfit, problem in (
+        (
             "family",
+            model.family not in scheme.families,
             f"{model.family}, for which {scheme.label} has no equations here; allowed with "
             f"{chosen}: {', '.join(scheme.families)}",
-        )
-    if final_gain is not None and not scheme.final_norm:
-        refuse(
+        ),
+        (
             "norm.final_gain",
-            f"{str(final_gain).lower()}, unused under {chosen}, which has no final norm; allowed "
-            "null",
-        )
-    if model.init.distribution == "ntk" and scheme.constrains:
-        refuse(
+            norm.final_gain is not None and not scheme.final_norm,
+            f"{str(norm.final_gain).lower()}, unused under {chosen}, which has no final norm; "
+            "allowed null",
+        ),
+        (
             "init.distribution",
+            model.init.distribution == "ntk" and scheme.constrains,
             f"ntk, which divides products of large matrices; {chosen} puts them back to where it "
             "keeps them; allowed: another",
-        )
-    if model.family != "encoder" and not NORMS[model.norm.kind].by_token:
-        allowed = ", ".join(kind for kind, norm in NORMS.items() if norm.by_token)
-        refuse(
+        ),
+        (
             "norm.kind",
-            f"{model.norm.kind}, whose statistics are over all positions, so that a decoder would "
-            f"see those after it; allowed in a decoder: {allowed}",
-        )
-    if merged and not scheme.merges:
-        refuse(
+            model.family != "encoder" and not NORMS[norm.kind].by_token,
+            f"{norm.kind}, whose statistics are over all positions, so that a decoder would "
+            f"see those after it; allowed in a decoder: {by_token}",
+        ),
+        (
             "decoder_attention",
+            model.decoder_attention == "merged" and not scheme.merges,
             f"merged, but the coefficients of {scheme.label} count three sublayers in a layer of "
             f"the decoder; allowed with {chosen}: separate",
-        )
-    d_head = model.d_model // model.n_heads
-    apart = model.decoder_attention == "separate"
-    if model.positions == "rotary" and (d_head % 2 or not apart):
-        kind = f"{model.decoder_attention} attention"
-        why = f"heads of {d_head}" if apart else f"{kind}, which turns nothing"
-        refuse(
+        ),
+        (
             "positions",
-            f"rotary with {why}; allowed with an even model.d_model / model.n_heads and "
-            "model.decoder_attention=separate, or learned",
-        )
+            model.positions == "rotary" and (d_head % 2 or not apart),
+            f"rotary with {turning}; allowed with an even "
+            "model.d_model / model.n_heads and model.decoder_attention=separate, or learned",
+        ),
+    ):
+        if is_unfit:
+            raise ConfigError(f"model.{key}: found {problem}", key=f"model.{key}")
 
 
 def optimizer_factors(config: conf.Config, scheme: StackScheme, role: str) -> Optim:

@@ -107,15 +107,8 @@ class Stack(nn.Module):
         super().__init__()
         self.scheme, self.place = scheme, scheme.place
         d, d_ff = model.d_model, model.d_ff or 4 * model.d_model
-        last = ("final_norm", "final_norm")
-
-        norm = model.norm.model_dump(exclude={"kind", "final_gain"})
-        of_last = {} if model.norm.final_gain is None else {"gain": model.norm.final_gain}
-
-        def make_norm(width: int, roles: tuple[str, str] = ("norm_gain", "norm_bias")) -> StackNorm:
-            options = norm | of_last if roles == last else norm
-            return NORMS[model.norm.kind](width, roles=roles, **options)
-
+        options = model.norm.model_dump(exclude={"kind", "final_gain"})
+        make_norm: Callable[..., StackNorm] = partial(NORMS[model.norm.kind], **options)
         causal = self.place.side == "decoder"
         reads = causal and self.place.family == "encoder_decoder"
         merged = reads and self.place.decoder_sublayers == 2
@@ -164,7 +157,11 @@ class Stack(nn.Module):
         self.stream_norms = nn.ModuleList(
             make_norm(d) for _ in range(scheme.scheme_class.stream_norms)
         )
-        self.final_norm = make_norm(d, last) if scheme.scheme_class.final_norm else None
+        self.final_norm: StackNorm | None = None
+        if scheme.scheme_class.final_norm:
+            final_gain = model.norm.final_gain
+            changed = {} if final_gain is None else {"gain": final_gain}
+            self.final_norm = make_norm(d, roles=("final_norm", "final_norm"), **changed)
         self.runner: LayerRunner = run_layers
 
     def enter(self, x: Tensor) -> Stream:

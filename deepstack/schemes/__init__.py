@@ -1,13 +1,12 @@
 """Residual schemes, one class each; importing this package registers them all."""
 
-from deepstack.parameters.role import RoleParameter, has_role, parameter, with_storage
+from deepstack.parameters.role import parameter, with_storage
 from deepstack.registry import import_all
 from deepstack.schemes.checks import defined_at
 from deepstack.schemes.norms import NORMS, BatchNorm, LayerNorm, StackNorm, Statistics
 from deepstack.schemes.scheme import (
     FAMILIES,
     SCHEMES,
-    Family,
     Optim,
     Parts,
     Place,
@@ -34,12 +33,10 @@ __all__ = [
     "NORMS",
     "SCHEMES",
     "BatchNorm",
-    "Family",
     "LayerNorm",
     "Optim",
     "Parts",
     "Place",
-    "RoleParameter",
     "Scheme",
     "StackNorm",
     "StackPosition",
@@ -49,7 +46,6 @@ __all__ = [
     "Sublayer",
     "Tap",
     "defined_at",
-    "has_role",
     "parameter",
     "scheme_flops",
     "scheme_memory",

@@ -25,6 +25,13 @@ class StackScheme:
     options: all options with their values.  place: the position; its depth is the stack's.
     """
 
+    alpha: float | None
+    """The residual coefficient of this stack, or None."""
+    beta: float | None
+    """The initialisation gain of this stack, or None."""
+    head_factor: float
+    """The constant by which the head multiplies F."""
+
     def __init__(
         self,
         name: str,
@@ -46,24 +53,10 @@ class StackScheme:
             return partial(method, **{key: arguments[key] for key in arguments if key in names})
 
         scheme = self.scheme_class
-        self._alpha, self._beta = bind(scheme.alpha), bind(scheme.beta)
+        self.alpha, self.beta = bind(scheme.alpha)(self.depth), bind(scheme.beta)(self.depth)
+        self.head_factor = bind(scheme.head_factor)()
         self._gain, self._optim = bind(scheme.gain), bind(scheme.optim)
-        self._head_factor, self._project = bind(scheme.head_factor), bind(scheme.project)
-
-    @property
-    def alpha(self) -> float | None:
-        """The residual coefficient of this stack, or None."""
-        return self._alpha(self.depth)
-
-    @property
-    def beta(self) -> float | None:
-        """The initialisation gain of this stack, or None."""
-        return self._beta(self.depth)
-
-    @property
-    def head_factor(self) -> float:
-        """The constant by which the head multiplies F."""
-        return self._head_factor()
+        self._project = bind(scheme.project)
 
     def gain(self, role: str, layer: int) -> float:
         """Return the factor on a role's initial matrix; layer is 1..N, 0 outside the layers.

@@ -1,7 +1,5 @@
 """Tasks: the data that a stack learns to predict. Each is one function that returns a `Task`."""
 
-from deepstack.config import Family
-from deepstack.options import Option
 from deepstack.registry import import_all
 from deepstack.tasks.task import (
     IGNORE,
@@ -19,8 +17,6 @@ __all__ = [
     "IGNORE",
     "TASKS",
     "Batch",
-    "Family",
-    "Option",
     "Task",
     "build_task",
     "task",

@@ -18,6 +18,7 @@ from deepstack.errors import ConfigError
 from deepstack.records.cells import one_line
 
 PIECE = 2**20  # bytes read at a time
+MOST_TEXT = 2**31  # bytes of text, all of which is held in memory
 
 
 def _is_text_encoding(name: str) -> str:
@@ -91,11 +92,12 @@ def _files_of(root: Path, key: str) -> list[Path]:
     return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
-def refuse_huge(path: str, files: Sequence[Path], most: int, key: str = "task.path") -> None:
+def refuse_huge(path: str, files: Sequence[Path], key: str = "task.path") -> None:
     """Raise ConfigError if the files are larger together than a text held in memory may be."""
-    if (size := sum(file.stat().st_size for file in files)) > most:
+    if (size := sum(file.stat().st_size for file in files)) > MOST_TEXT:
         raise refusal(
-            f"{path} has {size:,} bytes; allowed: at most {most:,}, as the text is held in memory",
+            f"{path} has {size:,} bytes; allowed: at most {MOST_TEXT:,}, as the text is held in "
+            "memory",
             key,
         )
 

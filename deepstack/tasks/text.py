@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +38,6 @@ from deepstack.tasks.windows import (
 
 BYTES = 256
 MASK = BYTES
-MOST_BYTES = 2**31  # of text, all of which is held in memory
 
 
 @task("text")
@@ -139,11 +138,15 @@ def context_free_entropy(p: Floats, h: Floats, mask_split: Sequence[float]) -> f
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A text as UTF-8, its name in records (never a path), and its sha256."""
+    """A text as UTF-8, and its name in records (never a path)."""
 
     name: str
     content: bytes | bytearray
-    sha256: str
+
+    @cached_property
+    def sha256(self) -> str:
+        """The sha256 of the content."""
+        return hashlib.sha256(self.content).hexdigest()
 
 
 def read_corpus(path: str | None, encoding: str = "utf-8") -> Corpus:
@@ -155,7 +158,7 @@ def read_corpus(path: str | None, encoding: str = "utf-8") -> Corpus:
         return _python_topics()
     with refusing(path):
         name, files = find_files(path)
-        refuse_huge(path, files, MOST_BYTES)
+        refuse_huge(path, files)
         corpus = _read_files(name, tuple(files), encoding, identity(files))
     if not corpus.content:
         raise refusal(f"{path} is empty; allowed: text")
@@ -165,15 +168,13 @@ def read_corpus(path: str | None, encoding: str = "utf-8") -> Corpus:
 @lru_cache(maxsize=2)  # runs of several seeds in one process share a text
 def _read_files(name: str, files: Sequence[Path], encoding: str, states: object) -> Corpus:
     content = bytearray()
-    digest = hashlib.sha256()
     for file in files:
         between = b"\n\n" if content else b""
         for text in text_pieces(file, encoding):
             if part := text.encode("utf-8"):
                 content += between + part
-                digest.update(between + part)
                 between = b""
-    return Corpus(name, content, digest.hexdigest())
+    return Corpus(name, content)
 
 
 def _python_topics() -> Corpus:
@@ -184,4 +185,4 @@ def _python_topics() -> Corpus:
             "this Python has no pydoc_data.topics, the default text; give a file"
         ) from error
     content = "\n\n".join(topics[key] for key in sorted(topics)).encode("utf-8")
-    return Corpus("cpython-topics", content, hashlib.sha256(content).hexdigest())
+    return Corpus("cpython-topics", content)

@@ -1,10 +1,15 @@
-"""Files of tokens, memory-mapped: .bin of nanoGPT and llm.c, .npy, saved data sets, and text."""
+"""Files of tokens, memory-mapped: .bin of nanoGPT and llm.c, .npy, saved data sets; and text.
+
+Text is read through a file of the `tokenizers` library.
+"""
 
 from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +17,7 @@ import numpy as np
 
 from deepstack.errors import ConfigError
 from deepstack.tasks.files import (
+    MOST_TEXT,
     find_files,
     joint_sha256,
     refusal,
@@ -20,7 +26,6 @@ from deepstack.tasks.files import (
     sha256_of,
     text_pieces,
 )
-from deepstack.tasks.tokenizer import Tokenizer
 from deepstack.tasks.windows import Part, Tokens
 
 Layout = Literal["auto", "uint16", "uint32", "llm.c"]
@@ -28,8 +33,63 @@ Layout = Literal["auto", "uint16", "uint32", "llm.c"]
 HEADER = 256  # int32s before the tokens of llm.c's files: magic, version, number of tokens
 LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
 LLM_C_EVALUATION = 20240522
-MOST_TEXT = 2**31
+LARGEST_TOKENIZER = 2**28  # bytes
+DECODED_AT_ONCE = 2**16  # tokens
 STATE, SPLITS = "state.json", "dataset_dict.json"
+
+
+class Tokenizer:
+    """A file of the `tokenizers` library (tokenizer.json).  Raises ConfigError for any other.
+
+    name, sha256: of the file.  vocabulary: the number of tokens.  end: the text of the token that
+    follows each document, or None for none.
+    """
+
+    def __init__(self, path: str, end: str | None) -> None:
+        key = "task.tokenizer"
+        try:
+            from tokenizers import Tokenizer as Library
+        except ImportError:
+            raise refusal("it needs the package tokenizers, of the extra [text]", key) from None
+        with refusing(path, key):
+            self.name, files = find_files(path, key)
+            if len(files) != 1 or files[0].stat().st_size > LARGEST_TOKENIZER:
+                raise refusal(f"{path}: allowed one file, tokenizer.json", key)
+            self.sha256 = sha256_of(files[0])
+            try:
+                self.library = Library.from_str(files[0].read_text(encoding="utf-8"))
+            except Exception as error:  # the library raises plain Exception
+                reason = " ".join(str(error).split())
+                raise refusal(f"{path} is no tokenizer.json: {reason}", key) from error
+        self.library.no_truncation()
+        self.library.no_padding()
+        self.vocabulary = max(self.library.get_vocab().values(), default=0) + 1
+        self.dtype = np.uint16 if self.vocabulary <= 2**16 else np.uint32
+        self.end = [] if end is None else [self.library.token_to_id(end)]
+        if self.end == [None]:
+            raise refusal(f"found {end!r}, no token of {self.name}", "task.end_token")
+
+    def encode(self, texts: Iterable[str]) -> Tokens:
+        """Return the tokens of one document, whose text comes in pieces.
+
+        Encodes pieces that end with a line, where there are lines, to need little memory.
+        """
+        arrays, rest = [np.array(self.end[:0], dtype=self.dtype)], ""
+        for text in chain(texts, [None]):
+            rest += text or ""
+            cut = len(rest) if text is None else rest.rfind("\n") + 1 or len(rest)
+            piece, rest = rest[:cut], rest[cut:]
+            ids = self.library.encode(piece, add_special_tokens=False).ids
+            arrays.append(np.array(ids, dtype=self.dtype))
+        return np.concatenate([*arrays, np.array(self.end, dtype=self.dtype)])
+
+    def count_bytes(self, tokens: Tokens) -> int:
+        """Return the bytes of the text that the tokens decode to, as UTF-8."""
+        size = 0
+        for i in range(0, len(tokens), DECODED_AT_ONCE):
+            ids = tokens[i : i + DECODED_AT_ONCE].tolist()
+            size += len(self.library.decode(ids, skip_special_tokens=True).encode("utf-8"))
+        return size
 
 
 @dataclass(frozen=True)
@@ -71,7 +131,7 @@ def read_tokens(path: str, reading: Reading) -> TokenFiles:
         if (folder / STATE).is_file():
             files = saved_files(folder, reading)
         if any(is_text(file, reading) for file in files):
-            refuse_huge(path, files, MOST_TEXT, reading.key)
+            refuse_huge(path, files, reading.key)
         parts = [part for file in files for part in read_file(file, reading)]
         digests = [sha256_of(file) for file in files]
         size = sum(file.stat().st_size for file in files)

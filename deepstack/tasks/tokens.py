@@ -20,8 +20,7 @@ from deepstack.tasks.files import (
     refusing,
 )
 from deepstack.tasks.task import Task, task
-from deepstack.tasks.token_files import Layout, Reading, read_tokens
-from deepstack.tasks.tokenizer import Tokenizer
+from deepstack.tasks.token_files import Layout, Reading, Tokenizer, read_tokens
 from deepstack.tasks.windows import (
     MOST_VOCABULARY,
     HeldOut,

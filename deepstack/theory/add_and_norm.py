@@ -168,7 +168,7 @@ def norms(seed: int) -> Finding:
         stacks = (Trial(s, scheme="post_ln", depth=2, norm_kind=kind, lr=3e-3) for s in trained)
         losses = [stack.run(20) for stack in stacks]
         quantity = f"{kind} norm: loss after 20 steps over before, Post-LN of 2 layers"
-        parts.append(at_most(quantity, 1.0, [last_loss(run) / run[0] for run in losses]))
+        parts.append(at_most(quantity, 1.0, [mean_of_last_five(run) / run[0] for run in losses]))
     return Finding(
         parts,
         f"{draws} draws of x {shape}, ε = {eps:g}.  PyTorch's LN and the document's, which divides "
@@ -177,7 +177,7 @@ def norms(seed: int) -> Finding:
     )
 
 
-def last_loss(losses: list[float]) -> float:
+def mean_of_last_five(losses: list[float]) -> float:
     """Return the mean of the last five losses."""
     return sum(losses[-5:]) / 5
 
@@ -199,7 +199,7 @@ def beta_at_run_time(seed: int) -> Finding:
 
     def trained(scheme: str) -> Tensor:
         stacks = (Trial(s, scheme=scheme, depth=6) for s in repetitions)
-        return torch.tensor([last_loss(stack.run(25)) for stack in stacks])
+        return torch.tensor([mean_of_last_five(stack.run(25)) for stack in stacks])
 
     theirs, ours = (growth(repetitions, depths, scheme=scheme) for scheme in schemes)
     moved = theirs[:, 1] / ours[:, 1]

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from deepstack.model import generate
 from deepstack.model.cross_attention import MergedAttention
-from deepstack.model.heads import BertHead
 from deepstack.model.sublayers import Attention
+from deepstack.model.transformer import BertHead
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
-from deepstack.theory.claim_stack import Trial, started
+from deepstack.theory.claim_stack import Trial, small_stack
 from deepstack.theory.draws import F64, normals, power, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
 from deepstack.theory.statistics import agreement, exponents, gather, means, sweep, time_ratios
@@ -52,7 +52,7 @@ def dot_product(seed: int) -> Finding:
 @torch.no_grad()
 def first_logits(seed: int) -> float:
     """Return E[(q·k)²]/d_head of the first layer of a stack at its start."""
-    stack = started(seed, depth=1)
+    stack = small_stack(seed, depth=1)
     attention = cast(Attention, stack.model.layers[0].attention)
     x = torch.layer_norm(stack.model.start(stack.batch(1)[0]), (32,))
     q, k, _ = attention.project(x)
@@ -150,7 +150,7 @@ def merged_attention(seed: int) -> Finding:
 
     def sample(draw_seed: int) -> dict[str, Tensor | float]:
         stacks = {
-            kind: started(draw_seed, decoder_attention=kind, lr=3e-3, **TRANSLATOR)
+            kind: small_stack(draw_seed, decoder_attention=kind, lr=3e-3, **TRANSLATOR)
             for kind in KINDS
         }
         G = cast(MergedAttention, stacks["merged"].model.layers[-1].attention)
@@ -195,7 +195,7 @@ def unigram_losses(stack: Trial, steps: int) -> Tensor:
 def decoding_speeds(seed: int, length: int) -> list[float]:
     """Return times of decoding with self- and cross-attention over those of merged attention."""
     sizes = {"decoder_depth": 4, "seq_len": length}
-    stacks = [started(seed, decoder_attention=kind, **TRANSLATOR, **sizes) for kind in KINDS]
+    stacks = [small_stack(seed, decoder_attention=kind, **TRANSLATOR, **sizes) for kind in KINDS]
     begin, source = torch.zeros(4, 1, dtype=torch.long), stacks[0].batch(1)[0][:4, :8]
     apart, merged = (partial(generate, s.model, begin, length, source=source) for s in stacks)
     return time_ratios(apart, merged, repeats(12) + 1, rounds=1)[1:]  # the first one warms up
@@ -232,7 +232,7 @@ def masked_token_head(seed: int) -> Finding:
 
     @torch.no_grad()
     def sample(draw_seed: int) -> list[Part]:
-        stack = started(draw_seed, depth=1, head="bert")
+        stack = small_stack(draw_seed, depth=1, head="bert")
         model, rng, vocab = stack.model, random(draw_seed), stack.task.vocab_size
         head = cast(BertHead, model.head)
         for parameter in head.parameters():

@@ -85,7 +85,7 @@ class Part:
 
     @property
     def _judgement(self) -> tuple[Decision, int | None]:
-        interval = sure(self.draws) * self.uncertainty  # half its width
+        interval = standard_errors(self.draws) * self.uncertainty  # half its width
         if not math.isfinite(self.measured):
             return "disagrees", None
         if not math.isfinite(interval):
@@ -119,8 +119,8 @@ def at_least(what: str, bound: float, draws: Draws, **more: Any) -> Part:
     return Part.mean(what, bound, draws, relation=">=", **more)
 
 
-def sure(draws: int) -> float:
-    """Half the 99.73 % interval of a mean of so many draws, in standard errors, by Student's t.
+def standard_errors(draws: int) -> float:
+    """Return half the 99.73 % interval of a mean of draws, in standard errors, by Student's t.
 
     3 for a normal distribution, and for a number that is no mean of draws (draws = 0).
     """

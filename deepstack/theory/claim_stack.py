@@ -127,7 +127,7 @@ def descend(banks: Sequence[Bank], lr: float) -> None:
         parameter.sub_(parameter.grad, alpha=lr)
 
 
-def started(seed: int, **changes: Any) -> Trial:
+def small_stack(seed: int, **changes: Any) -> Trial:
     """Return the trial of a Post-LN stack of four layers with these changes."""
     return Trial(seed, **{**POST_LN, **changes})
 

@@ -1,22 +1,24 @@
-"""Claims about gradients, and the small stacks and short runs that measure them."""
+"""Claims about gradients: of losses, of layers, and of one sublayer by its weights."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from deepstack.diagnostics import Snapshot
 from deepstack.diagnostics.signals import beta_ln, beta_rc
 from deepstack.parameters import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
-from deepstack.theory.claim_stack import Trial, started
-from deepstack.theory.draws import F64, normals, random, seeds
-from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
-from deepstack.theory.statistics import agreement, gather
+from deepstack.theory.claim_stack import Trial, flat_part, small_stack
+from deepstack.theory.draws import F64, normals, random, repeats, seeds
+from deepstack.theory.sources import DEPTH_SCALED, LAYER_CAKE, READING_NOTES
+from deepstack.theory.statistics import agreement, exponents, gather, sweep
 
 WORDS = {
     "attention": "self-attention",
@@ -54,7 +56,7 @@ def error_signals(seed: int) -> Finding:
     repetitions, steps, depth = seeds(seed, 48), 10, 6
 
     def sample(draw_seed: int) -> dict[str, Tensor | float]:
-        stack = started(draw_seed, depth=depth, family="encoder_decoder", task="reverse")
+        stack = small_stack(draw_seed, depth=depth, family="encoder_decoder", task="reverse")
         start = stack.snapshots()
         ln, rc = beta_ln(start[0]).flatten(), beta_rc(start[0]).flatten()
         stack.run(steps)
@@ -63,7 +65,7 @@ def error_signals(seed: int) -> Finding:
             **mean_ratios(start),
             **{f"{quantity}, step {steps}": value for quantity, value in trained.items()},
             **{"β of LN": ln, "β of the sum": rc, "both": ln * rc},
-            "explosion": explosion(started(draw_seed, depth=depth).snapshots()[0]),
+            "explosion": explosion(small_stack(draw_seed, depth=depth).snapshots()[0]),
         }
 
     drawn = gather(map(sample, repetitions))
@@ -130,7 +132,7 @@ def no_warmup(seed: int) -> Finding:
 
     def sample(draw_seed: int, moment: str) -> dict[str, Tensor]:
         warm_up = moments[moment]
-        stack = started(draw_seed, depth=depth, optimizer="adam", warmup_steps=warm_up)
+        stack = small_stack(draw_seed, depth=depth, optimizer="adam", warmup_steps=warm_up)
         moved = {} if moment == "start" else {"moved": update_norms(stack, steps)}
         norm, share = signal_share(stack, batches)
         return {"norm": norm, "share": share, **moved}
@@ -201,7 +203,7 @@ def last_gain(seed: int, steps: int = 30) -> float:
 
     The head is tied to a token table that starts with the standard deviation 0.02.
     """
-    stack = started(seed, depth=3, lr=3e-3)
+    stack = small_stack(seed, depth=3, lr=3e-3)
     embedding = stack.model.embedding
     with torch.no_grad():
         embedding.mul_(0.02 / embedding.std())
@@ -209,3 +211,87 @@ def last_gain(seed: int, steps: int = 30) -> float:
     named = stack.model.named_parameters()
     means = torch.stack([g.detach().mean() for name, g in named if name.endswith("gain")])
     return (means[-1] / means[:-1].mean()).item()
+
+
+@claim("C39", LAYER_CAKE)
+def sizes_of_gradients(seed: int) -> Finding:
+    """‖∂L/∂F‖ = O(1) for every N, and ‖∂f/∂θ‖ ≈ √(v² + w²)/α in size.
+
+    L is the mean loss of a batch, at the start.  f is the scalar model, x (α ± vw)/√(α² + v²w²),
+    and then LN(αx + ReLU(xW)V) of one token with DeepNorm's α, β at N = 6, m = 4d.  The size is
+    right if it does not depend on d.  Measured for a random Δθ, ‖∂f/∂θ Δθ‖/‖Δθ‖, and as the
+    spectral norm ‖∂f/∂θ‖₂, which ‖∂L/∂θ‖ ≤ ‖∂L/∂F‖ ‖∂f/∂θ‖ needs.
+    """
+    depths, repetitions = (6, 54), seeds(seed, 12)
+    parts = []
+    for name, label in (("deepnorm", "DeepNorm"), ("post_ln", "Post-LN"), ("pre_ln", "Pre-LN")):
+        by_seed = [[output_gradient(s, name, N) for N in depths] for s in repetitions]
+        parts.append(flat_part(f"{label}: ‖∂L/∂F‖ at N = 54 over N = 6", torch.tensor(by_seed)))
+    rng, draws, widths = random(seed), repeats(48), (32, 96, 288)
+    alpha, beta = 12**0.25, 48**-0.25  # DeepNorm's at N = 6
+    claimed = math.sqrt(2) * beta / alpha
+    for words, a, b in (("DeepNorm, N = 6", alpha, beta), ("α = v = w = 1", 1.0, 1.0)):
+        ratio = scalar_gradients(rng, a, b, repeats(40_000)) / (2 * b**2 / a**2)
+        quantity, within = f"scalar f, E‖∂f/∂θ‖² over (v² + w²)/α², {words}", 0.05
+        parts.append(Part.mean(quantity, 1.0, ratio, tolerance=within, stated=b < 1))
+    drawn = sweep(widths, draws, lambda d: parameter_gradients(rng, d, alpha, beta))
+    over = "over √(v² + w²)/α, exponent in d"
+    random_step, largest = drawn["random"] / claimed, drawn["largest"] / claimed
+    parts += [
+        Part.mean(f"‖∂f/∂θ Δθ‖/‖Δθ‖ {over}", 0.0, exponents(widths, random_step), tolerance=0.05),
+        Part.mean(f"‖∂f/∂θ‖₂ {over}", 0.0, exponents(widths, largest), tolerance=0.05),
+        at_most("‖∂f/∂θ Δθ‖/‖Δθ‖ over √(v² + w²)/α, d = 96", 1.0, random_step[:, 1], stated=False),
+        at_most("‖∂f/∂θ‖₂ over √(v² + w²)/α, d = 96", 1.0, largest[:, 1], stated=False),
+    ]
+    lines = [
+        Line.mean("random Δθ", widths, random_step),
+        Line.mean("spectral norm", widths, largest),
+        Line("claimed", widths, [1.0] * len(widths), measured=False),
+    ]
+    return Finding(
+        parts,
+        f"{len(repetitions)} seeds at depth, {draws} draws of f.  ‖∂L/∂F‖ is the head's and does "
+        "not see N.  The scalar model drops v²w²/α², which is small for DeepNorm.  The spectral "
+        "norm grows as √d, for a step along the data is √m times as long (C7): flat in N "
+        "all the same, but not of the size that is claimed.",
+        Curves("width d", "size over √(v² + w²)/α", lines, log_x=True, log_y=True),
+    )
+
+
+def output_gradient(seed: int, scheme: str, depth: int) -> float:
+    """Return ‖∂L/∂F‖ of the first batch at the start."""
+    trial = Trial(seed, scheme=scheme, depth=depth)
+    inputs, targets = trial.batch(1)
+    hidden = trial.model.hidden(inputs).detach().requires_grad_()
+    logits = trial.model.head(hidden, trial.model.embedding)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return torch.autograd.grad(loss, hidden)[0].norm().item()
+
+
+def scalar_gradients(rng: torch.Generator, alpha: float, beta: float, draws: int) -> Tensor:
+    """Return ‖∂f/∂(v, w)‖² of the scalar model with v = w = beta, (draws,)."""
+    v, w = (torch.full((draws,), beta, dtype=F64, requires_grad=True) for _ in range(2))
+    sign = 2.0 * torch.randint(2, (draws,), generator=rng, dtype=F64) - 1
+    f = normals(rng, draws) * (alpha + sign * v * w) / (alpha**2 + (v * w) ** 2).sqrt()
+    gradients = torch.autograd.grad(f.sum(), (v, w))
+    return torch.stack(gradients).square().sum(dim=0)
+
+
+def parameter_gradients(
+    rng: torch.Generator, d: int, alpha: float, beta: float
+) -> dict[str, Tensor]:
+    """Return the root mean square of ‖∂f/∂θ Δθ‖/‖Δθ‖ over Δθ and its largest value, one token."""
+    m = 4 * d
+    x = torch.layer_norm(normals(rng, d), (d,), eps=0.0)
+    W, V = normals(rng, d, m) * beta * math.sqrt(2 / d), normals(rng, m, d) * beta / math.sqrt(m)
+    hidden = torch.relu(x @ W)
+    active = V[hidden > 0]
+    gram = hidden.square().sum() * torch.eye(d, dtype=F64) + d * active.t() @ active
+    z = alpha * x + hidden @ V
+    jacobian = torch.autograd.functional.jacobian(lambda y: torch.layer_norm(y, (d,), eps=0.0), z)
+    assert isinstance(jacobian, Tensor)
+    square = jacobian @ gram @ jacobian.t()
+    return {
+        "random": (square.trace() / (2 * d * m)).sqrt(),
+        "largest": torch.linalg.matrix_norm(square, 2).sqrt(),
+    }

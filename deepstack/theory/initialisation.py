@@ -14,7 +14,7 @@ from deepstack.diagnostics.signals import beta_rc
 from deepstack.model.initialise import DISTRIBUTIONS
 from deepstack.model.sublayers import scaled_linear
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim
-from deepstack.theory.claim_stack import Trial, started
+from deepstack.theory.claim_stack import Trial, small_stack
 from deepstack.theory.draws import F64, ROUNDING, normals, power, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
 from deepstack.theory.statistics import agreement, gather, means
@@ -273,13 +273,15 @@ def ds_init(seed: int) -> Finding:
     uniform = {"depth": depth, "d_model": 64, "init_distribution": "xavier_uniform"}
 
     def sample(draw_seed: int) -> dict[str, Tensor]:
-        scaled = started(draw_seed, scheme="ds_init", scheme_options={"scale": scale}, **uniform)
+        scaled = small_stack(
+            draw_seed, scheme="ds_init", scheme_options={"scale": scale}, **uniform
+        )
         shares = []
         for W in scaled.matrices().values():
             gamma = math.sqrt(6 / (W.shape[1] + W.shape[2]))
             shares.append(W.double() / (gamma * scale / layer.sqrt()))
         stacks = {
-            scheme: started(draw_seed, scheme=scheme, **uniform)
+            scheme: small_stack(draw_seed, scheme=scheme, **uniform)
             for scheme in ("post_ln", "ds_init")
         }
         return {
@@ -323,9 +325,9 @@ def systems(seed: int) -> Finding:
 
     def sample(draw_seed: int) -> list[Part]:
         zero = {"init_distribution": "zero_identity"}
-        w1 = started(draw_seed, **zero).matrices()["w1"][0].double()
+        w1 = small_stack(draw_seed, **zero).matrices()["w1"][0].double()
         straight = agreement(w1.t() @ w1, torch.eye(w1.shape[1]))
-        logits = running_logits(started(draw_seed, scheme="real_former"))
+        logits = running_logits(small_stack(draw_seed, scheme="real_former"))
         W = normals(random(draw_seed), 48, 32)
         u, v = singular_vectors(W)
         before, after = (torch.linalg.svdvals(M) for M in (W, W - 0.01 * (u @ W @ v) * u.outer(v)))
@@ -356,20 +358,20 @@ def systems(seed: int) -> Finding:
 
 def identity(seed: int, scheme: str) -> float:
     """Return the agreement of F with x_0 in a stack of 12 layers."""
-    stack = started(seed, scheme=scheme, depth=12)
+    stack = small_stack(seed, scheme=scheme, depth=12)
     tokens = stack.batch(1)[0]
     return agreement(stack.model.hidden(tokens), stack.model.start(tokens))
 
 
 def of_two_seeds(seed: int, **changes: Any) -> float:
     """Return the agreement of the matrices of small stacks of this seed and the next."""
-    stacks = (started(draw_seed, **changes) for draw_seed in (seed, seed + 1))
+    stacks = (small_stack(draw_seed, **changes) for draw_seed in (seed, seed + 1))
     return agreement(*(torch.cat([W.flatten() for W in s.matrices().values()]) for s in stacks))
 
 
 def penalised_norm(seed: int, penalty: float) -> float:
     """Return the mean spectral norm after a short run with this penalty."""
-    stack = started(seed, depth=2, lr=3e-3, spectral_penalty=penalty)
+    stack = small_stack(seed, depth=2, lr=3e-3, spectral_penalty=penalty)
     stack.run(8)
     return stack.mean_spectral_norm()
 

@@ -16,11 +16,40 @@ from deepstack.model.fold import fold_norm, readers_of_norms
 from deepstack.model.plain import fill, values_of
 from deepstack.schemes import NORMS, Tap, with_storage
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
-from deepstack.theory.claim_stack import Trial, started
+from deepstack.theory.claim_stack import Trial, small_stack
 from deepstack.theory.draws import ROUNDING, normals, random, repeats, seeds
 from deepstack.theory.initialisation import singular_vectors
-from deepstack.theory.sources import NORM_THEN_LINEAR, READING_NOTES
+from deepstack.theory.sources import LAYER_CAKE, NORM_THEN_LINEAR, READING_NOTES
 from deepstack.theory.statistics import agreement, gather, means, slopes, time_ratios
+
+
+@claim("C4", LAYER_CAKE)
+def layer_norm_jacobian(seed: int) -> Finding:
+    """‖∂LN(z)/∂z‖₂ ≈ √d/‖z‖₂.
+
+    The largest singular value of the exact Jacobian of deepstack's layer norm (eps 1e-5).
+    """
+    rng, d, draws = random(seed), 96, repeats(200)
+    norm = NORMS["layer"](d, gain=False, bias=False, eps=1e-5)
+
+    def ratio(z: Tensor) -> float:
+        jacobian = torch.autograd.functional.jacobian(norm, z)
+        assert isinstance(jacobian, Tensor)
+        return (torch.linalg.matrix_norm(jacobian, 2) * z.norm()).item() / math.sqrt(d)
+
+    parts = []
+    for scale in (0.3, 1.0, 5.0):
+        ratios = [ratio(scale * normals(rng, d)) for _ in range(draws // 4)]
+        quantity = f"‖∂LN/∂z‖₂ ‖z‖/√d, z ~ N(0, {scale:g}²)"
+        parts.append(Part.mean(quantity, 1.0, ratios, tolerance=0.01))
+    shifted = [ratio(normals(rng, d) + 1) for _ in range(draws)]
+    parts.append(beside("the same, z ~ N(1, 1)", math.sqrt(2), shifted, tolerance=0.02))
+    return Finding(
+        parts,
+        f"{draws // 4} draws each, {draws} of z ~ N(1, 1), d = {d}.  Exactly it is "
+        "√d/‖z − mean(z)‖: right as long as the mean is small, as in a sum of a "
+        "normalised stream and a branch; 1% is allowed for that.",
+    )
 
 
 @claim("C17", NORM_THEN_LINEAR)
@@ -43,7 +72,7 @@ def folded(seed: int) -> Finding:
 
     def of_stack(draw_seed: int, scheme: str) -> tuple[float, int]:
         """Return the agreement of a trained stack with the folded one, and the numbers saved."""
-        stack = started(draw_seed, scheme=scheme, depth=3, lr=3e-3)
+        stack = small_stack(draw_seed, scheme=scheme, depth=3, lr=3e-3)
         stack.run(8)
         tokens = stack.batch(9)[0]
         with torch.no_grad():
@@ -141,7 +170,7 @@ def unrolled(seed: int) -> Finding:
     depth, repetitions = 8, seeds(seed, 96)
 
     def sample(draw_seed: int, scheme: str, start: str) -> dict[str, Tensor]:
-        stack = started(draw_seed, scheme=scheme, depth=depth)
+        stack = small_stack(draw_seed, scheme=scheme, depth=depth)
         if start == "unit":
             unit_branches(stack)
         return stream_powers(stack)
@@ -235,19 +264,19 @@ def weight_decay(seed: int) -> Finding:
     def end(draw_seed: int, scheme: str, kind: str) -> tuple[float, float]:
         optimizer, decay = decays[kind]
         train = {"lr": 3e-3, "optimizer": optimizer, "weight_decay": decay}
-        stack = started(draw_seed, scheme=scheme, depth=2, **train)
+        stack = small_stack(draw_seed, scheme=scheme, depth=2, **train)
         stack.run(steps)
         return stack.mean_spectral_norm(), sensitivity(stack, random(draw_seed))
 
     def sample(draw_seed: int, scheme: str, word: str, *kinds: str) -> list[Part]:
         parts, without = [], end(draw_seed, scheme, "none")
         for kind in kinds:
-            (bound, felt), label = end(draw_seed, scheme, kind), f"{word}, {kind}"
-            lower, over, felt = bound < without[0], bound / without[0], felt / without[1]
+            (bound, response), label = end(draw_seed, scheme, kind), f"{word}, {kind}"
+            lower, over, response = bound < without[0], bound / without[0], response / without[1]
             parts += [
                 Part.mean(f"{label}: share of runs with a lower Π‖W‖₂", 1.0, float(lower)),
                 at_most(f"{label}: ‖W‖₂ over that without", 1.0, over),
-                at_most(f"{label}: ‖ΔF‖/‖δ‖ over that without", 1.0, felt, stated=False),
+                at_most(f"{label}: ‖ΔF‖/‖δ‖ over that without", 1.0, response, stated=False),
             ]
         return parts
 
@@ -275,7 +304,7 @@ def small_deviation(seed: int) -> Finding:
     }  # fmt: skip
 
     def sample(draw_seed: int, word: str, **start: Any) -> list[Part]:
-        attention, feed_forward = stream_powers(started(draw_seed, **bert, **start))["sum"]
+        attention, feed_forward = stream_powers(small_stack(draw_seed, **bert, **start))["sum"]
         weight, stated = (attention * feed_forward) ** -6, word != "Xavier"
         within: dict[str, Any] = {"tolerance": 0.1, "stated": stated}
         weight_of_x0 = f"weight of x_0 after 12 such layers, {word}"
@@ -320,8 +349,8 @@ def rms_without_biases(seed: int) -> Finding:
 
     def sample(draw_seed: int) -> list[Part]:
         pre_ln: dict[str, Any] = {"scheme": "pre_ln", "depth": depth, "lr": 3e-3}
-        small = started(draw_seed, norm_kind="rms", norm_bias=False, bias=False, **pre_ln)
-        usual = started(draw_seed, **pre_ln)
+        small = small_stack(draw_seed, norm_kind="rms", norm_bias=False, bias=False, **pre_ln)
+        usual = small_stack(draw_seed, **pre_ln)
         saved, small_saved = (sum(s.built.banks.count().values()) for s in (usual, small))
         ratio = sum(small.run(24)[-8:]) / sum(usual.run(24)[-8:])
         return [

@@ -14,7 +14,7 @@ from deepstack.config import with_overrides
 from deepstack.tasks import task_of
 from deepstack.theory.add_and_norm import layer_by_layer
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
-from deepstack.theory.claim_stack import CPU, POST_LN, Trial, started
+from deepstack.theory.claim_stack import CPU, POST_LN, Trial, small_stack
 from deepstack.theory.draws import F64, seeds
 from deepstack.theory.sources import ADD_AND_NORM, LAYER_CAKE, READING_NOTES
 from deepstack.theory.statistics import exponents, gather, per_seed
@@ -32,7 +32,7 @@ TASKS = ("text", "markov")
 ADAM: Keys = {"optimizer": "adam", "lr": 3e-3}
 
 
-def late(losses: list[float]) -> float:
+def mean_of_last_ten(losses: list[float]) -> float:
     """Return the mean of the last ten losses."""
     return torch.tensor(losses[-10:], dtype=F64).mean().item()
 
@@ -47,7 +47,7 @@ def fan_in_trains(seed: int) -> Finding:
 
     def losses(fan: str, rate: float) -> Tensor:
         deepnorm = {"scheme": "deepnorm", "depth": 3, "init_fan": fan}
-        return per_seed(lambda s: started(s, lr=rate, **deepnorm).run(steps), repetitions)
+        return per_seed(lambda s: small_stack(s, lr=rate, **deepnorm).run(steps), repetitions)
 
     parts, lines = [], []
     for rate in (1e-3, 3e-3):
@@ -77,8 +77,8 @@ def larger_rates(seed: int) -> Finding:
 
     def end(draw_seed: int, rate: float, scheme: Keys) -> tuple[float, bool]:
         """Return the last losses, and whether they are below an even guess's."""
-        stack = started(draw_seed, depth=3, lr=rate, optimizer="adam", **scheme)
-        loss = late(stack.run(steps))
+        stack = small_stack(draw_seed, depth=3, lr=rate, optimizer="adam", **scheme)
+        loss = mean_of_last_ten(stack.run(steps))
         return loss, loss < math.log(stack.task.vocab_size)
 
     drawn, best_rates = {}, {}
@@ -122,12 +122,12 @@ def power_of_alpha(seed: int) -> Finding:
     def sample(draw_seed: int, rate: float, power: float) -> list[float]:
         """Return ‖Δθ‖/‖θ_0‖ at the end and the mean loss of the last ten steps."""
         roles = ["v", "o", "w1", "w2"]
-        stack = started(
+        stack = small_stack(
             draw_seed, scheme="deepnorm_power", scheme_options={"power": power}, depth=depth,
             task="markov", batch_size=4, lr=rate, optimizer="sgd", clip=None, trainable=roles,
         )  # fmt: skip
         start = torch.cat([stack.matrices()[role].flatten() for role in roles])
-        loss = late(stack.run(steps))
+        loss = mean_of_last_ten(stack.run(steps))
         end = torch.cat([stack.matrices()[role].flatten() for role in roles])
         return [((end - start).norm() / start.norm()).item(), loss]
 
@@ -166,11 +166,11 @@ def warm_up(seed: int) -> Finding:
 
     def last(scheme: str, warmup: int) -> Tensor:
         deep = {"scheme": scheme, "depth": 12, "warmup_steps": warmup, "batch_size": 4, **ADAM}
-        return per_seed(lambda s: late(started(s, **deep).run(steps)), repetitions)
+        return per_seed(lambda s: mean_of_last_ten(small_stack(s, **deep).run(steps)), repetitions)
 
     def long(scheme: str) -> Tensor:
         linear = {"scheme": scheme, "depth": 3, "steps": end, "schedule": "linear", **ADAM}
-        return per_seed(lambda s: started(s, **linear).run(end), seeds(seed, 10))
+        return per_seed(lambda s: small_stack(s, **linear).run(end), seeds(seed, 10))
 
     pre_gain, post_gain = (last(name, 0) - last(name, 8) for name in ("pre_ln", "post_ln"))
     less = long("pre_ln") - long("post_ln")
@@ -309,7 +309,7 @@ def fine_tuning(seed: int) -> Finding:
 
 def tune(seed: int, keys: Keys) -> list[float]:
     """Return the last losses on the first chain and on the second."""
-    stack = started(seed, depth=3, task="markov", **ADAM, **keys)
-    before = late(stack.run(60))
+    stack = small_stack(seed, depth=3, task="markov", **ADAM, **keys)
+    before = mean_of_last_ten(stack.run(60))
     stack.task = task_of(with_overrides(stack.config, {"seed": seed + 500}))
-    return [before, late(stack.run(30))]
+    return [before, mean_of_last_ten(stack.run(30))]

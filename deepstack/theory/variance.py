@@ -1,4 +1,4 @@
-"""Claims about second moments at the start: linear maps, attention, layer norm, one sublayer."""
+"""Claims about second moments at the start: linear maps, attention, one sublayer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.schemes import NORMS
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim
-from deepstack.theory.claim_stack import Trial
-from deepstack.theory.draws import F64, normals, power, random, repeats, seeds
+from deepstack.theory.claim_stack import FLAT, Trial
+from deepstack.theory.draws import F64, ROUNDING, normals, power, random, repeats, seeds
 from deepstack.theory.sources import LAYER_CAKE
 from deepstack.theory.statistics import exponents, gather, means, sweep
 
@@ -20,6 +20,19 @@ COEFFICIENTS = {
     f"α = {alpha:.3g}, v = {v:.3g}, w = {w:.3g}": (alpha, v, w)
     for alpha, v, w in ((1.0, 1.0, 1.0), (12**0.25, 48**-0.25, 48**-0.25), (1.5, 0.8, 0.4))
 }
+
+
+D, M = 64, 256  # widths of a stream and of the hidden layer of a feed-forward
+
+
+def rows(rng: torch.Generator, *shape: int) -> Tensor:
+    """Return layer-normalised rows of N(0, 1), of width D."""
+    return torch.layer_norm(normals(rng, *shape, D), (D,), eps=0.0)
+
+
+def square(rng: torch.Generator, gain: float) -> Tensor:
+    """Return a matrix (D, D) of variance gain²/D."""
+    return gain * normals(rng, D, D) / math.sqrt(D)
 
 
 @claim("C1", LAYER_CAKE)
@@ -101,14 +114,14 @@ def attention_keeps_the_size(seed: int) -> Finding:
     x_i: n independent rows of N(0, 1), layer-normalised; q_i ~ N(0, spread²).  The magnitudes are
     the same (≍) if ‖softmax(q)X‖/√d does not fall with n: its exponent in n is 0.
     """
-    rng, d, draws = random(seed), 64, repeats(240)
+    rng, draws = random(seed), repeats(240)
     sizes, spreads = (4, 16, 64, 256, 1024), torch.tensor([0.0, 1.0, 3.0], dtype=F64)
 
     def sample(n: int) -> dict[str, Tensor]:
-        X = torch.layer_norm(normals(rng, n, d), (d,), eps=0.0)
+        X = rows(rng, n)
         s = torch.softmax(spreads[:, None] * normals(rng, n), dim=1)
-        ratio = (s @ X).norm(dim=1) / math.sqrt(d)
-        return {"norm": X.norm(dim=1).mean() / math.sqrt(d), "ratio": ratio, "flat": s.norm(dim=1)}
+        ratio = (s @ X).norm(dim=1) / math.sqrt(D)
+        return {"norm": X.norm(dim=1).mean() / math.sqrt(D), "ratio": ratio, "flat": s.norm(dim=1)}
 
     norm, ratio, flat = sweep(sizes, draws, sample).values()
     ratio, flat = ratio.movedim(2, 0), flat.movedim(2, 0)  # (spreads, draws, sizes)
@@ -128,50 +141,18 @@ def attention_keeps_the_size(seed: int) -> Finding:
         lines.append(Line(f"q of spread {spread:g}, √(Σs_i²)", sizes, claimed, False))
     return Finding(
         [*parts, *also],
-        f"{draws} draws for each n in {sizes}, d = {d}.  The bound is Jensen's and holds; equality "
+        f"{draws} draws for each n in {sizes}, d = {D}.  The bound is Jensen's and holds; equality "
         "of magnitude does not, for independent rows are averaged: the norm is √(d Σs_i²), which "
         "is √(d/n) for flat weights.  It holds where rows are alike or one weight is near 1.",
         Curves("keys n", "‖softmax(q)X‖/√d", lines, log_x=True, log_y=True),
     )
 
 
-@claim("C4", LAYER_CAKE)
-def layer_norm_jacobian(seed: int) -> Finding:
-    """‖∂LN(z)/∂z‖₂ ≈ √d/‖z‖₂.
-
-    The largest singular value of the exact Jacobian of deepstack's layer norm (eps 1e-5).
-    """
-    rng, d, draws = random(seed), 96, repeats(200)
-    norm = NORMS["layer"](d, gain=False, bias=False, eps=1e-5)
-
-    def ratio(z: Tensor) -> float:
-        jacobian = torch.autograd.functional.jacobian(norm, z)
-        assert isinstance(jacobian, Tensor)
-        return (torch.linalg.matrix_norm(jacobian, 2) * z.norm()).item() / math.sqrt(d)
-
-    parts = []
-    for scale in (0.3, 1.0, 5.0):
-        ratios = [ratio(scale * normals(rng, d)) for _ in range(draws // 4)]
-        quantity = f"‖∂LN/∂z‖₂ ‖z‖/√d, z ~ N(0, {scale:g}²)"
-        parts.append(Part.mean(quantity, 1.0, ratios, tolerance=0.01))
-    shifted = [ratio(normals(rng, d) + 1) for _ in range(draws)]
-    parts.append(beside("the same, z ~ N(1, 1)", math.sqrt(2), shifted, tolerance=0.02))
-    return Finding(
-        parts,
-        f"{draws // 4} draws each, {draws} of z ~ N(1, 1), d = {d}.  Exactly it is "
-        "√d/‖z − mean(z)‖: right as long as the mean is small, as in a sum of a "
-        "normalised stream and a branch; 1% is allowed for that.",
-    )
-
-
-D, M = 64, 256  # widths of the feed-forward sublayer of C5 to C7
-
-
 def sublayer(
     rng: torch.Generator, v: float, w: float, tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a normalised x (tokens, D), W (D, M) of variance 2w²/D, V (M, D) of v²/M."""
-    x = torch.layer_norm(normals(rng, tokens, D), (D,), eps=0.0)
+    x = rows(rng, tokens)
     return x, normals(rng, D, M) * w * math.sqrt(2 / D), normals(rng, M, D) * v / math.sqrt(M)
 
 
@@ -270,4 +251,122 @@ def step_of_the_weights(seed: int) -> Finding:
         "A gradient step is made of them, ΔV = −η Σ_t h_tᵀ g_t, and ∂z/∂V ΔV is √m times as long "
         "for one token: no bound then, and the sum of C8 is an estimate.",
         Curves("tokens in the batch", "squared norm over its bound", lines, log_x=True, log_y=True),
+    )
+
+
+def attend(
+    x: Tensor, W_V: Tensor, W_O: Tensor, heads: int, W_Q: Tensor | None = None,
+    W_K: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return concat_h softmax(q_h k_hᵀ/√d_head) v_h W_O; x: (batch, tokens, D).
+
+    Without W_Q and W_K: q and k are x.
+    """
+    q, k, v = (
+        (x if W is None else x @ W).unflatten(-1, (heads, -1)).transpose(1, 2)
+        for W in (W_Q, W_K, W_V)
+    )
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2) @ W_O
+
+
+@claim("C37", LAYER_CAKE)
+def attention_like_feed_forward(seed: int) -> Finding:
+    """Attn(x) = x W_V W_O, Var W_V = w²/d, Var W_O = v²/d: E‖αx + Attn(x)‖² = d (α² + v²w²),
+    ‖∂z/∂x Δx‖ ≈ √(α² + v²w²) ‖Δx‖, ‖∂z/∂θ Δθ‖ ≤ √(v² + w²) ‖Δθ‖, for any number of heads.
+
+    Softmax attention of one token, which is x W_V W_O exactly; Δθ of W_V and W_O as in C7:
+    independent, and a step of gradient descent.  Beside it 32 independent tokens.
+    """
+    rng, draws, counts = random(seed), repeats(120), (1, 4, 16)
+
+    def sample(label: str, alpha: float, v: float, w: float, heads: int) -> list[Part]:
+        x, W_V, W_O = rows(rng, 8, 1), square(rng, w), square(rng, v)
+        z, step = alpha * x + attend(x, W_V, W_O, heads), normals(rng, 8, 1, D)
+        moved = alpha * (x + step) + attend(x + step, W_V, W_O, heads) - z
+        dV, dO = normals(rng, D, D), normals(rng, D, D)
+        sizes = (v**2 + w**2) * (power(dV) + power(dO)) * D
+        weights = attend(x, dV, W_O, heads) + attend(x, W_V, dO, heads)
+        equal, words = alpha**2 + v**2 * w**2, f"{label}, heads: {heads}"
+        return [
+            Part.mean(f"E‖z‖²/d, {words}", equal, power(z)),
+            Part.mean(f"‖∂z/∂x Δx‖²/‖Δx‖², {words}", equal, power(moved) / power(step)),
+            at_most(f"E‖∂z/∂θ Δθ‖²/((v² + w²)‖Δθ‖²), {words}", 1.0, power(weights) / sizes),
+        ]
+
+    def aligned(tokens: int) -> float:
+        """Return ‖∂z/∂θ Δθ‖²/((v² + w²)‖Δθ‖²), a mean over tokens, of a gradient step."""
+        x, W_V, W_O = rows(rng, tokens, 1), square(rng, 0.5), square(rng, 0.5)
+        W_V.requires_grad_(), W_O.requires_grad_()
+        loss = (attend(x, W_V, W_O, 4) * normals(rng, tokens, 1, D)).sum()
+        dV, dO = torch.autograd.grad(loss, (W_V, W_O))
+        with torch.no_grad():
+            moved = attend(x, dV, W_O, 4) + attend(x, W_V, dO, 4)
+        return power(moved) / (0.5 * (power(dV) + power(dO)) * D)
+
+    def several(alpha: float, v: float, w: float) -> float:
+        x = rows(rng, 1, 32)
+        return power(alpha * x + attend(x, square(rng, w), square(rng, v), 4))
+
+    parts = means(
+        sample(label, *coefficients, heads)
+        for heads, (label, coefficients) in zip(counts, COEFFICIENTS.items(), strict=True)
+        for _ in range(draws)
+    )
+    for tokens in (1, 64):
+        quantity = f"the last, v = w = 0.5, a gradient step on {tokens} token{'s' * (tokens > 1)}"
+        parts.append(at_most(quantity, 1.0, [aligned(tokens) for _ in range(draws // 3)]))
+    ones = [several(1.0, 1.0, 1.0) for _ in range(draws)]
+    parts.append(beside("E‖z‖²/d, α = v = w = 1, 32 independent tokens", 2.0, ones))
+    return Finding(
+        parts,
+        f"{draws} draws of the sublayer and 8 tokens, d = {D}.  The heads change nothing.  A "
+        "gradient step is aligned with x and the weights and longer, as in C7.  Attention over "
+        "independent tokens adds less than x W_V W_O does, since it averages them (C3).",
+    )
+
+
+@claim("C38", LAYER_CAKE)
+def gain_of_queries(seed: int) -> Finding:
+    """The gain of W_Q and W_K does not change the size of attention's output: ‖Attn‖ ≍ ‖x W_V W_O‖.
+
+    One head of Xavier's matrices, W_Q and W_K times a gain, on 16 normalised tokens: independent
+    ones, and ones that share nine tenths of their variance.  The size is the same if the root mean
+    square changes by less than 20%.  Jensen's bound: ‖softmax(q)V‖ ≤ max ‖v_j‖.
+    """
+    rng, draws, gains = random(seed), repeats(60), (0.1, 48**-0.25, 1.0, 2.0, 4.0)
+
+    def sample(shared: float) -> dict[str, Tensor]:
+        common = normals(rng, 4, 1, D)
+        x = math.sqrt(shared) * common + math.sqrt(1 - shared) * normals(rng, 4, 16, D)
+        x = torch.layer_norm(x, (D,), eps=0.0)
+        W_V, W_O, Q, K = (square(rng, 1.0) for _ in range(4))
+        outputs = [attend(x, W_V, W_O, 1, gain * Q, gain * K) for gain in gains]
+        linear = x @ W_V @ W_O
+        greatest_norm = linear.norm(dim=-1).amax(dim=1, keepdim=True)
+        return {
+            "size": torch.tensor([math.sqrt(power(y) / power(linear)) for y in outputs]),
+            "bound": torch.stack([(y.norm(dim=-1) / greatest_norm).max() for y in outputs]),
+        }
+
+    parts, lines = [], []
+    for shared, label in ((0.0, "independent tokens"), (0.9, "alike tokens")):
+        drawn = gather(sample(shared) for _ in range(draws))
+        size = drawn["size"]
+        quantity = "‖Attn‖ at gain {} over that at gain 1, " + label
+        parts += [
+            Part.mean(quantity.format(f"{gain:.2g}"), 1.0, size[:, at] / size[:, 2], tolerance=FLAT)
+            for at, gain in enumerate(gains)
+            if gain != 1
+        ]
+        parts.append(
+            Part(f"largest ‖Attn(x)_i‖ over max ‖x_j W_V W_O‖, {label}", 1.0,
+                 drawn["bound"].max().item(), 0.0, relation="<=", tolerance=ROUNDING)
+        )  # fmt: skip
+        lines.append(Line.mean(label, gains, size))
+    return Finding(
+        parts,
+        f"{draws} draws of 4 sequences, d = {D}.  A larger gain sharpens the softmax, from a mean "
+        "of 16 independent tokens (1/4 of a token's size) towards one of them.  DeepNorm's β in "
+        "place of 1 makes the output smaller, by less than a third.  Equal tokens keep the size.",
+        Curves("gain of W_Q and W_K", "‖Attn‖/‖x W_V W_O‖", lines, log_x=True),
     )

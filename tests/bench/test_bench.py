@@ -27,9 +27,9 @@ from deepstack.bench import (
     shape_of,
 )
 from deepstack.bench.peers import ShapeError
-from deepstack.bench.process import Worker, WorkerError
 from deepstack.bench.products import Products
-from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, build_peer, peer_steps, trainer_steps
+from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, Worker, WorkerError
+from deepstack.bench.worker import build_peer, peer_steps
 from deepstack.errors import DeepstackError, ResourceError
 from deepstack.model import build_model
 from deepstack.tasks import build_task
@@ -146,7 +146,7 @@ def test_jax_has_exactly_as_many_parameters_and_learns() -> None:
     train_step = built.start(config)
     losses = [train_step(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets))]
     losses += [train_step(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets))]
-    steps = trainer_steps(config, built, task)
+    steps = peer_steps(config, built, task, CPU)
     assert all(next(steps) > 0 for _ in range(3))
     assert losses[1] < losses[0] < 8
 

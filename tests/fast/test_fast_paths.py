@@ -17,7 +17,7 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths
-from deepstack.fast.layers import in_parts
+from deepstack.fast.accelerate import in_parts
 from deepstack.fast.rule import is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.records import Run

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from deepstack.config import Train
 from deepstack.fast import make_step
 from deepstack.fast.fuse import norm_function
-from deepstack.fast.fused_sublayers import ACTIVATIONS
-from deepstack.fast.gpu import attention as gpu_attention
+from deepstack.fast.fused_sublayers import ACTIVATIONS, products_of, stacked
 from deepstack.fast.gpu import available, deferred_gradients
 from deepstack.fast.gpu import norm as gpu_norm
 from deepstack.fast.gpu import products as gpu_products
+from deepstack.fast.gpu import sublayer as gpu_sublayer
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.gpu.sublayer import DeviceSublayer
-from deepstack.fast.half_weights import products_of, stacked
 from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
 from deepstack.parameters import Banks
 from deepstack.schemes import NORMS, LayerNorm
@@ -73,7 +72,7 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
             return None
         return import_module(f"deepstack.fast.gpu.{module}")
 
-    for user in (gpu_products, gpu_attention, gpu_norm):
+    for user in (gpu_products, gpu_sublayer, gpu_norm):
         monkeypatch.setattr(user, "kernels", kernels)
 
 

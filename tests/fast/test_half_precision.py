@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from deepstack.config import Config, with_overrides
+from deepstack.fast import enable_fast_paths
 from deepstack.fast.fused_attention import SelfAttention
-from deepstack.fast.layers import enable_fast_paths
 from deepstack.fast.products import LARGE_PRODUCT, onednn_is_fp32
 from deepstack.fast.rule import FastPaths
 from deepstack.model import build_model

@@ -19,10 +19,9 @@ from torch import Tensor
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.fast import Measured, ReplayedStep, Update
-from deepstack.fast.out_variants import FUNCTIONS, bind
 from deepstack.fast.products import onednn_is_fp32
 from deepstack.fast.recording import Recording, TensorRef
-from deepstack.fast.replay import bind_recording, layout, padded
+from deepstack.fast.replay import FUNCTIONS, bind, bind_recording, layout, padded
 from deepstack.fast.step import Shard
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES

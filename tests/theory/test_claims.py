@@ -15,8 +15,8 @@ from helpers.sampling import some
 
 from deepstack.theory import CLAIMS, Finding
 from deepstack.theory import report as reporting
-from deepstack.theory.claim import sure
-from deepstack.theory.claim_stack import Trial, started
+from deepstack.theory.claim import standard_errors
+from deepstack.theory.claim_stack import Trial, small_stack
 from deepstack.theory.norms import fold, stream_powers, unit_branches
 from deepstack.theory.statistics import agreement, exponents, slopes
 
@@ -60,7 +60,7 @@ def test_a_claim_is_measured_and_judged(name: str) -> None:
         assert part.uncertainty > 0 or exact, part.what
         if part.relation == "=" and part.predicted and part.agrees:
             for factor in (1.5, 1 / 1.5, 1 + 3 * part.tolerance + 1e-3 * (not part.tolerance)):
-                slack = 2 * sure(part.draws) * part.uncertainty / abs(part.predicted)
+                slack = 2 * standard_errors(part.draws) * part.uncertainty / abs(part.predicted)
                 slack = math.copysign(slack, factor - 1)
                 moved = replace(part, predicted=part.predicted * (factor + slack))
                 assert not moved.agrees, f"{part.what}: {moved}"
@@ -105,7 +105,7 @@ def test_a_trials_step_is_undone() -> None:
 
 
 def test_unit_branches_have_unit_mean_square() -> None:
-    stack = started(0, scheme="pre_ln", depth=3)
+    stack = small_stack(0, scheme="pre_ln", depth=3)
     unit_branches(stack)
     (snapshot,) = stack.snapshots()
     powers = snapshot.branch.square().mean(dim=-1) / 32
@@ -114,7 +114,7 @@ def test_unit_branches_have_unit_mean_square() -> None:
 
 
 def test_fold_leaves_no_gain_and_no_bias() -> None:
-    stack = started(0, scheme="pre_ln", depth=2)
+    stack = small_stack(0, scheme="pre_ln", depth=2)
     with torch.no_grad():
         for scheme in stack.model.schemes:
             for parameter in scheme.parameters():

@@ -13,7 +13,7 @@ from helpers.command_line import typed
 from scipy import stats
 
 from deepstack.theory import Finding, Part, claim, repeats
-from deepstack.theory.claim import Decision, Relation, sure
+from deepstack.theory.claim import Decision, Relation, standard_errors
 from deepstack.theory.sources import LAYER_CAKE
 
 
@@ -157,4 +157,4 @@ def test_table_and_page_list_undecided_parts_with_the_draws_they_need(
 @pytest.mark.parametrize("draws", [2, 8, 60, 1000])
 def test_few_draws_are_as_sure_as_many(draws: int) -> None:
     """The share of Student's t beyond is that of a normal distribution beyond three."""
-    assert 2 * stats.t.sf(sure(draws), draws - 1) == pytest.approx(2 * stats.norm.sf(3))
+    assert 2 * stats.t.sf(standard_errors(draws), draws - 1) == pytest.approx(2 * stats.norm.sf(3))

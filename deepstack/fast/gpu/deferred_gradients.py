@@ -102,8 +102,8 @@ def forget() -> None:
 
 
 @cache
-def other_stream(device: int, use: str = "gradients") -> torch.cuda.Stream:
-    """Return the side stream of this process for one use.
+def other_stream(device: int) -> torch.cuda.Stream:
+    """Return the side stream of this process.
 
     Libraries keep memory for each stream, which torch may free with a graph captured on it.
     """

@@ -16,10 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepstack.fast.fused_sublayers import Product, relu_gradient
+from deepstack.fast.fused_sublayers import (
+    Product,
+    by_shape,
+    half_weights,
+    products_of,
+    relu_gradient,
+    stacked,
+)
 from deepstack.fast.gpu.available import kernels, mixes, relu_keeps_nan, split_kernels
 from deepstack.fast.gpu.deferred_gradients import Deferred, add_rows, running_queue
-from deepstack.fast.half_weights import by_shape, half_weights, products_of, stacked
 
 aten = torch.ops.aten
 
