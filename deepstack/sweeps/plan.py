@@ -13,15 +13,26 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
+from deepstack import plugins
 from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.model import build_model, with_defaults, with_steps, without_defaults
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.registry import unknown
 from deepstack.schemes import scheme_flops, scheme_memory
 from deepstack.tasks import Task, task_of
-from deepstack.training import choose_folder, free_folder, refuse_missing_plugins, run_name
+from deepstack.training import (
+    choose_folder,
+    choose_threads,
+    free_folder,
+    refuse_missing_plugins,
+    run_name,
+)
 
 RUN_AGAIN = ("failed", "out_of_memory")
+# An estimate is between 0.7 and 1.5 of the memory that is used.
+MARGIN = 1.5
+# The host memory of CUDA, its libraries and torch beside the tensors on the GPU.
+GPU_HOST_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -229,3 +240,43 @@ def count_parameters(config: conf.Config, vocab_size: int, depth: int) -> int:
     shallow = conf.with_overrides(config, {"model.depth": depth})
     built = build_model(shallow, vocab_size=vocab_size, device=torch.device("meta"))
     return sum(built.banks.count().values())
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """cores: a number; memory: bytes of the host; gpu_memory: bytes of one GPU, 0 without one."""
+
+    cores: int
+    memory: int
+    gpu_memory: int = 0
+
+
+def requirements_of(cell: Cell, *, has_gpu: bool) -> Requirements:
+    """Return the requirements of a cell on a machine with or without a GPU.
+
+    On a GPU the estimate is of the GPU's memory; the host keeps θ_0 beside the memory of torch.
+    """
+    cores, estimate = choose_threads(cell.config), int(MARGIN * cell.memory)
+    device = cell.config.runtime.device
+    if device == "cuda" or (device == "auto" and has_gpu):
+        return Requirements(cores, GPU_HOST_BYTES + int(MARGIN * 4 * cell.parameters), estimate)
+    return Requirements(cores, estimate)
+
+
+def config_yaml(cell: Cell) -> str:
+    """Return the cell's configuration as YAML, with the number of threads that it reserves.
+
+    'auto' may mean all cores of the node, and then the numbers would depend on the node.
+    """
+    threads = choose_threads(cell.config)
+    if cell.config.runtime.threads == "auto" and threads > 1:
+        return conf.to_yaml(conf.with_overrides(cell.config, {"runtime.threads": threads}))
+    return conf.to_yaml(cell.config)
+
+
+def train_arguments(study: str, out: str | Path) -> list[str]:
+    """Return the arguments after the configuration of `deepstack train` for a run of a study."""
+    arguments = ["--quiet", "--out", str(out), "--study", study]
+    for plugin in plugins.LOADED.values():
+        arguments += ["--plugin", str(plugin.path)]
+    return arguments
