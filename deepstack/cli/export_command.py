@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepstack import config as conf
-from deepstack.cli.options import Json, Plugins, RunPath, flag, load_plugins, note, option
+from deepstack.cli.options import Json, Plugins, RunPath, flag, load_plugins, option
 from deepstack.cli.tables import emit_facts
+from deepstack.cli.terminal import log
 from deepstack.errors import ConfigError
 from deepstack.records import existing_run, find_runs
 from deepstack.records.files import replace_all
@@ -61,7 +62,7 @@ def export_command(
     for path in export_paths(to):
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name with --to")
-    trained = load_trained(folder, note)
+    trained = load_trained(folder, log)
     config, built, step = trained.config, trained.built, trained.step
     batch = trained.task.validation_batch(0, config.train.batch_size)
     inputs = torch.from_numpy(batch.inputs)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from deepstack.cli.options import Folders, Json, Last, Markdown, Where, option
-from deepstack.cli.progress import log_figures, show_work
 from deepstack.cli.tables import emit, study_rows
+from deepstack.cli.terminal import log_figures, show_work
 
 
 def fit_command(

@@ -128,11 +128,6 @@ Diagnostic = Annotated[
 ]
 
 
-def note(line: str) -> None:
-    """Print a line on stderr; stdout carries the command's result."""
-    typer.echo(line, err=True)
-
-
 def whole_numbers(option: str, text: str) -> list[int]:
     """Return the numbers of a comma-separated list.  Raises ConfigError for anything else."""
     try:

@@ -13,7 +13,7 @@ import typer
 from rich.cells import cell_len
 from rich.console import Console
 
-from deepstack.cli.streams import raw
+from deepstack.cli.terminal import log, raw
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 from deepstack.records.cells import one_line, plain, text
@@ -61,9 +61,7 @@ def emit(
     raw(sys.stdout).write("\n".join(lines) + "\n")
     sys.stdout.flush()
     if omitted := ", ".join(name for name in columns if name not in shown):
-        typer.echo(
-            f"omitted on this narrow terminal: {omitted}; --json or a pipe has all", err=True
-        )
+        log(f"omitted on this narrow terminal: {omitted}; --json or a pipe has all")
 
 
 def study_rows(
@@ -93,7 +91,7 @@ def study_rows(
     if not rows:
         raise NothingMatchedError("\n".join([problem, *notes]))
     for line in notes:
-        typer.echo(line, err=True)
+        log(line)
     return rows
 
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from deepstack.cli.options import flag, option
 from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, read_row, run_table
 from deepstack.cli.signals import ended_by_ctrl_c
-from deepstack.cli.streams import terminal_console
+from deepstack.cli.terminal import terminal_console
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.records import Run, find_runs
 from deepstack.records.cells import one_line

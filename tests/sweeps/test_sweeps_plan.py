@@ -15,7 +15,7 @@ from helpers.command_line import typed
 
 from deepstack import config as conf
 from deepstack import train
-from deepstack.cli import sweep_tables
+from deepstack.cli import sweep_output
 from deepstack.config import Config, parse_study, to_yaml, with_overrides
 from deepstack.errors import ResourceError
 from deepstack.sweeps import (
@@ -82,7 +82,7 @@ def test_the_table_at_the_end_has_a_row_for_what_else_is_swept(tmp_path: Path) -
     )
     cells = plan(parse_study(study), study="s", out=tmp_path)
     progress = [Progress(cell, f"s{cell.config.seed} lr {cell.config.train.lr}") for cell in cells]
-    rows = sweep_tables.result_rows(progress, nested=False)
+    rows = sweep_output.result_rows(progress, nested=False)
     head = "validation loss (‖ΔF‖)"
     assert [(row[head], row["train.lr"]) for row in rows] == [
         (scheme, lr) for scheme in ("post_ln", "deepnorm") for lr in ("0.001", "0.0001")
