@@ -146,7 +146,7 @@ def suggest_option(error: Any) -> None:
 
     For example, `--seed 1` suggests `seed=VALUE`.
     """
-    from deepstack.config.walk import keys
+    from deepstack.config.schema import keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
     parameters = getattr(error.ctx.command, "params", [])

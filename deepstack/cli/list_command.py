@@ -14,8 +14,8 @@ from deepstack.cli.declarations import Declaration, attributes, constants, decla
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
 from deepstack.cli.tables import emit
 from deepstack.config import Config, Family, values, with_overrides
-from deepstack.config.examples import description, example_paths
-from deepstack.config.walk import at, keys
+from deepstack.config.load import description, example_paths
+from deepstack.config.schema import at, keys
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
 

@@ -22,7 +22,7 @@ from deepstack.cli.completion import (
     complete_where,
 )
 from deepstack.config import locate
-from deepstack.config.examples import example_or_file
+from deepstack.config.load import example_or_file
 from deepstack.errors import ConfigError, PluginError
 
 

@@ -18,7 +18,7 @@ from deepstack.cli.completion import complete_config_or_setting, complete_names
 from deepstack.cli.signals import stop_on_signal
 from deepstack.cli.tables import emit, emit_facts
 from deepstack.cli.terminal import log, show_runs
-from deepstack.config.examples import example, example_or_file
+from deepstack.config.load import example, example_or_file
 from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.records.cells import counted

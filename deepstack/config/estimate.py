@@ -1,17 +1,19 @@
-"""Estimates of a run from its configuration: parameters, memory and disk.  No torch."""
+"""Estimates of a run from its configuration: parameters, memory and disk; the machine's memory."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from deepstack.config.machine import machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
 from deepstack.config.schema import Config
+from deepstack.errors import ConfigError
 
 # the vocabulary of a text of bytes; other tasks' are smaller or not much larger
 BYTES_VOCABULARY = 257
@@ -26,6 +28,14 @@ LAYER_FILES = 60
 FEW_STEPS = 50
 # Sublayers that a snapshot measures at a time: launching them costs little, and so does memory.
 SUBLAYERS_AT_A_TIME = 128
+# Far more than the machine has is refused; a little more is for the run itself to find out.
+ABSURD = 4
+GPU_BYTES = 192 * 2**30
+# The sizes of which a message names one to reduce.
+SIZES = (
+    "model.depth", "model.d_model", "model.d_ff", "model.n_heads", "task.seq_len",
+    "train.batch_size", "log.probe_sequences", "model.decoder_depth", "train.eval_batches",
+)  # fmt: skip
 
 _FP32 = 4
 
@@ -311,3 +321,67 @@ def on_gpu(config: Config) -> bool:
         return config.runtime.device == "cuda"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
     return Path("/dev/nvidiactl").exists() and not hidden
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine, or less under the limit of a cgroup."""
+    limits = []
+    try:
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        pass
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = Path("/sys/fs/cgroup", name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            limits.append(int(text))
+    return min(filter(None, limits), default=16 * 2**30)
+
+
+def available_memory() -> int:
+    """Return the bytes that can be used now without swapping, within a cgroup's limit."""
+    total = machine_memory()
+    try:
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+    except OSError:
+        match = None
+    return min(total, 1024 * int(match[1])) if match else total
+
+
+def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None:
+    """Raise ConfigError, with the estimate, for a run that cannot fit into this machine.
+
+    The error's key is the size that is furthest above its default.  A run a little too large is let
+    through: a GPU may have more memory than the machine.
+    """
+    memory = max(machine_memory(), GPU_BYTES if on_gpu(config) else 0)
+    needed = memory_estimate(config, scheme_memory=scheme_memory)
+    if needed <= ABSURD * memory:
+        return
+    key = _largest(config)
+    raise ConfigError(
+        f"{key}: found {_get(config, key)}, a run of about {format_bytes(needed)}; "
+        f"allowed what fits into {format_bytes(memory)}",
+        key=key,
+    )
+
+
+def format_bytes(size: float) -> str:
+    """Return a size in bytes as text: '3.2 GiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.0f} PiB"
+
+
+def _get(config: Config, key: str) -> int:
+    return int(attrgetter(key)(config) or 0)  # None: the value follows another key
+
+
+def _largest(config: Config) -> str:
+    usual = Config()
+    sizes = [key for key in SIZES if key != "model.d_ff" or "d_ff" in config.model.model_fields_set]
+    return max(sizes, key=lambda key: _get(config, key) / (_get(usual, key) or usual.model.depth))
