@@ -11,8 +11,7 @@ import typer
 
 from deepstack.cli.completion import complete_names
 from deepstack.cli.options import Json, Plugins, load_plugins, option
-from deepstack.cli.tables import emit, emit_json
-from deepstack.cli.terminal import log, show_work
+from deepstack.cli.output import emit, emit_json, log, show_work
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import Analysis, find_runs
 

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import deepstack
 from deepstack.cli.completion import cut_word_at_equals
-from deepstack.cli.terminal import log, printable_streams
+from deepstack.cli.output import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
 from deepstack.errors import ConfigError, DeepstackError, Interrupted
 from deepstack.plugins import bug_in

@@ -8,8 +8,7 @@ from typing import Any
 import typer
 
 from deepstack.cli import options as opt
-from deepstack.cli.tables import emit, emit_json
-from deepstack.cli.terminal import log
+from deepstack.cli.output import emit, emit_json, log
 from deepstack.config import load_config
 from deepstack.errors import ConfigError
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from deepstack import config as conf
 from deepstack.cli import options as opt
-from deepstack.cli.tables import emit, emit_json
-from deepstack.cli.terminal import log, log_figures, show_runs
+from deepstack.cli.output import emit, emit_json, log, log_figures, show_runs
 
 SHOWN = ("exponent", "low", "high", "curvature", "smallest", "largest", "linearity")
 

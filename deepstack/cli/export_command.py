@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack import config as conf
 from deepstack.cli.options import Json, Plugins, RunPath, flag, load_plugins, option
-from deepstack.cli.tables import emit_facts
-from deepstack.cli.terminal import log
+from deepstack.cli.output import emit_facts, log
 from deepstack.errors import ConfigError
 from deepstack.records import existing_run, find_runs
 from deepstack.records.files import replace_all

@@ -12,7 +12,7 @@ from deepstack.allowed import describe
 from deepstack.cli.completion import starting
 from deepstack.cli.declarations import Declaration, attributes, constants, declarations
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
-from deepstack.cli.tables import emit
+from deepstack.cli.output import emit
 from deepstack.config import Config, Family, values, with_overrides
 from deepstack.config.load import description, example_paths
 from deepstack.config.schema import at, keys

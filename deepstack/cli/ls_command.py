@@ -7,8 +7,7 @@ from pathlib import Path
 import typer
 
 from deepstack.cli.options import Best, Json, Last, Sort, Where
-from deepstack.cli.tables import emit
-from deepstack.cli.terminal import log
+from deepstack.cli.output import emit, log
 from deepstack.records import find_runs, rows_of, summarize
 from deepstack.records.cells import one_line
 

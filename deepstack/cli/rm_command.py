@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from deepstack.cli.options import Out, flag
-from deepstack.cli.terminal import log
+from deepstack.cli.output import log
 from deepstack.errors import ConfigError
 from deepstack.records.cells import counted, one_line
 from deepstack.records.trash import empty_trash, list_trash, to_trash

@@ -15,9 +15,8 @@ import typer
 from deepstack import config as conf
 from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_config_or_setting, complete_names
+from deepstack.cli.output import emit, emit_facts, log, show_runs
 from deepstack.cli.signals import stop_on_signal
-from deepstack.cli.tables import emit, emit_facts
-from deepstack.cli.terminal import log, show_runs
 from deepstack.config.load import example, example_or_file
 from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run

@@ -12,9 +12,8 @@ from rich.live import Live
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, read_row, run_table
-from deepstack.cli.tables import emit
-from deepstack.cli.terminal import log, terminal_console
+from deepstack.cli.output import emit, log, terminal_console
+from deepstack.cli.watch_command import RunRow, changes_of_state, clock, counts, read_row, run_table
 from deepstack.config import Study, values
 from deepstack.errors import ResourceError
 from deepstack.records import Run, run_rows

@@ -9,8 +9,7 @@ import typer
 
 from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_names
-from deepstack.cli.tables import emit, emit_json
-from deepstack.cli.terminal import log
+from deepstack.cli.output import emit, emit_json, log
 from deepstack.errors import ConfigError
 
 

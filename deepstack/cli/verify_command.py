@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from deepstack.cli.options import Folders, Json
-from deepstack.cli.tables import emit
-from deepstack.cli.terminal import log, show_work
+from deepstack.cli.output import emit, log, show_work
 from deepstack.errors import DifferenceError
 from deepstack.records import Inspection, folders_to_inspect
 from deepstack.records.cells import one_line

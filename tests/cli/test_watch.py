@@ -16,9 +16,8 @@ from helpers.plot_runs import make_run, update
 from helpers.terminals import terminal
 
 from deepstack.cli import sweep_output, watch_command
-from deepstack.cli.run_table import RunRow
-from deepstack.cli.terminal import PrintableStream
-from deepstack.cli.watch_command import Watcher, caption_of
+from deepstack.cli.output import PrintableStream
+from deepstack.cli.watch_command import RunRow, Watcher, caption_of
 from deepstack.config import Config
 from deepstack.records import RunFolder
 from deepstack.sweeps import Cell, Progress
