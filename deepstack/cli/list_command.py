@@ -26,23 +26,20 @@ DEPTH = 100  # of the coefficients in JSON and Markdown
 JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
 CELLS: dict[str, Callable[[Any], str]] = {
     "columns": lambda columns: ", ".join(columns),
-    "families": lambda families: family_cell(families),
+    "families": lambda families: (
+        "all" if set(families) == set(get_args(Family)) else ", ".join(families)
+    ),
     "options": lambda options: ", ".join(f"{o['name']}={o['default']}" for o in options),
     "source": lambda source: str(source["title"]),
 }
 """Nested values as cells of a table."""
 
 
-def complete_kind(incomplete: str) -> list[str]:
-    """Return the kinds that start like the word."""
-    return starting(KINDS, incomplete)
-
-
 def list_command(
     kind: str = typer.Argument(
         metavar="KIND",
         help="Kind of entries.",
-        autocompletion=complete_kind,
+        autocompletion=lambda incomplete: starting(KINDS, incomplete),
     ),
     depth: int | None = option("Print the coefficients of schemes at this depth.", min=1),
     plugin: Plugins = [],
@@ -140,11 +137,6 @@ def task_rows() -> Rows:
             for key, o in task_options(row["name"]).items()
         ]
     return rows
-
-
-def family_cell(families: list[str]) -> str:
-    """Format families as a table cell."""
-    return "all" if set(families) == set(get_args(Family)) else ", ".join(families)
 
 
 def diagnostic_rows() -> Rows:

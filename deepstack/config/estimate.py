@@ -148,6 +148,8 @@ def memory_terms(
     bank_bytes = max(by_role.get(role, 0) for role in ("q", "w1")) * _FP32
     tokens = train.batch_size * positions(config)
     probe = config.log.probe_sequences
+    # int64 tokens and targets of a batch, and whether they are masked
+    held_out = 8 * tokens + 9 * train.batch_size * config.task.seq_len
     terms = {
         "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
         "data": 0 if on_gpu(config) else data,
@@ -159,7 +161,7 @@ def memory_terms(
         "activations": activations(config, scheme_memory),
         "gradients of activations": 3 * tokens * max(width_inside(config), 3 * d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
-        "validation batches": 0 if on_gpu(config) else _held_out(config),
+        "validation batches": 0 if on_gpu(config) else train.eval_batches * held_out,
         "probe": probe * positions(config) * (2 * vocab_size + 4 * d) * _FP32,
     }
     if train.spectral_penalty:
@@ -303,12 +305,6 @@ def stack_sizes(config: Config, batch: int) -> list[StackSizes]:
     return sizes
 
 
-def _held_out(config: Config) -> int:
-    """Bytes of the validation batches: int64 tokens and targets, and whether they are masked."""
-    a_sequence = 8 * positions(config) + 9 * config.task.seq_len
-    return config.train.eval_batches * config.train.batch_size * a_sequence
-
-
 def _replayed(config: Config) -> bool:
     """Whether a step is replayed on a CPU, as far as one can tell without torch."""
     replay, enough = config.runtime.replay, config.train.steps >= FEW_STEPS
@@ -360,9 +356,13 @@ def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None
     needed = memory_estimate(config, scheme_memory=scheme_memory)
     if needed <= ABSURD * memory:
         return
-    key = _largest(config)
+    usual = Config()
+    sizes = {key: int(attrgetter(key)(config) or 0) for key in SIZES}  # None: follows another key
+    if "d_ff" not in config.model.model_fields_set:
+        del sizes["model.d_ff"]
+    key = max(sizes, key=lambda key: sizes[key] / (attrgetter(key)(usual) or usual.model.depth))
     raise ConfigError(
-        f"{key}: found {_get(config, key)}, a run of about {format_bytes(needed)}; "
+        f"{key}: found {sizes[key]}, a run of about {format_bytes(needed)}; "
         f"allowed what fits into {format_bytes(memory)}",
         key=key,
     )
@@ -375,13 +375,3 @@ def format_bytes(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:,.0f} PiB"
-
-
-def _get(config: Config, key: str) -> int:
-    return int(attrgetter(key)(config) or 0)  # None: the value follows another key
-
-
-def _largest(config: Config) -> str:
-    usual = Config()
-    sizes = [key for key in SIZES if key != "model.d_ff" or "d_ff" in config.model.model_fields_set]
-    return max(sizes, key=lambda key: _get(config, key) / (_get(usual, key) or usual.model.depth))

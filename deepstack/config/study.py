@@ -134,23 +134,25 @@ def parse_study(
     tree, problems = read_tree(text, source, [each for each in overrides if axes[each] is None])
     sweep = tree.section.pop("sweep", None) or Node({}, source)
     base, more = validate(tree)
-    raise_problems(merge_problems(problems, [*more, *form_problems(sweep)]))
-    groups = read_groups(sweep)
+    _, wrong_form = validate(Node({"sweep": sweep}, sweep.where), SweepFile)
+    raise_problems(merge_problems(problems, [*more, *wrong_form]))
+    groups: list[Group] = [{key: node} for key, node in _inner(sweep, "grid").section.items()]
+    groups += [dict(group.section) for group in _inner(sweep, "zip").items()]
     # the rules of the file may refer to values that the command line has replaced
     declared = {key: node.items() for group in groups for key, node in group.items()}
-    keys = []
+    given = []
     for override, axis in axes.items():
         key = override.partition("=")[0].strip()
-        keys.append(key)
+        given.append(key)
         groups = _replace_axis(groups, key, axis)
         if axis is not None:
             declared[key] = [*declared.get(key, ()), *axis.items()]
     raise_problems(axis_problems(groups, tree, sweep.where))
 
     def is_given(key: str) -> bool:
-        return any(are_nested(key, other) for other in keys)
+        return any(are_nested(key, other) for other in given)
 
-    rules, problems = read_rules(sweep, declared, keys, tree)
+    rules, problems = read_rules(sweep, declared, given, tree)
     raise_problems(problems)
     # keys on the command line win over the settings of overrides
     effective = [
@@ -165,7 +167,7 @@ def parse_study(
         tuple(rule.where for rule in rules if rule.name == "sweep.exclude"),
         tuple(Override(rule.where, settings) for rule, settings in effective if settings),
     )
-    if not set(keys) & declared.keys():
+    if not set(given) & declared.keys():
         raise_problems(idle_rules(rules, list(study.cells())))
     if study.exclude and study.size == 0:
         raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
@@ -198,21 +200,10 @@ def _replace_axis(groups: Sequence[Group], key: str, axis: Node | None) -> list[
     return [group for group in groups if group]
 
 
-def form_problems(sweep: Node) -> list[Problem]:
-    """Return the mistakes in the form of a `sweep:` section."""
-    return validate(Node({"sweep": sweep}, sweep.where), SweepFile)[1]
-
-
 def _inner(section: Node, key: str) -> Node:
     """Return the node below a key of a section, or an empty list."""
     inner = section.section.get(key)
     return Node([], section.where) if inner is None or inner.value is None else inner
-
-
-def read_groups(sweep: Node) -> list[Group]:
-    """Return every factor of the product of a well-formed `sweep:` section."""
-    grid = [{key: node} for key, node in _inner(sweep, "grid").section.items()]
-    return grid + [dict(group.section) for group in _inner(sweep, "zip").items()]
 
 
 def axis_problems(groups: Sequence[Group], tree: Node, where: str) -> list[Problem]:

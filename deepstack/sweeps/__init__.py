@@ -10,10 +10,10 @@ from deepstack.sweeps.plan import (
     is_wanted,
     plan,
     retry_states,
+    seconds_per_run,
 )
 from deepstack.sweeps.pool import Launcher, Pool, Progress
 from deepstack.sweeps.run import sweep
-from deepstack.sweeps.time_estimate import seconds_per_run
 
 __all__ = [
     "RUN_AGAIN",
