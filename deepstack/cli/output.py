@@ -1,4 +1,4 @@
-"""What commands print: a table or JSON on stdout; lines, status lines and bars on stderr.
+"""Prints a table or JSON on stdout, and lines, status lines and bars on stderr.
 
 Control characters, as from a hostile file name, appear as escapes on both streams.
 """

@@ -1,4 +1,4 @@
-"""What `deepstack sweep` prints: its plan, its progress, and its results as a table."""
+"""Prints the plan of `deepstack sweep`, its progress, and its results as a table."""
 
 from __future__ import annotations
 

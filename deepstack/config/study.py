@@ -140,19 +140,19 @@ def parse_study(
     groups += [dict(group.section) for group in _inner(sweep, "zip").items()]
     # the rules of the file may refer to values that the command line has replaced
     declared = {key: node.items() for group in groups for key, node in group.items()}
-    given = []
+    override_keys = []
     for override, axis in axes.items():
         key = override.partition("=")[0].strip()
-        given.append(key)
+        override_keys.append(key)
         groups = _replace_axis(groups, key, axis)
         if axis is not None:
             declared[key] = [*declared.get(key, ()), *axis.items()]
     raise_problems(axis_problems(groups, tree, sweep.where))
 
     def is_given(key: str) -> bool:
-        return any(are_nested(key, other) for other in given)
+        return any(are_nested(key, other) for other in override_keys)
 
-    rules, problems = read_rules(sweep, declared, given, tree)
+    rules, problems = read_rules(sweep, declared, override_keys, tree)
     raise_problems(problems)
     # keys on the command line win over the settings of overrides
     effective = [
@@ -167,7 +167,7 @@ def parse_study(
         tuple(rule.where for rule in rules if rule.name == "sweep.exclude"),
         tuple(Override(rule.where, settings) for rule, settings in effective if settings),
     )
-    if not set(given) & declared.keys():
+    if not set(override_keys) & declared.keys():
         raise_problems(idle_rules(rules, list(study.cells())))
     if study.exclude and study.size == 0:
         raise ConfigError(f"{sweep.where}: sweep.exclude: found that every run is left out")
