@@ -1,5 +1,6 @@
-"""`python -m deepstack` is the command line."""
+"""The command line as a program: `python -m deepstack`, and the runs of a sweep."""
 
 from deepstack.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -10,9 +10,8 @@ from typing import Any
 import typer
 
 from deepstack.cli.completion import complete_names
-from deepstack.cli.options import Json, Plugins, load_plugins, note, option
-from deepstack.cli.progress import show_work
-from deepstack.cli.tables import emit, emit_json
+from deepstack.cli.options import Json, Plugins, load_plugins, option
+from deepstack.cli.output import emit, emit_json, log, show_work
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import Analysis, find_runs
 
@@ -93,7 +92,7 @@ def analyze_command(
             except (NothingMatchedError, ConfigError) as error:
                 if len(chosen) == 1:
                     raise
-                note(f"left out: {error}")
+                log(f"left out: {error}")
     if not results:
         raise NothingMatchedError("no run could be analyzed")
     if json:
@@ -101,10 +100,10 @@ def analyze_command(
         return
     for parts in results.values():
         for line in dict.fromkeys(text for result in parts.values() for text in result.notes):
-            note(line)
+            log(line)
     for path, parts in results.items():
         if arrays := [name for name, result in parts.items() if not result.scalars]:
-            note(f"{', '.join(arrays)}: no numbers; arrays are in {path / 'analysis'}")
+            log(f"{', '.join(arrays)}: no numbers; arrays are in {path / 'analysis'}")
     emit([row for path, parts in results.items() for row in rows_of(path, parts)], False)
 
 

@@ -19,13 +19,38 @@ from typer.core import TyperCommand, TyperGroup
 
 import deepstack
 from deepstack.cli.completion import cut_word_at_equals
-from deepstack.cli.help_examples import EXAMPLES
-from deepstack.cli.streams import log, printable_streams
+from deepstack.cli.output import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
 from deepstack.errors import ConfigError, DeepstackError, Interrupted
 from deepstack.plugins import bug_in
 from deepstack.registry import nearest
 
+EXAMPLES = {
+    "train": "deepstack train quick model.scheme=post_ln",
+    "sweep": "deepstack sweep --depths 6,48 --seeds 0,1,2",
+    "calibrate": "deepstack calibrate quick --depths 6,12,24",
+    "signal": "deepstack signal quick model.scheme=post_ln,deepnorm --depths 6,96",
+    "analyze": "deepstack analyze results/quick/RUN --what lens,effects",
+    "plot": "deepstack plot metric results/quick --x depth --y val_loss --by scheme",
+    "report": "deepstack report results/",
+    "compare": "deepstack compare results/depth_sweep --against post_ln",
+    "fit": "deepstack fit results/depth_sweep --law depth",
+    "ls": "deepstack ls results/depth_sweep",
+    "watch": "deepstack watch results/",
+    "serve": "deepstack serve results/",
+    "check": "deepstack check quick model.depth=1000",
+    "init": "deepstack init mine.yaml --from quick",
+    "list": "deepstack list schemes",
+    "theory": "deepstack theory --claim C9",
+    "bench": "deepstack bench small --peers torch",
+    "export": "deepstack export results/quick/RUN --to model.safetensors",
+    "verify": "deepstack verify results/",
+    "rerun": "deepstack rerun results/quick/RUN --check",
+    "rm": "deepstack rm results/quick",
+    "tag": "deepstack tag results/quick/RUN good",
+    "note": 'deepstack note results/quick/RUN "loss falls late"',
+}
+"""The commands in the order of the help, each with its example."""
 COMMANDS = tuple(EXAMPLES)
 _CONTINUE = "an interrupted run continues when its train or sweep command is repeated"
 _STEPS = "training is measured in steps: train.steps=VALUE"
@@ -121,7 +146,7 @@ def suggest_option(error: Any) -> None:
 
     For example, `--seed 1` suggests `seed=VALUE`.
     """
-    from deepstack.config.walk import keys
+    from deepstack.config.schema import keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
     parameters = getattr(error.ctx.command, "params", [])

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from deepstack.cli import options as opt
-from deepstack.cli.tables import emit, emit_json
+from deepstack.cli.output import emit, emit_json, log
 from deepstack.config import load_config
 from deepstack.errors import ConfigError
 
@@ -56,7 +56,7 @@ def bench_command(
 
         overrides = [*([str(config)] if config else []), *overrides]
         command = opt.command_line()
-        timed = run_suite(suite, overrides, steps=steps, peers=names, command=command, say=opt.note)
+        timed = run_suite(suite, overrides, steps=steps, peers=names, command=command, say=log)
         emit_json(timed) if json else emit(timed["rows"], False)
         return
     if config is None:
@@ -80,12 +80,12 @@ def bench_command(
     from deepstack.bench import report as make_report
 
     with opt.located(config, overrides):
-        measured = time_rows(settings, steps=steps, peers=names, depths=wanted, say=opt.note)
+        measured = time_rows(settings, steps=steps, peers=names, depths=wanted, say=log)
     result = make_report(settings, measured, opt.command_line(), str(config))
     show(result, json)
     if chart is not None:
         draw_rows(result, chart)
-        opt.note(f"chart: {chart}")
+        log(f"chart: {chart}")
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:
@@ -96,7 +96,7 @@ def show(result: dict[str, Any], as_json: bool) -> None:
         emit_json(result)
         return
     machine = result["machine"]
-    opt.note(f"{where(machine)}, torch {machine['torch']}, {machine['date']}")
+    log(f"{where(machine)}, torch {machine['torch']}, {machine['date']}")
     emit([{title: row[name] for name, title in COLUMNS.items()} for row in result["rows"]], False)
     emit([{"time of a step": name, **ratio} for name, ratio in result["ratios"].items()], False)
     if fits := result.get("exponents"):

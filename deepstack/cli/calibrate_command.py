@@ -6,9 +6,7 @@ from pathlib import Path
 
 from deepstack import config as conf
 from deepstack.cli import options as opt
-from deepstack.cli.progress import log_figures, show_runs
-from deepstack.cli.streams import log
-from deepstack.cli.tables import emit, emit_json
+from deepstack.cli.output import emit, emit_json, log, log_figures, show_runs
 
 SHOWN = ("exponent", "low", "high", "curvature", "smallest", "largest", "linearity")
 
@@ -73,7 +71,7 @@ def calibrate_command(
     rows = [row._asdict() | after.get((row.step, row.role), {}) for row in measured.rows]
     emit_json({"rows": rows}) if json else emit(rows, False, first=SHOWN)
     if measured.unmoved:
-        opt.note(
+        log(
             f"no exponent for {', '.join(measured.unmoved)}: their change alone does not move F; "
             "their rates stay equal at all depths"
         )

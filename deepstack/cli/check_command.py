@@ -6,8 +6,7 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.cli.options import ConfigFile, Json, Overrides, Plugins, load_plugins, located
-from deepstack.cli.progress import show_work
-from deepstack.cli.tables import emit_facts
+from deepstack.cli.output import emit_facts, show_work
 from deepstack.config import Config
 from deepstack.gc_control import gc_paused
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deepstack.cli import options as opt
-from deepstack.cli.progress import show_work
-from deepstack.cli.tables import emit, study_rows
+from deepstack.cli.output import emit, show_work, study_rows
 
 RATES = "finished runs of two learning rates"
 SIZES = "runs of two widths or depths with records of every layer"

@@ -10,8 +10,8 @@ from typing import Any
 
 from deepstack.allowed import alternatives, literals
 from deepstack.cli.declarations import declarations
-from deepstack.config.examples import example_paths
-from deepstack.config.walk import at, keys
+from deepstack.config.load import example_paths
+from deepstack.config.schema import at, keys
 from deepstack.errors import ConfigError
 
 Complete = Callable[[str], list[str]]

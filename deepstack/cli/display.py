@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from deepstack.cli.streams import log, terminal_console
+from deepstack.cli.output import log, terminal_console
 from deepstack.records.cells import printable
 from deepstack.training import Observer, PlainLines, Started
 

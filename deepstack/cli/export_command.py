@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepstack import config as conf
-from deepstack.cli.options import Json, Plugins, RunPath, flag, load_plugins, note, option
-from deepstack.cli.tables import emit_facts
+from deepstack.cli.options import Json, Plugins, RunPath, flag, load_plugins, option
+from deepstack.cli.output import emit_facts, log
 from deepstack.errors import ConfigError
 from deepstack.records import existing_run, find_runs
 from deepstack.records.files import replace_all
@@ -41,7 +41,11 @@ def export_command(
     --fold folds norms into matrices, and writes nothing if that model computes something else.
     """
     if logs is not None:
-        export_tracker_logs(run, logs, to or Path("logs") / logs, json)
+        from deepstack.trackers import export_logs
+
+        runs, target = find_runs(run), to or Path("logs") / logs
+        command = export_logs(runs, logs, target)
+        emit_facts({"runs": len(runs), "folder": str(target), "to look at it": command}, json)
         return
     import torch
 
@@ -61,7 +65,7 @@ def export_command(
     for path in export_paths(to):
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name with --to")
-    trained = load_trained(folder, note)
+    trained = load_trained(folder, log)
     config, built, step = trained.config, trained.built, trained.step
     batch = trained.task.validation_batch(0, config.train.batch_size)
     inputs = torch.from_numpy(batch.inputs)
@@ -95,15 +99,6 @@ def export_command(
     facts["files"] = [str(path) for path in export_paths(to)]
     write(to, conf.to_yaml(config), built, values, facts)
     emit_facts(facts, json)
-
-
-def export_tracker_logs(folder: Path, tracker: str, to: Path, json: bool) -> None:
-    """Write the logs of all runs below a folder, and print where and how to look at them."""
-    from deepstack.trackers import export_logs
-
-    runs = find_runs(folder)
-    command = export_logs(runs, tracker, to)
-    emit_facts({"runs": len(runs), "folder": str(to), "to look at it": command}, json)
 
 
 def write(

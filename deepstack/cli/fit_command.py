@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from deepstack.cli.options import Folders, Json, Last, Markdown, Where, option
-from deepstack.cli.progress import log_figures, show_work
-from deepstack.cli.tables import emit, study_rows
+from deepstack.cli.output import emit, log_figures, show_work, study_rows
 
 
 def fit_command(

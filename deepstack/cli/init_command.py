@@ -10,8 +10,8 @@ import typer
 from deepstack import config as conf
 from deepstack.cli.completion import complete_config
 from deepstack.cli.options import flag, option
-from deepstack.cli.tables import emit_json
-from deepstack.config.examples import example
+from deepstack.cli.output import emit_json
+from deepstack.config.load import example
 from deepstack.errors import ConfigError
 
 

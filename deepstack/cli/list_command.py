@@ -12,10 +12,10 @@ from deepstack.allowed import describe
 from deepstack.cli.completion import starting
 from deepstack.cli.declarations import Declaration, attributes, constants, declarations
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
-from deepstack.cli.tables import emit
+from deepstack.cli.output import emit
 from deepstack.config import Config, Family, values, with_overrides
-from deepstack.config.examples import description, example_paths
-from deepstack.config.walk import at, keys
+from deepstack.config.load import description, example_paths
+from deepstack.config.schema import at, keys
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
 
@@ -26,23 +26,20 @@ DEPTH = 100  # of the coefficients in JSON and Markdown
 JSON_ONLY = {"label", "depth", "gains", "gains_last", "final_norm", "coefficients", "beat"}
 CELLS: dict[str, Callable[[Any], str]] = {
     "columns": lambda columns: ", ".join(columns),
-    "families": lambda families: family_cell(families),
+    "families": lambda families: (
+        "all" if set(families) == set(get_args(Family)) else ", ".join(families)
+    ),
     "options": lambda options: ", ".join(f"{o['name']}={o['default']}" for o in options),
     "source": lambda source: str(source["title"]),
 }
 """Nested values as cells of a table."""
 
 
-def complete_kind(incomplete: str) -> list[str]:
-    """Return the kinds that start like the word."""
-    return starting(KINDS, incomplete)
-
-
 def list_command(
     kind: str = typer.Argument(
         metavar="KIND",
         help="Kind of entries.",
-        autocompletion=complete_kind,
+        autocompletion=lambda incomplete: starting(KINDS, incomplete),
     ),
     depth: int | None = option("Print the coefficients of schemes at this depth.", min=1),
     plugin: Plugins = [],
@@ -140,11 +137,6 @@ def task_rows() -> Rows:
             for key, o in task_options(row["name"]).items()
         ]
     return rows
-
-
-def family_cell(families: list[str]) -> str:
-    """Format families as a table cell."""
-    return "all" if set(families) == set(get_args(Family)) else ", ".join(families)
 
 
 def diagnostic_rows() -> Rows:

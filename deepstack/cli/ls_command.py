@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from deepstack.cli.options import Best, Json, Last, Sort, Where, note
-from deepstack.cli.tables import emit
+from deepstack.cli.options import Best, Json, Last, Sort, Where
+from deepstack.cli.output import emit, log
 from deepstack.records import find_runs, rows_of, summarize
 from deepstack.records.cells import one_line
 
@@ -38,8 +38,8 @@ def ls_command(
     for run, one in zip(runs, summaries, strict=True):
         name = one_line(one.path.name)
         if one.damage is not None:
-            note(f"run {name} is damaged: {one_line(one.damage)}")
+            log(f"run {name} is damaged: {one_line(one.damage)}")
         elif one.state in ("failed", "out_of_memory"):
             why = " ".join(str(run.status.get("error")).split())
             phase = f" in {run.status['phase']}" if "phase" in run.status else ""
-            note(f"run {name}: {one.state}{phase}: {why}")
+            log(f"run {name}: {one.state}{phase}: {why}")

@@ -22,7 +22,7 @@ from deepstack.cli.completion import (
     complete_where,
 )
 from deepstack.config import locate
-from deepstack.config.examples import example_or_file
+from deepstack.config.load import example_or_file
 from deepstack.errors import ConfigError, PluginError
 
 
@@ -126,11 +126,6 @@ Diagnostic = Annotated[
         autocompletion=complete_names("diagnostics", "diagnostic"),
     ),
 ]
-
-
-def note(line: str) -> None:
-    """Print a line on stderr; stdout carries the command's result."""
-    typer.echo(line, err=True)
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

@@ -10,7 +10,7 @@ import typer
 
 from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_chart_or_folder
-from deepstack.cli.progress import show_work
+from deepstack.cli.output import show_work
 from deepstack.errors import BrokenChartError
 
 axis, look, files = (

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from deepstack.cli import options as opt
-from deepstack.cli.progress import show_work
+from deepstack.cli.output import show_work
 from deepstack.errors import BrokenChartError
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import typer
 
-from deepstack.cli.options import Out, flag, note
+from deepstack.cli.options import Out, flag
+from deepstack.cli.output import log
 from deepstack.errors import ConfigError
 from deepstack.records.cells import counted, one_line
 from deepstack.records.trash import empty_trash, list_trash, to_trash
@@ -32,11 +33,11 @@ def rm_command(
     if empty:
         trashed = list_trash(out)
         for run in trashed:
-            note(one_line(str(run)))
+            log(one_line(str(run)))
         if trashed and not yes and sys.stdin.isatty() and sys.stderr.isatty():
             question = f"delete {counted('{} runs', len(trashed))} for good?"
             if not typer.confirm(question, err=True):
-                note("nothing was deleted")
+                log("nothing was deleted")
                 return
         runs, size = empty_trash(out)
         typer.echo(f"{size / 1e6:,.1f} MB freed, {runs} runs")

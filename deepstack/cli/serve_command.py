@@ -15,8 +15,8 @@ from typing import Any
 import typer
 
 from deepstack.cli import options as opt
+from deepstack.cli.output import log
 from deepstack.cli.signals import ended_by_ctrl_c
-from deepstack.cli.streams import log
 from deepstack.cli.watch_command import stamp
 from deepstack.errors import DeepstackError, NothingMatchedError, ResourceError
 from deepstack.records import find_runs

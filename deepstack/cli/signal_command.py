@@ -8,8 +8,7 @@ import typer
 
 from deepstack import config as conf
 from deepstack.cli import options as opt
-from deepstack.cli.progress import log_figures, show_runs
-from deepstack.cli.tables import emit, emit_json
+from deepstack.cli.output import emit, emit_json, log_figures, show_runs
 
 SHOWN = (
     "setting", "depth", "side", "variance_last", "cosine_last", "angle_exponent",

@@ -15,11 +15,9 @@ import typer
 from deepstack import config as conf
 from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_config_or_setting, complete_names
-from deepstack.cli.refine import refine_study
+from deepstack.cli.output import emit, emit_facts, log, show_runs
 from deepstack.cli.signals import stop_on_signal
-from deepstack.cli.streams import log
-from deepstack.cli.tables import emit
-from deepstack.config.examples import example, example_or_file
+from deepstack.config.load import example, example_or_file
 from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.records.cells import counted
@@ -122,8 +120,7 @@ def sweep_command(
 
     from deepstack import sweeps
     from deepstack.cli.finding import sweep_finding
-    from deepstack.cli.sweep_display import watch
-    from deepstack.cli.sweep_tables import emit_plan, plan_rows, result_rows
+    from deepstack.cli.sweep_output import emit_plan, plan_rows, result_rows, watch
 
     retried, budget = sweeps.retry_states(retry), sweeps.memory_budget(memory)
     with opt.located(path, settings):
@@ -146,7 +143,7 @@ def sweep_command(
     else:
         launcher = sweeps.Local(cells, name, out, count, budget=budget)
         if (most := sweeps.default_workers(cells)) < count and not quiet:
-            opt.note(f"{count} workers have more threads than the cores; use --workers {most}")
+            log(f"{count} workers have more threads than the cores; use --workers {most}")
     seconds = None if max_hours is None else 3600 * max_hours
     with watch(quiet, cells) as show, stop_on_signal() as stop:
         pool = sweeps.Pool(cells, launcher, retried, stop, show, seconds, run_timeout)
@@ -159,10 +156,10 @@ def sweep_command(
         log(f"for one page: deepstack report {folder}; compare and plot also accept the folder")
     for entry in progress:
         if entry.message:
-            opt.note(f"{entry.cell.folder.path}: {entry.state}: {entry.message}")
+            log(f"{entry.cell.folder.path}: {entry.state}: {entry.message}")
     skipped = [c for c in cells if c.state in sweeps.RUN_AGAIN and not sweeps.is_wanted(c, retried)]
     if skipped:
-        opt.note(
+        log(
             f"skipped, because they failed before: {len(skipped)} "
             f"(reasons: deepstack ls {out / name}); "
             f"to run them again: --retry {','.join(sorted({c.state for c in skipped}))}"
@@ -170,9 +167,45 @@ def sweep_command(
     if stop.signal is not None:
         raise Interrupted("interrupted, saved; repeat the command to continue", stop.signal)
     if pool.out_of_time:
-        opt.note("--max-hours are over; repeat the command to continue")
+        log("--max-hours are over; repeat the command to continue")
     if any(entry.state not in ("done", "diverged") for entry in progress):
         raise typer.Exit(3)
+
+
+def refine_study(
+    study: conf.Study,
+    key: str,
+    seeds: str | None,
+    search: dict[str, Any],
+    *,
+    dry_run: bool,
+    quiet: bool,
+    json: bool,
+) -> None:
+    """Run the search and print a row for each setting, or with `dry_run` the number of runs.
+
+    seeds: those that select the value.  search: further arguments of `deepstack.sweeps.refine`.
+    """
+    from deepstack.sweeps.refine import SEED, count_runs, refine
+
+    chosen = None if seeds is None else opt.whole_numbers("--select-seeds", seeds)
+    if dry_run:
+        usual = study.grid.get(SEED, [study.base.seed])
+        fewest, most = count_runs(study, key, chosen or usual, search["max_runs"])
+        emit_facts({"least number of runs": fewest, "largest number of runs": most}, json)
+        return
+    with show_runs(f"refining {key}", quiet) as show:
+        optima = refine(study, key, select_seeds=chosen, show=show, **search)
+    rows = [
+        one.setting
+        | {key: one.value, "val_loss": one.loss}
+        | ({} if one.reported is None else {"reported_loss": one.reported})
+        | {"inside": one.inside, "tried": len(one.losses)}
+        for one in optima
+    ]
+    emit(rows, json)
+    if not quiet:
+        log(f"next: deepstack compare {search['out'] / search['name']} --transfer")
 
 
 def ray_address(words: Sequence[str]) -> str | None:
@@ -185,13 +218,13 @@ def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
     from deepstack.sweeps.slurm import submit, write_array
 
     if not todo:
-        opt.note("no run is left to submit")
+        log("no run is left to submit")
         return
     script = write_array(todo, **order)
     typer.echo(submit(script) if submitted else script)
     if not submitted:
         runs = counted("{} runs", len(todo))
-        opt.note(f"{runs}; submit them with: sbatch {shlex.quote(str(script))}")
+        log(f"{runs}; submit them with: sbatch {shlex.quote(str(script))}")
 
 
 def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from deepstack.cli import options as opt
 from deepstack.cli.completion import complete_names
-from deepstack.cli.tables import emit, emit_json
+from deepstack.cli.output import emit, emit_json, log
 from deepstack.errors import ConfigError
 
 
@@ -52,7 +52,7 @@ def theory_command(
         findings.append((one, finding))
         if charts is not None:
             reporting.draw(one, finding, charts)
-        opt.note(f"{one.id:>4} {time.perf_counter() - began:5.1f} s  {finding.verdict}")
+        log(f"{one.id:>4} {time.perf_counter() - began:5.1f} s  {finding.verdict}")
     if json:
         emit_json(reporting.as_json(findings))
     elif markdown:

@@ -10,9 +10,8 @@ from pathlib import Path
 import typer
 
 from deepstack.cli import options as opt
-from deepstack.cli.progress import show_work
+from deepstack.cli.output import log, show_work
 from deepstack.cli.signals import stop_on_signal
-from deepstack.cli.streams import log
 from deepstack.config import checked_study, load_config, study_name
 from deepstack.gc_control import gc_paused
 from deepstack.records import RunFolder

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from deepstack.cli.options import Folders, Json, note
-from deepstack.cli.progress import show_work
-from deepstack.cli.tables import emit
+from deepstack.cli.options import Folders, Json
+from deepstack.cli.output import emit, log, show_work
 from deepstack.errors import DifferenceError
 from deepstack.records import Inspection, folders_to_inspect
 from deepstack.records.cells import one_line
@@ -44,7 +43,7 @@ def verify_command(
     ]
     emit(rows, json)
     if unknown := sum(one.verdict == "no checksums" for one in inspections):
-        note(
+        log(
             f"{unknown} of {len(inspections)} runs have no checksums: an earlier version wrote "
             "them, and their files were only read"
         )

@@ -1,26 +1,39 @@
-"""The command `deepstack watch DIR`."""
+"""The command `deepstack watch DIR`, and its live table of runs, which `sweep` shows too."""
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from deepstack.cli.options import flag, option
-from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, read_row, run_table
+from deepstack.cli.output import terminal_console
 from deepstack.cli.signals import ended_by_ctrl_c
-from deepstack.cli.streams import terminal_console
 from deepstack.errors import NothingMatchedError, ResourceError
-from deepstack.records import Run, find_runs
+from deepstack.records import Run, RunFolder, find_runs
 from deepstack.records.cells import one_line
+from deepstack.records.folder import last_rows
 
 # A run on another machine may hold a lock that is not seen here: its log grows.
 FRESH_SECONDS = 60.0
 SUMMARY_SECONDS = 30.0
+# the states in the order in which a short terminal shows them, with their colours
+COLOURS = {
+    "running": "cyan", "damaged": "red", "failed": "red", "out_of_memory": "red",
+    "diverged": "red", "interrupted": "yellow", "waiting": "dim", "new": "dim", "done": "green",
+}  # fmt: skip
+ENDS = ("diverged", "damaged", "failed", "out_of_memory", "interrupted")
+ROWS = 40
 
 
 def watch_command(
@@ -130,3 +143,86 @@ def stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """The values that the table shows of a run; step_ms is the time of a step in milliseconds."""
+
+    name: str
+    state: str
+    step: int
+    steps: int | None
+    loss: float | None = None
+    model_update: float | None = None
+    step_ms: float | None = None
+    seconds_left: float | None = None
+
+
+def read_row(folder: RunFolder, name: str, state: str, steps: int | None) -> RunRow:
+    """Read the values that the table shows of a run from the ends of its logs.
+
+    Raises ResourceError or ValueError for a log that is damaged.
+    """
+    last = folder.last_row()
+    step = int(last.get("step", 0))
+    loss, update = (number(last.get(column, "")) for column in ("loss", "model_update"))
+    _, times = last_rows(folder.timing_path)
+    step_times = [float(row[1]) for row in times if len(row) > 1 and row[1]]
+    step_ms = statistics.median(step_times) if step_times else None
+    left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
+    return RunRow(name, state, step, steps, loss, update, step_ms, left)
+
+
+def number(cell: str) -> float | None:
+    """Return the number in a cell, None for an empty one."""
+    return float(cell) if cell else None
+
+
+def run_table(rows: Sequence[RunRow], height: int, caption: str = "") -> Table:
+    """Return the runs as a table that fits the terminal, running and failed ones first."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("run", "state", "step", "loss", "‖ΔF‖", "ms/step", "left"):
+        table.add_column(name, justify="left" if name in ("run", "state") else "right")
+    order = list(COLOURS)
+    count = max(5, min(ROWS, height - 6))
+    chosen = sorted(range(len(rows)), key=lambda i: order.index(rows[i].state))[:count]
+    for i in sorted(chosen):
+        row = rows[i]
+        is_running = row.state == "running"
+        table.add_row(
+            one_line(row.name),
+            Text(row.state, COLOURS[row.state]),
+            f"{row.step}/{row.steps or '?'}",
+            *("-" if v is None else f"{v:.4g}" for v in (row.loss, row.model_update)),
+            f"{row.step_ms:.3g}" if is_running and row.step_ms is not None else "",
+            clock(row.seconds_left) if is_running and row.seconds_left is not None else "",
+        )
+    more = f"and {len(rows) - count} more" if len(rows) > count else ""
+    table.caption = "; ".join(filter(None, [more, caption])) or None
+    return table
+
+
+def changes_of_state(rows: Iterable[RunRow], seen: dict[str, str]) -> Iterator[str]:
+    """Yield a line for each run whose state is not that in `seen`, and put it there."""
+    for row in rows:
+        if seen.get(row.name) != row.state:
+            seen[row.name] = row.state
+            text = f"{row.state:<12} {one_line(row.name)}  step {row.step}/{row.steps or '?'}"
+            if row.loss is not None and row.model_update is not None:
+                text += f"  loss {row.loss:.4g}  ‖ΔF‖ {row.model_update:.4g}"
+            yield text
+
+
+def counts(states: Iterable[str]) -> str:
+    """Count states, as in '12 of 24 done, 1 failed, 2 running'."""
+    number = Counter(states)
+    parts = [f"{number['done']:,} of {number.total():,} done"]
+    parts += [f"{number[name]:,} {name.replace('_', ' ')}" for name in ENDS if number[name]]
+    return ", ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Format seconds as hours, minutes and seconds: '1:02:03'."""
+    total = round(seconds)
+    return f"{total // 3600}:{total // 60 % 60:02d}:{total % 60:02d}"

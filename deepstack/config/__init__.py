@@ -1,12 +1,15 @@
 """Configurations: their settings, reading and checking them, and estimates.  No torch."""
 
 from deepstack.config.estimate import StackSizes as StackSizes
+from deepstack.config.estimate import available_memory as available_memory
 from deepstack.config.estimate import depths as depths
 from deepstack.config.estimate import disk_estimate as disk_estimate
+from deepstack.config.estimate import machine_memory as machine_memory
 from deepstack.config.estimate import memory_estimate as memory_estimate
 from deepstack.config.estimate import memory_terms as memory_terms
 from deepstack.config.estimate import parameter_count as parameter_count
 from deepstack.config.estimate import recompute_every as recompute_every
+from deepstack.config.estimate import refuse_absurd as refuse_absurd
 from deepstack.config.estimate import width_inside as width_inside
 from deepstack.config.flops import StepFlops as StepFlops
 from deepstack.config.flops import step_flops as step_flops
@@ -23,8 +26,6 @@ from deepstack.config.load import load_config as load_config
 from deepstack.config.load import locate as locate
 from deepstack.config.load import parse_config as parse_config
 from deepstack.config.load import with_overrides as with_overrides
-from deepstack.config.machine import available_memory as available_memory
-from deepstack.config.machine import machine_memory as machine_memory
 from deepstack.config.model_schema import Family as Family
 from deepstack.config.model_schema import Init as Init
 from deepstack.config.model_schema import Model as Model
@@ -37,13 +38,12 @@ from deepstack.config.schema import Muon as Muon
 from deepstack.config.schema import Runtime as Runtime
 from deepstack.config.schema import Task as Task
 from deepstack.config.schema import Train as Train
+from deepstack.config.schema import json_schema as json_schema
 from deepstack.config.study import Combination as Combination
 from deepstack.config.study import Override as Override
 from deepstack.config.study import Study as Study
 from deepstack.config.study import load_study as load_study
 from deepstack.config.study import parse_study as parse_study
-from deepstack.config.sweep import json_schema as json_schema
-from deepstack.config.template import annotated_defaults as annotated_defaults
-from deepstack.config.too_large import refuse_absurd as refuse_absurd
+from deepstack.config.write import annotated_defaults as annotated_defaults
 from deepstack.config.write import to_yaml as to_yaml
 from deepstack.config.write import yaml_of as yaml_of

@@ -1,17 +1,19 @@
-"""Estimates of a run from its configuration: parameters, memory and disk.  No torch."""
+"""Estimates of a run from its configuration: parameters, memory and disk; the machine's memory."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from deepstack.config.machine import machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
 from deepstack.config.schema import Config
+from deepstack.errors import ConfigError
 
 # the vocabulary of a text of bytes; other tasks' are smaller or not much larger
 BYTES_VOCABULARY = 257
@@ -26,6 +28,14 @@ LAYER_FILES = 60
 FEW_STEPS = 50
 # Sublayers that a snapshot measures at a time: launching them costs little, and so does memory.
 SUBLAYERS_AT_A_TIME = 128
+# Far more than the machine has is refused; a little more is for the run itself to find out.
+ABSURD = 4
+GPU_BYTES = 192 * 2**30
+# The sizes of which a message names one to reduce.
+SIZES = (
+    "model.depth", "model.d_model", "model.d_ff", "model.n_heads", "task.seq_len",
+    "train.batch_size", "log.probe_sequences", "model.decoder_depth", "train.eval_batches",
+)  # fmt: skip
 
 _FP32 = 4
 
@@ -138,6 +148,8 @@ def memory_terms(
     bank_bytes = max(by_role.get(role, 0) for role in ("q", "w1")) * _FP32
     tokens = train.batch_size * positions(config)
     probe = config.log.probe_sequences
+    # int64 tokens and targets of a batch, and whether they are masked
+    held_out = 8 * tokens + 9 * train.batch_size * config.task.seq_len
     terms = {
         "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
         "data": 0 if on_gpu(config) else data,
@@ -149,7 +161,7 @@ def memory_terms(
         "activations": activations(config, scheme_memory),
         "gradients of activations": 3 * tokens * max(width_inside(config), 3 * d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
-        "validation batches": 0 if on_gpu(config) else _held_out(config),
+        "validation batches": 0 if on_gpu(config) else train.eval_batches * held_out,
         "probe": probe * positions(config) * (2 * vocab_size + 4 * d) * _FP32,
     }
     if train.spectral_penalty:
@@ -293,12 +305,6 @@ def stack_sizes(config: Config, batch: int) -> list[StackSizes]:
     return sizes
 
 
-def _held_out(config: Config) -> int:
-    """Bytes of the validation batches: int64 tokens and targets, and whether they are masked."""
-    a_sequence = 8 * positions(config) + 9 * config.task.seq_len
-    return config.train.eval_batches * config.train.batch_size * a_sequence
-
-
 def _replayed(config: Config) -> bool:
     """Whether a step is replayed on a CPU, as far as one can tell without torch."""
     replay, enough = config.runtime.replay, config.train.steps >= FEW_STEPS
@@ -311,3 +317,61 @@ def on_gpu(config: Config) -> bool:
         return config.runtime.device == "cuda"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
     return Path("/dev/nvidiactl").exists() and not hidden
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine, or less under the limit of a cgroup."""
+    limits = []
+    try:
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        pass
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = Path("/sys/fs/cgroup", name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            limits.append(int(text))
+    return min(filter(None, limits), default=16 * 2**30)
+
+
+def available_memory() -> int:
+    """Return the bytes that can be used now without swapping, within a cgroup's limit."""
+    total = machine_memory()
+    try:
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+    except OSError:
+        match = None
+    return min(total, 1024 * int(match[1])) if match else total
+
+
+def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None:
+    """Raise ConfigError, with the estimate, for a run that cannot fit into this machine.
+
+    The error's key is the size that is furthest above its default.  A run a little too large is let
+    through: a GPU may have more memory than the machine.
+    """
+    memory = max(machine_memory(), GPU_BYTES if on_gpu(config) else 0)
+    needed = memory_estimate(config, scheme_memory=scheme_memory)
+    if needed <= ABSURD * memory:
+        return
+    usual = Config()
+    sizes = {key: int(attrgetter(key)(config) or 0) for key in SIZES}  # None: follows another key
+    if "d_ff" not in config.model.model_fields_set:
+        del sizes["model.d_ff"]
+    key = max(sizes, key=lambda key: sizes[key] / (attrgetter(key)(usual) or usual.model.depth))
+    raise ConfigError(
+        f"{key}: found {sizes[key]}, a run of about {format_bytes(needed)}; "
+        f"allowed what fits into {format_bytes(memory)}",
+        key=key,
+    )
+
+
+def format_bytes(size: float) -> str:
+    """Return a size in bytes as text: '3.2 GiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.0f} PiB"

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
 from deepstack.config.roles import ROLES
-from deepstack.config.schema import Config
+from deepstack.config.schema import Config, Path, at, dotted, keys, sections
 from deepstack.config.section import Section
-from deepstack.config.walk import Path, at, dotted, keys, sections
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest, unknown
 from deepstack.yaml_reader import Node, Problem, parse_scalar, quote, shorten

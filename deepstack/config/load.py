@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deepstack.config.examples import example_paths
+from deepstack.config.estimate import refuse_absurd
 from deepstack.config.explain import raise_problems, validate
 from deepstack.config.schema import LENGTHS, Config
-from deepstack.config.too_large import refuse_absurd
 from deepstack.errors import ConfigError
-from deepstack.registry import nearest
+from deepstack.registry import nearest, unknown
 from deepstack.yaml_reader import (
     MAX_DEPTH,
     Node,
@@ -28,6 +27,9 @@ from deepstack.yaml_reader import (
 )
 
 MAX_BYTES = 64 * 1024
+# An installed package carries them inside, a checkout beside.
+_PACKAGE = Path(__file__).resolve().parents[1]
+_FOLDERS = (_PACKAGE / "examples", _PACKAGE.parent / "configs")
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
@@ -232,3 +234,33 @@ def printable_path(path: str | os.PathLike[str]) -> str:
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def example_paths() -> dict[str, Path]:
+    """Return the path of every example configuration by name."""
+    paths = [path for folder in _FOLDERS for path in folder.glob("*.yaml")]
+    return {path.stem: path for path in sorted(paths)}
+
+
+def example(name: str) -> Path:
+    """Return the path of an example configuration by name, as in example('quick').
+
+    Raises ConfigError with the nearest name when there is none of that name.
+    """
+    paths = example_paths()
+    if name not in paths:
+        raise ConfigError(unknown("example", name, sorted(paths)))
+    return paths[name]
+
+
+def example_or_file(path: Path) -> Path:
+    """Return the example that a bare name means if there is no such file, else the path."""
+    return path if path.exists() else example_paths().get(str(path), path)
+
+
+def description(path: Path) -> str:
+    """Return the first sentence of the comment that opens a configuration."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    count = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    text = " ".join(line.lstrip("# ") for line in lines[:count])
+    return text.replace("  ", " ").partition(". ")[0].rstrip(".") + "."

@@ -2,8 +2,7 @@
 
 from deepstack.sweeps.calibration import Calibration, calibrate
 from deepstack.sweeps.initial_signals import Signals, signal
-from deepstack.sweeps.launcher import Launcher
-from deepstack.sweeps.local import Local, default_workers
+from deepstack.sweeps.local import Local, Resources, default_workers, memory_budget
 from deepstack.sweeps.plan import (
     RUN_AGAIN,
     Cell,
@@ -11,11 +10,10 @@ from deepstack.sweeps.plan import (
     is_wanted,
     plan,
     retry_states,
+    seconds_per_run,
 )
-from deepstack.sweeps.pool import Pool, Progress
-from deepstack.sweeps.resources import Resources, memory_budget
+from deepstack.sweeps.pool import Launcher, Pool, Progress
 from deepstack.sweeps.run import sweep
-from deepstack.sweeps.time_estimate import seconds_per_run
 
 __all__ = [
     "RUN_AGAIN",

@@ -22,17 +22,15 @@ import gc
 import json
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -49,12 +47,10 @@ LEAST_BYTES = 64 * 2**20
 PR_SET_PDEATHSIG = 1
 # The exit code of a run whose server has died: the kernel has sent SIGTERM, nobody has the code.
 SERVER_DIED = 128 + signal.SIGTERM
-# The imports of `deepstack train`, by name: the command line is a package above this one.
-IMPORTED = ("deepstack.training", "deepstack.cli", "deepstack.cli.display", "deepstack.cli.signals")
 # As under `deepstack`, nothing is imported from the present folder (-P).
 CODE = (
-    "import sys; sys.path.append(sys.argv[2]); "
-    "from deepstack.sweeps.fork_server import serve; serve(sys.argv[1])"
+    "import sys; sys.path.append(sys.argv[2]); from deepstack.__main__ import main; "
+    "from deepstack.sweeps.fork_server import serve; serve(main, sys.argv[1])"
 )
 
 
@@ -160,14 +156,13 @@ class Process:
         self.server.send(number=self.number, signal=number)
 
 
-def serve(folder: str) -> NoReturn:
+def serve(program: Callable[[], None], folder: str) -> NoReturn:
     """Fork a process for every request on stdin, a connection, and answer with the exit codes.
 
     A request is {"arguments", "errors", "environment", "memory"} or {"number", "signal"}; runs are
-    numbered from 1.  folder: removed at the end.
+    numbered from 1.  program: each child calls it with the arguments in sys.argv.  folder: removed
+    at the end.
     """
-    for module in IMPORTED:
-        import_module(module)
     conf.parse_config("")  # builds the validators that the first configuration needs
     gc.collect()
     gc.freeze()  # shared with the runs, whose collector then never writes to these pages
@@ -179,7 +174,9 @@ def serve(folder: str) -> NoReturn:
                 request = json.loads(sweep.recv_bytes())
                 if "signal" not in request:
                     started += 1
-                    runs[started] = ForkProcess(target=run, args=(os.getpid(),), kwargs=request)
+                    runs[started] = ForkProcess(
+                        target=run, args=(program, os.getpid()), kwargs=request
+                    )
                     runs[started].start()
                 elif request["number"] in runs:
                     send_signal(runs[request["number"]], request["signal"])
@@ -217,6 +214,7 @@ def send_signal(process: ForkProcess, number: int) -> None:
 
 
 def run(
+    program: Callable[[], None],
     server: int,
     arguments: Sequence[str],
     errors: str,
@@ -236,7 +234,7 @@ def run(
     if memory is not None:
         limit_memory(memory)
     sys.argv = ["deepstack", *arguments]
-    runpy.run_module("deepstack", run_name="__main__")
+    program()
 
 
 def limit_memory(memory: int) -> None:

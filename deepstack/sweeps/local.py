@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from pydantic import ByteSize, TypeAdapter
+
 from deepstack import config as conf
+from deepstack.errors import ConfigError
 from deepstack.sweeps.fork_server import ForkServer, Process
-from deepstack.sweeps.launcher import Launcher, train_arguments
-from deepstack.sweeps.plan import Cell
-from deepstack.sweeps.resources import Reservation, Resources, memory_budget, visible_gpus
+from deepstack.sweeps.plan import Cell, requirements_of, train_arguments
+from deepstack.sweeps.pool import Launcher
 from deepstack.training import choose_device, choose_threads, cores
+
+# The share of the free memory that all runs together may use.
+SHARE = 0.9
+# The memory that CUDA keeps on a GPU for each process, besides its tensors.
+CONTEXT_BYTES = 600 * 2**20
+SIZE = TypeAdapter(ByteSize)
 
 
 class Local(Launcher):
@@ -42,6 +55,7 @@ class Local(Launcher):
         reservation = self.resources.reserve(cell, list(self._reserved.values()))
         if reservation is None:
             return None
+        cell.claim()
         if self._server is None or not self._server.is_alive:
             self.close()
             self._server = ForkServer()
@@ -63,3 +77,113 @@ def default_workers(cells: Sequence[Cell]) -> int:
     """Return the cores divided by the threads of the widest run, also for runs on a GPU."""
     threads = max((choose_threads(cell.config) for cell in cells), default=1)
     return max(cores() // threads, 1)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """name: as in CUDA_VISIBLE_DEVICES; free: bytes, 0 if unknown."""
+
+    name: str
+    free: int = 0
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """The resources of one run: bytes of host memory, a GPU's name, and bytes of that GPU."""
+
+    memory: int
+    gpu: str | None = None
+    gpu_memory: int = 0
+
+
+class Resources:
+    """Reserves workers, host memory and GPUs for runs.
+
+    workers: runs at a time; budget: bytes of the host for all of them; gpus: those to share.
+    """
+
+    def __init__(self, workers: int, budget: int, gpus: Sequence[Gpu] = ()) -> None:
+        self.workers, self.budget, self.gpus = workers, budget, list(gpus)
+
+    def reserve(self, cell: Cell, taken: Sequence[Reservation]) -> Reservation | None:
+        """Return a reservation for the cell beside those taken, or None if it does not fit.
+
+        A run that is alone always gets one; if memory is short, the run itself reports it.
+        """
+        if len(taken) >= self.workers:
+            return None
+        required = requirements_of(cell, has_gpu=bool(self.gpus))
+        memory = required.memory
+        if not required.gpu_memory:  # an equal share at least: no limit is tighter than necessary
+            memory = max(memory, self.budget // self.workers)
+        memory = min(self.budget, memory)
+        if taken and sum(other.memory for other in taken) + memory > self.budget:
+            return None
+        if not required.gpu_memory:
+            return Reservation(memory)
+        gpu_memory = required.gpu_memory + CONTEXT_BYTES
+        gpu = self._choose_gpu(gpu_memory, taken)
+        return None if gpu is None else Reservation(memory, gpu.name, gpu_memory)
+
+    def _choose_gpu(self, required: int, taken: Sequence[Reservation]) -> Gpu | None:
+        """Return the GPU with the most free memory if it suffices, else one without a run."""
+
+        def free(gpu: Gpu) -> int:
+            return gpu.free - sum(other.gpu_memory for other in taken if other.gpu == gpu.name)
+
+        most_free_first = sorted(self.gpus, key=free, reverse=True)
+        if free(most_free_first[0]) >= required:
+            return most_free_first[0]
+        busy = {other.gpu for other in taken}
+        return next((gpu for gpu in most_free_first if gpu.name not in busy), None)
+
+
+def memory_budget(given: str | None = None) -> int:
+    """Return the bytes for all runs together: '8GB', '512MiB', or a share of free memory as '0.5'.
+
+    The default is SHARE of the free memory.  Raises ConfigError for anything else.
+    """
+    if given is None:
+        return int(SHARE * conf.available_memory())
+    size = 0.0
+    with suppress(ValueError):
+        if given.strip()[-1:].isalpha():
+            size = SIZE.validate_python(given.strip())
+        elif (share := float(given)) <= 1:
+            size = share * conf.available_memory()
+    if not size > 0:
+        raise ConfigError(
+            f"--memory: found {given!r}; allowed a size with its unit such as 8GB or 512MiB, or a "
+            "share of what is free, at most 1, such as 0.5"
+        )
+    return int(size)
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return the GPUs that a process started here would see, with the free memory of each.
+
+    Asks nvidia-smi, because a CUDA context of this process would last for the whole sweep.
+    """
+    by_name: dict[str, Gpu] = {}
+    listed: list[Gpu] = []
+    for line in query_gpus().splitlines():
+        index, uuid, free = (part.strip() for part in line.split(","))
+        bytes_free = int(free) * 2**20 if free.isdecimal() else 0
+        listed.append(Gpu(uuid, bytes_free))
+        by_name |= {index: Gpu(index, bytes_free), uuid: Gpu(uuid, bytes_free)}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+        return [by_name.get(name, Gpu(name)) for name in names]
+    return listed or [Gpu(str(index)) for index in range(torch.cuda.device_count())]
+
+
+def query_gpus() -> str:
+    """Return nvidia-smi's lines 'index, uuid, free MiB', or '' without nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

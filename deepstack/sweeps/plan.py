@@ -4,24 +4,57 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from deepstack import config as conf
+from deepstack import plugins
+from deepstack.config.estimate import FEW_STEPS
 from deepstack.errors import ConfigError, PluginError, ResourceError
+from deepstack.fast import fast_paths_of
 from deepstack.model import build_model, with_defaults, with_steps, without_defaults
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.registry import unknown
 from deepstack.schemes import scheme_flops, scheme_memory
 from deepstack.tasks import Task, task_of
-from deepstack.training import choose_folder, free_folder, refuse_missing_plugins, run_name
+from deepstack.training import (
+    choose_device,
+    choose_folder,
+    choose_threads,
+    device_is_here,
+    free_folder,
+    refuse_missing_plugins,
+    run_name,
+    timed_steps,
+)
 
 RUN_AGAIN = ("failed", "out_of_memory")
+# An estimate is between 0.7 and 1.5 of the memory that is used.
+MARGIN = 1.5
+# The host memory of CUDA, its libraries and torch beside the tensors on the GPU.
+GPU_HOST_BYTES = 4 * 2**30
+# Depths of the stacks whose steps are timed.
+DEPTHS = (2, 10)
+# Timed steps, and steps before them if a step is compiled, captured or recorded.
+STEPS, UNSETTLED = 4, 5
+# After this time no further shapes are timed, so that the plan appears soon.
+PATIENCE_SECONDS = 60.0
+# Settings that do not change the time of a step; the seed is not in these sections.
+IRRELEVANT = {
+    "steps": 1, "lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "schedule": "constant", "max_loss": 1.0,
+    "warmup_steps": 0, "decay_period": None, "lr_factors": {}, "lr_exponents": {},
+    "eval_every": 0, "eval_batches": 1,
+}  # fmt: skip
+# Settings of the model that change no time, and exclude some depths.
+OF_OTHER_DEPTHS = {"unique_layers": None, "start": None, "grow": None}
 
 
 @dataclass(frozen=True)
@@ -229,3 +262,91 @@ def count_parameters(config: conf.Config, vocab_size: int, depth: int) -> int:
     shallow = conf.with_overrides(config, {"model.depth": depth})
     built = build_model(shallow, vocab_size=vocab_size, device=torch.device("meta"))
     return sum(built.banks.count().values())
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """cores: a number; memory: bytes of the host; gpu_memory: bytes of one GPU, 0 without one."""
+
+    cores: int
+    memory: int
+    gpu_memory: int = 0
+
+
+def requirements_of(cell: Cell, *, has_gpu: bool) -> Requirements:
+    """Return the requirements of a cell on a machine with or without a GPU.
+
+    On a GPU the estimate is of the GPU's memory; the host keeps θ_0 beside the memory of torch.
+    """
+    cores, estimate = choose_threads(cell.config), int(MARGIN * cell.memory)
+    device = cell.config.runtime.device
+    if device == "cuda" or (device == "auto" and has_gpu):
+        return Requirements(cores, GPU_HOST_BYTES + int(MARGIN * 4 * cell.parameters), estimate)
+    return Requirements(cores, estimate)
+
+
+def config_yaml(cell: Cell) -> str:
+    """Return the cell's configuration as YAML, with the number of threads that it reserves.
+
+    'auto' may mean all cores of the node, and then the numbers would depend on the node.
+    """
+    threads = choose_threads(cell.config)
+    if cell.config.runtime.threads == "auto" and threads > 1:
+        return conf.to_yaml(conf.with_overrides(cell.config, {"runtime.threads": threads}))
+    return conf.to_yaml(cell.config)
+
+
+def train_arguments(study: str, out: str | Path) -> list[str]:
+    """Return the arguments after the configuration of `deepstack train` for a run of a study."""
+    arguments = ["--quiet", "--out", str(out), "--study", study]
+    for plugin in plugins.LOADED.values():
+        arguments += ["--plugin", str(plugin.path)]
+    return arguments
+
+
+def seconds_per_run(
+    cells: Sequence[Cell], *, patience: float = PATIENCE_SECONDS
+) -> list[float | None]:
+    """Return the estimated seconds of every cell: steps times (a + b * depth), without start-up.
+
+    a and b come from timing two depths once for every distinct shape of the cells.  None for a
+    cell whose device is not here, and for shapes not timed within `patience` seconds.
+    """
+    known: dict[str, tuple[float, float]] = {}
+    seconds: list[float | None] = []
+    deadline = time.monotonic() + patience
+    for cell in cells:
+        config, shape = cell.config, shape_of(cell.config)
+        late = shape not in known and time.monotonic() > deadline
+        if late or not device_is_here(config.runtime):
+            seconds.append(None)
+            continue
+        if shape not in known:
+            shallow, deep = (step_seconds(config, depth) for depth in DEPTHS)
+            slope = max(deep - shallow, 0.0) / (DEPTHS[1] - DEPTHS[0])
+            known[shape] = (max(shallow - slope * DEPTHS[0], 0.0), slope)
+        start, slope = known[shape]
+        seconds.append(config.train.steps * (start + slope * config.model.depth))
+    return seconds
+
+
+def shape_of(config: conf.Config) -> str:
+    """Return a key for all settings that change the time of a step, except the depth."""
+    model = config.model.model_copy(update={"depth": 1, **OF_OTHER_DEPTHS})
+    train = config.train.model_copy(update=IRRELEVANT)
+    return repr((model, config.task, train, config.log, config.runtime))
+
+
+def step_seconds(config: conf.Config, depth: int) -> float:
+    """Return the median seconds of a training step with its probe at another depth.
+
+    The first steps do not count if they compile, capture or record the later ones.
+    """
+    paths = fast_paths_of(config, choose_device(config.runtime))
+    few = min(max(config.train.steps, 1), FEW_STEPS)  # enough for the same fast paths as the run
+    changes = {f"model.{key}": value for key, value in OF_OTHER_DEPTHS.items()}
+    shallow = conf.with_overrides(config, changes | {"model.depth": depth, "train.steps": few})
+    first = UNSETTLED if paths.compiled or paths.captured or paths.replayed else 0
+    with closing(timed_steps(shallow)) as steps:
+        times = list(islice(steps, first + STEPS))
+    return median(times[first:] or times)

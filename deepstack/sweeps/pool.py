@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from deepstack.errors import ResourceError
 from deepstack.records import ENDED, Run
-from deepstack.sweeps.launcher import Launcher, Process
 from deepstack.sweeps.plan import Cell, is_wanted
 
 POLL_SECONDS = 0.1
@@ -22,6 +22,37 @@ STOP_GRACE_SECONDS = 120.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # ... and with one of these if it refused to begin or resume; its folder is then unchanged.
 REFUSED = (2, 5, 6)
+
+
+class Process(Protocol):
+    """A run that was started."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for the signal that ended it; None while it runs.
+
+        143 if its node or fork server was lost: the run is interrupted, not failed.
+        """
+        ...
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        ...
+
+    def stderr_text(self) -> str:
+        """Return its stderr."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts each run in a separate process while there are resources for it."""
+
+    def start(self, cell: Cell) -> Process | None:
+        """Claim the cell's folder and start its run; return None if it has to wait for others."""
+        ...
+
+    def close(self) -> None:
+        """End the remaining processes."""
+        ...
 
 
 @dataclass
@@ -117,11 +148,9 @@ class Pool:
 
     def _start(self, entry: Progress) -> bool:
         """Start a run; return False if it has to wait."""
-        with suppress(ResourceError):  # the run itself will report it
-            entry.cell.claim()
         try:
             entry.process = self.launcher.start(entry.cell)
-        except ResourceError as error:  # no space for temporary files; the next cell may have it
+        except ResourceError as error:  # locked, or no space for its files; the next cell may start
             entry.state, entry.message = "failed", str(error)
             return True
         if entry.process is not None:

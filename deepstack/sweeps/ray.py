@@ -20,8 +20,8 @@ from typing import Any
 from deepstack.errors import DeepstackError, ResourceError
 from deepstack.records import RunFolder, trouble
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
-from deepstack.sweeps.launcher import Launcher
-from deepstack.sweeps.plan import Cell
+from deepstack.sweeps.plan import Cell, config_yaml, requirements_of
+from deepstack.sweeps.pool import Launcher
 from deepstack.sweeps.ray_cluster import (
     ANSWER_SECONDS,
     check_nodes,
@@ -31,7 +31,6 @@ from deepstack.sweeps.ray_cluster import (
     plugin_files,
 )
 from deepstack.sweeps.ray_node import Order, train_on_node
-from deepstack.sweeps.resources import config_yaml, requirements_of
 
 LOST_AT_MOST = 5  # a run that crashes its node each time must not crash all nodes
 PER_GPU_AT_MOST = 8
@@ -70,6 +69,7 @@ class OnRay(Launcher):
         self._running = {p: other for p, other in self._running.items() if p.poll() is None}
         if not self._has_capacity(cell):
             return None
+        cell.claim()
         order = Order(
             config=config_yaml(cell),
             folder=cell.folder.name,

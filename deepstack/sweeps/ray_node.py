@@ -20,7 +20,7 @@ from deepstack import config as conf
 from deepstack.records import RunFolder
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
 from deepstack.sweeps.fork_server import ForkServer, Process
-from deepstack.sweeps.launcher import train_arguments
+from deepstack.sweeps.plan import train_arguments
 from deepstack.training import cores
 
 POLL_SECONDS = 0.1

@@ -14,10 +14,9 @@ from deepstack.interrupts import Stop, stop_requests
 from deepstack.notebook import ProgressBar, in_notebook
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES
-from deepstack.sweeps.local import Local, default_workers
+from deepstack.sweeps.local import Local, default_workers, memory_budget
 from deepstack.sweeps.plan import Cell, plan, retry_states
 from deepstack.sweeps.pool import Pool, Progress
-from deepstack.sweeps.resources import memory_budget
 from deepstack.tasks import TASKS
 
 

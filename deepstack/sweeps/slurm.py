@@ -15,9 +15,7 @@ from string import Template
 
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import files
-from deepstack.sweeps.launcher import train_arguments
-from deepstack.sweeps.plan import Cell
-from deepstack.sweeps.resources import config_yaml, requirements_of
+from deepstack.sweeps.plan import Cell, config_yaml, requirements_of, train_arguments
 
 # Slurm signals the script this many seconds before its time is up, so that the run can save.
 SAVE_SECONDS = 60

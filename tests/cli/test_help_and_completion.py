@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from deepstack.cli import app
 from deepstack.cli.app import COMMANDS
 from deepstack.cli.declarations import declarations
-from deepstack.config.examples import example_paths
+from deepstack.config.load import example_paths
 from deepstack.diagnostics import DIAGNOSTICS
 from deepstack.plots import CHARTS
 from deepstack.schemes import SCHEMES

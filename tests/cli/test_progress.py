@@ -14,8 +14,8 @@ from helpers.plot_runs import make_run
 from helpers.terminals import run_on_terminal, terminal
 from rich.progress import Progress
 
-from deepstack.cli import progress
-from deepstack.cli.progress import show_work
+from deepstack.cli import output
+from deepstack.cli.output import show_work
 
 PUBLISHED = Path(__file__).parents[2] / "results/published"
 
@@ -54,7 +54,7 @@ def test_a_command_has_a_bar_on_a_terminal() -> None:
 def test_a_pipe_gets_lines_alone_and_a_quiet_command_nothing(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress.threading, "Timer", lambda *_: pytest.fail("a bar is due"))
+    monkeypatch.setattr(output.threading, "Timer", lambda *_: pytest.fail("a bar is due"))
     with show_work("working") as work:
         work.note("a line")
     assert capfd.readouterr() == ("", "a line\n")
@@ -71,7 +71,7 @@ def test_a_short_command_shows_nothing_and_notes_stay_letters(
         monkeypatch.setattr(sys, "stderr", stderr)
         with show_work("short"):
             pass
-        monkeypatch.setattr(progress, "DELAY_SECONDS", 0.0)
+        monkeypatch.setattr(output, "DELAY_SECONDS", 0.0)
         with show_work("long\x1b[2J") as work:
             work.step("part\x1b[2J", 3)
             time.sleep(0.5)

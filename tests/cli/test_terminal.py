@@ -14,7 +14,7 @@ from helpers.record_runs import make_run
 from rich.console import Console
 
 from deepstack.cli.display import Display
-from deepstack.cli.streams import PrintableStream
+from deepstack.cli.output import PrintableStream
 from deepstack.records import RunFolder
 from deepstack.training import Started
 

@@ -15,10 +15,9 @@ from helpers.command_line import typed
 from helpers.plot_runs import make_run, update
 from helpers.terminals import terminal
 
-from deepstack.cli import sweep_display, watch_command
-from deepstack.cli.run_table import RunRow
-from deepstack.cli.streams import PrintableStream
-from deepstack.cli.watch_command import Watcher, caption_of
+from deepstack.cli import sweep_output, watch_command
+from deepstack.cli.output import PrintableStream
+from deepstack.cli.watch_command import RunRow, Watcher, caption_of
 from deepstack.config import Config
 from deepstack.records import RunFolder
 from deepstack.sweeps import Cell, Progress
@@ -141,12 +140,12 @@ def test_a_sweep_shows_the_same_table_below_a_bar_of_its_flops(
     steps = Config().train.steps
     with terminal() as (stderr, read):
         monkeypatch.setattr(sys, "stderr", PrintableStream(stderr))
-        with sweep_display.watch(False, cells) as show:
+        with sweep_output.watch(False, cells) as show:
             show(progress)
         stderr.flush()
         text = "".join(iter(read, ""))
     assert "\x1b[36mrunning" in text and "━━━" in text and "0 of 2 done" in text
     assert text.count("\\u001b") == text.count("run\\u001b[2J") > 0 and f"5/{steps}" in text
-    row = sweep_display.Rows().read(progress)[0]
+    row = sweep_output.read_rows(progress, {})[0]
     assert (row.step_ms, row.seconds_left) == (200.0, (steps - 5) * 0.2)
-    assert sweep_display.flops_left(progress[0], row) == 10**6 * (1 - 5 / steps)
+    assert sweep_output.flops_left(progress[0], row) == 10**6 * (1 - 5 / steps)

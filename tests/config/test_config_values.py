@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deepstack import config as conf
-from deepstack.config.walk import keys, sections
+from deepstack.config.schema import keys, sections
 from deepstack.errors import ConfigError
 
 

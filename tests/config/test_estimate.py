@@ -9,7 +9,7 @@ from helpers.small_runs import small
 
 import deepstack
 from deepstack import config as conf
-from deepstack.config import estimate, too_large
+from deepstack.config import estimate
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.model import build_model
 from deepstack.schemes import scheme_memory
@@ -98,8 +98,8 @@ def test_layers_are_recomputed_by_default_only_where_memory_is_short(
 
 
 def test_absurd_runs_are_refused_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(too_large, "machine_memory", lambda: 2**30)
-    monkeypatch.setattr(too_large, "on_gpu", lambda config: False)
+    monkeypatch.setattr(estimate, "machine_memory", lambda: 2**30)
+    monkeypatch.setattr(estimate, "on_gpu", lambda config: False)
     conf.refuse_absurd(conf.Config())
     with pytest.raises(ConfigError) as error:
         conf.refuse_absurd(conf.parse_config("model: {depth: 5000}", "f"))

@@ -9,7 +9,7 @@ import yaml
 from helpers import ROOT
 
 from deepstack.config import load_config, load_study, with_overrides
-from deepstack.config.examples import example
+from deepstack.config.load import example
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.schemes import stack_positions

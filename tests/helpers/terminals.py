@@ -16,7 +16,7 @@ from typing import TextIO
 def run_on_terminal(*words: str) -> tuple[str, str]:
     """Return stdout, a pipe, and the text that a terminal gets on stderr."""
     code = (
-        "import deepstack.cli.progress as p; p.DELAY_SECONDS = 0.0\n"
+        "import deepstack.cli.output as p; p.DELAY_SECONDS = 0.0\n"
         "from deepstack.cli import main; main()"
     )
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}

@@ -16,7 +16,7 @@ from torch.func import functional_call
 import deepstack
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
-from deepstack.sweeps.time_estimate import step_seconds
+from deepstack.sweeps.plan import step_seconds
 from deepstack.tasks import task_of
 
 LOOPED = {

@@ -8,7 +8,7 @@ import string
 import pytest
 
 from deepstack.config import ROLES
-from deepstack.config.walk import sections
+from deepstack.config.schema import sections
 from deepstack.errors import ConfigError, PluginError
 from deepstack.registry import Registry, nearest, restored_registries
 

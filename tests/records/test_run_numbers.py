@@ -10,7 +10,7 @@ import pytest
 from helpers.small_runs import small
 
 import deepstack
-from deepstack.cli.sweep_tables import plan_rows
+from deepstack.cli.sweep_output import plan_rows
 from deepstack.config import Study
 from deepstack.sweeps import plan
 
@@ -27,7 +27,7 @@ def test_a_plan_ends_with_the_memory_and_time_of_all_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory of the largest runs that go together, and the time with all workers busy."""
-    monkeypatch.setattr("deepstack.cli.sweep_tables.seconds_per_run", lambda cells: [60, 120, 180])
+    monkeypatch.setattr("deepstack.cli.sweep_output.seconds_per_run", lambda cells: [60, 120, 180])
     study = Study(small(), {"seed": [0, 1, 2]})
     cells = [
         replace(cell, memory=megabytes * 10**6)

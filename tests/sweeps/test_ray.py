@@ -26,9 +26,9 @@ from deepstack.records import Run, RunFolder
 from deepstack.records.files import replace
 from deepstack.sweeps import plan, ray_cluster, ray_node
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
+from deepstack.sweeps.plan import requirements_of
 from deepstack.sweeps.ray import LOST_AT_MOST, OnRay, Process, share_of_gpu
 from deepstack.sweeps.ray_node import Order, is_shared, work
-from deepstack.sweeps.resources import requirements_of
 
 BASE = with_overrides(Config(), TINY | {"train.steps": 4})
 

@@ -15,7 +15,7 @@ from helpers.command_line import typed
 
 from deepstack import config as conf
 from deepstack import train
-from deepstack.cli import sweep_tables
+from deepstack.cli import sweep_output
 from deepstack.config import Config, parse_study, to_yaml, with_overrides
 from deepstack.errors import ResourceError
 from deepstack.sweeps import (
@@ -26,10 +26,10 @@ from deepstack.sweeps import (
     is_wanted,
     plan,
     seconds_per_run,
-    time_estimate,
 )
 from deepstack.training import run_name
 
+PLAN = sys.modules["deepstack.sweeps.plan"]  # `deepstack.sweeps.plan` is the function
 STUDY = """
 model: {d_model: 8}
 task: {seq_len: 8}
@@ -82,7 +82,7 @@ def test_the_table_at_the_end_has_a_row_for_what_else_is_swept(tmp_path: Path) -
     )
     cells = plan(parse_study(study), study="s", out=tmp_path)
     progress = [Progress(cell, f"s{cell.config.seed} lr {cell.config.train.lr}") for cell in cells]
-    rows = sweep_tables.result_rows(progress, nested=False)
+    rows = sweep_output.result_rows(progress, nested=False)
     head = "validation loss (‖ΔF‖)"
     assert [(row[head], row["train.lr"]) for row in rows] == [
         (scheme, lr) for scheme in ("post_ln", "deepnorm") for lr in ("0.001", "0.0001")
@@ -112,7 +112,7 @@ def test_a_gpu_study_is_not_timed_where_there_is_no_gpu(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(time_estimate, "step_seconds", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(PLAN, "step_seconds", lambda *_: pytest.fail("trained"))
     shown = dry_run(file, "runtime.device=cuda", "--json")
     assert {row["minutes"] for row in json.loads(shown.stdout)} == {None}
 
@@ -127,12 +127,9 @@ def test_nothing_is_built_or_timed_twice(tmp_path: Path, monkeypatch: pytest.Mon
 
         return count
 
-    module = sys.modules["deepstack.sweeps.plan"]
     for name in ("build_model", "task_of"):
-        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
-    monkeypatch.setattr(
-        time_estimate, "step_seconds", counting("timed", lambda config, depth: 1.0 * depth)
-    )
+        monkeypatch.setattr(PLAN, name, counting(name, getattr(PLAN, name)))
+    monkeypatch.setattr(PLAN, "step_seconds", counting("timed", lambda config, depth: 1.0 * depth))
     seeds, rates = list(range(20)), [i * 1e-4 for i in range(1, 11)]
     grid = {"model.scheme": ["post_ln", "deepnorm"], "seed": seeds, "train.lr": rates}
     base = with_overrides(parse_study(STUDY).base, {"task.mask_split": [1, 0, 0]})
@@ -156,9 +153,9 @@ def test_the_steps_that_are_timed_are_those_of_the_run(
         asked.append(config)
         yield from map(float, range(config.train.steps))
 
-    monkeypatch.setattr(time_estimate, "timed_steps", timed)
+    monkeypatch.setattr(PLAN, "timed_steps", timed)
     settings = {"train.steps": steps, "runtime.replay": replay, "runtime.device": "cpu"}
-    assert time_estimate.step_seconds(with_overrides(Config(), settings), 3) == expected
+    assert PLAN.step_seconds(with_overrides(Config(), settings), 3) == expected
     (given,) = asked
     assert given.model.depth == 3 and given.train.steps <= 50
 
@@ -166,7 +163,7 @@ def test_the_steps_that_are_timed_are_those_of_the_run(
 def test_what_there_is_no_patience_for_is_not_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_estimate, "step_seconds", lambda config, depth: 1.0)
+    monkeypatch.setattr(PLAN, "step_seconds", lambda config, depth: 1.0)
     cells = plan(parse_study(STUDY), study="s", out=tmp_path)
     assert seconds_per_run(cells, patience=-1.0) == [None] * 3
     assert None not in seconds_per_run(cells)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from helpers.command_line import typed
 
 from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.errors import ConfigError
-from deepstack.records import Run
-from deepstack.sweeps import Cell, Launcher, Pool, is_wanted, plan, pool, retry_states
+from deepstack.records import Run, RunFolder
+from deepstack.sweeps import Cell, Launcher, Local, Pool, is_wanted, local, plan, pool, retry_states
 from deepstack.sweeps.pool import error_line
 
 BASE = with_overrides(Config(), {"model.depth": 1, "model.d_model": 8})
@@ -84,6 +85,33 @@ ENDS: list[tuple[dict[int, int], str, str, str | None]] = [
     ({0: 0}, "running", "failed", "RuntimeError: broken"),  # it leaves in the midst
     ({0: 5}, "running", "interrupted", None),  # a full disk: the same command goes on
 ]
+
+
+def test_a_run_that_waits_for_its_turn_has_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt may come before its turn: a claimed folder with config.yaml alone would stay."""
+    first, second = [
+        replace(cell, folder=RunFolder(f"{cell.folder.path}-2")) for cell in cells_of(tmp_path, 2)
+    ]
+    claimed = []
+
+    class Server:
+        is_alive = True
+
+        def start(self, *arguments: Any, **more: Any) -> Actor:
+            claimed.append(first.folder.exists())
+            return Actor(first, {TERM: 143}, None)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(local, "ForkServer", Server)
+    launcher = Local([first, second], "s", tmp_path, workers=1)
+    looks = iter((None, None, TERM))
+    entries = Pool([first, second], launcher, stop=lambda: next(looks, TERM)).run()
+    assert [entry.state for entry in entries] == ["interrupted", "new"]
+    assert claimed == [True] and not second.folder.path.exists()
 
 
 @pytest.mark.parametrize(("script", "writes", "state", "error"), ENDS)

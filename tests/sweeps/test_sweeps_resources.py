@@ -13,8 +13,8 @@ import torch
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import RunFolder
-from deepstack.sweeps import Cell, Local, default_workers, memory_budget, resources
-from deepstack.sweeps.resources import CONTEXT_BYTES, Gpu, Reservation, Resources
+from deepstack.sweeps import Cell, Local, Resources, default_workers, local, memory_budget
+from deepstack.sweeps.local import CONTEXT_BYTES, Gpu, Reservation
 
 GB = 10**9
 
@@ -85,7 +85,7 @@ def test_the_host_memory_of_runs_on_gpus_counts() -> None:
 def test_a_budget_is_a_size_or_a_share(
     text: str, bytes_: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources.conf, "available_memory", lambda: 100)
+    monkeypatch.setattr(local.conf, "available_memory", lambda: 100)
     assert memory_budget(text) == bytes_
     assert memory_budget(None) == 90
 
@@ -97,24 +97,24 @@ def test_what_is_no_budget(text: str) -> None:
 
 
 def test_available_memory_is_not_more_than_the_machines() -> None:
-    assert 0 < resources.conf.available_memory() <= resources.conf.machine_memory()
+    assert 0 < local.conf.available_memory() <= local.conf.machine_memory()
 
 
 SMI = "0, GPU-aa, 1000\n1, GPU-bb, 2000\n2, GPU-cc, [N/A]\n"
 
 
 def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "query_gpus", lambda: SMI)
+    monkeypatch.setattr(local, "query_gpus", lambda: SMI)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     free = [1000 * 2**20, 2000 * 2**20, 0]
     names = ["GPU-aa", "GPU-bb", "GPU-cc"]
-    assert resources.visible_gpus() == [Gpu(n, f) for n, f in zip(names, free, strict=True)]
+    assert local.visible_gpus() == [Gpu(n, f) for n, f in zip(names, free, strict=True)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, GPU-aa,MIG-z")
-    assert resources.visible_gpus() == [Gpu("1", free[1]), Gpu("GPU-aa", free[0]), Gpu("MIG-z")]
-    monkeypatch.setattr(resources, "query_gpus", lambda: "")
+    assert local.visible_gpus() == [Gpu("1", free[1]), Gpu("GPU-aa", free[0]), Gpu("MIG-z")]
+    monkeypatch.setattr(local, "query_gpus", lambda: "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert resources.visible_gpus() == [Gpu("0"), Gpu("1")]
+    assert local.visible_gpus() == [Gpu("0"), Gpu("1")]
 
 
 def test_a_gpu_that_is_not_there_is_missed_before_anything_runs(

@@ -1,14 +1,23 @@
-"""Builds the tables of a sweep: its plan before the runs, and its results."""
+"""Prints the plan of `deepstack sweep`, its progress, and its results as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from deepstack.cli.tables import emit
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from deepstack.cli.output import emit, log, terminal_console
+from deepstack.cli.watch_command import RunRow, changes_of_state, clock, counts, read_row, run_table
 from deepstack.config import Study, values
+from deepstack.errors import ResourceError
 from deepstack.records import Run, run_rows
-from deepstack.records.cells import scalar, text
+from deepstack.records.cells import counted, scalar, text
 from deepstack.sweeps import Cell, Progress, is_wanted, seconds_per_run
 
 
@@ -25,7 +34,7 @@ def plan_rows(
     overridden = list(dict.fromkeys(key for cell in cells for key in cell.overridden))
     usual = values(study.base)
     rows: list[dict[str, Any]] = []
-    for cell, time in zip(cells, seconds, strict=True):
+    for cell, estimate in zip(cells, seconds, strict=True):
         marked = {key: f"{value}*" for key, value in cell.overridden.items()}
         rows.append(
             {"run": cell.folder.name}
@@ -37,7 +46,7 @@ def plan_rows(
                 "flops": as_power(cell.flops),
                 "parameters": cell.parameters,
                 "memory_mb": round(cell.memory / 1e6),
-                "minutes": minutes(time),
+                "minutes": minutes(estimate),
             }
         )
     known = [one for one in seconds if one is not None]
@@ -71,6 +80,76 @@ def as_power(flops: int) -> float:
 def minutes(seconds: float | None) -> float | None:
     """Convert seconds to minutes, rounded to a tenth."""
     return None if seconds is None else round(seconds / 60, 1)
+
+
+@contextmanager
+def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[Progress]], None]]:
+    """Yield the display: a bar and a table on a terminal, else a line per change of state.
+
+    quiet: nothing is shown.
+    """
+    console, rows = terminal_console(), dict[str, RunRow]()
+    if quiet:
+        yield lambda progress: None
+    elif console.is_terminal:
+        bar = Bar(
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+            speed_estimate_period=600,  # seconds: runs differ in the time of a step
+        )
+        total = sum(cell.flops for cell in cells)
+        task = bar.add_task("", total=total)
+        with Live(console=console, refresh_per_second=2) as live:
+
+            def show(progress: Sequence[Progress]) -> None:
+                known = read_rows(progress, rows)
+                done = total - sum(map(flops_left, progress, known))
+                text = counts(entry.state for entry in progress)
+                bar.update(task, completed=done, description=text)
+                live.update(Group(bar, run_table(known, console.height - 1)))
+
+            yield show
+    else:
+        log(counted("{} runs", len(cells)))
+        began, seen = time.monotonic(), {cell.folder.name: cell.state for cell in cells}
+
+        def show_lines(progress: Sequence[Progress]) -> None:
+            started = [row for row in read_rows(progress, rows) if row.state != "waiting"]
+            for line in changes_of_state(started, seen):
+                log(line)
+
+        yield show_lines
+        if rows:
+            states = counts(row.state for row in rows.values())
+            log(f"{states}; {clock(time.monotonic() - began)} in all")
+
+
+def read_rows(progress: Sequence[Progress], known: dict[str, RunRow]) -> list[RunRow]:
+    """Return the rows of a sweep's runs; those that do not run are read once in each state.
+
+    known: the rows by the names of the folders, which it updates.
+    """
+    for entry in progress:
+        folder, steps = entry.cell.folder, entry.cell.config.train.steps
+        row = known.get(folder.name)
+        if row is None or row.state != entry.state or entry.state == "running":
+            try:
+                row = read_row(folder, folder.name, entry.state, steps)
+            except (ResourceError, ValueError):
+                row = RunRow(folder.name, entry.state, 0, steps)
+            known[folder.name] = row
+    return list(known.values())
+
+
+def flops_left(entry: Progress, row: RunRow) -> float:
+    """Return the FLOPs that the sweep still has to do on a run."""
+    if row.state not in ("waiting", "running"):
+        return 0.0
+    return entry.cell.flops * (1 - row.step / max(entry.cell.config.train.steps, 1))
 
 
 def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[str, Any]]:
