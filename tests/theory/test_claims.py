@@ -26,9 +26,10 @@ def finding(name: str) -> Finding:
     return CLAIMS[name].measure(0)
 
 
-# five seconds or more
-LONG = ["C11", "C16", "C24", "C29", "C31", "C35", "C40", "C41", "C42", "C44", "C47"]
-QUICK = ["C6", "C12", "C18", "C28", "C33"]  # measured twice: draws, and stacks of every kind
+# two seconds or more
+LONG = [f"C{n}" for n in (8, 9, 11, 13, 15, 16, 24, 26, 27, 29, 31, 34, 35, 36, 39, 40, 41, 42, 44,
+                          45, 46, 47, 48)]  # fmt: skip
+QUICK = ["C6", "C18", "C22", "C28", "C37"]  # measured twice: draws, and a stack
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_the_same_seed_gives_the_same_numbers(name: str) -> None:
         assert one.what.startswith("time") or one == other
 
 
-@pytest.mark.parametrize("name", ["C19", "C22", "C28"])
+@pytest.mark.parametrize("name", ["C18", "C22", "C28"])
 def test_another_seed_gives_other_numbers(name: str) -> None:
     pairs = zip(finding(name).parts, CLAIMS[name].measure(1).parts, strict=True)
     assert any(one.measured != other.measured for one, other in pairs)
