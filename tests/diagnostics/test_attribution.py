@@ -213,6 +213,7 @@ def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -
     config = with_overrides(small(train__steps=4, train__eval_every=2), changes)
     plain = deepstack.train(config, out=tmp_path / "a")
     looked = deepstack.train(with_overrides(config, EVERYTHING), out=tmp_path / "b")
+    assert not (plain.path / "attribution.csv").exists() and plain.columns["attribution"] == {}
     assert data_of(plain).items() <= data_of(looked).items()
     assert list(looked.sharpness["step"]) == [0, 3, 4] and len(looked.noise_scale) == 5
     more = {"noise_scale", "gradient_variance", "skip_loss", "skip_loss_increase", "jacobian"}
@@ -239,9 +240,7 @@ def test_what_is_not_trained_has_no_part(tmp_path: Path) -> None:
     assert found["outside"] == 0 and found["layers_1_1"] > 0
 
 
-def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
-    run = deepstack.train(small(train__steps=1), out=tmp_path)
-    assert not (run.path / "attribution.csv").exists() and run.columns["attribution"] == {}
+def test_first_order_without_attribution_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"log\.first_order: found true, unused under"):
         small(log__first_order=True)
 

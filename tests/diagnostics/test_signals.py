@@ -124,7 +124,13 @@ def test_every_scheme_can_be_looked_at_and_is_left_as_it_was(scheme: str) -> Non
                 assert set(found) <= set(describe()) & listed
                 depth = len(look.model.layers)
                 assert all(values.shape == (depth,) for values in found.values())
-                assert found["effective_rank"].isfinite().all()
+                every_layer = ("grad_norm", "param_norm", "stream_norm", "effective_rank")
+                assert all(found[name].isfinite().all() for name in every_layer)
+                branches = [found[f"branch_ratio_{n}"] for n in ("attention", "feed_forward")]
+                if scheme == "residual":  # its sublayers are joined to two streams at once
+                    assert torch.stack(branches).isnan().all()
+                else:
+                    assert torch.stack(branches).isfinite().all()
                 assert found["skip_loss"].isfinite().sum() == 2
                 assert torch.equal(torch.get_rng_state(), state)
                 assert all(own.tap is None for own in look.model.schemes)

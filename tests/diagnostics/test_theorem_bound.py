@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.configs import config_with
 from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.small_runs import small
 
@@ -27,9 +28,8 @@ N = 3
 
 def found_alphas(name: str, **changes: Any) -> list[list[float]]:
     """α of every sublayer of every layer, as it is found out."""
-    dotted = {key.replace("__", "."): value for key, value in changes.items()}
     keys = {"model.scheme": name, "model.depth": N, "model.d_model": 8, "task.seq_len": 4}
-    built = build_model(with_overrides(Config(), keys | dotted), vocab_size=7)
+    built = build_model(config_with(keys, **changes), vocab_size=7)
     return [alphas(scheme, 8, CPU) for scheme in built.model.schemes]
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.configs import config_with
 from torch import nn
 
 import deepstack
-from deepstack.config import Config, with_overrides
+from deepstack.config import with_overrides
 from deepstack.errors import Interrupted, ResourceError
 from deepstack.fast.gpu.products import DeviceProduct
 from deepstack.records import Run
@@ -22,14 +24,10 @@ from deepstack.training import Observer, temporary_run
 # torch warns of its own settings and of functions of its own while it compiles
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]
 
-BASE = {
+config = partial(config_with, {
     "model.depth": 6, "model.d_model": 32, "task.seq_len": 32, "train.batch_size": 8,
     "train.steps": 24, "train.eval_every": 8, "runtime.device": "cuda",
-}  # fmt: skip
-
-
-def config(**changes: Any) -> Config:
-    return with_overrides(Config(), BASE | {k.replace("__", "."): v for k, v in changes.items()})
+})  # fmt: skip
 
 
 def log_of(run: Run) -> bytes:

@@ -50,8 +50,7 @@ def test_shards_have_the_loss_and_the_gradient_of_the_batch(shards: int) -> None
     "changes",
     [
         {},
-        {"train__spectral_penalty": 0.1},
-        {"model__family": "encoder_decoder", "task__name": "copy"},
+        {"train__spectral_penalty": 0.1, "model__family": "encoder_decoder", "task__name": "copy"},
         pytest.param(WIDE, marks=NEEDS_ONEDNN),
         pytest.param(WIDE | {"train__precision": "bf16"}, marks=NEEDS_ONEDNN),
     ],

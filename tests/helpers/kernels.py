@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +12,12 @@ from torch import Tensor
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Triton's interpreter knows no products of bf16 numbers.
 HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
+
+
+def on_devices(shapes: Sequence[Any], wide: Sequence[Any] = ()) -> list[Any]:
+    """Return (device, shape) for all shapes on a CPU and on a GPU, for the wide ones on a GPU."""
+    on_gpu = [pytest.param("cuda", shape, marks=pytest.mark.gpu) for shape in (*shapes, *wide)]
+    return [*(("cpu", shape) for shape in shapes), *on_gpu]
 
 
 def dtype_of(precision: str, device: str) -> torch.dtype:

@@ -110,7 +110,7 @@ WAYS: list[dict[str, Any]] = [
             {"train__lr_factors": {"q": 0.5}},  # a separate matrix
             {"model__scheme_options": {"first": 2.0}, "train__clip": 0.01},
         ],
-        2,
+        3,
     ),
     ids=str,
 )

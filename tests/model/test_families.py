@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.family_models import SEQ, VOCAB, config, perturbed, same_one_by_one, tokens_for
-from helpers.sampling import some
 from torch import Tensor, nn
 
 import deepstack
@@ -31,7 +30,9 @@ MERGING = [name for name, s in SCHEMES.items() if s.merges and "encoder_decoder"
 
 
 @pytest.mark.parametrize(("name", "family"), DECODERS)
-def test_a_decoder_sees_the_positions_before_and_all_of_the_source(name: str, family: str) -> None:
+def test_a_decoder_sees_the_positions_before_and_all_of_the_source_and_decodes_them_one_by_one(
+    name: str, family: str
+) -> None:
     model = perturbed(model__scheme=name, model__family=family).model
     tokens = tokens_for(model)
     before = model(tokens).detach()
@@ -49,11 +50,6 @@ def test_a_decoder_sees_the_positions_before_and_all_of_the_source(name: str, fa
         other %= VOCAB
         moved = (before - model(other)).abs().amax(dim=(0, 2))
         assert (moved > 1e-6).all()
-
-
-@pytest.mark.parametrize(("name", "family"), DECODERS)
-def test_position_by_position_a_decoder_says_the_same(name: str, family: str) -> None:
-    model = perturbed(model__scheme=name, model__family=family).model
     same_one_by_one(model)
 
 
@@ -220,30 +216,6 @@ def test_coefficients_of_an_encoder_decoder(N: int, ratio: int) -> None:
         assert of(name, "gain", side, role, 1) == pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "family"), [("ds_init", "encoder"), ("fixup", "encoder"), *some(DECODERS, 4)]
-)
-def test_matrices_start_with_the_gain_of_their_side(name: str, family: str) -> None:
-    given = config(model__scheme=name, model__family=family, model__depth=4, model__d_model=64)
-    built = build_model(given, vocab_size=VOCAB)
-    schemes = stack_schemes(given)
-    seen = set()
-    for bank in built.banks:
-        if bank.start != "matrix" or bank.stack is None:
-            continue
-        for role, (values,) in bank.by_role():
-            for layer, matrix in enumerate(values, start=1):
-                n_out, n_in = matrix.shape
-                std = schemes[bank.stack].gain(role, layer) * (2 / (n_in + n_out)) ** 0.5
-                if name == "ngpt":  # vectors along the stream have norm 1, whatever was drawn
-                    std = 64**-0.5
-                error = 6 / (2 * matrix.numel()) ** 0.5
-                assert matrix.std().item() == pytest.approx(std, rel=error)
-            seen.add((bank.stack, role))
-    both = {("decoder", "cross_v"), ("encoder", "v")}
-    assert both <= seen if family == "encoder_decoder" else (family, "v") in seen
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_streams_of_the_sides_differ_and_those_of_a_lone_stack_are_an_encoders(family: str) -> None:
     alone = build_model(config(), vocab_size=VOCAB).banks.state()
@@ -312,6 +284,5 @@ def test_what_lies_inside_of_the_sublayers_of_a_decoder() -> None:
     assert set(fixup.cross_attention.slots) == {"before_cross_out"}
 
 
-@pytest.mark.parametrize("role", ["cross_q", "cross_k", "cross_v", "cross_o"])
-def test_ds_init_shrinks_the_matrices_of_cross_attention_too(role: str) -> None:
-    assert SCHEMES["ds_init"].gain(role, 4, 9) == pytest.approx(0.5)
+def test_ds_init_shrinks_the_matrices_of_cross_attention_too() -> None:
+    assert [SCHEMES["ds_init"].gain(f"cross_{role}", 4, 9) for role in "qkvo"] == [0.5] * 4

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.configs import config_with
 from helpers.gradients import assert_same_gradients
 from helpers.small_runs import interrupted
 
 import deepstack
 from deepstack import config as conf
-from deepstack.config import Config, parse_config, with_overrides
+from deepstack.config import parse_config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast.fuse import norm_function
 from deepstack.model import build_model
@@ -24,16 +26,12 @@ from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES, BatchNorm
 from deepstack.schemes.norms import StackNorm
 
-BASE = {
+KINDS = list(NORMS)
+small = partial(config_with, {
     "model.depth": 3, "model.d_model": 12, "model.n_heads": 3, "task.name": "markov",
     "task.seq_len": 8, "train.batch_size": 4, "train.steps": 3, "train.eval_every": 0,
     "train.eval_batches": 1, "runtime.device": "cpu", "runtime.threads": 1,
-}  # fmt: skip
-KINDS = list(NORMS)
-
-
-def small(**changes: Any) -> Config:
-    return with_overrides(Config(), BASE | {k.replace("__", "."): v for k, v in changes.items()})
+})  # fmt: skip
 
 
 def built(**changes: Any) -> Built:
@@ -168,8 +166,7 @@ def test_parameter_counts_are_those_of_the_model(choice: dict[str, Any]) -> None
     assert found.get("w3", 0) == given.model.gated * found["w1"]
 
 
-@pytest.mark.parametrize("fused", ["auto", False])
-@pytest.mark.parametrize("every", [0, 2])
+@pytest.mark.parametrize(("fused", "every"), [("auto", 2), (False, 0)])
 def test_batch_norm_is_continued_as_if_never_interrupted(
     fused: Any, every: int, tmp_path: Path
 ) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.configs import config_with
 from helpers.others_stacks import package
 from torch import Tensor, nn
 
-from deepstack.config import Config, with_overrides
+from deepstack.config import Config
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.model.build import Built
@@ -30,8 +31,8 @@ def config_of(m: int = M, **changes: Any) -> Config:
     keys = {
         "model.scheme": "complete_p", "model.depth": 2, "model.d_model": m * BASE,
         "model.scheme_options": {"base_width": BASE}, "task.seq_len": SEQ,
-    } | {key.replace("__", "."): value for key, value in changes.items()}  # fmt: skip
-    return with_overrides(Config(), keys)
+    }  # fmt: skip
+    return config_with(keys, **changes)
 
 
 def built_of(m: int = M, **changes: Any) -> Built:
