@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import deepstack
 from deepstack.config import with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
-from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.errors import NothingMatchedError
 from deepstack.fast.fuse import fuse
 from deepstack.parameters import RoleParameter
 from deepstack.records import Run
@@ -238,11 +238,6 @@ def test_what_is_not_trained_has_no_part(tmp_path: Path) -> None:
     found = table(deepstack.train(config, out=tmp_path), "attribution").iloc[-1]
     assert {name for name in ROWS if found[name] > 0} == {"w1", "w2"}
     assert found["outside"] == 0 and found["layers_1_1"] > 0
-
-
-def test_first_order_without_attribution_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"log\.first_order: found true, unused under"):
-        small(log__first_order=True)
 
 
 # --- charts --------------------------------------------------------------------------------

@@ -255,26 +255,6 @@ def test_every_task_trains_every_family(task: str, family: str, tmp_path: Path) 
         assert np.isnan(crossing[:, :3]).all() and np.isfinite(crossing[:, 3:]).all()
 
 
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ({"model__family": "decoder", "model__scheme": "t_fixup"}, "allowed.*encoder_decoder"),
-        ({"model__family": "encoder_decoder", "model__scheme": "keel"}, "has no equations here"),
-        ({"model__family": "encoder_decoder", "model__scheme": "real_former"}, "no equations here"),
-        ({"model__family": "decoder", "model__scheme": "mv_split"}, "no equations here"),
-        (
-            {"model__family": "encoder_decoder", "model__decoder_attention": "merged"},
-            "three sublayers",
-        ),
-        ({"model__family": "decoder", "model__norm__kind": "batch"}, "those after it"),
-        ({"model__scheme": "deepnorm", "model__norm__final_gain": True}, "has no final norm"),
-    ],
-)
-def test_what_no_paper_has_is_refused(said: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build_model(config(**said), vocab_size=VOCAB)
-
-
 def test_what_lies_inside_of_the_sublayers_of_a_decoder() -> None:
     sub_ln, fixup = (
         perturbed(model__family="encoder_decoder", model__scheme=name).model.decoder.layers[1]

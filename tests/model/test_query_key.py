@@ -14,11 +14,8 @@ from helpers.family_models import perturbed, same_one_by_one
 from helpers.gradients import assert_same_gradients
 from torch import Tensor
 
-from deepstack.config import Config, with_overrides
-from deepstack.errors import ConfigError
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.fast.fused_sublayers import FusedSublayer
-from deepstack.model import build_model
 from deepstack.model.query_key import Rotation
 from deepstack.schemes import SCHEMES
 
@@ -139,20 +136,3 @@ def test_merged_attention_is_normed_too_position_by_position() -> None:
     model = perturbed(model__qk_norm=True, model__scheme="ds_init", **said).model
     assert model.decoder.layers[0].attention.qk.q_norm is not None
     same_one_by_one(model)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"model.positions": "rotary", "model.n_heads": 64}, "heads of 1; allowed with an even"),
-        (
-            {"model.positions": "rotary", "model.family": "encoder_decoder",
-             "model.scheme": "ds_init", "model.decoder_attention": "merged"},
-            "decoder_attention=separate",
-        ),
-        ({"model.qk_norm": True, "model.scheme": "hybrid_norm"}, "norms of queries and keys"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_had_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        build_model(with_overrides(Config(), changes), vocab_size=11)

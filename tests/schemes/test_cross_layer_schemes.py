@@ -22,8 +22,6 @@ from helpers.scheme_literals import (
 )
 from helpers.scheme_pieces import TOKENS, built, config, perturbed, pieces
 
-from deepstack.config import with_overrides
-from deepstack.errors import ConfigError
 from deepstack.fast import FastPaths, enable_fast_paths
 from deepstack.model import build_model
 from deepstack.schemes import visible
@@ -122,12 +120,6 @@ def test_gpas_scales_the_stream_and_not_its_gradient() -> None:
     torch.testing.assert_close(found, wanted)
     (gate,) = torch.autograd.grad((layer(x) * R).sum(), layer.scheme.gate)
     assert gate.abs() > 0
-
-
-def test_a_start_of_gains_that_are_not_there_is_refused() -> None:
-    given = config("res_post_norm", 2, model__scheme_options={"start": 0.0})
-    with pytest.raises(ConfigError, match=r"model.norm.gain: false.*allowed with"):
-        build_model(with_overrides(given, {"model.norm.gain": False}), vocab_size=11)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from helpers.scheme_pieces import TOKENS, D, built, perturbed, pieces
 from helpers.small_runs import small, weights_of
 
 import deepstack
-from deepstack.errors import ConfigError
 from deepstack.schemes.ngpt import unit
 
 
@@ -82,11 +81,6 @@ def test_the_scale_of_what_is_drawn_leaves_no_trace() -> None:
         built("ngpt", 3, **drawn, model__init__std=std).model.hidden(TOKENS) for std in (0.02, 3.0)
     )
     torch.testing.assert_close(small_, large)
-
-
-def test_products_that_undo_a_scale_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"distribution: found ntk.*scheme=ngpt puts them back"):
-        built("ngpt", 2, model__init__distribution="ntk")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions

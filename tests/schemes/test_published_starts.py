@@ -13,7 +13,6 @@ from helpers.small_runs import interrupted, rewrite_tensors, small
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.schemes import SCHEMES
 from deepstack.training.observer import Observer, Started
@@ -68,14 +67,6 @@ def test_packed_q_k_v_start_at_the_deviation_of_one_wide_matrix(name: str, famil
         ratio = math.sqrt(0.5) if role in PACKED and role not in undone else 1.0
         for one, other in zip(tensors, packed[role], strict=True):
             torch.testing.assert_close(other, ratio * one)
-
-
-@pytest.mark.parametrize(
-    "other", [{"model.init.distribution": "orthogonal"}, {"model.init.fan": "in"}], ids=str
-)
-def test_packed_is_refused_where_no_deviation_depends_on_n_out(other: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"model\.init\.qkv: found packed, unused under"):
-        with_overrides(Config(), {"model.init.qkv": "packed"} | other)
 
 
 @pytest.mark.parametrize(("qkv", "low", "high"), [("packed", 8.2, 9.1), ("separate", 10.5, 11.5)])

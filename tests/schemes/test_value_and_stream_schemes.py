@@ -9,8 +9,6 @@ import pytest
 import torch
 from helpers.scheme_pieces import TOKENS, D, Pieces, built, perturbed, pieces
 
-from deepstack.errors import ConfigError
-
 One = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -99,11 +97,6 @@ def test_the_low_rank_map_starts_with_orthogonal_columns() -> None:
     A = scheme.begin  # (rank, d): each of the 12 coordinates goes to one of 3
     torch.testing.assert_close(A @ A.T, torch.eye(3) * (D / 3) / (3 * D))
     assert ((A != 0).sum(0) == 1).all() and A[1, 4] == A[1, 7] == 1 / 6
-
-
-def test_the_stream_is_cut_into_equal_parts() -> None:
-    with pytest.raises(ConfigError, match=r"fractions: found 5, allowed a divisor of .*12"):
-        built("frac_connections", 2, model__scheme_options={"fractions": 5})
 
 
 @pytest.mark.parametrize("name", ["frac_connections", "hyper_connections"])

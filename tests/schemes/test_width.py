@@ -16,7 +16,6 @@ from helpers.others_stacks import package
 from torch import Tensor, nn
 
 from deepstack.config import Config
-from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.model.build import Built
 from deepstack.model.fold import compare, fold
@@ -109,19 +108,6 @@ def test_folding_the_norms_keeps_the_function_when_it_unties_the_head() -> None:
     folded = fold(config, built, untie=True)
     before = config, values_of(built.model)
     assert folded[0].model.head == "separate" and compare(before, folded, TOKENS).equal
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model__head": "bert"},
-        {"model__init__distribution": "ntk"},
-        {"train__optimizer": "adam", "train__weight_decay": 0.1},
-    ],
-)
-def test_settings_without_a_published_rule_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="µP has no rule"):
-        built_of(**changes)
 
 
 class MupModel(nn.Module):
