@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import pandas as pd
 import pytest
 import torch
+from helpers.configs import runs_with
 from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.sampling import some
 from helpers.small_runs import data_of, small
@@ -211,8 +212,7 @@ def test_first_orders_of_the_parts_add_up_to_that_of_the_whole() -> None:
 )
 def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
     config = with_overrides(small(train__steps=4, train__eval_every=2), changes)
-    plain = deepstack.train(config, out=tmp_path / "a")
-    looked = deepstack.train(with_overrides(config, EVERYTHING), out=tmp_path / "b")
+    plain, looked = runs_with(config, tmp_path, {}, EVERYTHING)
     assert not (plain.path / "attribution.csv").exists() and plain.columns["attribution"] == {}
     assert data_of(plain).items() <= data_of(looked).items()
     assert list(looked.sharpness["step"]) == [0, 3, 4] and len(looked.noise_scale) == 5

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from helpers.configs import config_with
 from helpers.sampling import some
+from helpers.small_runs import data_of, weights_of
 from torch import Tensor
 
 import deepstack
@@ -63,12 +64,8 @@ def both(given: Config, folder: Path, recordings: list[Recording]) -> list[Run]:
 
 def assert_equal(one: Run, two: Run) -> None:
     """All logs and the weights, byte for byte."""
-    for name in ("steps.csv", "evals.csv"):
-        assert (one.path / name).read_bytes() == (two.path / name).read_bytes(), name
-    assert len(one.steps) == 8
-    weights = [sorted(run.path.rglob("weights.safetensors")) for run in (one, two)]
-    assert len(weights[0]) == 1
-    assert weights[0][0].read_bytes() == weights[1][0].read_bytes()
+    assert len(one.steps) == 8 and weights_of(one)
+    assert data_of(one) == data_of(two)
 
 
 KINDS: list[dict[str, Any]] = [
