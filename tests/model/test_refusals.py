@@ -54,6 +54,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (WIDTH | {"model.head": "bert"}, "µP has no rule"),
     (WIDTH | {"model.init.distribution": "ntk"}, "µP has no rule"),
     (WIDTH | {"train.optimizer": "adam", "train.weight_decay": 0.1}, "µP has no rule"),
+    ({"model.depth": 6, "model.unique_layers": 4}, "found 4; allowed a divisor of model.depth = 6"),
     # logs
     ({"log.skipped_layers": 17}, r"log\.skipped_layers: found 17; allowed .*16"),
     ({"log.first_order": True}, r"log\.first_order: found true, unused under"),
