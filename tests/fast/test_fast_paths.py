@@ -86,6 +86,22 @@ def test_fused_sublayers_train_as_plain_ones(name: str, activation: str, tmp_pat
     assert_same_losses(*runs, tolerance=1e-4)
 
 
+WAYS: list[dict[str, Any]] = [
+    {"runtime.banks": False},
+    {"runtime.fused": False},
+    {"runtime.recompute_every": 2},
+    {"train.lr_factors": {"v": 0.999999, "cross_v": 0.999999}},  # matrices apart
+]
+
+
+@pytest.mark.parametrize(("way", "family"), some(product(WAYS, ("decoder", "encoder_decoder")), 3))
+def test_every_way_through_a_decoder_trains_alike(
+    family: str, way: dict[str, Any], tmp_path: Path
+) -> None:
+    runs = runs_with(config(model__family=family, train__steps=6), tmp_path, {}, way)
+    assert_same_losses(*runs, tolerance=1e-12 if "runtime.banks" in way else 1e-4)
+
+
 @pytest.mark.parametrize("every", some([2, 1, 5, 9], 4))
 @pytest.mark.parametrize("fused", [True, False])
 def test_recomputation_changes_no_number(every: int, fused: bool, tmp_path: Path) -> None:

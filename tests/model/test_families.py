@@ -108,6 +108,13 @@ def test_an_average_attention_is_trained_without_a_bound(tmp_path: Path) -> None
     assert run.state == "done" and np.isnan(run.layers("bound_attention")[1]).all()
 
 
+@pytest.mark.parametrize("roles", [["cross_v"], ["cross_q", "embedding"]])
+def test_one_role_of_the_decoder_may_be_trained_alone(roles: list[str], tmp_path: Path) -> None:
+    given = config(model__family="encoder_decoder", train__trainable=roles)
+    gradients = deepstack.train(given, out=tmp_path).layers("grad_norm")[1]
+    assert (gradients[:, :3] == 0).all() and (gradients[:, 3:] > 0).all()
+
+
 def torch_pairs(ours: Any, theirs: Any) -> list[tuple[Tensor, Tensor]]:
     """The parameters of a stack of ours beside those of torch's own."""
     pairs: list[tuple[Tensor, Tensor]] = []
