@@ -53,10 +53,25 @@ def test_a_decoder_sees_the_positions_before_and_all_of_the_source_and_decodes_t
     same_one_by_one(model)
 
 
-@pytest.mark.parametrize("name", MERGING)
-def test_a_merged_attention_says_the_same_position_by_position(name: str) -> None:
-    said = {"model__family": "encoder_decoder", "model__decoder_attention": "merged"}
-    same_one_by_one(perturbed(model__scheme=name, **said).model)
+BOTH = {"model__family": "encoder_decoder"}
+MERGED = BOTH | {"model__decoder_attention": "merged"}
+AVERAGE = BOTH | {"model__decoder_attention": "average"}
+ROTARY = {"model__positions": "rotary"}
+DECODED = [
+    *(MERGED | {"model__scheme": name} for name in MERGING),
+    MERGED | {"model__scheme": "ds_init", "model__qk_norm": True},
+    *(AVERAGE | {"model__scheme": name} for name in ("post_ln", "sub_ln", "deepnorm")),
+    *(
+        ROTARY | {"model__scheme": name, "model__family": family, "model__qk_norm": name != "ngpt"}
+        for name, family in DECODERS
+        if name in ("deepnorm", "real_former", "hyper_connections", "ngpt")
+    ),
+]
+
+
+@pytest.mark.parametrize("changes", DECODED, ids=str)
+def test_every_kind_of_attention_decodes_one_by_one(changes: dict[str, Any]) -> None:
+    same_one_by_one(perturbed(**changes).model)
 
 
 def test_generated_tokens_are_the_most_probable_ones() -> None:
@@ -73,22 +88,19 @@ def test_generated_tokens_are_the_most_probable_ones() -> None:
 
 
 def test_merged_attention_is_its_equation() -> None:
-    said = {"model__family": "encoder_decoder", "model__decoder_attention": "merged"}
-    model = perturbed(model__scheme="post_ln", **said).model
+    model = perturbed(model__scheme="post_ln", **MERGED).model
     merged = model.decoder.layers[1].attention
     assert isinstance(merged, MergedAttention)
     assert not hasattr(model.decoder.layers[1], "cross_attention")
     x, m = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
     torch.testing.assert_close(merged(x, m), merged_formula(merged, x, m), rtol=1e-4, atol=1e-5)
+    normed = perturbed(model__scheme="ds_init", model__qk_norm=True, **MERGED).model
+    assert normed.decoder.layers[0].attention.qk.q_norm is not None
 
 
-@pytest.mark.parametrize("name", ["post_ln", "sub_ln", "deepnorm"])
-def test_an_average_attention_is_its_equation_also_position_by_position(name: str) -> None:
-    said = {"model__family": "encoder_decoder", "model__decoder_attention": "average"}
-    model = perturbed(model__scheme=name, **said).model
-    same_one_by_one(model)
-    if name == "sub_ln":  # has a norm before W_o
-        return
+@pytest.mark.parametrize("name", ["post_ln", "deepnorm"])
+def test_an_average_attention_is_its_equation(name: str) -> None:
+    model = perturbed(model__scheme=name, **AVERAGE).model.double()
     own = model.decoder.layers[1].attention
     x = torch.randn(2, 5, 16, dtype=own.q.dtype)
     for i in range(5):
@@ -103,8 +115,7 @@ def test_an_average_attention_is_its_equation_also_position_by_position(name: st
 
 
 def test_an_average_attention_is_trained_without_a_bound(tmp_path: Path) -> None:
-    both = {"model__family": "encoder_decoder", "model__decoder_attention": "average"}
-    run = deepstack.train(config(**both, model__qk_norm=True), out=tmp_path)
+    run = deepstack.train(config(**AVERAGE, model__qk_norm=True), out=tmp_path)
     assert run.state == "done" and np.isnan(run.layers("bound_attention")[1]).all()
 
 

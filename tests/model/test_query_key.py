@@ -10,14 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import scheme_pieces
-from helpers.family_models import perturbed, same_one_by_one
+from helpers.family_models import perturbed
 from helpers.gradients import assert_same_gradients
 from torch import Tensor
 
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.fast.fused_sublayers import FusedSublayer
 from deepstack.model.query_key import Rotation
-from deepstack.schemes import SCHEMES
 
 
 def turned(h: Tensor, first: int = 0) -> Tensor:
@@ -119,20 +118,3 @@ def test_queries_and_keys_across_are_normed_and_not_turned() -> None:
         heads.append((q @ k.mT / math.sqrt(8)).softmax(-1) @ v)
     expected = torch.cat(heads, -1) @ cross.o.T + cross.o_bias
     torch.testing.assert_close(cross(x, memory), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("scheme", ["deepnorm", "real_former", "hyper_connections", "ngpt"])
-@pytest.mark.parametrize("family", ["decoder", "encoder_decoder"])
-def test_position_by_position_a_decoder_says_the_same(scheme: str, family: str) -> None:
-    if family not in SCHEMES[scheme].families:
-        pytest.skip("not published")
-    changes = {"model__positions": "rotary", "model__scheme": scheme}
-    changes |= {} if scheme == "ngpt" else {"model__qk_norm": True}
-    same_one_by_one(perturbed(model__family=family, **changes).model)
-
-
-def test_merged_attention_is_normed_too_position_by_position() -> None:
-    said = {"model__family": "encoder_decoder", "model__decoder_attention": "merged"}
-    model = perturbed(model__qk_norm=True, model__scheme="ds_init", **said).model
-    assert model.decoder.layers[0].attention.qk.q_norm is not None
-    same_one_by_one(model)
