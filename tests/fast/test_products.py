@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.kernels import NEEDS_ONEDNN
 from helpers.small_runs import small, stop_at
 
 import deepstack
 from deepstack.errors import ConfigError, Interrupted
 from deepstack.fast import fast_paths_of, products
 from deepstack.fast.fused_sublayers import Product
-from deepstack.fast.products import FP32_ERROR, LARGE_PRODUCT, choose_library, onednn_is_fp32
+from deepstack.fast.products import FP32_ERROR, LARGE_PRODUCT, choose_library
 from deepstack.training.fingerprint import fingerprint
 
 CPU = torch.device("cpu")
-NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
 # 128 tokens: every product of the feed-forward is large, and that of W_o is small
 LARGE = {"model__d_model": 64, "train__batch_size": 8, "model__depth": 2, "train__steps": 8}
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.configs import config_with
+from helpers.kernels import NEEDS_ONEDNN
 from helpers.sampling import some
 from helpers.small_runs import data_of, weights_of
 from torch import Tensor
@@ -22,7 +23,6 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.fast import Measured, ReplayedStep, Update
 from deepstack.fast.out_variants import FUNCTIONS, bind
-from deepstack.fast.products import onednn_is_fp32
 from deepstack.fast.recording import Recording, TensorRef
 from deepstack.fast.replay import bind_recording, layout, padded
 from deepstack.fast.step import Shard
@@ -113,7 +113,6 @@ def test_every_scheme_replayed_gives_the_same_bytes(
 
 
 # Of 128 tokens every product of the feed-forward is large; over 64 tokens those of attention are.
-NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
 LARGE = {"model__d_model": 64, "model__n_heads": 1, "model__depth": 2, "train__batch_size": 8}
 ONEDNN = [
     LARGE | {"task__seq_len": seq_len, "runtime__products": "onednn", "train__precision": precision}

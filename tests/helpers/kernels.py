@@ -1,4 +1,4 @@
-"""GPU kernels in tests: on a GPU, or on a CPU by Triton's interpreter."""
+"""Kernels in tests: on a GPU, on a CPU by Triton's interpreter, or of oneDNN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepstack.fast.products import onednn_is_fp32
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
 # Triton's interpreter knows no products of bf16 numbers.
 HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
 
