@@ -48,19 +48,11 @@ def config_of(**values: object) -> conf.Config:
     return conf.with_overrides(conf.Config(), {**small, **values})
 
 
-@pytest.fixture
-def absent() -> str:
-    """A peer whose package is nowhere."""
-    PEERS.register("absent", Peer("Absent", "no_such_package", "Not there.", lambda shape: None))
-    return "absent"
-
-
 @pytest.mark.slow
-def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(
-    tmp_path: Path, absent: str
-) -> None:
+def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(tmp_path: Path) -> None:
+    PEERS.register("absent", Peer("Absent", "no_such_package", "Not there.", lambda shape: None))
     chart = tmp_path / "rows.png"
-    words = ["--steps", 2, "--json", "--peers", f"torch,{absent}"]
+    words = ["--steps", 2, "--json", "--peers", "torch,absent"]
     result = typed("bench", QUICK, *TINY, *words, "--chart", chart)
     assert result.exit_code == 0, result.stderr
     assert "Absent: no_such_package is not installed; pip install '.[bench]'" in (result.stderr)

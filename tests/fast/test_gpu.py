@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.configs import config_with, runs_with
-from helpers.small_runs import interrupted
+from helpers.small_runs import data_of, interrupted
 from torch import nn
 
 import deepstack
@@ -127,15 +127,7 @@ def test_fused_sublayers_train_as_plain_ones_also_if_captured(
 def test_a_captured_step_is_the_eager_one_bit_for_bit(name: str, tmp_path: Path) -> None:
     given = config(model__scheme=name, train__clip=0.3)
     one, two = runs_with(given, tmp_path, EAGER, EAGER | CAPTURED)
-    assert log_of(two) == log_of(one)
-    assert looks_of(two) == looks_of(one)
-
-
-def looks_of(run: Run) -> dict[str, bytes]:
-    """What was seen of every layer."""
-    found = {path.name: path.read_bytes() for path in (run.path / "layers").iterdir()}
-    assert len(found) > 20
-    return found
+    assert data_of(two) == data_of(one) and len(data_of(one)) > 20
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.kernels import NEEDS_ONEDNN
-from helpers.small_runs import small, stop_at
+from helpers.small_runs import interrupted, small
 
 import deepstack
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.errors import ConfigError
 from deepstack.fast import fast_paths_of, products
 from deepstack.fast.fused_sublayers import Product
 from deepstack.fast.products import FP32_ERROR, LARGE_PRODUCT, choose_library
@@ -67,8 +67,7 @@ def test_a_library_takes_effect_and_leaves_no_setting_behind(tmp_path: Path) -> 
 @NEEDS_ONEDNN
 def test_a_resume_with_another_library_is_refused(tmp_path: Path) -> None:
     config = small(**LARGE, runtime__products="mkl")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path, stop=stop_at(4))
+    interrupted(config, tmp_path, 4)
     with pytest.raises(ConfigError, match="products was None, is 'onednn'"):
         run(tmp_path, runtime__products="onednn")
 
