@@ -167,24 +167,6 @@ def test_a_step_on_banks_is_a_step_of_torchs_ordinary_loop(clip: float | None) -
         )
 
 
-def test_roles_treated_apart_give_the_same_forward() -> None:
-    """q, k and v in matrices of their own: same numbers as fused."""
-    factors = {"train.lr_factors": {"q": 1.0 + 1e-12}}
-    fused, _ = run_steps(Config(), steps=2)
-    apart, _ = run_steps(with_overrides(Config(), factors), steps=2)
-    assert not apart.model.layers[0].attention.fused
-    torch.testing.assert_close(apart.model(TOKENS), fused.model(TOKENS))
-
-
-def test_only_trainable_roles_move() -> None:
-    config = with_overrides(Config(), {"train.trainable": ["q", "w1"], "train.optimizer": "sgd"})
-    before = build_model(config, vocab_size=17).banks
-    after, _ = run_steps(config, steps=2)
-    for one, two in zip(before, after.banks, strict=True):
-        moved = not torch.equal(one.values(), two.values())
-        assert moved == (one.roles[0] in ("q", "w1")), one.key
-
-
 def test_a_diverged_step_changes_nothing_from_then_on() -> None:
     b = build_model(Config(), vocab_size=17)
     step = step_of(b, Config(), iter([1.0, float("nan"), 1.0]))
