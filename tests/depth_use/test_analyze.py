@@ -84,7 +84,7 @@ def test_verify_notices_a_flipped_bit(trained: Run, file: str) -> None:
 
 
 def test_two_runs_of_different_depth_are_compared(trained: Run, tmp_path: Path) -> None:
-    other = deepstack.train(small(model__depth=2), study="runs", out=tmp_path)
+    other = deepstack.train(small(model__depth=2, train__steps=1), study="runs", out=tmp_path)
     words = ("analyze", trained.path, "--what", "similarity", "--with", other.path)
     printed = typed(*words)
     assert printed.exit_code == 0 and "similarity: no numbers; arrays are in" in printed.stderr
@@ -92,7 +92,9 @@ def test_two_runs_of_different_depth_are_compared(trained: Run, tmp_path: Path) 
     assert result.arrays["cka_with"].shape == (5, 3)
     assert np.isfinite(result.arrays["cka_with"]).all()
     assert result.about["with"]["run"] == str(other.path)
-    elsewhere = deepstack.train(small(task__name="markov"), study="runs", out=tmp_path)
+    elsewhere = deepstack.train(
+        small(task__name="markov", train__steps=1), study="runs", out=tmp_path
+    )
     refused = typed(*words[:-1], elsewhere.path)
     assert refused.exit_code == 2 and "--with: " in refused.stderr and "task." in refused.stderr
 
@@ -102,7 +104,7 @@ def test_refusals_name_the_remedy(trained: Run, tmp_path: Path) -> None:
         analyze_run(trained.path, ["effect"])
     with pytest.raises(ConfigError, match=r"side .*decoder"):
         analyze_run(trained.path, ["lens"], side="decoder")
-    config = small(model__scheme="hyper_connections")
+    config = small(model__scheme="hyper_connections", train__steps=1)
     several = deepstack.train(config, study="runs", out=tmp_path)
     with pytest.raises(ConfigError, match=r"more than one tensor.*allowed for it: lens"):
         analyze_run(several.path, ["lens", "swap"])
@@ -110,7 +112,7 @@ def test_refusals_name_the_remedy(trained: Run, tmp_path: Path) -> None:
     diverged = deepstack.train(small(train__max_loss=1e-3), study="runs", out=tmp_path)
     with pytest.raises(NothingMatchedError, match="its run is diverged"):
         analyze_run(diverged.path)
-    whole = deepstack.train(small(), study="runs", out=tmp_path)
+    whole = deepstack.train(small(train__steps=1), study="runs", out=tmp_path)
     printed = typed("analyze", tmp_path / "runs", "--what", "swap", "--json")
     assert [run["run"] for run in json.loads(printed.stdout)] == [str(whole.path)]
     assert printed.stderr.count("left out: ") == 2

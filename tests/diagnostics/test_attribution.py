@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import pandas as pd
 import pytest
 import torch
+from helpers.configs import runs_with
 from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.sampling import some
 from helpers.small_runs import data_of, small
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 import deepstack
 from deepstack.config import with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
-from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.errors import NothingMatchedError
 from deepstack.fast.fuse import fuse
 from deepstack.parameters import RoleParameter
 from deepstack.records import Run
@@ -211,8 +212,8 @@ def test_first_orders_of_the_parts_add_up_to_that_of_the_whole() -> None:
 )
 def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
     config = with_overrides(small(train__steps=4, train__eval_every=2), changes)
-    plain = deepstack.train(config, out=tmp_path / "a")
-    looked = deepstack.train(with_overrides(config, EVERYTHING), out=tmp_path / "b")
+    plain, looked = runs_with(config, tmp_path, {}, EVERYTHING)
+    assert not (plain.path / "attribution.csv").exists() and plain.columns["attribution"] == {}
     assert data_of(plain).items() <= data_of(looked).items()
     assert list(looked.sharpness["step"]) == [0, 3, 4] and len(looked.noise_scale) == 5
     more = {"noise_scale", "gradient_variance", "skip_loss", "skip_loss_increase", "jacobian"}
@@ -237,13 +238,6 @@ def test_what_is_not_trained_has_no_part(tmp_path: Path) -> None:
     found = table(deepstack.train(config, out=tmp_path), "attribution").iloc[-1]
     assert {name for name in ROWS if found[name] > 0} == {"w1", "w2"}
     assert found["outside"] == 0 and found["layers_1_1"] > 0
-
-
-def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
-    run = deepstack.train(small(train__steps=1), out=tmp_path)
-    assert not (run.path / "attribution.csv").exists() and run.columns["attribution"] == {}
-    with pytest.raises(ConfigError, match=r"log\.first_order: found true, unused under"):
-        small(log__first_order=True)
 
 
 # --- charts --------------------------------------------------------------------------------

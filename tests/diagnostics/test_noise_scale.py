@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from helpers.sampling import some
-from helpers.small_runs import logs_of, small, stop_at
+from helpers.small_runs import interrupted, logs_of, small
 from helpers.snapshots import Look
 from torch import Tensor, nn
 
 import deepstack
 from deepstack.diagnostics.noise_scale import GradientNoise, gradient_noise
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.errors import ConfigError
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import IGNORE
 from deepstack.training import mean_loss
@@ -103,8 +103,7 @@ def test_a_run_records_it(tmp_path: Path) -> None:
     rows = run.noise_scale
     assert (variance.sum(axis=1) < rows["model_gradient_variance"]).all()  # and the embedding's
     assert run.columns["columns"]["model_noise_scale"]["unit"] == "sequences"
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path / "b", stop=stop_at(7))
+    interrupted(config, tmp_path / "b", 7)
     resumed = deepstack.train(config, out=tmp_path / "b")
     assert logs_of(resumed)["noise_scale.csv"] == logs_of(run)["noise_scale.csv"]
     with pytest.raises(ConfigError, match=r"found true under log\.probe_sequences=1"):

@@ -17,7 +17,9 @@ from torch.autograd.functional import jacobian
 import deepstack
 from deepstack.cli.list_command import diagnostic_rows
 from deepstack.config import Config, with_overrides
-from deepstack.diagnostics import describe
+from deepstack.diagnostics import DIAGNOSTICS, describe
+from deepstack.diagnostics import stream as stream_module
+from deepstack.diagnostics.spectral import spectral_norms
 from deepstack.fast import FastPaths, enable_fast_paths, make_step
 from deepstack.schemes import SCHEMES
 from deepstack.training import make_optimizer, mean_loss, to_device
@@ -124,9 +126,60 @@ def test_every_scheme_can_be_looked_at_and_is_left_as_it_was(scheme: str) -> Non
                 assert set(found) <= set(describe()) & listed
                 depth = len(look.model.layers)
                 assert all(values.shape == (depth,) for values in found.values())
-                assert found["effective_rank"].isfinite().all()
+                every_layer = ("grad_norm", "param_norm", "stream_norm", "effective_rank")
+                assert all(found[name].isfinite().all() for name in every_layer)
+                branches = [found[f"branch_ratio_{n}"] for n in ("attention", "feed_forward")]
+                if scheme == "residual":  # its sublayers are joined to two streams at once
+                    assert torch.stack(branches).isnan().all()
+                else:
+                    assert torch.stack(branches).isfinite().all()
                 assert found["skip_loss"].isfinite().sum() == 2
                 assert torch.equal(torch.get_rng_state(), state)
                 assert all(own.tap is None for own in look.model.schemes)
         losses.append(rows)
     assert losses[0] == losses[1]
+
+
+def test_the_stream_of_known_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = Look(model__depth=7, task__seq_len=16)
+    (snapshot,) = look.snapshots()
+    alike = torch.ones(8, 3, 16, 16)
+    directions = torch.eye(16).repeat(8, 3, 1, 1)
+    snapshot.states = alike
+    assert DIAGNOSTICS["effective_rank"](snapshot).tolist() == [0.0] * 7
+    assert DIAGNOSTICS["rank_collapse"](snapshot).tolist() == [0.0] * 7
+    snapshot.states = directions
+    assert DIAGNOSTICS["effective_rank"](snapshot).tolist() == pytest.approx([15.0] * 7)
+    # a turn by t radians at every layer, down to where cos t is 1 in fp32
+    for t in (1.0, 1e-2, 1e-5):
+        angles = torch.arange(8.0, dtype=torch.float64) * t
+        plane = torch.stack([angles.cos(), angles.sin()], dim=-1)[:, None, None, :]
+        snapshot.states = plane.expand(8, 3, 16, 2)
+        assert DIAGNOSTICS["angular_distance"](snapshot).tolist() == pytest.approx(
+            [t / math.pi] * 7, rel=1e-6
+        )
+    # in small parts: the same numbers; what is not finite stays with its layer
+    snapshot.states = torch.randn(8, 3, 16, 16)
+    names = ("angular_distance", "effective_rank", "rank_collapse")
+    whole = [DIAGNOSTICS[name](snapshot) for name in names]
+    monkeypatch.setattr(stream_module, "AT_ONCE", 3 * 3 * 16 * 16)
+    for name, values in zip(names, whole, strict=True):
+        assert torch.equal(DIAGNOSTICS[name](snapshot), values)
+    snapshot.states[4, 0, 0, 0] = math.inf
+    assert DIAGNOSTICS["effective_rank"](snapshot).isnan().tolist() == [i == 3 for i in range(7)]
+    assert DIAGNOSTICS["angular_distance"](snapshot).isnan().tolist() == [
+        i in (3, 4) for i in range(7)
+    ]
+
+
+def test_power_iteration_is_as_exact_as_it_says() -> None:
+    random = torch.Generator().manual_seed(1)
+    for shape in ((1000, 32, 32), (1000, 16, 64), (2, 520, 520)):
+        W = torch.randn(*shape, generator=random)
+        exact = torch.linalg.matrix_norm(W.double(), ord=2)
+        for matrices in (W, W.transpose(1, 2), 1e-6 * W):
+            short = 1 - spectral_norms(matrices) / exact / (matrices.norm() / W.norm())
+            assert short.min() > -1e-5 and short.mean() < 1e-5 and short.max() < 5e-4
+    assert spectral_norms(torch.zeros(2, 4, 4)).tolist() == [0.0, 0.0]
+    assert spectral_norms(torch.full((1, 4, 4), torch.nan)).isnan().all()
+    assert torch.equal(spectral_norms(W), spectral_norms(W))

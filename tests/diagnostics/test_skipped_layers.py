@@ -13,9 +13,7 @@ from helpers.small_runs import small
 from helpers.snapshots import Look
 
 import deepstack
-from deepstack.config import Config, with_overrides
 from deepstack.diagnostics.skip import divide_evenly
-from deepstack.errors import ConfigError
 
 
 def passed_by(layer: Any) -> Callable[..., Any]:
@@ -93,8 +91,3 @@ def test_a_run_writes_it_if_asked_for(tmp_path: Path) -> None:
     assert list(steps) == [0, 1, 2, 3, 5, 8, 12] and values.shape == (7, 5)
     assert (np.isfinite(values) == [True, False, True, False, True]).all()
     assert run.columns["layers"]["skip_loss"]["unit"] == "nats"
-
-
-def test_more_than_sixteen_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"log\.skipped_layers: found 17; allowed .*16"):
-        with_overrides(Config(), {"log.skipped_layers": 17})

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -67,84 +68,71 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     return begun
 
 
+class FailingStep:
+    """A step of which the part `where` fails when it is captured first."""
+
+    def __init__(self, where: str, graphs: list[Graph], **options: Any) -> None:
+        self.where, self.graphs = where, graphs
+        self.failed: list[weakref.ref[Held]] = []
+        self.calls: list[str] = []
+        self.lines: list[str] = []
+        zero = torch.zeros(())
+        update = Update(
+            [Shard(lambda inputs, targets: self.call("gradients"), [], [])],
+            lambda: (zero, zero),
+            lambda value, norm: Measured(value, norm, {}),
+        )
+        captured = CapturedStep(update, lambda: self.call("probe"), self.lines.append, **options)
+        self.run = partial(captured, zero, zero)
+
+    def call(self, part: str) -> dict[str, Tensor]:
+        self.calls.append(part)
+        if part == self.where and self.graphs and not self.failed:
+            held = Held()
+            self.failed.append(weakref.ref(held))
+            raise torch.OutOfMemoryError("out of memory")
+        return {}
+
+
 @pytest.mark.parametrize("where", ["gradients", "probe", "nowhere"])
 def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(
     where: str, graphs: list[Graph]
 ) -> None:
     """Nothing that the failed capture held stays in memory."""
-    found = torch.zeros(())
-    failed: list[weakref.ref[Held]] = []
-    calls: list[str] = []
-
-    def call(now: str) -> None:
-        calls.append(now)
-        if now == where and graphs and not failed:  # the first that is captured
-            held = Held()
-            failed.append(weakref.ref(held))
-            raise torch.OutOfMemoryError("out of memory")
-
-    def probe() -> dict[str, Tensor]:
-        call("probe")
-        return {}
-
-    lines: list[str] = []
-    update = Update(
-        [Shard(lambda inputs, targets: call("gradients"), [], [])],
-        lambda: (found, found),
-        lambda value, norm: Measured(value, norm, {}),
-    )
-    step = CapturedStep(update, probe, lines.append)
+    step = FailingStep(where, graphs)
     gc.collect()
     gc.disable()
     try:
         for _ in range(4):
-            step(found, found)
-        assert not any(reference() for reference in failed)
+            step.run()
+        assert not any(reference() for reference in step.failed)
     finally:
         gc.enable()
-    calls.clear()
-    step(found, found)
+    step.calls.clear()
+    step.run()
     if where == "nowhere":
-        assert lines[0].startswith("captured a step as CUDA graphs in ") and not calls
+        assert step.lines[0].startswith("captured a step as CUDA graphs in ") and not step.calls
     else:
-        assert lines == [
+        assert step.lines == [
             "kernels are launched one by one; a step cannot be captured: out of memory"
         ]
-        assert failed and calls == ["gradients", "probe"]
+        assert step.failed and step.calls == ["gradients", "probe"]
 
 
-@pytest.mark.parametrize("where", ["gradients", "probe"])
+@pytest.mark.parametrize(("where", "begun"), [("gradients", 1), ("probe", 3)])
 def test_a_capture_that_failed_holds_nothing_while_the_next_is_made(
-    where: str, graphs: list[Graph]
+    where: str, begun: int, graphs: list[Graph]
 ) -> None:
-    found = torch.zeros(())
-    failed: list[weakref.ref[Held]] = []
+    class CheckedStep(FailingStep):
+        def call(self, part: str) -> dict[str, Tensor]:
+            if self.failed:
+                assert self.failed[0]() is None
+                assert not any(graph.held for graph in graphs[:begun])
+            return super().call(part)
 
-    def fails(now: str) -> None:
-        if now == where and graphs and not failed:  # the first that is captured
-            held = Held()
-            failed.append(weakref.ref(held))
-            raise torch.OutOfMemoryError("out of memory")
-        if graphs and failed:
-            assert failed[0]() is None
-            assert not any(graph.held for graph in graphs[: 1 if where == "gradients" else 3])
-
-    def gradients(inputs: Tensor, targets: Tensor) -> None:
-        fails("gradients")
-
-    def probe() -> dict[str, Tensor]:
-        fails("probe")
-        return {}
-
-    lines: list[str] = []
-    update = Update(
-        [Shard(gradients, [], [])],
-        lambda: (found, found),
-        lambda value, norm: Measured(value, norm, {}),
-    )
-    made = CapturedStep(update, probe, lines.append, parts=lambda every, between: nullcontext())
+    step = CheckedStep(where, graphs, parts=lambda every, between: nullcontext())
     for _ in range(4):
-        made(found, found)
-    assert failed and len(graphs) == (4 if where == "gradients" else 6)
-    assert lines[0].startswith("captured a step as CUDA graphs of")
+        step.run()
+    assert step.failed and len(graphs) == begun + 3
+    assert step.lines[0].startswith("captured a step as CUDA graphs of")
     assert all(graph.held for graph in graphs[-3:])

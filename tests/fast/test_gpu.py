@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.configs import config_with, runs_with
+from helpers.small_runs import data_of, interrupted
 from torch import nn
 
 import deepstack
-from deepstack.config import Config, with_overrides
-from deepstack.errors import Interrupted, ResourceError
+from deepstack.config import with_overrides
+from deepstack.errors import ResourceError
 from deepstack.fast.gpu.products import DeviceProduct
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
@@ -22,14 +25,10 @@ from deepstack.training import Observer, temporary_run
 # torch warns of its own settings and of functions of its own while it compiles
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]
 
-BASE = {
+config = partial(config_with, {
     "model.depth": 6, "model.d_model": 32, "task.seq_len": 32, "train.batch_size": 8,
     "train.steps": 24, "train.eval_every": 8, "runtime.device": "cuda",
-}  # fmt: skip
-
-
-def config(**changes: Any) -> Config:
-    return with_overrides(Config(), BASE | {k.replace("__", "."): v for k, v in changes.items()})
+})  # fmt: skip
 
 
 def log_of(run: Run) -> bytes:
@@ -40,8 +39,7 @@ def log_of(run: Run) -> bytes:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_same_config_twice_is_the_same_bytes(name: str, precision: str, tmp_path: Path) -> None:
     given = config(model__scheme=name, train__precision=precision)
-    one = deepstack.train(given, out=tmp_path / "a")
-    two = deepstack.train(given, out=tmp_path / "b")
+    one, two = runs_with(given, tmp_path, {}, {})
     assert one.state == two.state == "done"
     assert log_of(one) == log_of(two)
 
@@ -51,22 +49,16 @@ def test_banks_are_plain_parameters_bit_for_bit(optimizer: str, tmp_path: Path) 
     given = config(train__optimizer=optimizer, train__weight_decay=0.1)
     if optimizer == "sgd":
         given = with_overrides(given, {"train.momentum": 0.9})
-    banks = deepstack.train(given, out=tmp_path / "a")
-    plain = deepstack.train(with_overrides(given, {"runtime.banks": False}), out=tmp_path / "b")
+    banks, plain = runs_with(given, tmp_path, {}, {"runtime.banks": False})
     assert log_of(banks) == log_of(plain)
 
 
 @pytest.mark.parametrize("at", [3, 11, 19])
 def test_interrupted_and_continued_is_uninterrupted(at: int, tmp_path: Path) -> None:
-    whole = deepstack.train(config(model__dropout=0.1), out=tmp_path / "a")
-    calls = iter(range(1, 10**6))
-    with pytest.raises(Interrupted):
-        deepstack.train(
-            config(model__dropout=0.1),
-            out=tmp_path / "b",
-            stop=lambda: 15 if next(calls) >= at else None,
-        )
-    assert log_of(deepstack.train(config(model__dropout=0.1), out=tmp_path / "b")) == log_of(whole)
+    given = config(model__dropout=0.1)
+    whole = deepstack.train(given, out=tmp_path / "a")
+    interrupted(given, tmp_path / "b", at)
+    assert log_of(deepstack.train(given, out=tmp_path / "b")) == log_of(whole)
 
 
 def test_divergence_is_found_though_rows_are_read_late(tmp_path: Path) -> None:
@@ -80,6 +72,7 @@ def test_divergence_is_found_though_rows_are_read_late(tmp_path: Path) -> None:
 EAGER = {"runtime.compile": False, "runtime.cuda_graph": False}
 PLAIN = EAGER | {"runtime.fused": False}
 FUSED = EAGER | {"runtime.fused": True}
+CAPTURED = {"runtime.cuda_graph": True}
 
 
 def apart(one: Run, two: Run) -> float:
@@ -87,18 +80,10 @@ def apart(one: Run, two: Run) -> float:
     return float((one.steps[columns] / two.steps[columns] - 1).abs().max().max())
 
 
-@pytest.mark.parametrize("name", SCHEMES.names())
-def test_fused_sublayers_train_as_plain_ones(name: str, tmp_path: Path) -> None:
-    given = config(model__scheme=name, train__clip=0.3, train__steps=8)
-    one = deepstack.train(with_overrides(given, PLAIN), out=tmp_path / "a")
-    two = deepstack.train(with_overrides(given, FUSED), out=tmp_path / "b")
-    assert two.meta["environment"]["fused"]
-    assert apart(one, two) < 1e-3
-
-
 @pytest.mark.parametrize(
     "changes",
     [
+        *({"model__scheme": name} for name in SCHEMES.names()),
         {"model__d_model": 192, "task__seq_len": 100},  # a library's kernels
         {"model__d_model": 192, "task__seq_len": 100, "train__batch_size": 64},  # nothing later
         {"runtime__recompute_every": 2},
@@ -128,30 +113,21 @@ def test_fused_sublayers_train_as_plain_ones(name: str, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_fused_sublayers_of_every_kind(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_fused_sublayers_train_as_plain_ones_also_if_captured(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     given = config(train__clip=0.3, train__steps=8, **changes)
-    one = deepstack.train(with_overrides(given, PLAIN), out=tmp_path / "a")
-    two = deepstack.train(with_overrides(given, FUSED), out=tmp_path / "b")
-    captured = with_overrides(given, FUSED | {"runtime.cuda_graph": True})
-    assert log_of(deepstack.train(captured, out=tmp_path / "c")) == log_of(two)
+    one, two, captured = runs_with(given, tmp_path, PLAIN, FUSED, FUSED | CAPTURED)
+    assert two.meta["environment"]["fused"]
+    assert log_of(captured) == log_of(two)
     assert apart(one, two) < (0.05 if "train__precision" in changes else 1e-3)
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
 def test_a_captured_step_is_the_eager_one_bit_for_bit(name: str, tmp_path: Path) -> None:
     given = config(model__scheme=name, train__clip=0.3)
-    one = deepstack.train(with_overrides(given, EAGER), out=tmp_path / "a")
-    captured = with_overrides(given, EAGER | {"runtime.cuda_graph": True})
-    two = deepstack.train(captured, out=tmp_path / "b")
-    assert log_of(two) == log_of(one)
-    assert looks_of(two) == looks_of(one)
-
-
-def looks_of(run: Run) -> dict[str, bytes]:
-    """What was seen of every layer."""
-    found = {path.name: path.read_bytes() for path in (run.path / "layers").iterdir()}
-    assert len(found) > 20
-    return found
+    one, two = runs_with(given, tmp_path, EAGER, EAGER | CAPTURED)
+    assert data_of(two) == data_of(one) and len(data_of(one)) > 20
 
 
 @pytest.mark.parametrize(
@@ -183,7 +159,7 @@ def test_a_step_too_large_for_one_graph_is_captured_in_parts(
     eager = EAGER | {"runtime.fused": given.runtime.fused}
     one = deepstack.train(with_overrides(given, eager), out=tmp_path / "a")
     assert not ends
-    captured = with_overrides(given, eager | {"runtime.cuda_graph": True})
+    captured = with_overrides(given, eager | CAPTURED)
     assert log_of(deepstack.train(captured, out=tmp_path / "b")) == log_of(one)
     # one that failed; before the layers, three parts there and three back; the update; before the
     # layers of the probe and their three parts
@@ -197,8 +173,7 @@ def test_a_compiled_layer_trains_as_the_eager_one(
 ) -> None:
     given = config(model__scheme=name, train__clip=0.3)
     way = {"runtime.compile": True, "runtime.cuda_graph": captured}
-    one = deepstack.train(with_overrides(given, PLAIN), out=tmp_path / "a")
-    two = deepstack.train(with_overrides(given, way), out=tmp_path / "b")
+    one, two = runs_with(given, tmp_path, PLAIN, way)
     assert apart(one, two) < 1e-3
 
 
@@ -214,11 +189,10 @@ def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
             return super().residual(x, G, norm)
 
     eager = config(model__scheme="waits", model__dropout=dropout, runtime__compile=False)
-    auto, insisted = (with_overrides(eager, {"runtime.cuda_graph": c}) for c in ("auto", True))
-    one = deepstack.train(with_overrides(eager, EAGER), out=tmp_path / "a")
-    assert log_of(deepstack.train(auto, out=tmp_path / "b")) == log_of(one)
+    one, auto = runs_with(eager, tmp_path, EAGER, {"runtime.cuda_graph": "auto"})
+    assert log_of(auto) == log_of(one)
     with pytest.raises(ResourceError, match="cuda_graph=false"):
-        deepstack.train(insisted, out=tmp_path / "c")
+        runs_with(eager, tmp_path / "c", CAPTURED)
 
 
 def test_a_run_leaves_no_memory_behind(tmp_path: Path) -> None:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.kernels import NEEDS_ONEDNN
 
 from deepstack.config import Config, with_overrides
 from deepstack.fast import enable_fast_paths
 from deepstack.fast.fused_attention import SelfAttention
-from deepstack.fast.products import LARGE_PRODUCT, onednn_is_fp32
+from deepstack.fast.products import LARGE_PRODUCT
 from deepstack.fast.rule import FastPaths
 from deepstack.model import build_model
 
-NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
 CHANGES: list[dict[str, Any]] = [
     {},
     {"model.activation": "gelu"},

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import small, stop_at
+from helpers.kernels import NEEDS_ONEDNN
+from helpers.small_runs import interrupted, small
 
 import deepstack
-from deepstack.errors import ConfigError, Interrupted
+from deepstack.errors import ConfigError
 from deepstack.fast import fast_paths_of, products
 from deepstack.fast.fused_sublayers import Product
-from deepstack.fast.products import FP32_ERROR, LARGE_PRODUCT, choose_library, onednn_is_fp32
+from deepstack.fast.products import FP32_ERROR, LARGE_PRODUCT, choose_library
 from deepstack.training.fingerprint import fingerprint
 
 CPU = torch.device("cpu")
-NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
 # 128 tokens: every product of the feed-forward is large, and that of W_o is small
 LARGE = {"model__d_model": 64, "train__batch_size": 8, "model__depth": 2, "train__steps": 8}
 
@@ -67,8 +67,7 @@ def test_a_library_takes_effect_and_leaves_no_setting_behind(tmp_path: Path) -> 
 @NEEDS_ONEDNN
 def test_a_resume_with_another_library_is_refused(tmp_path: Path) -> None:
     config = small(**LARGE, runtime__products="mkl")
-    with pytest.raises(Interrupted):
-        deepstack.train(config, out=tmp_path, stop=stop_at(4))
+    interrupted(config, tmp_path, 4)
     with pytest.raises(ConfigError, match="products was None, is 'onednn'"):
         run(tmp_path, runtime__products="onednn")
 

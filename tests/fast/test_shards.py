@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.kernels import NEEDS_ONEDNN
 from helpers.small_runs import data_of, small
 
 import deepstack
@@ -15,11 +16,9 @@ from deepstack.cli.check_command import facts_of
 from deepstack.config import Config, config_hash, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast import make_step
-from deepstack.fast.products import onednn_is_fp32
 from deepstack.tasks import task_of
 from deepstack.training import Observer, make_optimizer, mean_loss, to_device
 
-NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
 WIDE = {"model__d_model": 64, "train__batch_size": 32}
 
 
@@ -50,8 +49,7 @@ def test_shards_have_the_loss_and_the_gradient_of_the_batch(shards: int) -> None
     "changes",
     [
         {},
-        {"train__spectral_penalty": 0.1},
-        {"model__family": "encoder_decoder", "task__name": "copy"},
+        {"train__spectral_penalty": 0.1, "model__family": "encoder_decoder", "task__name": "copy"},
         pytest.param(WIDE, marks=NEEDS_ONEDNN),
         pytest.param(WIDE | {"train__precision": "bf16"}, marks=NEEDS_ONEDNN),
     ],

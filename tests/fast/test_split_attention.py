@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.kernels import DEVICES, error_of
+from helpers.kernels import DEVICES, error_of, on_devices
 from torch import Tensor
 
 KERNELS = "split_attention"
@@ -19,6 +19,7 @@ SHAPES = [  # sequences, seq, heads, d_head
     (2, 70, 1, 128),
     (1, 129, 1, 16),
 ]
+WIDE = [(1, 512, 8, 64), (4, 300, 4, 128), (2, 1000, 3, 48)]
 
 
 def drawn(sequences: int, seq: int, heads: int, head: int, device: str) -> Tensor:
@@ -35,9 +36,8 @@ def right(qkv: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
     return y.transpose(1, 2).reshape(len(qkv), -1)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("device", "shape"), on_devices(SHAPES, WIDE))
 def test_it_is_as_exact_as_fp32(
     shape: tuple[int, int, int, int], causal: bool, device: str, kernels: Any
 ) -> None:
@@ -110,16 +110,3 @@ def test_what_is_not_finite(bad: str, causal: bool, device: str, kernels: Any) -
 @pytest.mark.parametrize("device", DEVICES)
 def test_none(device: str, kernels: Any) -> None:
     assert kernels.split_attention(drawn(0, 8, 2, 16, device), 8, 2, True).shape == (0, 32)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("device", ["cuda"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", [(1, 512, 8, 64), (4, 300, 4, 128), (2, 1000, 3, 48)])
-def test_wide_layers(
-    shape: tuple[int, int, int, int], causal: bool, device: str, kernels: Any
-) -> None:
-    qkv, (_, seq, heads, _) = drawn(*shape, device), shape
-    found = kernels.split_attention(qkv, seq, heads, causal)
-    assert error_of(found, right(qkv, seq, heads, causal)) < 1e-6
-    assert torch.equal(found, kernels.split_attention(qkv, seq, heads, causal))

@@ -60,16 +60,14 @@ def trained(folder: Path, replay: bool | str, steps: int = 12) -> tuple[dict[str
     return data_of(run), run.meta["environment"]["replayed"]
 
 
-def test_a_scheme_that_declares_nothing_is_not_replayed(tmp_path: Path) -> None:
+def test_a_scheme_that_declares_nothing_is_not_replayed_and_refused_if_asked_for(
+    tmp_path: Path,
+) -> None:
     define(set_attribute, read_attribute, static=False)
     eager, _ = trained(tmp_path, False, steps=50)
     chosen, replayed = trained(tmp_path, "auto", steps=50)
     assert not replayed
     assert chosen == eager
-
-
-def test_replay_of_a_scheme_that_declares_nothing_is_refused(tmp_path: Path) -> None:
-    define(set_attribute, read_attribute, static=False)
     with pytest.raises(ConfigError, match=r"runtime.replay: .* a scheme that declares static=True"):
         trained(tmp_path, True)
 
@@ -82,17 +80,14 @@ def test_a_static_scheme_that_sets_buffers_is_replayed(tmp_path: Path) -> None:
     assert chosen == eager
 
 
-def test_a_subclass_declares_for_itself() -> None:
+def test_every_scheme_of_deepstack_is_static_and_a_subclass_declares_for_itself() -> None:
+    assert all(SCHEMES[name].static for name in SCHEMES.names())
     deepnorm: Any = SCHEMES["deepnorm"]
 
     class Mine(deepnorm, name="mine", label="Mine", paper="none"):
         """x <- LN(alpha x + G(x))."""
 
-    assert deepnorm.static and not Mine.static
-
-
-def test_every_scheme_of_deepstack_is_static() -> None:
-    assert all(SCHEMES[name].static for name in SCHEMES.names())
+    assert not Mine.static
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

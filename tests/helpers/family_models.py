@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model, decoder_of
+from helpers.configs import config_with
 from helpers.scheme_pieces import move
 
 SEQ, VOCAB = 8, 17
 
 
-def config(**changes: Any) -> Config:
-    keys: dict[str, Any] = {
-        "model.depth": 3, "model.d_model": 16, "task.name": "markov", "task.seq_len": SEQ,
-        "train.steps": 2, "train.batch_size": 2, "train.eval_every": 0, "train.eval_batches": 1,
-        "log.probe_sequences": 1, "runtime.device": "cpu",
-    }  # fmt: skip
-    return with_overrides(Config(), keys | {k.replace("__", "."): v for k, v in changes.items()})
+config = partial(config_with, {
+    "model.depth": 3, "model.d_model": 16, "task.name": "markov", "task.seq_len": SEQ,
+    "train.steps": 2, "train.batch_size": 2, "train.eval_every": 0, "train.eval_batches": 1,
+    "log.probe_sequences": 1, "runtime.device": "cpu",
+})  # fmt: skip
 
 
 def perturbed(**changes: Any) -> Any:

@@ -1,14 +1,26 @@
-"""GPU kernels in tests: on a GPU, or on a CPU by Triton's interpreter."""
+"""Kernels in tests: on a GPU, on a CPU by Triton's interpreter, or of oneDNN."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from deepstack.fast.products import onednn_is_fp32
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NEEDS_ONEDNN = pytest.mark.skipif(not onednn_is_fp32(), reason="oneDNN has no fp32 products here")
 # Triton's interpreter knows no products of bf16 numbers.
 HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
+
+
+def on_devices(shapes: Sequence[Any], wide: Sequence[Any] = ()) -> list[Any]:
+    """Return (device, shape) for all shapes on a CPU and on a GPU, for the wide ones on a GPU."""
+    on_gpu = [pytest.param("cuda", shape, marks=pytest.mark.gpu) for shape in (*shapes, *wide)]
+    return [*(("cpu", shape) for shape in shapes), *on_gpu]
 
 
 def dtype_of(precision: str, device: str) -> torch.dtype:

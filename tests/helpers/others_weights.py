@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepstack.config import Config, with_overrides
+from deepstack.config import Config
 from deepstack.model import Layer, build_model
+from helpers.configs import config_with
 from helpers.scheme_pieces import move
 
 D, HEADS, D_FF, SEQ, VOCAB = 16, 4, 40, 6, 11
@@ -27,8 +28,8 @@ def config_of(scheme: str, depth: int, **changes: Any) -> Config:
     keys = {
         "model.scheme": scheme, "model.depth": depth, "model.d_model": D, "model.n_heads": HEADS,
         "model.d_ff": D_FF, "model.activation": "gelu", "task.seq_len": SEQ,
-    } | {key.replace("__", "."): value for key, value in changes.items()}  # fmt: skip
-    return with_overrides(Config(), keys)
+    }  # fmt: skip
+    return config_with(keys, **changes)
 
 
 def model_of(config: Config, *, moved: bool = True, attention_bias: bool = True) -> Any:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.config import Config, with_overrides
+from deepstack.config import Config
 from deepstack.model import Layer, build_model
+from helpers.configs import config_with
 from helpers.scheme_literals import norm
 
 D, HEADS, D_FF = 12, 3, 20
@@ -85,8 +86,8 @@ def config(name: str, depth: int, **changes: Any) -> Config:
     keys = {
         "model.scheme": name, "model.depth": depth, "model.d_model": D, "model.n_heads": HEADS,
         "model.d_ff": D_FF, "task.seq_len": 6,
-    } | {key.replace("__", "."): value for key, value in changes.items()}  # fmt: skip
-    return with_overrides(Config(), keys)
+    }  # fmt: skip
+    return config_with(keys, **changes)
 
 
 def built(name: str, depth: int, **changes: Any) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import Snapshot, evaluate, take
 from deepstack.model import build_model
 from deepstack.model.build import Built
 from deepstack.tasks import task_of
 from deepstack.training import mean_loss, to_device
+from helpers.configs import config_with
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -25,8 +25,7 @@ class Look:
     """A small model with numbers that training could have left, and one look at it."""
 
     def __init__(self, skipped: int = 0, **changes: Any) -> None:
-        keys = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
-        self.config = with_overrides(Config(), keys)
+        self.config = config_with(SMALL, **changes)
         self.task = task_of(self.config)
         self.built: Built = build_model(self.config, vocab_size=self.task.vocab_size)
         self.model = self.built.model

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.configs import config_with
 from helpers.gradients import assert_same_gradients
 from helpers.small_runs import small
 
 import deepstack
 from deepstack.bench.peers import shape_of
 from deepstack.bench.products import Products
-from deepstack.config import Config, with_overrides
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.model import build_model
 from deepstack.model.sublayers import ACTIVATIONS
@@ -35,11 +35,8 @@ LITERAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
-def config(**changes: Any) -> Config:
-    sizes = {"model.depth": 3, "model.d_model": 12, "model.n_heads": 3, "model.d_ff": 20}
-    return with_overrides(
-        Config(), sizes | {key.replace("__", "."): value for key, value in changes.items()}
-    )
+SIZES = {"model.depth": 3, "model.d_model": 12, "model.n_heads": 3, "model.d_ff": 20}
+config = partial(config_with, SIZES)
 
 
 @pytest.mark.parametrize("name", ["scaled_sigmoid", "scaled_tanh"])
@@ -95,7 +92,7 @@ def test_a_gate_starts_alike_whether_its_matrix_is_apart() -> None:
 
 def test_the_theorem_does_not_speak_of_a_gate(tmp_path: Path) -> None:
     for gated in (False, True):
-        run = deepstack.train(small(model__gated=gated), out=tmp_path / str(gated))
+        run = deepstack.train(small(model__gated=gated, train__steps=1), out=tmp_path / str(gated))
         for name in ("effective_gain_feed_forward", "grad_norm_predicted"):
             values = run.folder.read_layers(name)[1]
             assert np.isnan(values).all() if gated else np.isfinite(values).all()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import typed
+from helpers.configs import config_with
 from helpers.sampling import some
 
-from deepstack.config import Config, load_config, parameter_count, with_overrides
+from deepstack.config import Config, load_config, parameter_count
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.model.build import Built
@@ -35,8 +36,8 @@ def config_of(scheme: str = "pre_ln", depth: int = 3, **changes: Any) -> Config:
         "model.scheme": scheme, "model.depth": depth, "model.d_model": 16, "model.n_heads": 4,
         "model.d_ff": 24, "model.activation": "gelu", "model.head": "separate",
         "task.seq_len": SEQ, "train.batch_size": 3,
-    } | {key.replace("__", "."): value for key, value in changes.items()}  # fmt: skip
-    return with_overrides(Config(), keys)
+    }  # fmt: skip
+    return config_with(keys, **changes)
 
 
 def moved(config: Config) -> Built:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.configs import config_with
 from helpers.sampling import some
 
 from deepstack import config as conf
@@ -26,8 +27,7 @@ TOKENS = torch.arange(60).view(3, 20) % 17
 
 
 def built(vocab_size: int = 17, **changes: object):
-    dotted = {key.replace("__", "."): value for key, value in changes.items()}
-    return build_model(with_overrides(Config(), dotted), vocab_size=vocab_size)
+    return build_model(config_with({}, **changes), vocab_size=vocab_size)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
@@ -38,7 +38,7 @@ def test_the_stream_starts_at_unit_variance(positions: str) -> None:
     assert x0.square().mean().item() == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("distribution", list(DISTRIBUTIONS))
+@pytest.mark.parametrize("distribution", some(DISTRIBUTIONS, 4))
 def test_every_scheme_starts_from_every_distribution(distribution: str) -> None:
     for scheme in SCHEMES:
         if (scheme, distribution) == ("ngpt", "ntk"):
@@ -50,7 +50,7 @@ def test_every_scheme_starts_from_every_distribution(distribution: str) -> None:
     assert not fixup["encoder.layers.feed_forward.w2"].any()
 
 
-@pytest.mark.parametrize("kind", list(NORMS))
+@pytest.mark.parametrize("kind", some(NORMS, 3, 1))
 def test_every_scheme_has_gradients_in_bf16_without_gains(kind: str) -> None:
     without = {"model__norm__kind": kind, "model__norm__gain": False, "model__depth": 2}
     for scheme in SCHEMES:
@@ -119,7 +119,7 @@ def run_steps(config: Config, steps: int = 5):
     return b, [(m.loss.item(), m.grad_norm.item()) for m in measured]
 
 
-@pytest.mark.parametrize("name", some(SCHEMES.names(), 3, 2))
+@pytest.mark.parametrize("name", some(SCHEMES.names(), 6, 2))
 @pytest.mark.parametrize("optimizer", some(["adamw", "muon", "adam", "sgd"], 4))
 @pytest.mark.parametrize("clip", some([0.05, None], 2))
 def test_banks_are_plain_parameters_bit_for_bit(
@@ -165,24 +165,6 @@ def test_a_step_on_banks_is_a_step_of_torchs_ordinary_loop(clip: float | None) -
         torch.testing.assert_close(
             dict(stacked.model.named_parameters())[name], p, rtol=1e-4, atol=2e-5
         )
-
-
-def test_roles_treated_apart_give_the_same_forward() -> None:
-    """q, k and v in matrices of their own: same numbers as fused."""
-    factors = {"train.lr_factors": {"q": 1.0 + 1e-12}}
-    fused, _ = run_steps(Config(), steps=2)
-    apart, _ = run_steps(with_overrides(Config(), factors), steps=2)
-    assert not apart.model.layers[0].attention.fused
-    torch.testing.assert_close(apart.model(TOKENS), fused.model(TOKENS))
-
-
-def test_only_trainable_roles_move() -> None:
-    config = with_overrides(Config(), {"train.trainable": ["q", "w1"], "train.optimizer": "sgd"})
-    before = build_model(config, vocab_size=17).banks
-    after, _ = run_steps(config, steps=2)
-    for one, two in zip(before, after.banks, strict=True):
-        moved = not torch.equal(one.values(), two.values())
-        assert moved == (one.roles[0] in ("q", "w1")), one.key
 
 
 def test_a_diverged_step_changes_nothing_from_then_on() -> None:

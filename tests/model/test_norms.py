@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.configs import config_with, runs_with
 from helpers.gradients import assert_same_gradients
-from helpers.small_runs import interrupted
+from helpers.small_runs import interrupted, logs_of
 
 import deepstack
 from deepstack import config as conf
-from deepstack.config import Config, parse_config, with_overrides
+from deepstack.config import parse_config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast.fuse import norm_function
 from deepstack.model import build_model
@@ -24,16 +26,12 @@ from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES, BatchNorm
 from deepstack.schemes.norms import StackNorm
 
-BASE = {
+KINDS = list(NORMS)
+small = partial(config_with, {
     "model.depth": 3, "model.d_model": 12, "model.n_heads": 3, "task.name": "markov",
     "task.seq_len": 8, "train.batch_size": 4, "train.steps": 3, "train.eval_every": 0,
     "train.eval_batches": 1, "runtime.device": "cpu", "runtime.threads": 1,
-}  # fmt: skip
-KINDS = list(NORMS)
-
-
-def small(**changes: Any) -> Config:
-    return with_overrides(Config(), BASE | {k.replace("__", "."): v for k, v in changes.items()})
+})  # fmt: skip
 
 
 def built(**changes: Any) -> Built:
@@ -139,10 +137,9 @@ CHOICES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_norms_inside_of_sublayers_are_in_fp32_under_bf16(kind: str, tmp_path: Path) -> None:
-    exact = small(model__scheme="sub_ln", model__norm__kind=kind)
-    rounded = with_overrides(exact, {"train.precision": "bf16"})
-    a, b = (deepstack.train(c, out=tmp_path).steps["loss"] for c in (exact, rounded))
-    assert 0 < (a / b - 1).abs().max() < 0.02
+    given = small(model__scheme="sub_ln", model__norm__kind=kind)
+    exact, rounded = runs_with(given, tmp_path, {}, {"train.precision": "bf16"})
+    assert 0 < (exact.steps["loss"] / rounded.steps["loss"] - 1).abs().max() < 0.02
 
 
 BOTH = {"model.family": "encoder_decoder", "model.decoder_depth": 5}
@@ -168,8 +165,7 @@ def test_parameter_counts_are_those_of_the_model(choice: dict[str, Any]) -> None
     assert found.get("w3", 0) == given.model.gated * found["w1"]
 
 
-@pytest.mark.parametrize("fused", ["auto", False])
-@pytest.mark.parametrize("every", [0, 2])
+@pytest.mark.parametrize(("fused", "every"), [("auto", 2), (False, 0)])
 def test_batch_norm_is_continued_as_if_never_interrupted(
     fused: Any, every: int, tmp_path: Path
 ) -> None:
@@ -180,19 +176,15 @@ def test_batch_norm_is_continued_as_if_never_interrupted(
     whole = deepstack.train(given, out=tmp_path / "whole")
     interrupted(given, tmp_path / "parts", 5)
     parts = deepstack.train(given, out=tmp_path / "parts")
-    for name in ("steps.csv", "evals.csv"):
-        assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert logs_of(parts) == logs_of(whole)
     if every:  # a layer that runs twice is followed once
-        once = deepstack.train(
-            with_overrides(given, {"runtime.recompute_every": 0}), out=tmp_path / "once"
-        )
-        assert (once.path / "evals.csv").read_bytes() == (whole.path / "evals.csv").read_bytes()
+        (once,) = runs_with(given, tmp_path, {"runtime.recompute_every": 0})
+        assert logs_of(once)["evals.csv"] == logs_of(whole)["evals.csv"]
 
 
 def test_looking_does_not_disturb_batch_norm(tmp_path: Path) -> None:
     base = small(model__norm__kind="batch", train__steps=6, train__eval_every=6)
-    changes: list[dict[str, Any]] = [{}, {"log.layers_every": 0}, {"train.eval_every": 1}]
-    runs = [deepstack.train(with_overrides(base, c), out=tmp_path / str(c)) for c in changes]
+    runs = runs_with(base, tmp_path, {}, {"log.layers_every": 0}, {"train.eval_every": 1})
     assert runs[0].steps["loss"].tolist() == runs[1].steps["loss"].tolist()
     assert runs[0].steps["loss"].tolist() == runs[2].steps["loss"].tolist()
     assert runs[0].evals["loss"].iloc[-1] == runs[2].evals["loss"].iloc[-1]

@@ -10,17 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import scheme_pieces
-from helpers.family_models import perturbed, same_one_by_one
+from helpers.family_models import perturbed
 from helpers.gradients import assert_same_gradients
 from torch import Tensor
 
-from deepstack.config import Config, with_overrides
-from deepstack.errors import ConfigError
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.fast.fused_sublayers import FusedSublayer
-from deepstack.model import build_model
 from deepstack.model.query_key import Rotation
-from deepstack.schemes import SCHEMES
 
 
 def turned(h: Tensor, first: int = 0) -> Tensor:
@@ -122,37 +118,3 @@ def test_queries_and_keys_across_are_normed_and_not_turned() -> None:
         heads.append((q @ k.mT / math.sqrt(8)).softmax(-1) @ v)
     expected = torch.cat(heads, -1) @ cross.o.T + cross.o_bias
     torch.testing.assert_close(cross(x, memory), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("scheme", ["deepnorm", "real_former", "hyper_connections", "ngpt"])
-@pytest.mark.parametrize("family", ["decoder", "encoder_decoder"])
-def test_position_by_position_a_decoder_says_the_same(scheme: str, family: str) -> None:
-    if family not in SCHEMES[scheme].families:
-        pytest.skip("not published")
-    changes = {"model__positions": "rotary", "model__scheme": scheme}
-    changes |= {} if scheme == "ngpt" else {"model__qk_norm": True}
-    same_one_by_one(perturbed(model__family=family, **changes).model)
-
-
-def test_merged_attention_is_normed_too_position_by_position() -> None:
-    said = {"model__family": "encoder_decoder", "model__decoder_attention": "merged"}
-    model = perturbed(model__qk_norm=True, model__scheme="ds_init", **said).model
-    assert model.decoder.layers[0].attention.qk.q_norm is not None
-    same_one_by_one(model)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"model.positions": "rotary", "model.n_heads": 64}, "heads of 1; allowed with an even"),
-        (
-            {"model.positions": "rotary", "model.family": "encoder_decoder",
-             "model.scheme": "ds_init", "model.decoder_attention": "merged"},
-            "decoder_attention=separate",
-        ),
-        ({"model.qk_norm": True, "model.scheme": "hybrid_norm"}, "norms of queries and keys"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_had_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        build_model(with_overrides(Config(), changes), vocab_size=11)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,12 +19,8 @@ from helpers.scheme_literals import (
     real_former,
     stream_into,
 )
-from helpers.scheme_pieces import TOKENS, built, config, perturbed, pieces
+from helpers.scheme_pieces import TOKENS, built, perturbed, pieces
 
-from deepstack.config import with_overrides
-from deepstack.errors import ConfigError
-from deepstack.fast import FastPaths, enable_fast_paths
-from deepstack.model import build_model
 from deepstack.schemes import visible
 from deepstack.schemes.hyper_connections import sinkhorn
 
@@ -122,29 +117,6 @@ def test_gpas_scales_the_stream_and_not_its_gradient() -> None:
     torch.testing.assert_close(found, wanted)
     (gate,) = torch.autograd.grad((layer(x) * R).sum(), layer.scheme.gate)
     assert gate.abs() > 0
-
-
-def test_a_start_of_gains_that_are_not_there_is_refused() -> None:
-    given = config("res_post_norm", 2, model__scheme_options={"start": 0.0})
-    with pytest.raises(ConfigError, match=r"model.norm.gain: false.*allowed with"):
-        build_model(with_overrides(given, {"model.norm.gain": False}), vocab_size=11)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["attn_res", "dense_former", "frac_connections", "hyper_connections", "mhc", "real_former",
-     "res_former", "x0_lambdas"],
-)  # fmt: skip
-@pytest.mark.parametrize("every", [1, 3])
-def test_recomputation_gives_the_same_gradients(name: str, every: int) -> None:
-    found = []
-    for k in (0, every):
-        model = build_model(config(name, 5), vocab_size=11)
-        enable_fast_paths(model.model, FastPaths(False, False, False), k, print)
-        model.model.hidden(TOKENS).square().mean().backward()
-        found.append({bank.key: bank.gradients() for bank in model.banks})
-    for key, gradient in found[0].items():
-        torch.testing.assert_close(found[1][key], gradient, msg=partial(str.__add__, key))
 
 
 @pytest.mark.parametrize("name", ["dlcl", "dense_former", "attn_res", "mhc", "x0_lambdas"])

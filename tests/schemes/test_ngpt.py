@@ -14,7 +14,6 @@ from helpers.scheme_pieces import TOKENS, D, built, perturbed, pieces
 from helpers.small_runs import small, weights_of
 
 import deepstack
-from deepstack.errors import ConfigError
 from deepstack.schemes.ngpt import unit
 
 
@@ -49,14 +48,6 @@ def test_a_gate_has_a_scale_of_its_own(bias: bool, apart: dict[str, Any]) -> Non
     torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_stream_stays_on_the_sphere() -> None:
-    model = perturbed("ngpt", 5)
-    for x in model.last.stream(model.start(TOKENS)):
-        torch.testing.assert_close(x.norm(dim=-1), torch.ones(2, 6))
-    size = model.hidden(TOKENS).norm(dim=-1)
-    torch.testing.assert_close(size, torch.full((2, 6), math.sqrt(D)))
-
-
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_vectors_along_the_stream_keep_norm_1(optimizer: str, gated: bool, tmp_path: Path) -> None:
@@ -82,11 +73,6 @@ def test_the_scale_of_what_is_drawn_leaves_no_trace() -> None:
         built("ngpt", 3, **drawn, model__init__std=std).model.hidden(TOKENS) for std in (0.02, 3.0)
     )
     torch.testing.assert_close(small_, large)
-
-
-def test_products_that_undo_a_scale_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"distribution: found ntk.*scheme=ngpt puts them back"):
-        built("ngpt", 2, model__init__distribution="ntk")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.configs import config_with
 from helpers.others_stacks import package
 from torch import Tensor, nn
 
-from deepstack.config import Config, with_overrides
-from deepstack.errors import ConfigError
+from deepstack.config import Config
 from deepstack.model import build_model
 from deepstack.model.build import Built
 from deepstack.model.fold import compare, fold
@@ -30,8 +30,8 @@ def config_of(m: int = M, **changes: Any) -> Config:
     keys = {
         "model.scheme": "complete_p", "model.depth": 2, "model.d_model": m * BASE,
         "model.scheme_options": {"base_width": BASE}, "task.seq_len": SEQ,
-    } | {key.replace("__", "."): value for key, value in changes.items()}  # fmt: skip
-    return with_overrides(Config(), keys)
+    }  # fmt: skip
+    return config_with(keys, **changes)
 
 
 def built_of(m: int = M, **changes: Any) -> Built:
@@ -108,19 +108,6 @@ def test_folding_the_norms_keeps_the_function_when_it_unties_the_head() -> None:
     folded = fold(config, built, untie=True)
     before = config, values_of(built.model)
     assert folded[0].model.head == "separate" and compare(before, folded, TOKENS).equal
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model__head": "bert"},
-        {"model__init__distribution": "ntk"},
-        {"train__optimizer": "adam", "train__weight_decay": 0.1},
-    ],
-)
-def test_settings_without_a_published_rule_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="µP has no rule"):
-        built_of(**changes)
 
 
 class MupModel(nn.Module):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import types
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.configs import config_with
 
-from deepstack.config import Config, with_overrides
+from deepstack.config import with_overrides
 from deepstack.errors import ConfigError, PluginError
 from deepstack.model import build_model
 from deepstack.model.decoding import generate
@@ -19,10 +20,7 @@ from deepstack.tasks import task_of
 from deepstack.tasks.synthetic import random_chain, stationary_distribution
 from deepstack.tasks.text import read_corpus
 
-
-def config(**changes: Any) -> Config:
-    keys = {"task.name": "markov", "task.seq_len": 8}
-    return with_overrides(Config(), keys | {k.replace("__", "."): v for k, v in changes.items()})
+config = partial(config_with, {"task.name": "markov", "task.seq_len": 8})
 
 
 def test_a_markov_translation_has_an_exact_optimum() -> None:

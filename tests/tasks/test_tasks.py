@@ -224,16 +224,12 @@ def test_the_optimal_loss_equals_brute_force_enumeration(mask_rate: float) -> No
     assert built.optimal_loss(batch) == pytest.approx(np.mean(losses), rel=1e-12)
 
 
-def test_the_default_chain_leaves_much_to_learn() -> None:
+def test_the_default_chain_leaves_much_to_learn_and_is_masked_exactly() -> None:
     built = build("markov", 64)
     optimal = built.optimal_loss(built.validation_batch(0, 64))
     assert optimal is not None
     assert optimal < 0.6 * built.references["unigram_entropy"]
     assert built.data == {"name": "markov"}
-
-
-def test_markov_masks_exactly_and_a_seed_is_a_chain() -> None:
-    built = build("markov", 64)
     batch = built.train_batch(3, 16)
     assert (batch.masked.sum(axis=1) == 10).all()
     assert np.array_equal(batch.masked, batch.targets != IGNORE)

@@ -3,13 +3,13 @@
 import hashlib
 import math
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.memory import memory_of
 
 from deepstack.errors import ConfigError
 from deepstack.tasks import IGNORE, Task, build_task
@@ -182,19 +182,7 @@ def test_a_large_text_costs_little_more_memory_than_its_size(size: int, tmp_path
     with path.open("wb") as file:
         for _ in range(size // len(line)):
             file.write(line)
-    program = f"""if True:
-        from deepstack.tasks import build_task
-        def peak():
-            lines = open("/proc/self/status").read().splitlines()
-            return int(next(l for l in lines if l.startswith("VmHWM")).split()[1]) * 1024
-        before = peak()
-        task = build_task("text", {{"path": {str(path)!r}}}, seq_len=64, seed=0)
-        task.train_batch(0, 64), task.validation_batch(0, 64)
-        print(peak() - before, task.memory)"""
-    out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    used, estimate = map(int, out.stdout.split())
+    used, estimate = memory_of("text", path)
     assert used < 1.5 * size
     assert estimate == path.stat().st_size and 0.9 * estimate < used < 1.3 * estimate
 

@@ -64,34 +64,34 @@ def test_indices_are_lowered_as_whole_words() -> None:
 
 
 def test_the_command_gives_everything_as_json() -> None:
-    result = typed("theory", "--claim", "C3", "--claim", "C4", "--json", "--seed", "3")
+    result = typed("theory", "--claim", "C38", "--claim", "C22", "--json", "--seed", "3")
     first, second = json.loads(result.stdout)
-    assert (first["id"], second["id"]) == ("C3", "C4")
+    assert (first["id"], second["id"]) == ("C38", "C22")
     assert first["source"]["papers"].startswith("arXiv:2203.00555")
     assert first["verdict"] == "holds in part"
     assert {"what", "predicted", "measured", "uncertainty", "agrees"} <= set(first["parts"][0])
     assert len(first["curves"]["lines"][0]["x"]) == len(first["curves"]["lines"][0]["y"])
     assert second["curves"] is None
-    seeded = CLAIMS["C4"].measure(3)
+    seeded = CLAIMS["C22"].measure(3)
     assert [p["measured"] for p in second["parts"]] == [p.measured for p in seeded.parts]
 
 
 def test_the_command_makes_a_page_with_charts(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
-    chosen = ["--claim", "C3", "--claim", "C4"]
+    chosen = ["--claim", "C38", "--claim", "C22"]
     result = typed("theory", *chosen, "--markdown", "--charts", str(folder))
     page = result.stdout.splitlines()
     assert page[0].startswith("# ") and "made by `deepstack" in page[2]
-    assert any(line.startswith("| [C3](#c3) | `mean(x_i) = 0") for line in page)
-    assert "## C3" in page and "## C4" in page
-    assert any("(claims/C3.png)" in line for line in page)
-    assert not any("C4.png" in line for line in page)
+    assert any(line.startswith("| [C38](#c38) | `The gain of W_Q") for line in page)
+    assert "## C38" in page and "## C22" in page
+    assert any("(claims/C38.png)" in line for line in page)
+    assert not any("C22.png" in line for line in page)
     assert "[arXiv:2203.00555](https://arxiv.org/abs/2203.00555)" in result.stdout
-    assert [path.name for path in folder.iterdir()] == ["C3.png"]
-    drawn = (folder / "C3.png").read_bytes()
+    assert [path.name for path in folder.iterdir()] == ["C38.png"]
+    drawn = (folder / "C38.png").read_bytes()
     assert 5_000 < len(drawn) < 100_000
-    reporting.draw(CLAIMS["C3"], CLAIMS["C3"].measure(), folder)
-    assert (folder / "C3.png").read_bytes() == drawn, "the same finding gives the same bytes"
+    reporting.draw(CLAIMS["C38"], CLAIMS["C38"].measure(), folder)
+    assert (folder / "C38.png").read_bytes() == drawn, "the same finding gives the same bytes"
     for line in page:
         if line.startswith("|"):
             assert line.replace("\\|", "").count("|") in (4, 5), line

@@ -150,7 +150,7 @@ def test_table_and_page_list_undecided_parts_with_the_draws_they_need(
     page = typed("theory", "--claim", "C0", "--markdown").stdout
     assert f"| C0 | mean | 40 | {first} |" in page
     assert f"| C0 | beside: wider | 40 | {second} |" in page
-    page = typed("theory", "--claim", "C4", "--markdown").stdout
+    page = typed("theory", "--claim", "C22", "--markdown").stdout
     assert "No part is undecided." in page
 
 
