@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.plot_runs import make_run, write_analyses
+from helpers.plot_runs import make_run, without_layout, write_analyses
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex
@@ -285,5 +285,6 @@ def test_a_chart_draws_the_numbers_of_its_csv(
 ) -> None:
     published = pd.DataFrame([{"chart": name, "x": 4, "y": 1.25, "label": "published"}])
     drawn = falling if name == "law_fit" else runs
-    chart = CHARTS[name](drawn, options=Options(reference=published))
+    with without_layout():
+        chart = CHARTS[name](drawn, options=Options(reference=published))
     OTHERS.get(name, check_curves)(chart, name)

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 from helpers import ROOT
-from helpers.plot_runs import make_chart, make_run, make_runs, update
+from helpers.plot_runs import make_chart, make_run, make_runs, update, without_layout
 from helpers.report_pages import Page, draw_only, row_of
 from typer.testing import CliRunner
 
@@ -152,7 +152,9 @@ def content(address: str) -> bytes:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with every chart."""
-    return report(make_study(tmp_path_factory.mktemp("results") / "mine"), against="post_ln")
+    study = make_study(tmp_path_factory.mktemp("results") / "mine")
+    with without_layout():
+        return report(study, against="post_ln")
 
 
 def test_a_page_holds_every_table_and_chart(whole: Path) -> None:
@@ -306,12 +308,15 @@ def test_a_report_of_a_run_leaves_it_whole(tmp_path: Path, monkeypatch: pytest.M
     assert found.exit_code == 0, found.output
 
 
-def test_a_chart_whose_code_fails_is_told_and_the_others_are_there(tmp_path: Path) -> None:
+def test_a_chart_whose_code_fails_is_told_and_the_others_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @chart("broken_one")
     def broken_one(runs: list[Run], *, options: Any) -> Chart:
         """It fails."""
         return Chart(Table().nothing, None, "")  # type: ignore
 
+    draw_only(monkeypatch, "broken_one", "loss_vs_step", "update_vs_step")
     make_run(tmp_path)
     with pytest.raises(BrokenChartError, match="broken_one is not drawn") as error:
         report(tmp_path)
