@@ -29,12 +29,6 @@ def test_train_prints_the_folder_and_a_second_time_the_same(tmp_path: Path) -> N
     assert deepstack("train", QUICK, *TINY, "seed=1", "--out", tmp_path, "-q").stderr == ""
 
 
-def test_divergence_exits_0_or_as_asked_4(tmp_path: Path) -> None:
-    words = ["train", QUICK, *TINY, "train.max_loss=0.1", "--out", tmp_path]
-    assert deepstack(*words).exit_code == 0
-    assert deepstack(*words, "--fail-on-divergence").exit_code == 4
-
-
 def test_check_counts_parameters_and_flops_exactly(tmp_path: Path) -> None:
     described = json.loads(deepstack("check", QUICK, *TINY, "--json").stdout)[0]
     run = deepstack("train", QUICK, *TINY, "--out", tmp_path).stdout.strip()
