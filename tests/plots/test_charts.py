@@ -2,8 +2,6 @@
 
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import ROOT
 from helpers.plot_runs import (
     caption,
     make_chart,
@@ -223,15 +220,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_every_chart_is_drawn_by_default(study: Path, tmp_path: Path) -> None:
-    messages: list[str] = []
-    with without_layout():
-        paths = draw(study, out=tmp_path, say=messages.append, formats=("csv",))
-    assert messages == []
-    assert [path.name for path in paths] == [f"{name}.csv" for name in CHARTS.names()]
-    assert all(path.parent == tmp_path and len(pd.read_csv(path)) for path in paths)
-
-
 @pytest.mark.parametrize("name", some(CHARTS.names(), 7, 1))
 def test_every_chart_is_written_in_four_forms(name: str, study: Path, tmp_path: Path) -> None:
     paths = draw(study, [name], tmp_path)
@@ -240,14 +228,13 @@ def test_every_chart_is_written_in_four_forms(name: str, study: Path, tmp_path: 
     assert b"/Type3" not in paths[0].read_bytes()  # no journal takes them
 
 
-def test_the_same_runs_give_the_same_bytes_and_leave_matplotlib_alone(
-    study: Path, tmp_path: Path
-) -> None:
+def test_the_same_runs_give_the_same_bytes_and_leave_matplotlib_alone(tmp_path: Path) -> None:
+    make_runs(tmp_path / "s", depth=(2, 6), layers=lambda depth: np.ones((4, depth)))
     before = dict(mpl.rcParams)
     names = ["update_vs_depth", "layer_step_heat_map"]
-    first = draw(study, names, tmp_path / "a")
+    first = draw(tmp_path / "s", names, tmp_path / "a")
     with mpl.rc_context({"font.size": 30, "lines.linewidth": 9}):
-        second = draw(study, names, tmp_path / "b")
+        second = draw(tmp_path / "s", names, tmp_path / "b")
     for one, two in zip(first, second, strict=True):
         assert one.read_bytes() == two.read_bytes(), one.name
     assert dict(mpl.rcParams) == before
@@ -297,8 +284,8 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
     make_run(tmp_path / "study")
     messages: list[str] = []
     paths = draw(tmp_path / "study", say=messages.append, formats=("csv",))
-    drawn = {"loss_vs_compute", "loss_vs_step", "update_vs_step"}
-    assert {path.stem for path in paths} == drawn
+    drawn = ["loss_vs_compute", "loss_vs_step", "update_vs_step"]
+    assert [path.stem for path in paths] == drawn
     assert all(path.parent == tmp_path / "study" / "figures" for path in paths)
     left_out = [name for name in CHARTS.names() if name not in drawn]
     assert [line.split(" is not drawn: ")[0] for line in messages] == left_out
@@ -315,7 +302,8 @@ def test_runs_without_a_step_are_no_obstacle(tmp_path: Path) -> None:
     make_runs(tmp_path / "study", depth=(6, 18))
     new = RunFolder(tmp_path / "study" / "new")
     new.write_config("seed: 0\nmodel: {scheme: deepnorm, depth: 48}\n")
-    assert len(draw(tmp_path, formats=("csv",))) >= 3
+    with without_layout():
+        assert len(draw(tmp_path, formats=("csv",))) >= 3
     for path in (tmp_path / "study").iterdir():
         if path.name.startswith("deepnorm"):
             (path / "steps.csv").unlink()
@@ -338,10 +326,3 @@ def test_published_values_are_drawn_and_listed(tmp_path: Path) -> None:
     reference.write_text("chart,x,label\n")
     with pytest.raises(ConfigError, match=r"reference\.csv: no column y; expected"):
         draw(tmp_path)
-
-
-def test_charts_need_no_torch_and_no_display() -> None:
-    code = "import sys, deepstack.plots; print({'torch', 'matplotlib.pyplot'} & set(sys.modules))"
-    command = [sys.executable, "-c", code]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "set()"
