@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import typed
-from helpers.plot_runs import make_runs
+from helpers.plot_runs import make_runs, without_layout
 
 import deepstack
 from deepstack.errors import ConfigError
@@ -52,10 +52,11 @@ def test_the_lines_of_a_chart_and_its_legend_have_the_order_of_sort(
     by_loss = ["DeepNorm, lr\u00a00.002", "Post-LN, lr\u00a00.001"]
     by_loss += ["Post-LN, lr\u00a00.002", "DeepNorm, lr\u00a00.001"]
     for sort, expected in (("val_loss_masked", by_loss), ("-val_loss_masked", by_loss[::-1])):
-        drawn = deepstack.plot(find_runs(study), "loss_vs_step", sort=sort)
+        with without_layout():
+            drawn = deepstack.plot(find_runs(study), "loss_vs_step", sort=sort)
         (legend,) = drawn.legends
         assert [text.get_text() for text in legend.get_texts()][:4] == expected
-    words = ["--sort", "-scheme", "--x", "step", "--y", "loss", "--by", "scheme"]
+    words = ["--sort", "-scheme", "--x", "step", "--y", "loss", "--by", "scheme", "--format", "csv"]
     assert typed("plot", "metric", study, *words, "--to", tmp_path).exit_code == 0
     text = (tmp_path / "metric.csv").read_text()
     assert text.index("Post-LN") < text.index("DeepNorm")

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command_line import typed
 from helpers.plot_runs import make_run, make_runs
 from helpers.report_pages import Page, draw_only, row_of
-from typer.testing import CliRunner
 
-from deepstack.cli import app
 from deepstack.reports import compare, report
 
 # Two-sided 95 % quantiles of Student's t as tables print them, by number of values.
@@ -51,43 +50,37 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     assert all(map(math.isnan, (row.val_low, row.val_high, row.diff_low, row.diff_high)))
 
 
-def printed(directory: Path, *options: str) -> str:
-    result = CliRunner().invoke(app, ["compare", str(directory), "--against", "deepnorm", *options])
-    assert result.exit_code == 0, result.output
-    return result.stdout
+def test_tables_and_pages_show_intervals_and_their_n(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def printed(*options: str) -> str:
+        return str(typed("compare", tmp_path, "--against", "deepnorm", *options).stdout)
 
-
-def test_compare_prints_intervals_and_their_n(tmp_path: Path) -> None:
     row = row_of(compare(make_pairs(tmp_path, 3), "deepnorm"), setting="Post-LN")
     names = ["val_low", "val_high", "n", "diff_low", "diff_high", "pairs"]
-    post_ln = json.loads(printed(tmp_path, "--json"))[1]
+    base, post_ln = json.loads(printed("--json"))
     assert [post_ln[name] for name in names] == [row[name] for name in names]
     others = ["setting", "depth", "seeds", "outcome", "val_loss", "val_sd", "unigram", "difference"]
     assert {*others, "se", "pairs", "update_first", "update_last", "step_ms"} <= set(post_ln)
-    head, _, *lines = printed(tmp_path, "--markdown").splitlines()
+    head, _, *lines = printed("--markdown").splitlines()
     cells: Any = dict(zip(head.split(" | "), lines[1].split(" | "), strict=True))
     assert [float(cells[name]) for name in names] == pytest.approx(
         [row[name] for name in names], rel=1e-3
     )
-    assert set(names) <= set(printed(tmp_path).strip().splitlines()[0].split())
+    assert set(names) <= set(printed().strip().splitlines()[0].split())
     # The baseline has no difference, so it has no interval of one.
-    base = json.loads(printed(tmp_path, "--json"))[0]
     assert (base["diff_low"], base["diff_high"], base["pairs"], base["n"]) == (None, None, 0, 3)
 
-
-def test_a_report_shows_intervals_and_their_n(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     draw_only(monkeypatch)
-    page = Page(report(make_pairs(tmp_path, 3), against="deepnorm"))
-    row = row_of(compare(tmp_path, "deepnorm"), setting="Post-LN")
-    head = next(cells for cells in page.rows if cells[0] == "setting")
-    cells = next(cells for cells in page.rows if cells[0] == "Post-LN")
-    at = head.index("validation loss") + 2
-    assert head[at : at + 3] == ["95 % from", "to", "n"]
-    assert cells[at : at + 3] == [f"{row.val_low:.3f}", f"{row.val_high:.3f}", "3"]
-    at = head.index("difference") + 2
-    assert head[at : at + 3] == ["95 % from", "to", "pairs"]
-    assert cells[at : at + 3] == [f"{row.diff_low:+.3f}", f"{row.diff_high:+.3f}", "3"]
+    page = Page(report(tmp_path, against="deepnorm"))
+    heads = next(each for each in page.rows if each[0] == "setting")
+    shown = next(each for each in page.rows if each[0] == "Post-LN")
+    for name, count, interval in (
+        ("validation loss", "n", [f"{row.val_low:.3f}", f"{row.val_high:.3f}"]),
+        ("difference", "pairs", [f"{row.diff_low:+.3f}", f"{row.diff_high:+.3f}"]),
+    ):
+        at = heads.index(name) + 2
+        assert heads[at : at + 3] == ["95 % from", "to", count]
+        assert shown[at : at + 3] == [*interval, "3"]
     assert "95 % interval of the mean (Student's t)" in page.text
     assert "accounts for this choice" not in page.text

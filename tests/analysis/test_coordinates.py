@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,18 @@ from deepstack.tasks import task_of
 WIDTHS, DEPTHS = (32, 64, 128), (4, 16)
 
 
-def study(root: Path, of_update: float, scheme: str = "pre_ln") -> None:
+def study(root: Path, of_update: float) -> None:
     """Sizes of coordinates that grow as d^of_update N^(1/2), 1 % apart between seeds."""
-    for d in WIDTHS:
-        for depth in DEPTHS:
-            for seed in (0, 1, 2):
-                at = {"model.d_model": d}
-                path = make_run(
-                    root / str(d), scheme=scheme, depth=depth, seed=seed, d_ff=4 * d, config=at
-                )
-                noise = 1 + 0.01 * seed * (d / 32)
-                update = np.linspace(0.5, 1, depth) * d**of_update * depth**0.5 * noise
-                both = {"stream_norm": np.ones(depth), "stream_update": update}
-                records = {k: np.array([v, v]) * d**0.5 for k, v in both.items()}
-                records["stream_update"][0] = 0
-                RunFolder(path).write_layers(records, [0, 5])
-                path.rename(root / f"{d}-{path.name}")
+    for d, depth, seed in product(WIDTHS, DEPTHS, (0, 1, 2)):
+        at = {"model.d_model": d}
+        path = make_run(root / str(d), depth=depth, seed=seed, d_ff=4 * d, config=at)
+        noise = 1 + 0.01 * seed * (d / 32)
+        update = np.linspace(0.5, 1, depth) * d**of_update * depth**0.5 * noise
+        both = {"stream_norm": np.ones(depth), "stream_update": update}
+        records = {k: np.array([v, v]) * d**0.5 for k, v in both.items()}
+        records["stream_update"][0] = 0
+        RunFolder(path).write_layers(records, [0, 5])
+        path.rename(root / f"{d}-{path.name}")
 
 
 def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:
@@ -84,12 +81,6 @@ def test_chart_and_command_show_the_same_verdicts(tmp_path: Path) -> None:
     assert lines["x"].tolist() == [*WIDTHS, *WIDTHS] and lines["n"].tolist() == [3] * 6
 
 
-def test_one_width_and_depth_are_no_check(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    with pytest.raises(NothingMatchedError, match="no run has a record of every layer"):
-        make_chart("coordinate_check", tmp_path)
-
-
 def outputs_of_layers(built: Any, tokens: Tensor) -> list[Tensor]:
     states: list[Tensor] = []
     for layer in built.model.layers:
@@ -119,6 +110,9 @@ def test_the_change_of_the_stream_is_that_of_two_forward_passes(
     assert values[-1] == pytest.approx(expected, rel=1e-4) and min(expected) > 0.01
 
 
-def test_a_change_without_records_is_refused() -> None:
+def test_a_change_without_records_is_refused(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    with pytest.raises(NothingMatchedError, match="no run has a record of every layer"):
+        make_chart("coordinate_check", tmp_path)
     with pytest.raises(ConfigError, match=r"stream_update: found true, unused under"):
         small(log__stream_update=True, log__layers_every=0)

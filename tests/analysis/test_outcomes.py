@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.plot_runs import make_chart, make_run, rows, words
+from helpers.command_line import typed
+from helpers.plot_runs import caption, make_chart, make_run, rows, words
 from helpers.report_pages import draw_only
-from typer.testing import CliRunner
 
 from deepstack.analysis.outcomes import CLEAR, margin, outcome
-from deepstack.cli import app
 from deepstack.records import EVALS_COLUMNS, Run
 from deepstack.reports import report
 
@@ -59,14 +58,8 @@ def test_what_counts_is_the_distance_from_the_unigram(
     run = evaluated(Run(make_run(tmp_path)), UNIGRAM + difference, UNIGRAM)
     assert margin(run) == pytest.approx(difference)
     assert outcome(run) == expected
-
-
-def test_a_run_that_diverged_did_so_whatever_its_losses(tmp_path: Path) -> None:
-    run = Run(make_run(tmp_path, state="diverged"))
-    assert margin(run) is not None and outcome(run) == "diverged"
-
-
-def test_a_run_without_an_end_has_no_outcome(tmp_path: Path) -> None:
+    diverged = Run(make_run(tmp_path, state="diverged"))  # whatever its losses
+    assert margin(diverged) is not None and outcome(diverged) == "diverged"
     assert outcome(Run(make_run(tmp_path, state="interrupted"))) is None
 
 
@@ -101,7 +94,11 @@ def a_study(root: Path) -> None:
 
 def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
     a_study(tmp_path / "study")
+    make_run(tmp_path / "study", scheme="rezero", state="interrupted")
     chart = make_chart("outcomes", tmp_path)
+    assert f"more than {CLEAR:g} nats below the unigram's on the same positions" in caption(chart)
+    assert "left out: 1 run without an outcome" in caption(chart)
+    assert "ReZero" not in set(chart.data["series"])
     (axes,) = chart.figure.axes
     names = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
     assert names[0].startswith("DeepNorm") and names[-1] == "Post-LN, lr\u00a00.01"  # best on top
@@ -135,36 +132,20 @@ def test_a_seed_counts_once(tmp_path: Path) -> None:
     assert counts == {"DeepNorm": 2, "Post-LN": 1}
 
 
-def test_the_figure_states_its_criterion_and_what_it_leaves_out(tmp_path: Path) -> None:
-    a_study(tmp_path / "study")
-    make_run(tmp_path / "study", scheme="rezero", state="interrupted")
-    chart = make_chart("outcomes", tmp_path)
-    caption = " ".join(words(chart)).replace("\u00a0", " ")
-    assert f"more than {CLEAR:g} nats below the unigram's on the same positions" in caption
-    assert "left out: 1 run without an outcome" in caption
-    assert "ReZero" not in set(chart.data["series"])
-
-
-def test_what_follows_from_the_scheme_makes_no_panel(tmp_path: Path) -> None:
-    for depth in (6, 18):
-        run_with(tmp_path / "study", scheme="deepnorm", depth=depth, lr=1e-3)
-        run_with(tmp_path / "study", scheme="post_ln", depth=depth, lr=1e-4)
-    chart = make_chart("outcomes", tmp_path)
-    assert len(chart.figure.axes) == 1 and "panel" not in chart.data
-
-
-def test_options_of_a_scheme_are_rows_of_their_own(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        run_with(tmp_path / "study", scheme="post_ln", seed=seed)
-        options = {"model.scheme_options.power": 0.25 * (seed + 1)}
-        run_with(tmp_path / "study", scheme="deepnorm", seed=seed, config=options)
-    chart = make_chart("outcomes", tmp_path)
-    assert set(chart.data["series"]) == {
-        "Post-LN",
-        "DeepNorm, power\u00a00.25",
-        "DeepNorm, power\u00a00.5",
-    }
-    assert len(chart.figure.axes) == 1
+def test_options_of_a_scheme_are_rows_and_what_follows_from_it_makes_no_panel(
+    tmp_path: Path,
+) -> None:
+    for seed, power in enumerate((0.25, 0.5)):
+        options = {"model.scheme_options.power": power}
+        run_with(tmp_path / "options", scheme="deepnorm", seed=seed, config=options)
+        run_with(tmp_path / "options", scheme="post_ln", seed=seed)
+        run_with(tmp_path / "rates", scheme="deepnorm", depth=6 + seed, lr=1e-3)
+        run_with(tmp_path / "rates", scheme="post_ln", depth=6 + seed, lr=1e-4)
+    charts = [make_chart("outcomes", tmp_path / name) for name in ("options", "rates")]
+    powers = {f"DeepNorm, power\u00a0{power}" for power in (0.25, 0.5)}
+    assert set(charts[0].data["series"]) == {"Post-LN", *powers}
+    assert all(len(chart.figure.axes) == 1 for chart in charts)
+    assert "panel" not in charts[1].data
 
 
 # --- frontier ------------------------------------------------------------------------------
@@ -221,13 +202,12 @@ def test_readers_see_plain_words_and_files_keep_the_values(
     assert set(chart.data["kind"]) == set(ENDS)
     assert {"learnt", "at chance", "worse", "diverged"} <= set(words(chart))
     assert not {"trained", "stalled", "above"} & set(words(chart))
-    table = CliRunner().invoke(app, ["compare", str(tmp_path)])
+    table = typed("compare", tmp_path)
     for word in ("1 learnt", "1 at chance", "1 worse", "1 diverged", "‖ΔF‖"):
         assert word in table.stdout
     report(tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "1 at chance" in page and not re.search(r"\d (trained|stalled|above)\b", page)
-    printed = CliRunner().invoke(app, ["compare", str(tmp_path), "--json"])
-    entries = json.loads(printed.stdout)
+    entries = json.loads(typed("compare", tmp_path, "--json").stdout)
     assert [row["outcome"] for row in entries] == [f"1 {result}" for result in ENDS]
     assert {row["update_measure"] for row in entries} == {"‖ΔF‖"}

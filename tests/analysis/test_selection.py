@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from helpers.command_line import typed
 from helpers.record_runs import end, make_run
+from helpers.report_pages import draw_only
 
 import deepstack
 from deepstack.errors import ConfigError, NothingMatchedError
@@ -110,7 +111,10 @@ def test_all_settings_are_the_same_columns_in_every_study(results: Path, tmp_pat
         deepstack.load_runs(results, settings="every")
 
 
-def test_every_command_selects(results: Path, tmp_path: Path) -> None:
+def test_every_command_selects(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, "loss_vs_step")
     words = ["--where", "scheme=deepnorm", "--where", "state=done", "--sort", "-depth"]
     listed = typed("ls", results, *words)
     assert listed.exit_code == 0 and "p6" not in listed.stdout
@@ -123,7 +127,8 @@ def test_every_command_selects(results: Path, tmp_path: Path) -> None:
     text = page.read_text()
     assert "d48" in text and "/p6" not in text
     assert "--where=scheme=deepnorm" in text and "--sort=-depth" in text
-    drawn = typed("plot", "loss_vs_step", results, *words[:4], "--to", tmp_path)
+    words = [*words[:4], "--to", tmp_path, "--format", "csv"]
+    drawn = typed("plot", "loss_vs_step", results, *words)
     assert drawn.exit_code == 0
     assert "0.01" not in (tmp_path / "loss_vs_step.csv").read_text()
     for command in ("ls", "plot", "compare", "report"):
@@ -151,7 +156,10 @@ def test_the_best_key_and_the_baseline_may_be_short(results: Path) -> None:
 # --- tags and notes -------------------------------------------------------------------------
 
 
-def test_tags_and_a_note_are_shown_and_removed(tmp_path: Path) -> None:
+def test_tags_and_a_note_are_shown_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
     folder = end(make_run(tmp_path / "study" / "run"))
     other = end(make_run(tmp_path / "study" / "other"))
     before = problems(folder)

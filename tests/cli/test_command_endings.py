@@ -17,6 +17,7 @@ import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY as SMALL
 from helpers.command_line import typed
+from helpers.report_pages import draw_only
 
 from deepstack.analysis.settings import value_text
 from deepstack.cli import main
@@ -101,6 +102,7 @@ def test_a_link_to_itself_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    draw_only(monkeypatch)
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     words = {
@@ -146,7 +148,10 @@ def test_nested_lists_in_configs_are_compared(copied: Path) -> None:
     assert typed("compare", copied.parent).exit_code == 0
 
 
-def test_a_report_names_a_study_that_is_not_utf8(trained: Path, tmp_path: Path) -> None:
+def test_a_report_names_a_study_that_is_not_utf8(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
     study = tmp_path / os.fsdecode(b"st\xffudy")
     shutil.copytree(trained, study / trained.name)
     found = typed("report", "-q", tmp_path)

@@ -100,20 +100,17 @@ def test_a_wrong_word_names_the_right_one(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", ["ls", "plot"])
-def test_a_missing_folder_is_named(command: str) -> None:
-    result = typed(command, "no/such/folder")
-    assert result.exit_code == 7 and "no/such/folder" in result.stderr
+def test_a_missing_folder_is_named_and_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    for command in ("ls", "plot"):
+        result = typed(command, tmp_path / "resutls")
+        assert result.exit_code == 7 and f"did you mean '{tmp_path / 'results'}'?" in result.stderr
+        result = typed(command, "no/such/folder")
+        assert result.exit_code == 7 and "no/such/folder" in result.stderr
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that refuses folders")
-def test_a_mistyped_folder_is_named_by_its_neighbour(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    result = typed("plot", tmp_path / "resutls")
-    assert result.exit_code == 7 and f"did you mean '{tmp_path / 'results'}'?" in result.stderr
-
-
-def test_out_in_an_impossible_place(tmp_path: Path) -> None:
+def test_out_in_an_impossible_place() -> None:
     trained = typed("train", QUICK, *TINY, "--out", "/proc/x", "-q")
     swept = typed("sweep", QUICK, *TINY, "seed=0,1", "--out", "/proc/x", "-q")
     for result in (trained, swept):

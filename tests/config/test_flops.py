@@ -25,7 +25,7 @@ def has_no_products(scheme: type[Scheme]) -> bool:
 TOGETHER = {"model.depth": 5, "model.gated": True, "model.d_ff": 40, "model.n_heads": 4}
 PLAIN = [name for name in SCHEMES if has_no_products(SCHEMES[name])]
 CASES: list[Any] = [
-    *some(({"model.scheme": name} for name in PLAIN), 4),
+    *some(({"model.scheme": name} for name in PLAIN), 8),
     *({"model.scheme": name} for name in SCHEMES if name not in PLAIN),
     *({"model.family": family, **TOGETHER} for family in ("encoder", "decoder")),
     {"model.family": "encoder_decoder", "model.decoder_depth": 2, **TOGETHER},

@@ -151,29 +151,17 @@ def test_mistakes_in_all_parts_of_a_sweep_are_reported_together() -> None:
     assert places == [f"f.yaml:{column}" for column in columns]
 
 
-def test_a_size_may_need_another_swept_value() -> None:
+def test_a_combination_that_is_not_valid_is_named_unless_it_is_left_out() -> None:
     keys = "{model.family: [encoder, encoder_decoder], model.decoder_depth: [null, 3]}"
     assert parse_study(f"sweep: {{zip: {keys}}}").size == 2
-
-
-def test_runs_that_are_left_out_need_not_fit() -> None:
+    study = parse_study("sweep: {grid: {model.d_model: [32, 30], model.n_heads: [2, 4]}}")
+    with pytest.raises(ConfigError, match=r"in the run of model.d_model=30, model.n_heads=4: .*"):
+        expand(study)
     wide = "sweep: {grid: {model.d_model: [4096, 2], model.depth: [2, 100000]}"
     with pytest.raises(ConfigError, match=r"in the run of .*: found 100000, a run of about"):
         expand(parse_study(wide + "}"))
     left = ", exclude: [{model.d_model: 4096, model.depth: 100000}]}"
     assert len(expand(parse_study(wide + left))) == 3
-
-
-def test_a_combination_that_is_not_valid_is_named() -> None:
-    study = parse_study("sweep: {grid: {model.d_model: [32, 30], model.n_heads: [2, 4]}}")
-    with pytest.raises(ConfigError, match=r"in the run of model.d_model=30, model.n_heads=4: .*"):
-        expand(study)
-
-
-def test_the_schema_for_editors_knows_the_parts_of_a_sweep() -> None:
-    sweep = conf.json_schema()["properties"]["sweep"]
-    assert list(sweep["properties"]) == ["grid", "zip", "exclude", "overrides"]
-    assert all(part["description"] for part in sweep["properties"].values())
 
 
 def test_the_file_of_init_becomes_a_sweep_when_its_last_lines_are_uncommented() -> None:
@@ -186,6 +174,7 @@ def test_the_file_of_init_becomes_a_sweep_when_its_last_lines_are_uncommented() 
 def test_the_examples_of_the_manual_are_sweep_files() -> None:
     manual = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     blocks = [block.split("```")[0] for block in manual.split("```yaml\n")[1:]]
-    assert blocks
-    for block in blocks:
-        assert parse_study(block).size > 1
+    assert blocks and all(parse_study(block).size > 1 for block in blocks)
+    parts = conf.json_schema()["properties"]["sweep"]["properties"]  # for editors
+    assert list(parts) == ["grid", "zip", "exclude", "overrides"]
+    assert all(part["description"] for part in parts.values())

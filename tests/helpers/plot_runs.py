@@ -2,12 +2,16 @@
 
 import json
 import math
+from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from deepstack.analysis.effective_depth import effective_depth
 from deepstack.plots import CHARTS, Chart, Options
@@ -165,8 +169,14 @@ def make_runs(root: Path, **settings: Any) -> list[Path]:
     return paths
 
 
-def make_chart(name: str, root: Path, **options: Any) -> Chart:
-    return CHARTS[name](find_runs(root), options=Options(**options))
+without_layout = partial(patch.object, ConstrainedLayoutEngine, "execute")
+"""Leave the panels of charts where they are: to place them takes most of a chart's time."""
+
+
+def make_chart(name: str, root: Path, *, layout: bool = False, **options: Any) -> Chart:
+    """Draw a chart of the runs below a folder.  layout: whether its panels are placed."""
+    with nullcontext() if layout else without_layout():
+        return CHARTS[name](find_runs(root), options=Options(**options))
 
 
 def rows(chart: Chart, **wanted: object) -> pd.DataFrame:

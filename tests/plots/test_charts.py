@@ -2,8 +2,6 @@
 
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,16 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import ROOT
-from helpers.plot_runs import DEPTHS, caption, make_chart, make_run, make_runs, rows, update, words
+from helpers.plot_runs import (
+    caption,
+    make_chart,
+    make_run,
+    make_runs,
+    rows,
+    update,
+    without_layout,
+    words,
+)
 from helpers.sampling import some
 from matplotlib.legend import Legend
 
@@ -22,6 +28,9 @@ from deepstack.plots.files import FORMATS
 from deepstack.plots.page import Page
 from deepstack.plots.style import deepstack_style
 from deepstack.records import RunFolder
+
+LOST: Any = {"state": "diverged", "updates": [math.nan], "losses": [math.nan]}
+ZEROS = np.zeros((2, 6))
 
 # --- the other charts ----------------------------------------------------------------------
 
@@ -39,19 +48,19 @@ def test_update_vs_step_draws_every_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("masked", "expected", "level"),
-    [(2.5, [2.5, 2.5], "unigram entropy"), (None, [2.0, 2.0], "best without context")],
+    [(2.5, 2.5, "unigram entropy"), (None, 2.0, "best without context")],
 )
 def test_each_loss_is_compared_with_what_it_can_be_compared_with(
-    tmp_path: Path, masked: float | None, expected: list[float], level: str
+    tmp_path: Path, masked: float | None, expected: float, level: str
 ) -> None:
-    make_runs(tmp_path / "study", depth=DEPTHS, masked=masked)
+    make_runs(tmp_path, depth=(6, 18), masked=masked)
     chart = make_chart("loss_vs_step", tmp_path)
     levels = set(rows(chart, kind="level")["series"])
     assert levels == {"best without context", level}  # of training, and of validation
     drawn = rows(chart, kind="validation", series="DeepNorm, N = 6")
-    assert drawn["y"].tolist() == expected and drawn["x"].tolist() == [0, 5]
+    assert drawn[["x", "y"]].values.tolist() == [[0, expected], [5, expected]]
     final = make_chart("final_loss_vs_depth", tmp_path)
-    assert rows(final, kind="point")["y"].tolist() == [expected[0]] * len(DEPTHS)
+    assert rows(final, kind="point")["y"].tolist() == [expected] * 2
     assert rows(final, kind="level")["series"].tolist() == [level]
 
 
@@ -107,14 +116,12 @@ def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Pa
     losses = {1e-3: 2.5, 1e-2: 2.0, 1e-1: 1.5}
     make_runs(tmp_path / "study", lr=(*losses,), seed=(0, 1), masked=lambda lr, seed: losses[lr])
     make_run(tmp_path / "study", lr=1e-1, seed=1, state="diverged", masked=1.5)
+    make_runs(tmp_path / "study", scheme="post_ln", lr=(1e-3, 1e-2), **LOST)
     chart = make_chart("loss_vs_lr", tmp_path)
-    assert rows(chart, kind="best")["x"].tolist() == [1e-2]
+    assert rows(chart, kind="best")["x"].tolist() == [1e-2] and len(chart.figure.axes) == 1
     assert rows(chart, x=1e-1)["mark"].tolist() == ["some diverged"]
     assert "some seeds diverged: mean of the others" in words(chart)
-
-
-LOST: Any = {"state": "diverged", "updates": [math.nan], "losses": [math.nan]}
-ZEROS = np.zeros((2, 6))
+    assert "nothing finished of Post-LN" in caption(chart)
 
 
 @pytest.mark.parametrize(
@@ -150,31 +157,16 @@ def test_a_chart_that_runs_do_not_allow_names_the_reason(
         make_chart(name, tmp_path)
 
 
-def test_a_setting_of_which_every_run_diverged_is_named(tmp_path: Path) -> None:
-    make_runs(tmp_path / "s", lr=(0.001, 0.01), **LOST)
-    make_run(tmp_path / "s", scheme="post_ln", lr=1e-3)
-    make_run(tmp_path / "s", scheme="post_ln", lr=1e-2, state="diverged")
-    chart = make_chart("loss_vs_lr", tmp_path)
-    assert len(rows(chart, kind="best")) == 1 == len(chart.figure.axes)
-    assert "nothing finished of DeepNorm" in caption(chart)
-
-
-def test_gradient_norms_are_those_of_the_snapshots(tmp_path: Path) -> None:
+def test_values_of_layers_are_those_of_the_snapshots(tmp_path: Path) -> None:
     values = np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 5.0]])
-    make_run(tmp_path / "study", depth=3, layers=values)
+    make_run(tmp_path, depth=3, layers=values)
     chart = make_chart("grad_norm_by_layer", tmp_path)
     assert rows(chart, series="step 1")["y"].tolist() == [1.0, 2.0, 4.0]
     # Zero has no place on a log axis: it is left out, and the caption says so.
     assert rows(chart, series="step 2")["x"].tolist() == [1, 3]
     assert "zeros" in caption(chart)
-
-
-def test_heat_map_of_any_diagnostic(tmp_path: Path) -> None:
-    values = np.arange(1.0, 13.0).reshape(4, 3)
-    make_run(tmp_path / "study", depth=3, layers=values)
     chart = make_chart("layer_step_heat_map", tmp_path, diagnostic="stream_norm")
-    cell = rows(chart, x=2, y=3)["value"].item()
-    assert cell == -values[1, 2] and len(chart.data) == 12
+    assert rows(chart, x=2, y=3)["value"].item() == -values[1, 2] and len(chart.data) == 6
     with pytest.raises(NothingMatchedError, match=r"'gradnorm'; there are: .*grad_norm"):
         make_chart("layer_step_heat_map", tmp_path, diagnostic="gradnorm")
 
@@ -228,17 +220,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_every_chart_is_drawn_by_default(study: Path, tmp_path: Path) -> None:
-    messages: list[str] = []
-    paths = draw(study, out=tmp_path, say=messages.append, formats=("csv",))
-    assert messages == []
-    assert [path.name for path in paths] == [f"{name}.csv" for name in CHARTS.names()]
-    assert len(CHARTS.names()) >= 6
-    for path in paths:
-        assert path.parent == tmp_path and len(pd.read_csv(path)) > 0
-
-
-@pytest.mark.parametrize("name", some(CHARTS.names(), 4, 1))
+@pytest.mark.parametrize("name", some(CHARTS.names(), 7, 1))
 def test_every_chart_is_written_in_four_forms(name: str, study: Path, tmp_path: Path) -> None:
     paths = draw(study, [name], tmp_path)
     assert [path.name for path in paths] == [f"{name}.{kind}" for kind in FORMATS]
@@ -246,22 +228,21 @@ def test_every_chart_is_written_in_four_forms(name: str, study: Path, tmp_path: 
     assert b"/Type3" not in paths[0].read_bytes()  # no journal takes them
 
 
-def test_the_same_runs_give_the_same_bytes_and_leave_matplotlib_alone(
-    study: Path, tmp_path: Path
-) -> None:
+def test_the_same_runs_give_the_same_bytes_and_leave_matplotlib_alone(tmp_path: Path) -> None:
+    make_runs(tmp_path / "s", depth=(2, 6), layers=lambda depth: np.ones((4, depth)))
     before = dict(mpl.rcParams)
     names = ["update_vs_depth", "layer_step_heat_map"]
-    first = draw(study, names, tmp_path / "a")
+    first = draw(tmp_path / "s", names, tmp_path / "a")
     with mpl.rc_context({"font.size": 30, "lines.linewidth": 9}):
-        second = draw(study, names, tmp_path / "b")
+        second = draw(tmp_path / "s", names, tmp_path / "b")
     for one, two in zip(first, second, strict=True):
         assert one.read_bytes() == two.read_bytes(), one.name
     assert dict(mpl.rcParams) == before
 
 
-@pytest.mark.parametrize("name", some(CHARTS.names(), 3))
+@pytest.mark.parametrize("name", some(CHARTS.names(), 4))
 def test_nothing_is_cut_off_and_no_text_lies_on_another(name: str, study: Path) -> None:
-    figure = make_chart(name, study).figure
+    figure = make_chart(name, study, layout=True).figure
     figure.set_dpi(200)
     figure.canvas.draw()
     width, height = figure.bbox.width, figure.bbox.height
@@ -279,12 +260,12 @@ def test_nothing_is_cut_off_and_no_text_lies_on_another(name: str, study: Path) 
 
 def test_a_figure_has_one_legend_and_long_labels_stay_in_it(tmp_path: Path) -> None:
     names = [f"model.scheme_options.a_rather_long_name_{i}" for i in range(3)]
-    for depth in (6, 18):
-        make_run(tmp_path / "study", depth=depth)
-        for i in (1, 2):
-            options = {name: i for name in names} | {"train.lr": 1e-3}
-            make_run(tmp_path / "study", scheme="rezero", depth=depth, lr=i, config=options)
-    figure = make_chart("update_vs_depth", tmp_path).figure
+    make_runs(tmp_path, depth=(6, 18))
+    make_runs(
+        tmp_path, scheme="rezero", depth=(6, 18), lr=(1, 2),
+        config=lambda depth, lr: dict.fromkeys(names, lr) | {"train.lr": 1e-3},
+    )  # fmt: skip
+    figure = make_chart("update_vs_depth", tmp_path, layout=True).figure
     (legend,) = figure.findobj(Legend)
     assert 0 <= legend.get_window_extent().x0 and legend.get_window_extent().x1 < figure.bbox.width
 
@@ -303,8 +284,8 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
     make_run(tmp_path / "study")
     messages: list[str] = []
     paths = draw(tmp_path / "study", say=messages.append, formats=("csv",))
-    drawn = {"loss_vs_compute", "loss_vs_step", "update_vs_step"}
-    assert {path.stem for path in paths} == drawn
+    drawn = ["loss_vs_compute", "loss_vs_step", "update_vs_step"]
+    assert [path.stem for path in paths] == drawn
     assert all(path.parent == tmp_path / "study" / "figures" for path in paths)
     left_out = [name for name in CHARTS.names() if name not in drawn]
     assert [line.split(" is not drawn: ")[0] for line in messages] == left_out
@@ -321,7 +302,8 @@ def test_runs_without_a_step_are_no_obstacle(tmp_path: Path) -> None:
     make_runs(tmp_path / "study", depth=(6, 18))
     new = RunFolder(tmp_path / "study" / "new")
     new.write_config("seed: 0\nmodel: {scheme: deepnorm, depth: 48}\n")
-    assert len(draw(tmp_path, formats=("csv",))) >= 3
+    with without_layout():
+        assert len(draw(tmp_path, formats=("csv",))) >= 3
     for path in (tmp_path / "study").iterdir():
         if path.name.startswith("deepnorm"):
             (path / "steps.csv").unlink()
@@ -344,12 +326,3 @@ def test_published_values_are_drawn_and_listed(tmp_path: Path) -> None:
     reference.write_text("chart,x,label\n")
     with pytest.raises(ConfigError, match=r"reference\.csv: no column y; expected"):
         draw(tmp_path)
-
-
-def test_charts_need_no_torch_and_no_display() -> None:
-    code = "import sys, deepstack.plots; print({'torch', 'matplotlib.pyplot'} & set(sys.modules))"
-    root = ROOT
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "set()"

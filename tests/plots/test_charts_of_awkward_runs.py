@@ -47,15 +47,14 @@ def test_of_two_runs_with_one_seed_the_one_that_ended_counts(tmp_path: Path) -> 
 # --- words ---------------------------------------------------------------------------------
 
 
-def test_one_has_no_plural() -> None:
+def test_numbers_and_lists_are_written_as_people_write_them() -> None:
     assert counted("{} steps", 1) == "1 step" and counted("{} steps", "12") == "12 steps"
     assert counted("{} heads", 1) == "1 head" and counted("loss {}", 1) == "loss 1"
-
-
-def test_lists_are_written_as_people_write_them() -> None:
-    assert (
-        value_text([0.9, 0.98]) == "(0.9,\u00a00.98)" and value_text(["v", "w1"]) == "(v,\u00a0w1)"
-    )
+    assert value_text([0.9, 0.98]) == "(0.9,\u00a00.98)"
+    assert value_text(["v", "w1"]) == "(v,\u00a0w1)"
+    assert str(Fit(-0.5, 0.02, 0.0, 4)) == "−0.50 ± 0.02"
+    assert str(Fit(-0.001, 0.02, 0.0, 4)) == "0.00 ± 0.02"
+    assert str(Fit(-0.001, math.nan, 0.0, 2)) == "0.00 (2 points)"
 
 
 # --- colours -------------------------------------------------------------------------------
@@ -63,19 +62,16 @@ def test_lists_are_written_as_people_write_them() -> None:
 
 def colours(chart: Chart) -> dict[str, object]:
     """The colour of each scheme in a legend."""
-    lines = chart.figure.findobj(Line2D)
-    found = {str(line.get_label()).split(":")[0]: line for line in lines if line.get_label()}
-    return {name: line.get_color() for name, line in found.items() if name in LABELS.values()}
+    lines = {str(line.get_label()).split(":")[0]: line for line in chart.figure.findobj(Line2D)}
+    return {name: line.get_color() for name, line in lines.items() if name in LABELS.values()}
 
 
 def test_a_scheme_has_one_colour_in_all_charts_of_a_folder(tmp_path: Path) -> None:
-    for depth in (6, 18):
-        for scheme in LABELS:
-            # Only these have a final loss, a bound and layers.
-            whole = scheme in ("post_ln", "pre_ln")
-            layers = np.ones((3, depth)) if whole else None
-            state = "done" if whole else "running"
-            make_run(tmp_path, scheme=scheme, depth=depth, layers=layers, state=state)
+    ended = ("post_ln", "pre_ln")  # only these have a final loss, a bound and layers
+    make_runs(
+        tmp_path, scheme=ended, depth=(6, 18), layers=lambda scheme, depth: np.ones((3, depth))
+    )
+    make_runs(tmp_path, scheme=tuple({*LABELS} - {*ended}), depth=(6, 18), state="running")
     whole = colours(make_chart("update_vs_depth", tmp_path))
     assert len(set(whole.values())) == len(LABELS)
     for name in ("final_loss_vs_depth", "bound_vs_depth", "last_layer_vs_step", "loss_vs_step"):
@@ -114,20 +110,23 @@ def test_bands_are_not_cut_off_by_the_axis(tmp_path: Path, name: str) -> None:
 # --- what diverged, what did not move ------------------------------------------------------
 
 
-def study_with_a_lost_seed(root: Path) -> None:
+@pytest.fixture
+def lost_seed(tmp_path: Path) -> Path:
     """Three depths and two seeds, of which one of the deepest leaves the finite numbers."""
-    for depth in (6, 18, 48):
-        for seed in range(2):
-            lost = (depth, seed) == (48, 1)
-            updates = [0.01 * depth * t for t in (1, 2)] + ([math.inf] if lost else [0.03 * depth])
-            state = "diverged" if lost else "done"
-            layers = np.ones((3, depth))
-            make_run(root, depth=depth, seed=seed, updates=updates, layers=layers, state=state)
+    lost = (48, 1)
+    make_runs(
+        tmp_path, depth=(6, 18, 48), seed=(0, 1),
+        updates=lambda depth, seed: [
+            0.01 * depth * t if t < 3 or (depth, seed) != lost else math.inf for t in (1, 2, 3)
+        ],
+        layers=lambda depth, seed: np.ones((3, depth)),
+        state=lambda depth, seed: "diverged" if (depth, seed) == lost else "done",
+    )  # fmt: skip
+    return tmp_path
 
 
-def test_a_diverged_seed_marks_the_bound_at_its_depth(tmp_path: Path) -> None:
-    study_with_a_lost_seed(tmp_path)
-    chart = make_chart("bound_vs_depth", tmp_path)
+def test_a_diverged_seed_marks_the_bound_at_its_depth(lost_seed: Path) -> None:
+    chart = make_chart("bound_vs_depth", lost_seed)
     for panel in ("measured", "right-hand side"):
         points = rows(chart, kind="point", panel=panel)
         assert points["mark"].tolist()[-1] == "some diverged" and points["mark"].isna().sum() == 2
@@ -136,27 +135,25 @@ def test_a_diverged_seed_marks_the_bound_at_its_depth(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["attribution_vs_depth", "attribution_vs_step", "gradient_ratios"])
-def test_means_name_the_seeds_that_diverged(tmp_path: Path, name: str) -> None:
-    study_with_a_lost_seed(tmp_path)
-    chart = make_chart(name, tmp_path)
+def test_means_name_the_seeds_that_diverged(lost_seed: Path, name: str) -> None:
+    chart = make_chart(name, lost_seed)
     assert "48 (1 of 2 seeds)" in caption(chart)
     if name == "attribution_vs_depth":
         assert set(rows(chart, kind="fit")["n"]) == {2}
         assert "or a seed diverged are not in the fits" in caption(chart)
 
 
-def test_a_seed_counts_until_it_has_diverged(tmp_path: Path) -> None:
+def test_a_seed_counts_until_it_has_diverged(lost_seed: Path) -> None:
     """What it measured before is a mean's; a last finite value is none, and is no other step's."""
-    study_with_a_lost_seed(tmp_path)
     for step, n in ((2, 2), (3, 1)):
-        chart = make_chart("update_vs_depth", tmp_path, at_step=step)
+        chart = make_chart("update_vs_depth", lost_seed, at_step=step)
         points = rows(chart, kind="point", x=48).set_index("panel")
         assert points["n"].to_dict() == {"step 1": 2, f"step {step}": n}
         assert points["y"][f"step {step}"] == pytest.approx({2: 0.96, 3: 1.44}[step])
         assert rows(chart, kind="fit")["n"].tolist() == [3, 1 + n]
         assert ("some seeds diverged: mean of the others" in caption(chart)) == (n == 1)
-    make_run(tmp_path, depth=48, updates=[1.0, 2.0, math.inf], state="diverged")
-    chart = make_chart("update_vs_depth", tmp_path, at_step=3)
+    make_run(lost_seed, depth=48, updates=[1.0, 2.0, math.inf], state="diverged")
+    chart = make_chart("update_vs_depth", lost_seed, at_step=3)
     (point,) = rows(chart, panel="step 3", x=48).to_dict("records")
     assert point["mark"] == "diverged" and math.isnan(point["low"])
     assert "all seeds diverged: last finite value" in caption(chart)
@@ -188,12 +185,6 @@ def test_updates_of_zero_are_named(tmp_path: Path) -> None:
 # --- legends and labels --------------------------------------------------------------------
 
 
-def test_exponents_have_a_minus_sign_and_no_negative_zero() -> None:
-    assert str(Fit(-0.5, 0.02, 0.0, 4)) == "−0.50 ± 0.02"
-    assert str(Fit(-0.001, 0.02, 0.0, 4)) == "0.00 ± 0.02"
-    assert str(Fit(-0.001, math.nan, 0.0, 2)) == "0.00 (2 points)"
-
-
 @pytest.mark.parametrize("width", [0.5, 1.0, 3.0])
 def test_a_word_longer_than_a_line_is_broken(width: float) -> None:
     text = "lr\u00a00.1, path\u00a0some/rather/long_path/" + "x" * 60 + ".txt, of all"
@@ -219,7 +210,7 @@ def test_titles_of_panels_stay_apart(tmp_path: Path) -> None:
         path = f"a/folder/{i}/with_a_name_that_is_longer_than_a_panel_of_a_paper_is_wide.txt"
         config = {"task.path": path, "train.lr": 1e-3}
         make_run(tmp_path, lr=i, config=config, layers=np.ones((3, 6)))
-    figure = make_chart("attribution_vs_step", tmp_path).figure
+    figure = make_chart("attribution_vs_step", tmp_path, layout=True).figure
     figure.canvas.draw()
     titles = [axes._left_title.get_window_extent() for axes in figure.axes[:4]]
     for left, right in pairwise(titles):
@@ -234,7 +225,7 @@ def test_names_along_a_map_stay_apart(tmp_path: Path, name: str) -> None:
     depths = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 200, 300, 500, 700, 1000)
     make_runs(tmp_path, depth=depths, lr=(1, 2), config=lambda depth, lr: {options: lr, longer: lr})
     make_run(tmp_path, depth=1000, lr=3, config={options: 2, longer: 2})
-    chart = make_chart(name, tmp_path)
+    chart = make_chart(name, tmp_path, layout=True)
     chart.figure.set_dpi(200)
     chart.figure.canvas.draw()
     for axes in chart.figure.axes:

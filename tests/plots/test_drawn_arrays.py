@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.plot_runs import make_run, write_analyses
+from helpers.plot_runs import make_run, make_runs, without_layout, write_analyses
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex
@@ -23,7 +24,6 @@ from deepstack.plots.files import csv_bytes
 from deepstack.plots.style import GREY
 from deepstack.records import Run, RunFolder, find_runs
 
-DEPTHS = (3, 5, 8)
 # panels whose title is no end of their name in the CSV
 TITLES = {
     "kl": "KL to the final output", "effective_depth": "layers",
@@ -36,26 +36,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Two schemes, three depths, two learning rates, two seeds; no two values are equal."""
     root = tmp_path_factory.mktemp("study")
     random = np.random.default_rng(0)
-    for i, scheme in enumerate(("deepnorm", "post_ln")):
-        for depth in DEPTHS:
-            for lr in (1e-3, 3e-3):
-                for seed in (0, 1):
-                    diverges = scheme == "post_ln" and depth == 8 and lr == 3e-3 and seed == 1
-                    growth = np.sort(random.uniform(0.01, 0.5, 5)) * depth**0.5
-                    path = make_run(
-                        root, scheme=scheme, depth=depth, lr=lr, seed=seed,
-                        updates=growth.tolist(), losses=(4 - growth).tolist(),
-                        masked=float(random.uniform(2, 3)) + 0.5 * i + 200 * lr * i,
-                        layers=np.ones((5, depth)), state="diverged" if diverges else "done",
-                        solved=float(random.uniform(1, 8)),
-                    )  # fmt: skip
-                    folder = RunFolder(path)
-                    names = folder.layer_names()
-                    values = {n: np.exp(random.normal(size=(5, depth))) for n in names}
-                    folder.write_layers(values, [1, 2, 3, 4, 5])
-                    share = float(random.uniform(0.3, 1))
-                    numbers = {"effective_depth": share * depth, "effective_depth_ratio": share}
-                    write_analyses(folder, depth, used=share, **numbers)
+    for scheme, depth, lr, seed in product(
+        ("deepnorm", "post_ln"), (3, 5, 8), (1e-3, 3e-3), (0, 1)
+    ):
+        diverges = (scheme, depth, lr, seed) == ("post_ln", 8, 3e-3, 1)
+        growth = np.sort(random.uniform(0.01, 0.5, 5)) * depth**0.5
+        more = (0.5 + 200 * lr) * (scheme == "post_ln")
+        path = make_run(
+            root, scheme=scheme, depth=depth, lr=lr, seed=seed,
+            updates=growth.tolist(), losses=(4 - growth).tolist(),
+            masked=float(random.uniform(2, 3)) + more, solved=float(random.uniform(1, 8)),
+            layers=np.ones((5, depth)), state="diverged" if diverges else "done",
+        )  # fmt: skip
+        folder = RunFolder(path)
+        values = {n: np.exp(random.normal(size=(5, depth))) for n in folder.layer_names()}
+        folder.write_layers(values, [1, 2, 3, 4, 5])
+        share = float(random.uniform(0.3, 1))
+        numbers = {"effective_depth": share * depth, "effective_depth_ratio": share}
+        write_analyses(folder, depth, used=share, **numbers)
     return find_runs(root)
 
 
@@ -63,9 +61,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 def falling(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Losses that fall with depth, for a law."""
     root = tmp_path_factory.mktemp("falling")
-    for depth in (2, 4, 8, 16, 32):
-        for seed in (0, 1, 2):
-            make_run(root, depth=depth, seed=seed, masked=1.5 + 1 / depth + 0.01 * seed / depth)
+    make_runs(
+        root, depth=(2, 4, 8, 16, 32), seed=(0, 1, 2),
+        masked=lambda depth, seed: 1.5 + (1 + 0.01 * seed) / depth,
+    )  # fmt: skip
     return find_runs(root)
 
 
@@ -285,5 +284,6 @@ def test_a_chart_draws_the_numbers_of_its_csv(
 ) -> None:
     published = pd.DataFrame([{"chart": name, "x": 4, "y": 1.25, "label": "published"}])
     drawn = falling if name == "law_fit" else runs
-    chart = CHARTS[name](drawn, options=Options(reference=published))
+    with without_layout():
+        chart = CHARTS[name](drawn, options=Options(reference=published))
     OTHERS.get(name, check_curves)(chart, name)

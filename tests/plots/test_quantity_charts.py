@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows
+from helpers.command_line import typed
+from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout
 from matplotlib.collections import QuadMesh
-from typer.testing import CliRunner
 
 from deepstack.analysis.comparison import compare
-from deepstack.cli import app
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.plots import Options
 from deepstack.plots.metric import metric, value_map
@@ -21,7 +20,8 @@ from deepstack.records import find_runs
 
 def draw(root: Path, *words: str, **more: Any) -> Any:
     options = Options(**more.pop("options", {}))
-    return metric(find_runs(root), *words, options=options, **more)
+    with without_layout():
+        return metric(find_runs(root), *words, options=options, **more)
 
 
 def test_a_column_against_a_setting_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
@@ -106,34 +106,23 @@ def test_a_map_shows_the_mean_of_each_cell_and_marks_diverged_ones(tmp_path: Pat
     assert drawn[:, 0].tolist() == pytest.approx([0.8, 1.7]) and math.isnan(drawn[1, 1])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["metric", "--x", "depth"], "plot metric: needs --y; as in: deepstack plot metric DIR"),
-        (["map", "--x", "depth", "--y", "lr"], "plot map: needs --value"),
-        (["map", "--x", "depth", "--y", "lr", "--value", "loss", "--by", "lr"], "has no --by"),
-        (["outcomes", "--x", "depth"], "plot outcomes: has no --x"),
-    ],
-)
-def test_options_of_other_charts_are_refused(
-    tmp_path: Path, words: list[str], message: str
-) -> None:
-    make_runs(tmp_path, depth=(6, 18))
-    result = CliRunner().invoke(app, ["plot", words[0], str(tmp_path), *words[1:]])
-    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
-
-
-def test_the_command_writes_a_metric_and_a_map(tmp_path: Path) -> None:
+def test_the_command_draws_a_metric_and_a_map_and_refuses_options_of_others(tmp_path: Path) -> None:
     make_runs(tmp_path / "study", depth=(6, 18), lr=(1e-3, 2e-3))
-    at = [str(tmp_path / "study"), "--to", str(tmp_path / "out"), "--format", "csv"]
-    axes = ["--x", "depth", "--y", "val_loss", "--by", "lr"]
-    result = CliRunner().invoke(app, ["plot", "metric", *at, *axes])
-    assert result.exit_code == 0, result.stderr
+    at = [tmp_path / "study", "--to", tmp_path / "out", "--format", "csv"]
+    drawn = typed("plot", "metric", *at, "--x", "depth", "--y", "val_loss", "--by", "lr")
+    assert drawn.exit_code == 0, drawn.stderr
     table = pd.read_csv(tmp_path / "out" / "metric.csv")
     assert set(table["series"]) == {"lr\u00a00.001", "lr\u00a00.002"}
-    axes = ["--x", "depth", "--y", "lr", "--value", "model_update"]
-    assert CliRunner().invoke(app, ["plot", "map", *at, *axes]).exit_code == 0
-    assert len(pd.read_csv(tmp_path / "out" / "map.csv")) == 4
+    drawn = typed("plot", "map", *at, "--x", "depth", "--y", "lr", "--value", "model_update")
+    assert drawn.exit_code == 0 and len(pd.read_csv(tmp_path / "out" / "map.csv")) == 4
+    for words, message in (
+        ("metric --x depth", "plot metric: needs --y; as in: deepstack plot metric DIR"),
+        ("map --x depth --y lr", "plot map: needs --value"),
+        ("map --x depth --y lr --value loss --by lr", "has no --by"),
+        ("outcomes --x depth", "plot outcomes: has no --x"),
+    ):
+        result = typed("plot", *words.split(), *at)
+        assert result.exit_code == 2 and message in " ".join(result.stderr.split()), words
 
 
 def test_sharpness_stands_beside_the_threshold_of_its_run(tmp_path: Path) -> None:

@@ -142,32 +142,23 @@ def test_saturated_and_diverged_points_are_marked_and_left_out(tmp_path: Path) -
     assert fits["exponent"].tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
     lost = "all seeds diverged: last finite value"
     assert {"saturated: above 0.3 of unrelated states", lost} <= set(words(chart))
+    faces = {
+        float(np.asarray(line.get_xdata())[0]): (line.get_markerfacecolor(), line.get_marker())
+        for line in chart.figure.axes[1].lines
+        if line.get_marker() != "None"
+    }
+    assert faces[6][0] != "white" and faces[1000][0] == faces[2000][0] == "white"
+    assert faces[1000][1] == faces[6][1] != faces[2000][1]
 
     make_run(study, depth=1000, updates=[update(1000)] * 4 + [just_below])
     last = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 5")
     assert last.set_index("x")["mark"].dropna().to_dict() == {2000: "diverged"}
 
-
-def test_a_seed_that_never_had_a_value_marks_its_point(tmp_path: Path) -> None:
-    make_runs(tmp_path / "study", depth=DEPTHS)
-    make_run(tmp_path / "study", depth=DEPTHS[0], seed=1, updates=[math.nan], state="diverged")
-    points = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 1")
-    assert points["mark"].dropna().to_dict() == {points.index[0]: "some diverged"}
-    assert points["n"].tolist() == [1] * len(DEPTHS)
-
-
-def test_hollow_points_are_hollow(tmp_path: Path) -> None:
-    for depth, value in ((6, 0.1), (18, 5.0)):
-        make_run(tmp_path / "study", depth=depth, updates=[value])
-    make_run(tmp_path / "study", depth=48, updates=[1.0], state="diverged")
-    (axes,) = make_chart("update_vs_depth", tmp_path).figure.axes
-    faces = {
-        float(np.asarray(line.get_xdata())[0]): (line.get_markerfacecolor(), line.get_marker())
-        for line in axes.lines
-        if line.get_marker() != "None"
-    }
-    assert faces[6][0] != "white" and faces[18][0] == "white" and faces[48][0] == "white"
-    assert faces[18][1] == faces[6][1] != faces[48][1]
+    # A seed that never had a value marks its point.
+    make_run(study, depth=DEPTHS[0], seed=1, updates=[math.nan], state="diverged")
+    first = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 1")
+    assert first.set_index("x")["mark"].dropna().to_dict() == {DEPTHS[0]: "some diverged"}
+    assert set(first["n"]) == {1}
 
 
 def test_schemes_without_a_last_norm_are_compared_relatively(tmp_path: Path) -> None:
@@ -215,9 +206,9 @@ def test_bands_are_one_standard_deviation_and_say_n(tmp_path: Path) -> None:
     make_run(tmp_path / "study", depth=18, updates=[0.01])
     chart = make_chart("update_vs_depth", tmp_path)
     wide, narrow = rows(chart, kind="point").to_dict("records")
-    assert wide["n"] == 3 and wide["y"] == pytest.approx(0.03, rel=1e-6)
-    assert wide["high"] - wide["y"] == pytest.approx(np.std(seeds, ddof=1), rel=1e-5)
-    assert wide["y"] - wide["low"] == pytest.approx(np.std(seeds, ddof=1), rel=1e-5)
+    deviation = np.std(seeds, ddof=1)
+    found = [wide[name] for name in ("n", "low", "y", "high")]
+    assert found == pytest.approx([3, 0.03 - deviation, 0.03, 0.03 + deviation], rel=1e-5)
     assert narrow["n"] == 1 and math.isnan(narrow["low"])
     assert "± 1 standard deviation, n = 3" in words(chart)
     assert seeds_note([5, 5]) == "n = 5" and seeds_note([1, 1]) == ""
@@ -230,6 +221,10 @@ def test_lines_are_what_varies_besides_depth_and_seed(tmp_path: Path) -> None:
     assert [s.label for s in series] == ["lr\u00a00.001", "lr\u00a00.002"]
     assert [s.depths for s in series] == [[6, 18], [6, 18]]
     assert depth_settings == ["model.d_ff"]
+    make_run(tmp_path / "schemes")  # schemes always split
+    make_run(tmp_path / "schemes", depth=18, scheme="post_ln", lr=2e-3)
+    series, _ = split_series(find_runs(tmp_path / "schemes"))
+    assert [s.label for s in series] == ["DeepNorm, lr\u00a00.001", "Post-LN, lr\u00a00.002"]
 
 
 def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
@@ -239,13 +234,6 @@ def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
     series, depth_settings = split_series(find_runs(tmp_path))
     assert [s.label for s in series] == ["data\u00a0127aac", "data\u00a02d9ce6"]
     assert [s.depths for s in series] == [[6, 18], [6]] and depth_settings == []
-
-
-def test_schemes_always_split(tmp_path: Path) -> None:
-    make_run(tmp_path / "study", depth=6)
-    make_run(tmp_path / "study", depth=18, scheme="post_ln", lr=2e-3)
-    series, _ = split_series(find_runs(tmp_path))
-    assert [s.label for s in series] == ["DeepNorm, lr\u00a00.001", "Post-LN, lr\u00a00.002"]
 
 
 HYPER = {"model.scheme_options.streams": 4, "model.scheme_options.dynamic": True}
@@ -281,22 +269,20 @@ SET = {
 }  # fmt: skip
 
 
-def test_a_caption_says_what_was_set(tmp_path: Path) -> None:
-    make_run(tmp_path, config=SET, defaults=HYPER | {"task.path": None}, steps=300)
-    caption = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
-    assert caption == (
+def test_a_caption_says_what_was_set_and_nothing_of_what_varies(tmp_path: Path) -> None:
+    def caption(root: Path) -> str:
+        return " · ".join(caption_of(find_runs(root))).replace("\u00a0", " ")
+
+    for lr, size in ((1e-3, 4), (2e-3, 8)):
+        more = {"train.batch_size": size, "task.seq_len": 20, "model.dropout": size / 10}
+        make_run(tmp_path / "vary", lr=lr, config=more, steps=300)
+    assert caption(tmp_path / "vary") == "d_model 64 · d_ff 256 · seq_len 20"
+    make_run(tmp_path / "set", config=SET, defaults=HYPER | {"task.path": None}, steps=300)
+    assert caption(tmp_path / "set") == (
         "d_model 64 · d_ff 256 · activation gelu · dropout 0.3 · norm kind rms · init distribution "
         "kaiming_normal · streams 2 · seq_len 20 · path my.txt · lr 0.001 · momentum 0.95 · "
         "weight_decay 0.1 · batch_size 4 · clip none"
     )
-
-
-def test_a_caption_says_nothing_of_what_varies(tmp_path: Path) -> None:
-    for lr, size in ((1e-3, 4), (2e-3, 8)):
-        more = {"train.batch_size": size, "task.seq_len": 20, "model.dropout": size / 10}
-        make_run(tmp_path, lr=lr, config=more, steps=300)
-    caption = " · ".join(caption_of(find_runs(tmp_path))).replace("\u00a0", " ")
-    assert caption == "d_model 64 · d_ff 256 · seq_len 20"
 
 
 def test_two_stacks_are_named_with_both_depths(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def test_commands_know_a_scheme_of_one_file(echo: Path, tmp_path: Path) -> None:
     listed = json.loads(typed("list", "schemes", "--plugin", echo, "--json").stdout)
     (row,) = [row for row in listed if row["name"] == "echo"]
     assert row["gains"]["o"] == row["alpha"] == 0.5 and row["equation"].startswith("x <- LN(")
-    swept = typed("sweep", *words, "--seeds", "0", "-q", "--out", tmp_path)
-    assert swept.exit_code == 0, swept.stderr
+    trained = typed("train", *words, "-q", "--out", tmp_path)
+    assert trained.exit_code == 0, trained.stderr
     drawn = typed("plot", "loss_vs_step", tmp_path)
     assert drawn.exit_code == 0, drawn.stderr
 

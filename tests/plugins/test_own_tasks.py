@@ -36,9 +36,5 @@ def own(given: Any) -> Task:
 def test_a_batch_that_cannot_be_trained_on_is_refused(given: Any, said: str) -> None:
     with pytest.raises(PluginError, match=f"task 'own': .*{said}"):
         own(given).train_batch(1, 3)
-
-
-def test_a_batch_that_can_is_given_as_it_is() -> None:
-    some = np.where(TOKENS, TOKENS, IGNORE)
-    batch = Batch(TOKENS, some, TOKENS > 3)
+    batch = Batch(TOKENS, np.where(TOKENS, TOKENS, IGNORE), TOKENS > 3)
     assert own(batch).probe_batch(3) is batch

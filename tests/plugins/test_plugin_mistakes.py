@@ -87,9 +87,8 @@ SCHEMES: dict[str, tuple[str, str]] = {
 def said(file: Path, text: str, *words: object) -> str:
     """What `deepstack train` says of a plugin's file, in a line or two."""
     file.write_text(text)
-    result = typed(
-        "train", QUICK, *TINY, *words, "--plugin", file, "-q", "--out", file.parent / "r"
-    )
+    words = (*TINY, *words, "--plugin", file, "-q", "--out", file.parent / "r")
+    result = typed("train", QUICK, *words)
     assert result.exit_code in (1, 2) and isinstance(result.exception, SystemExit), result.exception
     assert "Traceback" not in result.stderr and result.stderr.startswith("deepstack: ")
     assert len(result.stderr.splitlines()) == 1
@@ -99,9 +98,8 @@ def said(file: Path, text: str, *words: object) -> str:
 @pytest.mark.parametrize("what", SCHEMES)
 def test_a_scheme_that_is_none(what: str, tmp_path: Path) -> None:
     body, wanted = SCHEMES[what]
-    found = said(
-        tmp_path / "own.py", FIRST + "\n" + indent(body, "    ") + "\n", "model.scheme=own"
-    )
+    text = f"{FIRST}\n{indent(body, '    ')}\n"
+    found = said(tmp_path / "own.py", text, "model.scheme=own")
     assert re.search(wanted, found.strip()), found
 
 

@@ -55,7 +55,7 @@ def test_a_block_is_trained_made_again_and_exported(word: str, tmp_path: Path) -
     assert trained.exit_code == 0, trained.stderr
     run = trained.stdout.strip()
     assert typed("verify", run).exit_code == 0
-    assert typed("plot", "loss_vs_step", run).exit_code == 0
+    assert typed("plot", "loss_vs_step", run, "--format", "csv").exit_code == 0
     assert typed("rerun", run, "--check", "--plugin", file).exit_code == 0
     to = typed("export", run, "--to", tmp_path / "x", "--plugin", file)
     assert to.exit_code == 0, to.stderr
@@ -78,7 +78,7 @@ def test_the_diagnostic_and_the_chart(tmp_path: Path) -> None:
     run = deepstack.train(deepstack.load_config(QUICK, TINY), out=tmp_path)
     found = np.load(run.path / "layers" / "stream_kurtosis.npy")
     assert found.shape[1] == 2 and (found > 1).all()
-    drawn = typed("plot", "last_loss", run.path)
+    drawn = typed("plot", "last_loss", run.path, "--format", "csv")
     assert drawn.exit_code == 0, drawn.stderr
 
 

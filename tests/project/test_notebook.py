@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from helpers import QUICK
@@ -60,6 +61,8 @@ def ctrl_c() -> Iterator[None]:
 
 def test_progress_is_printed_where_it_is_asked_for(tmp_path: Path, capsys: Any) -> None:
     config = deepstack.load_config(QUICK, TINY)
+    deepstack.train(config, out=tmp_path / "silent")
+    assert capsys.readouterr().out == ""  # nor a bar, which a notebook shows
     run = deepstack.train(config, out=tmp_path, observer=PlainLines())
     printed = capsys.readouterr().out
     assert "steps 1 to 2" in printed and printed.endswith("done at step 2\n")
@@ -68,12 +71,9 @@ def test_progress_is_printed_where_it_is_asked_for(tmp_path: Path, capsys: Any) 
 
 
 def test_ctrl_c_in_a_cell_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
-    def stop() -> int | None:
-        raise KeyboardInterrupt
-
     config = deepstack.load_config(QUICK, TINY)
     with pytest.raises(KeyboardInterrupt):
-        deepstack.train(config, out=tmp_path, stop=stop)
+        deepstack.train(config, out=tmp_path, stop=Mock(side_effect=KeyboardInterrupt))
     (row,) = deepstack.load_runs(tmp_path).to_dict("records")
     assert row["state"] == "interrupted"
     assert deepstack.train(config, out=tmp_path).state == "done"

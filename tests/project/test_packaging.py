@@ -6,7 +6,6 @@ import re
 import tomllib
 from typing import Any
 
-import pytest
 import yaml
 from helpers import ROOT
 
@@ -17,27 +16,20 @@ def load(name: str) -> Any:
     return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
-def test_the_package_has_its_own_name_and_one_version() -> None:
+def test_the_package_has_its_own_name_one_version_and_every_extra_that_is_named() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["name"] == "deepstack-studies" and "version" in project["dynamic"]
     assert project["scripts"] == {"deepstack": "deepstack.cli:main"}
     assert load("CITATION.cff")["version"] == deepstack.__version__
-
-
-def test_the_workflow_calls_the_script_of_continuous_integration() -> None:
-    steps = load(".github/workflows/ci.yml")["jobs"]["ci"]["steps"]
-    assert {"run": ".ci/run"} in steps
-    assert "mkdocs build --strict" in (ROOT / ".ci/run").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", ["bug", "scheme"])
-def test_issue_templates_are_forms(name: str) -> None:
-    form = load(f".github/ISSUE_TEMPLATE/{name}.yml")
-    assert {"name", "description", "body"} <= form.keys()
-
-
-def test_every_extra_that_a_text_names_exists() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deepstack/**/*.py")):
         for extras in re.findall(r"'?\.\[([a-z,]+)\]'", path.read_text(encoding="utf-8")):
             assert set(extras.split(",")) <= set(project["optional-dependencies"]), path
+
+
+def test_the_workflow_calls_the_script_and_issue_templates_are_forms() -> None:
+    steps = load(".github/workflows/ci.yml")["jobs"]["ci"]["steps"]
+    assert {"run": ".ci/run"} in steps
+    assert "mkdocs build --strict" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    for name in ("bug", "scheme"):
+        form = load(f".github/ISSUE_TEMPLATE/{name}.yml")
+        assert {"name", "description", "body"} <= form.keys()

@@ -76,13 +76,9 @@ def test_registry_gives_objects_by_name_sorted() -> None:
     things: Registry[int] = Registry("thing")
     things.register("two", 2)
     things.register("one", 1)
-    assert (things["one"], things.names(), things.items()) == (
-        1,
-        ["one", "two"],
-        [("one", 1), ("two", 2)],
-    )
+    assert things.names() == list(things) == ["one", "two"] and len(things) == 2
+    assert things["one"] == 1 and things.items() == [("one", 1), ("two", 2)]
     assert "one" in things and "three" not in things and 3 not in things
-    assert list(things) == ["one", "two"] and len(things) == 2
 
 
 def test_unknown_name_is_a_config_error_with_the_nearest() -> None:
@@ -105,14 +101,8 @@ def test_unknown_name_is_a_config_error_with_the_nearest() -> None:
 def test_a_name_belongs_to_one_object() -> None:
     charts: Registry[type] = Registry("chart")
 
-    def defined() -> type:
-        class Plugin:
-            pass
-
-        return Plugin
-
-    charts.register("bars", defined())
-    new = defined()  # a module that is imported again defines its classes again
+    charts.register("bars", type("Plugin", (), {}))
+    new = type("Plugin", (), {})  # a module that is imported again defines its classes again
     charts.register("bars", new)
     assert charts["bars"] is new
     with pytest.raises(PluginError, match=r"'bars' is already taken by .*Plugin"):

@@ -88,14 +88,15 @@ def test_packages_without_torch_do_not_import_torch() -> None:
             assert not any(name.split(".")[0] == "torch" for name in imports_of(path)), path
 
 
-def test_analysis_imports_neither_torch_nor_matplotlib() -> None:
+def test_analysis_and_plots_import_neither_torch_nor_a_display() -> None:
     code = (
         "import sys, pkgutil, importlib, deepstack.analysis as a\n"
         "for m in pkgutil.iter_modules(a.__path__, 'deepstack.analysis.'):\n"
         "    importlib.import_module(m.name)\n"
-        "print({'torch', 'matplotlib'} & set(sys.modules))"
+        "print({'torch', 'matplotlib'} & set(sys.modules))\n"
+        "import deepstack.plots\n"
+        "print({'torch', 'matplotlib.pyplot'} & set(sys.modules))"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert printed.stdout == "set()\n"
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert printed.stdout == "set()\nset()\n"

@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from helpers.plot_runs import make_chart, make_run, make_runs
+from helpers.plot_runs import make_chart, make_run, make_runs, without_layout
 from helpers.report_pages import Page, draw_only
 from scipy.stats import t
 
@@ -50,7 +50,8 @@ def test_the_margin_is_taken_seed_by_seed(study: Path) -> None:
 
 def test_the_page_begins_with_the_finding(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_only(monkeypatch, "update_vs_depth")
-    page = Page(report(study))
+    with without_layout():
+        page = Page(report(study))
     text = page.text
     assert "At N = 48, Pre-LN has the lowest validation loss, 2.300 nats: 0.067 below" in text
     assert "The interval includes 0, so no difference is shown." in text

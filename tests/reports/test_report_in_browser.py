@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.browser import CHROMIUM, Browser, open_browser
-from helpers.plot_runs import make_run, make_runs
+from helpers.plot_runs import make_run, make_runs, without_layout
 
 from deepstack.records import Run, RunFolder
 from deepstack.reports import report
@@ -43,7 +43,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         state=lambda scheme, depth, seed: "diverged" if (scheme, depth, seed) == gone else "done",
         layers=lambda scheme, depth, seed: layers if depth == 6 else None,
     )  # fmt: skip
-    return report(root).as_uri()
+    with without_layout():
+        return report(root).as_uri()
 
 
 COMPARED = "[...document.querySelectorAll('table')].find(t => t.textContent.includes('ms a step'))"
@@ -198,7 +199,8 @@ def test_texts_of_a_run_folder_stay_texts(browser: Browser, tmp_path: Path) -> N
             folder.write_columns(Run(path).columns | {"scheme": {"label": f"{name} {EVIL}"}})
             folder.write_meta({"environment": {EVIL: EVIL}, "git": {"commit": EVIL}})
     browser.errors.clear()
-    browser.open(report(tmp_path).as_uri())
+    with without_layout():
+        browser.open(report(tmp_path).as_uri())
     names = browser.run("[...document.querySelectorAll('figure')].map(f => f.id.slice(3))")
     for name in names:
         show(browser, name)

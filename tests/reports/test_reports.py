@@ -6,6 +6,7 @@ import hashlib
 import io
 import math
 import re
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,16 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from helpers import ROOT
-from helpers.plot_runs import make_chart, make_run, make_runs, update
+from helpers.command_line import typed
+from helpers.plot_runs import make_chart, make_run, make_runs, update, without_layout
+from helpers.record_runs import end
 from helpers.report_pages import Page, draw_only, row_of
-from typer.testing import CliRunner
 
 import deepstack
-from deepstack.cli import app
 from deepstack.errors import BrokenChartError, ConfigError, NothingMatchedError, ResourceError
 from deepstack.plots import CHARTS, Chart, Table, chart
 from deepstack.plots.style import scheme_style
-from deepstack.records import Run, RunFolder
+from deepstack.records import Run, RunFolder, problems
 from deepstack.reports import compare, report
 from deepstack.reports.figures import describe_figure
 
@@ -36,7 +36,10 @@ LOSS = {
 }
 
 
-def make_study(root: Path) -> Path:
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two schemes, two depths and three seeds, for reading only."""
+    root = tmp_path_factory.mktemp("results") / "mine"
     make_runs(
         root, scheme=SCHEMES, depth=(1, 2), seed=(0, 1, 2),
         masked=lambda scheme, depth, seed: LOSS[scheme, depth, seed],
@@ -47,8 +50,8 @@ def make_study(root: Path) -> Path:
 # --- compare -------------------------------------------------------------------------------
 
 
-def test_a_row_is_the_mean_and_the_spread_of_its_seeds(tmp_path: Path) -> None:
-    table = compare(make_study(tmp_path))
+def test_a_row_is_the_mean_and_the_spread_of_its_seeds(study: Path) -> None:
+    table = compare(study)
     assert list(zip(table.setting, table.depth, strict=True)) == [
         ("DeepNorm", "1"), ("DeepNorm", "2"), ("Post-LN", "1"), ("Post-LN", "2")
     ]  # fmt: skip
@@ -61,11 +64,27 @@ def test_a_row_is_the_mean_and_the_spread_of_its_seeds(tmp_path: Path) -> None:
         assert row.update_first == pytest.approx(update(2, 1))
         assert row.update_last == pytest.approx(update(2, 5))
     assert "difference" not in table
+    shown = typed("compare", study, "--markdown")
+    assert shown.stdout.startswith("| setting | depth |") and len(shown.stdout.splitlines()) == 6
+    assert typed("compare", study / "none").exit_code == 7
+
+
+def test_only_what_is_done_has_a_loss(tmp_path: Path) -> None:
+    for seed, state in enumerate(("done", "diverged", "failed", "interrupted")):
+        make_run(tmp_path / "states", seed=seed, state=state, masked=1.0 + seed)
+    row = compare(tmp_path / "states").iloc[0]
+    assert (row.seeds, row.val_loss) == (4, 1.0) and math.isnan(row.val_sd)
+    wanted = ["1 diverged", "1 failed", "1 interrupted", "1 trained"]
+    assert sorted(row.outcome.split(", ")) == wanted
+    # Without [MASK] the floor is the best without context, not the unigram of [MASK] positions.
+    make_run(tmp_path / "plain", masked=math.nan)
+    row = compare(tmp_path / "plain").iloc[0]
+    assert (row.val_loss, row.unigram, row.outcome) == (2.0, 2.98, "1 trained")
 
 
 @pytest.mark.parametrize("against", ["post_ln", "model.scheme=post_ln"])
-def test_a_difference_is_taken_seed_by_seed(tmp_path: Path, against: str) -> None:
-    table = compare(make_study(tmp_path), against)
+def test_a_difference_is_taken_seed_by_seed(study: Path, against: str) -> None:
+    table = compare(study, against)
     for depth in (1, 2):
         found = [LOSS["deepnorm", depth, s] - LOSS["post_ln", depth, s] for s in range(3)]
         row = row_of(table, setting="DeepNorm", depth=str(depth))
@@ -87,29 +106,17 @@ def test_a_pair_is_alike_in_all_else(tmp_path: Path) -> None:
     by_rate = compare(tmp_path, "train.lr=0.1")
     assert row_of(by_rate, setting="DeepNorm, lr 0.2").difference == pytest.approx(1.0)
     assert row_of(by_rate, setting="Post-LN, lr 0.1").pairs == 0
+    # A rate that was chosen for each scheme, or an option that only one has, parts no pair.
+    make_run(tmp_path / "own", scheme="deepnorm", lr=0.1, masked=1.0)
+    start = {"model.scheme_options.start": 0.5}
+    make_run(tmp_path / "own", scheme="post_ln", lr=0.2, masked=4.0, config=start)
+    row = row_of(compare(tmp_path / "own", "post_ln"), seeds=1, pairs=1)
+    assert row.difference == pytest.approx(-3.0)
 
 
-def test_what_follows_from_the_baseline_parts_no_pair(tmp_path: Path) -> None:
-    """A learning rate that was chosen for each scheme, an option that only one of them has."""
-    make_run(tmp_path, scheme="deepnorm", lr=0.1, masked=1.0)
-    make_run(
-        tmp_path, scheme="post_ln", lr=0.2, masked=4.0, config={"model.scheme_options.start": 0.5}
-    )
-    assert row_of(compare(tmp_path, "post_ln"), seeds=1, pairs=1).difference == pytest.approx(-3.0)
-
-
-def test_only_what_is_done_has_a_loss(tmp_path: Path) -> None:
-    for seed, state in enumerate(("done", "diverged", "failed", "interrupted")):
-        make_run(tmp_path, seed=seed, state=state, masked=1.0 + seed)
-    row = compare(tmp_path).iloc[0]
-    assert (row.seeds, row.val_loss) == (4, 1.0) and math.isnan(row.val_sd)
-    assert sorted(row.outcome.split(", ")) == [
-        "1 diverged", "1 failed", "1 interrupted", "1 trained"
-    ]  # fmt: skip
-
-
-def test_several_studies_are_told_apart(tmp_path: Path) -> None:
-    make_study(tmp_path / "one"), make_study(tmp_path / "two")
+def test_several_studies_are_told_apart(study: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(study, tmp_path / name)
     assert sorted(set(compare(tmp_path).study)) == ["one", "two"]
     together = compare([tmp_path / "one", tmp_path / "two"])
     assert "study" not in together and set(together.seeds) == {3}  # the same runs once
@@ -126,18 +133,9 @@ def test_several_studies_are_told_apart(tmp_path: Path) -> None:
         ("model.shceme=post_ln", "did you mean 'model.scheme'?"),
     ],
 )
-def test_a_baseline_that_is_not_there(tmp_path: Path, against: str, words: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        compare(make_study(tmp_path), against)
-    assert words in str(error.value)
-
-
-def test_the_command_prints_what_the_function_returns(tmp_path: Path) -> None:
-    make_study(tmp_path)
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--markdown"])
-    assert shown.stdout.startswith("| setting | depth |") and len(shown.stdout.splitlines()) == 6
-    assert CliRunner().invoke(app, ["compare", str(tmp_path / "none")]).exit_code == 7
-    assert CliRunner().invoke(app, ["compare", str(tmp_path), "--against", "x"]).exit_code == 2
+def test_a_baseline_that_is_not_there(study: Path, against: str, words: str) -> None:
+    refused = typed("compare", study, "--against", against)
+    assert refused.exit_code == 2 and words in refused.stderr
 
 
 # --- report --------------------------------------------------------------------------------
@@ -150,9 +148,10 @@ def content(address: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(study: Path) -> Path:
     """A page with every chart."""
-    return report(make_study(tmp_path_factory.mktemp("results") / "mine"), against="post_ln")
+    with without_layout():
+        return report(study, against="post_ln")
 
 
 def test_a_page_holds_every_table_and_chart(whole: Path) -> None:
@@ -210,11 +209,14 @@ def test_lines_that_coincide_keep_their_colours(tmp_path: Path) -> None:
         assert list(panel["styles"].values()) == styles and panel["kinds"] == ["line"]
 
 
-def test_the_same_runs_give_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_runs_give_the_same_page(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw_only(monkeypatch, "update_vs_depth", "outcomes")
-    path = report(make_study(tmp_path))
-    once = path.read_bytes()
-    assert report(tmp_path, path) == path and path.read_bytes() == once
+    path = tmp_path / "page.html"
+    with without_layout():
+        once = report(study, path).read_bytes()
+        assert report(study, path) == path and path.read_bytes() == once
 
 
 def test_a_page_fetches_nothing(whole: Path) -> None:
@@ -245,25 +247,10 @@ def test_what_a_folder_says_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "<script>alert(1)" in page.text and "{{ 7*7 }}" in page.text
 
 
-def test_a_meta_that_is_another_thing_is_no_trouble(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw_only(monkeypatch)
-    for seed, meta in enumerate(({"environment": "x", "git": 3, "plugins": 5}, {"plugins": [1]})):
-        RunFolder(make_run(tmp_path, seed=seed)).write_meta(meta)
-    assert "2 runs: 2 done" in Page(report(tmp_path)).text
-
-
-def test_the_floor_is_the_one_that_the_outcome_is_of(tmp_path: Path) -> None:
-    """Without [MASK] that is the best without context, not the unigram of the [MASK] positions."""
-    make_run(tmp_path, masked=math.nan)
-    row = compare(tmp_path).iloc[0]
-    assert (row.val_loss, row.unigram, row.outcome) == (2.0, 2.98, "1 trained")
-
-
 def test_runs_that_did_not_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_only(monkeypatch)
-    make_run(tmp_path, seed=0)
+    odd = make_run(tmp_path, seed=0)
+    RunFolder(odd).write_meta({"environment": "x", "git": 3, "plugins": [1]})  # no trouble
     make_run(tmp_path, seed=1, state="interrupted")
     broken = make_run(tmp_path, seed=2)
     (broken / "status.json").write_text("{")
@@ -279,9 +266,9 @@ def test_a_page_of_one_run_and_of_several_studies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw_only(monkeypatch)
-    run = make_run(tmp_path / "one")
+    run = end(RunFolder(make_run(tmp_path / "one")), 5).path
     make_run(tmp_path / "two", scheme="post_ln")
-    assert report(run) == run / "report.html"
+    assert report(run) == run / "report.html" and problems(RunFolder(run)) == []
     assert deepstack.report(tmp_path) == tmp_path / "report.html"
     page = Page(tmp_path / "report.html")
     assert [row[0] for row in page.rows if row[0] in ("DeepNorm", "Post-LN")] == [
@@ -294,31 +281,22 @@ def test_a_page_of_one_run_and_of_several_studies(
     assert len(Page(report(several, tmp_path / "both.html")).all("section")) == 1
 
 
-def test_a_report_of_a_run_leaves_it_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_only(monkeypatch)
-    config = deepstack.load_config(
-        ROOT / "configs" / "quick.yaml",
-        ["model.depth=2", "train.steps=3", "train.batch_size=2", "train.eval_batches=1"],
-    )
-    run = deepstack.train(config, study="s", out=tmp_path)
-    assert report(run.path).exists()
-    found = CliRunner().invoke(app, ["verify", str(tmp_path)])
-    assert found.exit_code == 0, found.output
-
-
-def test_a_chart_whose_code_fails_is_told_and_the_others_are_there(tmp_path: Path) -> None:
+def test_a_chart_whose_code_fails_is_told_and_the_others_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @chart("broken_one")
     def broken_one(runs: list[Run], *, options: Any) -> Chart:
         """It fails."""
         return Chart(Table().nothing, None, "")  # type: ignore
 
+    draw_only(monkeypatch, "broken_one", "loss_vs_step", "update_vs_step")
     make_run(tmp_path)
     with pytest.raises(BrokenChartError, match="broken_one is not drawn") as error:
         report(tmp_path)
     assert error.value.written == [tmp_path / "report.html"]
     page = Page(tmp_path / "report.html")
     assert "broken_one is not drawn" in page.text and len(page.all("img")) > 1
-    found = CliRunner().invoke(app, ["report", str(tmp_path)])
+    found = typed("report", tmp_path)
     assert found.exit_code == 1 and found.stdout.strip() == str(tmp_path / "report.html")
 
 
@@ -369,13 +347,11 @@ def test_the_best_rate_is_chosen_where_every_seed_is_done(
     row = next(row for row in page.rows if row[0] == "Post-LN")
     at = next(row for row in page.rows if row[0] == "setting").index("best train.lr")
     assert row[at : at + 2] == ["0.1", "lowest"]
-
-
-def test_where_no_rate_is_whole_nothing_is_chosen(tmp_path: Path) -> None:
-    make_runs(tmp_path, lr=(0.1, 0.2), state="diverged")
-    row = compare(tmp_path, best=["train.lr"]).iloc[0]
-    assert row["train.lr"] is None and math.isnan(row.val_loss)
-    assert (row.outcome, row.seeds, row.edge) == ("2 diverged", 1, "")
+    # Where no rate is whole, nothing is chosen.
+    make_runs(tmp_path / "lost", lr=(0.1, 0.2), state="diverged")
+    lost = compare(tmp_path / "lost", best=["train.lr"]).iloc[0]
+    assert lost["train.lr"] is None and math.isnan(lost.val_loss)
+    assert (lost.outcome, lost.seeds, lost.edge) == ("2 diverged", 1, "")
 
 
 def test_a_study_without_the_baseline_is_there_without_it(
