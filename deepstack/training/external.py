@@ -17,9 +17,16 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.diagnostics import COLUMNS, describe, model_update
-from deepstack.diagnostics.foreign_model import Layers, as_float
-from deepstack.diagnostics.parameter_groups import Groups, names_by_child, names_by_group
-from deepstack.diagnostics.subject import Hidden, Subject, norm_of
+from deepstack.diagnostics.foreign_model import (
+    Groups,
+    Hidden,
+    Layers,
+    Subject,
+    as_float,
+    names_by_child,
+    names_by_group,
+    norm_of,
+)
 from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
 from deepstack.records import (
@@ -33,8 +40,7 @@ from deepstack.records import (
 from deepstack.training.environment import versions
 from deepstack.training.meta import STEP_COLUMNS, TIMING, entries, f0_norm
 from deepstack.training.observer import Observer
-from deepstack.training.outcome import is_out_of_memory
-from deepstack.training.recorder import Recorder, open_logs, sync_logs
+from deepstack.training.recorder import Recorder, is_out_of_memory, open_logs, sync_logs
 from deepstack.training.schedule import is_due
 from deepstack.training.snapshot_writer import LayerRecords
 

@@ -14,7 +14,7 @@ from helpers.snapshots import Look
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.diagnostics.skip import divide_evenly
+from deepstack.diagnostics.snapshot import divide_evenly
 from deepstack.errors import ConfigError
 
 
