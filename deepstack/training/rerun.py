@@ -16,6 +16,7 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.distributed import started_by_torchrun
+from deepstack.ending import Stop
 from deepstack.errors import (
     ConfigError,
     DifferenceError,
@@ -23,15 +24,13 @@ from deepstack.errors import (
     NothingMatchedError,
     ResourceError,
 )
-from deepstack.interrupts import Stop
 from deepstack.records import ENDED, RunFolder, existing_run
 from deepstack.records.files import read
 from deepstack.records.published import is_published
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.extension import Parent, inexact_parent, recorded_logs
 from deepstack.training.observer import Observer
 from deepstack.training.run import TOLERANCE, train
-from deepstack.training.start import recorded_config
+from deepstack.training.start import Parent, inexact_parent, recorded_config, recorded_logs
 
 
 @dataclass(frozen=True)
