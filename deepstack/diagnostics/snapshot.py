@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deepstack.diagnostics.update import evaluating
-from deepstack.diagnostics.watch import StackValues, free_graph, record_values, sublayer_values
+from deepstack.diagnostics.watch import free_graph, record_values, sublayer_values
 from deepstack.model import Transformer
 from deepstack.model.stack import Layer
 from deepstack.model.sublayers import scaled_linear
@@ -82,37 +82,6 @@ class Snapshot:
     shared: dict[str, Any] = field(default_factory=dict)
 
 
-class Pass(NamedTuple):
-    """One forward and backward pass: the values of every stack, the loss, and the gradient norm of
-    each parameter of the layers, in their order."""
-
-    seen: dict[str, StackValues]
-    loss: Tensor
-    lengths: tuple[Tensor, ...]
-
-
-def trained_by_layer(model: Transformer) -> list[list[nn.Parameter]]:
-    """Return the trained parameters of every layer."""
-    return [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
-
-
-def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor]) -> Pass:
-    """Run the model forward and backward for a snapshot."""
-    flat = [p for layer in trained_by_layer(model) for p in layer]
-    with evaluating(model), record_values(model) as seen, torch.enable_grad():
-        value, lengths, deltas = gradient_norms(
-            model,
-            tokens,
-            lambda F: loss(model.head(F, model.embedding)),
-            flat,
-            lambda side, x: seen[side].states.append(visible(x).detach()),
-        )
-        free_graph(seen)
-    for side, values in seen.items():
-        values.deltas = deltas[side]
-    return Pass(seen, value, tuple(lengths))
-
-
 def stream_states(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Return the stream at every layer boundary: side -> (depth + 1, batch, seq, d_model)."""
     states: dict[str, Tensor] = {}
@@ -146,10 +115,19 @@ def take(
     measure the norm of ∂F/∂x_l, one forward and one backward pass.  initial_states: those of
     `stream_states` at θ_0.  gradient_noise: side -> (2, depth), of `gradient_noise`.
     """
-    seen, value, lengths = pass_through(model, tokens, loss)
-    grad_norm = length_by_layer(model, lengths, lambda p: True)
+    trained = [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
+    with evaluating(model), record_values(model) as seen, torch.enable_grad():
+        value, lengths, stream_grad = gradient_norms(
+            model,
+            tokens,
+            lambda F: loss(model.head(F, model.embedding)),
+            [p for layer in trained for p in layer],
+            lambda side, x: seen[side].states.append(visible(x).detach()),
+        )
+        free_graph(seen)
+    grad_norm = length_by_layer(trained, lengths, lambda p: True)
     matrix_grad_norm = length_by_layer(
-        model, lengths, lambda p: getattr(p, "start", "") == "matrix"
+        trained, lengths, lambda p: getattr(p, "start", "") == "matrix"
     )
     without = losses_without(model, tokens, loss, skipped) if skipped else None
     jacobians = jacobian_norms(model, tokens) if jacobian else None
@@ -182,7 +160,7 @@ def take(
                 largest_logit={name: values[:, 1] for name, values in attention.items()},
                 grad_norm=grad_norm[rows],
                 matrix_grad_norm=matrix_grad_norm[rows],
-                stream_grad=seen[side].deltas,
+                stream_grad=stream_grad[side],
                 param_norm=norms,
                 param_update_norm=changes,
                 loss=value,
@@ -196,16 +174,18 @@ def take(
 
 
 def length_by_layer(
-    model: Transformer, lengths: Sequence[Tensor], holds: Callable[[nn.Parameter], bool]
+    trained: Sequence[Sequence[nn.Parameter]],
+    lengths: Sequence[Tensor],
+    holds: Callable[[nn.Parameter], bool],
 ) -> Tensor:
     """Return the norm over each layer's trained parameters that fulfil a condition; 0 for none.
 
-    lengths: the norm of every trained parameter of the layers, in their order.
+    trained: these parameters, by layer.  lengths: the norm of each of them, in their order.
     """
     remaining, zero = iter(lengths), torch.zeros((), device=lengths[0].device)
     rows = (
         [length for p, length in zip(layer, remaining, strict=False) if holds(p)]
-        for layer in trained_by_layer(model)
+        for layer in trained
     )
     return torch.stack([torch.linalg.vector_norm(torch.stack(row or [zero])) for row in rows])
 
