@@ -10,22 +10,9 @@ from torch import Tensor, nn
 
 from deepstack.errors import PluginError
 from deepstack.model import Transformer
+from deepstack.records import STEPS_COLUMNS
 
-# column -> symbol, unit, one sentence, for the run folder's columns.json
-COLUMNS = {
-    "model_update": (
-        "‖ΔF‖",
-        "",
-        "Mean over probe tokens of ‖F_t − F_0‖₂, F the last hidden state after the last norm.",
-    ),
-    "model_update_step": (
-        "‖F_t − F_{t−1}‖",
-        "",
-        "Mean over probe tokens of ‖F_t − F_{t−1}‖₂: the change by one step.",
-    ),
-    "model_update_fro": ("‖ΔF‖_F", "", "Frobenius norm of F_t − F_0 over the whole probe batch."),
-    "model_update_rel": ("‖ΔF‖_F/‖F_0‖_F", "", "Frobenius norm of F_t − F_0 over that of F_0."),
-}
+COLUMNS = {name: about for name, about in STEPS_COLUMNS.items() if name.startswith("model_update")}
 
 
 def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import errno
 import math
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,7 +62,7 @@ def cause(divergence: Divergence, place: Culprit) -> str:
 
 def open_logs(
     folder: RunFolder,
-    columns: Mapping[str, Sequence[str]],
+    columns: Mapping[str, Iterable[str]],
     resources: ExitStack,
     replay_from: int = -1,
     tolerance: float = 0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -203,8 +203,8 @@ class TrainingRun:
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = progress.step or -1
-        evals = self.evaluation.columns
-        columns = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS, "evals": evals}
+        columns: dict[str, Iterable[str]] = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS}
+        columns["evals"] = self.evaluation.columns
         columns |= {name: ("step", *more) for name, more in self.snapshots.columns().items()}
         self.logs = open_logs(self.folder, columns, resources, start, tolerance)
         self.snapshots.logs = self.logs
