@@ -88,7 +88,7 @@ def sync_logs(logs: Collection[AppendLog], *, ended: bool = False) -> dict[str, 
     return {log.path.name: log.sha256 for log in logs}
 
 
-class Row(NamedTuple):
+class PendingRow(NamedTuple):
     """A row that is not written yet; values: in the order of the columns, on the device."""
 
     step: int
@@ -110,8 +110,8 @@ class Recorder:
         self.device, self.max_loss, self.observer = device, max_loss, observer
         self.lag = 1 if device.type == "cpu" else LAG
         self.divergence: Divergence | None = None
-        self._pending: list[Row] = []
-        self._last: tuple[Row, Measured] | None = None  # its probe may not be measured yet
+        self._pending: list[PendingRow] = []
+        self._last: tuple[PendingRow, Measured] | None = None  # its probe may not be measured yet
         self._names: list[str] = []
         self._clock = time.perf_counter()
 
@@ -122,7 +122,7 @@ class Recorder:
         """
         self._complete()
         values = torch.stack([measured.loss.float(), measured.grad_norm.float()])
-        self._last = Row(step, lr, values), measured
+        self._last = PendingRow(step, lr, values), measured
         if measured.settle is None:
             self._complete()
         if len(self._pending) >= self.lag:
