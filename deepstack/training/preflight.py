@@ -38,7 +38,7 @@ from deepstack.training.environment import (
     torch_settings,
 )
 from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers, TensorBoardLog
-from deepstack.training.start import Parent, Start, changed_source, inexact_parent, start_of
+from deepstack.training.start import Parent, Start, changed_source, inexact, start_of
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
@@ -289,10 +289,12 @@ def choose_folder(
     ConfigError if the run could resume, but its data have changed; a run that has ended stays, and
     a new one starts beside it.
     """
+    extends = parent.extends if parent else {}
     for folder in same_runs(study, config):
-        if inexact_parent(folder) != (parent.inexact if parent else None):
+        meta = folder.read_meta()
+        if inexact(meta.get("extends")) != inexact(extends):
             continue
-        if not (changed := changed_source(folder.read_meta(), task.data, config)):
+        if not (changed := changed_source(meta, task.data, config)):
             return folder
         if folder.checkpoints() and folder.read_status().get("state") not in ENDED:
             key, source, was, now = changed

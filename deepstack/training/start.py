@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -226,16 +226,14 @@ CHANGEABLE = ("train.schedule", "train.lr", "train.decay_period")
 class Parent:
     """A recorded run, and the config of a new run that begins from its record.
 
-    Preflight refuses an environment other than that of the record.
+    Preflight refuses an environment other than that of the record.  extends: as in meta.json of a
+    new run that goes on where the record ends; exact: whether training its config at once gives the
+    same run; sha256: of the record's checksums.json.
     """
 
     folder: RunFolder
     config: conf.Config
-
-    @property
-    def inexact(self) -> dict[str, Any] | None:
-        """Return `extends` of a new run that its config alone does not describe, else None."""
-        return None
+    extends: Mapping[str, Any] = field(default_factory=dict)
 
     def begin(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
         """Write into the locked folder of the new run whatever it takes from the record.
@@ -252,31 +250,8 @@ class Parent:
             )
 
 
-@dataclass(frozen=True)
 class Extension(Parent):
-    """A finished run, and the config that trains it further.
-
-    step: the parent's last one.  exact: whether training the config at once gives the same run.
-    """
-
-    step: int
-    exact: bool
-
-    @property
-    def inexact(self) -> dict[str, Any] | None:
-        return None if self.exact else self.record
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """Return `extends` of the new run's meta.json; sha256: of the parent's checksums.json."""
-        path, status = self.folder.path.resolve(), self.folder.read_status()
-        return {
-            "study": path.parent.name,
-            "run": path.name,
-            "step": self.step,
-            "sha256": status.get("checksums"),
-            "exact": self.exact,
-        }
+    """A finished run, and the config that trains it further."""
 
     def begin(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
         """Write the parent's logs and last checkpoint into the locked folder of the new run.
@@ -284,27 +259,28 @@ class Extension(Parent):
         Rows and records that the parent has only because it ended there are left out.
         """
         super().begin(folder, data)
+        step = self.extends["step"]
+
+        def is_kept(log: str, at: int) -> bool:
+            return at < step or row_is_due(self.config, log, at)
+
         meta = self.folder.read_meta()
         shutil.rmtree(folder.checkpoint_dir, ignore_errors=True)  # of a killed attempt
         fixed = {"environment": {}} | {k: meta[k] for k in ("environment", "start") if k in meta}
-        folder.write_meta({"extends": self.record, **fixed})
+        folder.write_meta({"extends": self.extends, **fixed})
         logs = recorded_logs(self.folder)
         for path in (*logs, self.folder.timing_path):
             header, *rows = (files.read(path) or b"").splitlines(keepends=True) or [b""]
-            kept = [row for row in rows if self._is_kept(path.stem, int(row.split(b",")[0]))]
+            kept = [row for row in rows if is_kept(path.stem, int(row.split(b",")[0]))]
             files.replace(folder.path / path.name, b"".join([header, *kept]))
-        parts = ckpt.load(self.folder.checkpoint_path(self.step), self.step).parts
-        steps = parts["layers"]["steps"].tolist()
-        records = torch.tensor([self._is_kept("layers", step) for step in steps], dtype=torch.bool)
-        parts["layers"] = {name: value[records] for name, value in parts["layers"].items()}
-        sums = {path.stem: extent(folder.path / path.name, self.step).sha256 for path in logs}
+        parts = ckpt.load(self.folder.checkpoint_path(step), step).parts
+        kept_records = [is_kept("layers", at) for at in parts["layers"]["steps"].tolist()]
+        mask = torch.tensor(kept_records, dtype=torch.bool)
+        parts["layers"] = {name: values[mask] for name, values in parts["layers"].items()}
+        sums = {path.stem: extent(folder.path / path.name, step).sha256 for path in logs}
         state = {"run": conf.digest(without_defaults(self.config)), "logs": sums}
-        ckpt.save(folder, ckpt.Checkpoint(self.step, parts, state))
+        ckpt.save(folder, ckpt.Checkpoint(step, parts, state))
         folder.write_config(conf.to_yaml(with_defaults(self.config)))  # makes it a run
-
-    def _is_kept(self, log: str, step: int) -> bool:
-        """Return whether the new run would have written this row of a log, or record of layers."""
-        return step < self.step or row_is_due(self.config, log, step)
 
 
 def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Extension:
@@ -345,7 +321,14 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Ext
         )
     if damage := problems(folder):
         raise DifferenceError(f"--extend: {folder.path} is damaged: {damage[0]}")
-    return Extension(folder, new, step, exact=not depends_on_steps(old.train) and not changed)
+    extends = {
+        "study": folder.path.resolve().parent.name,
+        "run": folder.name,
+        "step": step,
+        "sha256": folder.read_status().get("checksums"),
+        "exact": not depends_on_steps(old.train) and not changed,
+    }
+    return Extension(folder, new, extends)
 
 
 def recorded_logs(folder: RunFolder) -> list[Path]:
@@ -353,7 +336,7 @@ def recorded_logs(folder: RunFolder) -> list[Path]:
     return [path for name in ckpt.RESUMED_LOGS if (path := folder.csv_path(name)).exists()]
 
 
-def inexact_parent(folder: RunFolder) -> dict[str, Any] | None:
-    """Return `extends` of a run that its config alone does not describe, else None."""
-    extends = folder.read_meta().get("extends")
-    return extends if isinstance(extends, dict) and not extends.get("exact") else None
+def inexact(extends: Any) -> Mapping[str, Any] | None:
+    """Return `extends` of meta.json if the run's config alone does not describe it, else None."""
+    is_inexact = isinstance(extends, Mapping) and extends and not extends.get("exact")
+    return extends if is_inexact else None
