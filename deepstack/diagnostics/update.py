@@ -10,15 +10,12 @@ from torch import Tensor, nn
 
 from deepstack.errors import PluginError
 from deepstack.model import Transformer
-from deepstack.records import STEPS_COLUMNS
-
-COLUMNS = {name: about for name, about in STEPS_COLUMNS.items() if name.startswith("model_update")}
 
 
 def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> dict[str, Tensor]:
-    """Return the values of COLUMNS, 0-d on the device, from F_t, F_0, F_{t−1} and ‖F_0‖_F.
+    """Return the values of MODEL_UPDATE_COLUMNS from F_t, F_0, F_{t−1} and ‖F_0‖_F.
 
-    F, initial, previous: (…, width), one row per token.
+    They are 0-d tensors on the device.  F, initial, previous: (…, width), one row per token.
     """
     moved = F - initial
     frobenius = torch.linalg.vector_norm(moved)
@@ -31,7 +28,7 @@ def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> 
 
 
 class ModelUpdate:
-    """‖ΔF‖_t = mean over probe tokens of ‖F_t − F_0‖₂, and related values (see COLUMNS).
+    """‖ΔF‖_t = mean over probe tokens of ‖F_t − F_0‖₂, and related values.
 
     F: the last hidden state, after the last norm, in evaluation mode, in fp32, on the probe batch.
     DeepNet accumulates from initialisation (Wang et al. 2022, arXiv:2203.00555, section 3 and

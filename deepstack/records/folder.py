@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 # column -> symbol, unit, one sentence
-STEPS_COLUMNS = {
-    "step": ("t", "steps", "Number of updates made."),
-    "loss": ("L", "nats", "Loss of batch t at θ_{t−1}, mean over its predicted positions."),
-    "lr": ("η", "", "Learning rate of the schedule at step t, before any factor of a role."),
-    "grad_norm": ("‖∇L‖", "", "Norm of the gradient of batch t at θ_{t−1}, before clipping."),
+MODEL_UPDATE_COLUMNS = {
     "model_update": (
         "‖ΔF‖",
         "",
@@ -38,6 +34,13 @@ STEPS_COLUMNS = {
     ),
     "model_update_fro": ("‖ΔF‖_F", "", "Frobenius norm of F_t − F_0 over the whole probe batch."),
     "model_update_rel": ("‖ΔF‖_F/‖F_0‖_F", "", "Frobenius norm of F_t − F_0 over that of F_0."),
+}
+STEPS_COLUMNS = {
+    "step": ("t", "steps", "Number of updates made."),
+    "loss": ("L", "nats", "Loss of batch t at θ_{t−1}, mean over its predicted positions."),
+    "lr": ("η", "", "Learning rate of the schedule at step t, before any factor of a role."),
+    "grad_norm": ("‖∇L‖", "", "Norm of the gradient of batch t at θ_{t−1}, before clipping."),
+    **MODEL_UPDATE_COLUMNS,
 }
 TIMING_COLUMNS = {
     "step": STEPS_COLUMNS["step"],
