@@ -1,4 +1,4 @@
-"""Turns signals, lack of memory and errors of the system into one line and an exit code."""
+"""Ends of a process: signals, Ctrl-C in a notebook, lack of memory and errors of the system."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from deepstack.errors import ConfigError, ResourceError
+from deepstack.errors import ConfigError, Interrupted, ResourceError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -115,3 +115,35 @@ def flush_stdout() -> None:
     except OSError:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+Stop = Callable[[], int | None]
+
+
+@contextmanager
+def stop_requests(stop: Stop | None) -> Iterator[Stop]:
+    """Yield the caller's `stop`, or one that remembers the first Ctrl-C.
+
+    After a first Ctrl-C the block ends with KeyboardInterrupt; a second one raises it at once.  A
+    different SIGINT handler stays in place, and threads, which get no signals, are unaffected.
+    """
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if stop or not ours or threading.current_thread() is not threading.main_thread():
+        yield stop or (lambda: None)
+        return
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: received[0] if received else None
+    except Interrupted as error:
+        raise KeyboardInterrupt(str(error)) from None
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if received:  # Ctrl-C after the last step: the run is done, but the caller must stop here
+        raise KeyboardInterrupt

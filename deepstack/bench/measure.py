@@ -25,7 +25,7 @@ from deepstack.model import build_model
 from deepstack.schemes import scheme_memory
 from deepstack.tasks import task_of
 from deepstack.training import choose_device, choose_threads
-from deepstack.training.fingerprint import cpu
+from deepstack.training.environment import cpu
 
 # The memory of a peer over deepstack's estimate for the same shape (1.06 to 1.21 at 1000 narrow
 # layers), and the share of the memory that all rows may use to be measured in turns.

@@ -17,6 +17,7 @@ from deepstack.config import Config, Family, values, with_overrides
 from deepstack.config.load import description, example_paths
 from deepstack.config.schema import at, keys
 from deepstack.errors import ConfigError
+from deepstack.records import MODEL_UPDATE_COLUMNS
 from deepstack.registry import unknown
 
 Rows = list[dict[str, Any]]
@@ -145,12 +146,12 @@ def diagnostic_rows() -> Rows:
     The names are file names, as `plot --diagnostic` accepts them.  JSON repeats `interval` as
     `beat`, its former name, for one version.
     """
-    from deepstack.diagnostics import COLUMNS, DIAGNOSTICS
+    from deepstack.diagnostics import DIAGNOSTICS
     from deepstack.diagnostics.layers import SYMBOLS, file_names
     from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
     from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 
-    rows = column_rows((COLUMNS, NOISE, SHARPNESS))
+    rows = column_rows((MODEL_UPDATE_COLUMNS, NOISE, SHARPNESS))
     for name, function in DIAGNOSTICS.items():
         rows += [layer_row(file, SYMBOLS[name], function) for file in file_names(name)]
     return [row | {"beat": row["interval"]} for row in rows]
@@ -217,8 +218,8 @@ def declared_schemes() -> Rows:
 def declared_diagnostics() -> Rows:
     """Return the rows of `diagnostic_rows` that the source declares."""
     usual = constants("diagnostics", "layers")["SUBLAYERS"]
-    files = ("update", "noise_scale", "sharpness")
-    rows = column_rows([constants("diagnostics", file)["COLUMNS"] for file in files])
+    more = [constants("diagnostics", file)["COLUMNS"] for file in ("noise_scale", "sharpness")]
+    rows = column_rows([MODEL_UPDATE_COLUMNS, *more])
     for name, one in declarations("diagnostics", "diagnostic").items():
         names = [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or [name]
         rows += [layer_row(file, one.arguments[0], one) for file in names]

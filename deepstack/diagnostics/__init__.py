@@ -3,13 +3,12 @@
 from deepstack.diagnostics.divergence import Culprit, culprit
 from deepstack.diagnostics.layers import DIAGNOSTICS, Diagnostic, describe, diagnostic, evaluate
 from deepstack.diagnostics.snapshot import Snapshot, take
-from deepstack.diagnostics.update import COLUMNS, ModelUpdate, evaluating, model_update
+from deepstack.diagnostics.update import ModelUpdate, evaluating, model_update
 from deepstack.registry import import_all
 
 import_all(__name__, __path__)  # each module registers its diagnostics
 
 __all__ = [
-    "COLUMNS",
     "DIAGNOSTICS",
     "Culprit",
     "Diagnostic",

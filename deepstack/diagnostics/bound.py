@@ -68,14 +68,9 @@ def effective_gain(snapshot: Snapshot) -> Tensor:
 
 def terms(snapshot: Snapshot) -> Terms:
     """Return the theorem's symbols for every sublayer of a stack, computed once per snapshot."""
-    if "terms" not in snapshot.shared:
-        snapshot.shared["terms"] = measure_terms(snapshot)
-    terms: Terms = snapshot.shared["terms"]
-    return terms
-
-
-def measure_terms(snapshot: Snapshot) -> Terms:
-    """Compute the theorem's symbols for every sublayer of a stack."""
+    known: Terms | None = snapshot.shared.get("terms")
+    if known is not None:
+        return known
     columns = []
     for name in snapshot.sublayers:
         inner, outer, fixed = MATRICES[name]
@@ -87,7 +82,9 @@ def measure_terms(snapshot: Snapshot) -> Terms:
         columns.append((v, w, torch.linalg.vector_norm(torch.stack(lengths), dim=0)))
     v, w, moved = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
     alphas = [alphas_of(s, W.shape[-1], W.device) for s in snapshot.schemes]
-    return Terms(torch.tensor(alphas, device=v.device, dtype=v.dtype), v, w, moved)
+    result = Terms(torch.tensor(alphas, device=v.device, dtype=v.dtype), v, w, moved)
+    snapshot.shared["terms"] = result
+    return result
 
 
 # Cached `alphas` of schemes that do not change during training.

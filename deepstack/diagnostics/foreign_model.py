@@ -1,4 +1,4 @@
-"""Runs a PyTorch model that deepstack did not build, and reads the outputs of its modules.
+"""A PyTorch model that deepstack did not build, under observation: F, its layers, its groups.
 
 Nothing here changes the model: modes, random states, gradients and parameters are restored bit for
 bit.
@@ -7,8 +7,11 @@ bit.
 from __future__ import annotations
 
 import random
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import numpy as np
@@ -142,3 +145,215 @@ def outputs_of(
         for module in set(modules):
             hooks.callback(module.register_forward_hook(record).remove)
         yield calls
+
+
+Hidden = str | nn.Module | Callable[[nn.Module, Any], Tensor] | None
+"""Source of F: a module, or its name, whose output is F; a function of model and batch; or None
+for the model's return value."""
+
+
+class Subject:
+    """A model with its probe batch: F, ‖x_l‖ after each layer, shares of ‖ΔF‖.
+
+    F is taken in evaluation mode, without autocast, as float32 at least.  Raises ConfigError where
+    the arguments do not fit the model, with a suggestion to type instead.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any, hidden: Hidden, layers: Layers) -> None:
+        self.model, self.batch = model, copied(batch)
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            kind = type(model).__name__
+            raise ConfigError(f"model: found {kind} without a trained parameter; nothing to probe")
+        self.modules = dict(model.named_modules())
+        self.layers_name, self.layers = find_layers(self.modules, layers)
+        self.f_name = hidden if isinstance(hidden, str) else "given" if hidden else "output"
+        self._source = find_module(self.modules, hidden) if isinstance(hidden, str) else hidden
+        # before F: the width of the stream says whether an output is a hidden state
+        self.width = self._streams()[-1][1] if self.layers else None
+        self.initial = self.hidden()
+        self.normalised = self._ends_with_norm()
+
+    def hidden(self) -> Tensor:
+        """Return F on the probe batch, (…, width), detached."""
+        with undisturbed(self.model):
+            value = self._value()
+        F = tensor_of(value)
+        if F is None or (self._source is None and not self._is_hidden_state(F)):
+            raise ConfigError(self._no_hidden_state(value))
+        return as_float(F).clone()  # a model may give the same storage twice
+
+    def _value(self) -> Any:
+        """Return the value that holds F."""
+        if self._source is None:
+            return call_model(self.model, self.batch)
+        if not isinstance(self._source, nn.Module):
+            return self._source(self.model, self.batch)
+        with outputs_of([self._source], as_float) as calls:
+            call_model(self.model, self.batch)
+        return calls[-1][1] if calls else None
+
+    def stream_norm(self) -> Tensor:
+        """Return the mean over tokens of ‖x_l‖₂, the stream after each layer, (layers,)."""
+        return torch.stack([norm for norm, _ in self._streams()]).float()
+
+    def _streams(self) -> list[tuple[Tensor, int]]:
+        """Return mean ‖x_l‖₂ and width of the stream after each layer.
+
+        The last calls count, if the model calls its layers more often than they are listed.
+        """
+
+        def size(x: Tensor) -> tuple[Tensor, int]:
+            return as_float(x).norm(dim=-1).mean(), x.shape[-1]
+
+        ends = [last_module(layer) for layer in self.layers]
+        with undisturbed(self.model), outputs_of(ends, size) as calls:
+            call_model(self.model, self.batch)
+        called = [module for module, _ in calls[-len(ends) :]]
+        for number, end in enumerate(ends, 1):
+            if called[number - 1 : number] != [end]:
+                raise ConfigError(
+                    f"layers: number {number} of {self.layers_name} gives no tensor, or not in its "
+                    "turn, in model(batch); name what holds the layers, as in "
+                    "layers='encoder.layers', or layers=() for no values by layer"
+                )
+        return [value for _, value in calls[-len(ends) :]]
+
+    def by_layer(self, values: Callable[[nn.Parameter], Tensor | None]) -> Tensor:
+        """Return the norm over the tensors of each layer's parameters, (layers,); NaN for none.
+
+        values: a parameter -> its value, its gradient or its change.
+        """
+        norms = []
+        for layer in self.layers:
+            tensors = [values(p) for p in layer.parameters() if p.requires_grad]
+            norm = norm_of([tensor for tensor in tensors if tensor is not None])
+            norms.append(norm.to(self.initial.device))
+        return torch.stack(norms)
+
+    @torch.no_grad()
+    def attribution(
+        self, groups: Mapping[str, Sequence[str]], start: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return ‖F(θ_0 + Δθ_g) − F_0‖ for each group g, the whole ‖ΔF‖, and the unexplained rest.
+
+        All are means over tokens.  groups: name -> names of parameters; start: θ_0, with buffers.
+        `unexplained` is the norm of ΔF − Σ_g (F(θ_0 + Δθ_g) − F_0): interactions of groups.
+        """
+        moved = self.hidden() - self.initial
+        unexplained = moved.clone()
+        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        norms = {}
+        for name, members in groups.items():
+            moving = set(members)
+            with holding({tensors[n]: value for n, value in start.items() if n not in moving}):
+                alone = self.hidden() - self.initial
+            unexplained -= alone
+            norms[name] = alone
+        norms |= {"whole": moved, "unexplained": unexplained}
+        return {name: change.norm(dim=-1).mean() for name, change in norms.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of the trained parameters and the persistent buffers, by name."""
+        keys = self.model.state_dict().keys()
+        buffers = {n: b for n, b in self.model.named_buffers() if n in keys}
+        return {n: t.detach().clone() for n, t in (self.parameters | buffers).items()}
+
+    def _ends_with_norm(self) -> bool:
+        """Return whether F is the output of a norm module, which fixes its scale."""
+        norms = [m for m in self.modules.values() if "norm" in type(m).__name__.lower()]
+        with outputs_of(norms, lambda x: as_float(x).clone()) as calls:
+            F = self.hidden()
+        return any(torch.equal(x, F) for _, x in calls)
+
+    def _is_hidden_state(self, x: Tensor) -> bool:
+        return x.ndim > 1 and self.width in (None, x.shape[-1])
+
+    def _no_hidden_state(self, value: Any) -> str:
+        """Return the error message for a value that is not F."""
+        names = {module: name for name, module in self.modules.items() if name}
+        with undisturbed(self.model), outputs_of(names, self._is_hidden_state) as calls:
+            call_model(self.model, self.batch)
+        fits = [names[module] for module, is_fitting in calls if is_fitting]
+        F = tensor_of(value)
+        text = type(value).__name__ if F is None else f"a tensor of shape {tuple(F.shape)}"
+        width = f" of width {self.width}" if self.width else ""
+        return (
+            f"hidden: found {text}, no hidden state{width}; name the module whose output is F, as "
+            f"in hidden={(fits or ['encoder'])[-1]!r}, or give a function of model and batch"
+        )
+
+
+def norm_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return sqrt(sum ‖t‖²), 0-d, in float32 at least; NaN for no tensors."""
+    if not tensors:
+        return torch.tensor(float("nan"))
+    # a float16 norm would overflow at 65504; a bfloat16 norm would have three digits
+    return torch.nn.utils.get_total_norm([as_float(t) for t in tensors]).float()
+
+
+@contextmanager
+def holding(values: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """Give the parameters these values inside the block, and restore their storage afterwards."""
+    before = {parameter: parameter.data for parameter in values}
+    try:
+        for parameter, value in values.items():
+            parameter.data = value
+        yield
+    finally:
+        for parameter, data in before.items():
+            parameter.data = data
+
+
+Groups = Mapping[str, str | Sequence[str]]
+"""Name -> patterns of parameter names, as in `{"attention": "*.self_attn.*"}`."""
+
+REST = "rest"
+RESERVED = ("step", REST, "whole", "unexplained")  # other columns of attribution.csv
+
+
+def names_by_child(subject: Subject) -> dict[str, list[str]]:
+    """Return the names of the trained parameters by child of a layer, elsewhere of the model.
+
+    A child is a direct one, such as `self_attn` or `linear1`.
+    """
+    layers = set(subject.layers)
+    within_layer = {
+        f"{layer}.{name}": name
+        for layer, module in subject.modules.items()
+        if module in layers
+        for name, _ in module.named_parameters()
+    }
+    groups = defaultdict(list)
+    for name in subject.parameters:
+        child = within_layer.get(name, name).split(".")[0]
+        groups[child].append(name)
+    return dict(groups)
+
+
+def names_by_group(names: Sequence[str], patterns: Groups) -> dict[str, list[str]]:
+    """Return group -> names of the parameters that match its patterns, and the others as `rest`.
+
+    Raises ConfigError for a pattern without a match and for a parameter in two groups.
+    """
+    owner: dict[str, str] = {}
+    for group, wanted in patterns.items():
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", group) or group in RESERVED:
+            raise ConfigError(
+                f"groups: found the name {group!r}; allowed letters, digits and _ . -, but not "
+                f"{', '.join(RESERVED)}"
+            )
+        for pattern in [wanted] if isinstance(wanted, str) else wanted:
+            matches = [name for name in names if fnmatchcase(name, pattern)]
+            if not matches:
+                raise ConfigError(
+                    f"groups: {group}: no trained parameter is named {pattern!r}; "
+                    f"one is named {nearest(pattern, names) or names[0]!r}"
+                )
+            for name in matches:
+                if owner.setdefault(name, group) != group:
+                    raise ConfigError(f"groups: {name} is in {owner[name]} and in {group}")
+    groups: dict[str, list[str]] = {group: [] for group in (*patterns, REST)}
+    for name in names:
+        groups[owner.get(name, REST)].append(name)
+    return {group: members for group, members in groups.items() if members}

@@ -1,26 +1,25 @@
-"""Snapshots: values of every layer from a separate forward and backward pass on the probe batch.
+"""Snapshots: values of every layer from separate forward and backward passes on the probe batch.
 
-The pass runs eagerly, in evaluation mode and in fp32.  It draws no random number and changes no
-gradient of training, so that training continues bit for bit as without it.
+The passes run eagerly, in evaluation mode and in fp32.  They draw no random number and change no
+gradient of training, so that training continues bit for bit as without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deepstack.diagnostics.jacobian import gradient_norms, jacobian_norms
-from deepstack.diagnostics.skip import losses_without
 from deepstack.diagnostics.update import evaluating
-from deepstack.diagnostics.watch import StackValues, free_graph, record_values, sublayer_values
+from deepstack.diagnostics.watch import free_graph, record_values, sublayer_values
 from deepstack.model import Transformer
+from deepstack.model.stack import Layer
 from deepstack.model.sublayers import scaled_linear
 from deepstack.parameters import Bank, layer_norms
-from deepstack.schemes import Scheme, visible
+from deepstack.schemes import Scheme, Stream, visible
 
 
 @dataclass
@@ -83,37 +82,6 @@ class Snapshot:
     shared: dict[str, Any] = field(default_factory=dict)
 
 
-class Pass(NamedTuple):
-    """One forward and backward pass: the values of every stack, the loss, and the gradient norm of
-    each parameter of the layers, in their order."""
-
-    seen: dict[str, StackValues]
-    loss: Tensor
-    lengths: tuple[Tensor, ...]
-
-
-def trained_by_layer(model: Transformer) -> list[list[nn.Parameter]]:
-    """Return the trained parameters of every layer."""
-    return [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
-
-
-def pass_through(model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor]) -> Pass:
-    """Run the model forward and backward for a snapshot."""
-    flat = [p for layer in trained_by_layer(model) for p in layer]
-    with evaluating(model), record_values(model) as seen, torch.enable_grad():
-        value, lengths, deltas = gradient_norms(
-            model,
-            tokens,
-            lambda F: loss(model.head(F, model.embedding)),
-            flat,
-            lambda side, x: seen[side].states.append(visible(x).detach()),
-        )
-        free_graph(seen)
-    for side, values in seen.items():
-        values.deltas = deltas[side]
-    return Pass(seen, value, tuple(lengths))
-
-
 def stream_states(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Return the stream at every layer boundary: side -> (depth + 1, batch, seq, d_model)."""
     states: dict[str, Tensor] = {}
@@ -147,10 +115,19 @@ def take(
     measure the norm of ∂F/∂x_l, one forward and one backward pass.  initial_states: those of
     `stream_states` at θ_0.  gradient_noise: side -> (2, depth), of `gradient_noise`.
     """
-    seen, value, lengths = pass_through(model, tokens, loss)
-    grad_norm = length_by_layer(model, lengths, lambda p: True)
+    trained = [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
+    with evaluating(model), record_values(model) as seen, torch.enable_grad():
+        value, lengths, stream_grad = gradient_norms(
+            model,
+            tokens,
+            lambda F: loss(model.head(F, model.embedding)),
+            [p for layer in trained for p in layer],
+            lambda side, x: seen[side].states.append(visible(x).detach()),
+        )
+        free_graph(seen)
+    grad_norm = length_by_layer(trained, lengths, lambda p: True)
     matrix_grad_norm = length_by_layer(
-        model, lengths, lambda p: getattr(p, "start", "") == "matrix"
+        trained, lengths, lambda p: getattr(p, "start", "") == "matrix"
     )
     without = losses_without(model, tokens, loss, skipped) if skipped else None
     jacobians = jacobian_norms(model, tokens) if jacobian else None
@@ -183,7 +160,7 @@ def take(
                 largest_logit={name: values[:, 1] for name, values in attention.items()},
                 grad_norm=grad_norm[rows],
                 matrix_grad_norm=matrix_grad_norm[rows],
-                stream_grad=seen[side].deltas,
+                stream_grad=stream_grad[side],
                 param_norm=norms,
                 param_update_norm=changes,
                 loss=value,
@@ -197,16 +174,18 @@ def take(
 
 
 def length_by_layer(
-    model: Transformer, lengths: Sequence[Tensor], holds: Callable[[nn.Parameter], bool]
+    trained: Sequence[Sequence[nn.Parameter]],
+    lengths: Sequence[Tensor],
+    holds: Callable[[nn.Parameter], bool],
 ) -> Tensor:
     """Return the norm over each layer's trained parameters that fulfil a condition; 0 for none.
 
-    lengths: the norm of every trained parameter of the layers, in their order.
+    trained: these parameters, by layer.  lengths: the norm of each of them, in their order.
     """
     remaining, zero = iter(lengths), torch.zeros((), device=lengths[0].device)
     rows = (
         [length for p, length in zip(layer, remaining, strict=False) if holds(p)]
-        for layer in trained_by_layer(model)
+        for layer in trained
     )
     return torch.stack([torch.linalg.vector_norm(torch.stack(row or [zero])) for row in rows])
 
@@ -222,3 +201,113 @@ def matrices(
             parts = values[i].to(device).chunk(len(banks[i].roles), dim=1)
             result |= dict(zip(banks[i].roles, parts, strict=True))
     return result
+
+
+def boundary_tensors(stream: Stream, known: set[int]) -> list[Tensor]:
+    """Return the tensors of the stream at a layer boundary, by which a gradient is measured.
+
+    They are x_l, and those of its shape beside it in a stream of several.  Past values do not
+    count: neither in a nested tuple, nor if a scheme carries them on unchanged.  known: the ids of
+    the tensors of earlier boundaries.
+    """
+    x = visible(stream)
+    tensors = [x]
+    for y in () if stream is x else stream[1:]:
+        is_alike = isinstance(y, Tensor) and y.shape[-3:] == x.shape[-3:]
+        # a stream may start at constants, which have no gradient
+        if is_alike and y.requires_grad and y is not x and id(y) not in known:
+            tensors.append(y)
+    return tensors
+
+
+def gradient_norms(
+    model: Transformer,
+    tokens: Tensor,
+    of: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor] = (),
+    visit: Callable[[str, Stream], None] = lambda side, x: None,
+) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
+    """Return a function of F, and the norms of its gradient by parameters and by the stream.
+
+    of: F -> 0-d.  The norms by the stream are side -> (depth + 1,), one for each boundary.
+    visit: receives the side and x_l at each of them, in their order.
+    """
+    boundaries: list[list[Tensor]] = []
+    known: set[int] = set()
+    # Detached leaves: the gradient goes down to the first sublayer and no further.
+    inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
+    F = None
+    for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
+        for x in stack.stream(x0, F):
+            boundaries.append(boundary_tensors(x, known))
+            known |= {id(tensor) for tensor in boundaries[-1]}
+            visit(side, x)
+        F = stack.leave(x)
+    assert F is not None
+    value = of(F)
+    # A scheme may own a parameter that its wiring does not use: its gradient is zero.
+    tensors = [*parameters, *(tensor for of_one in boundaries for tensor in of_one)]
+    gradients = torch.autograd.grad(value, tensors, allow_unused=True)
+    norms = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in gradients])
+    parts = torch.stack([norm.reshape(()) for norm in norms[len(parameters) :]])
+    each = parts.split([len(of_one) for of_one in boundaries])
+    by_boundary = torch.stack([torch.linalg.vector_norm(part) for part in each])
+    sizes = [len(stack.layers) + 1 for stack in model.stacks.values()]
+    by_side = dict(zip(model.stacks, by_boundary.split(sizes), strict=True))
+    return value.detach(), list(norms[: len(parameters)]), by_side
+
+
+def jacobian_norms(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
+    """Return ‖∂F/∂x_l‖_F²/dim F at every boundary: side -> (depth + 1,).
+
+    tokens: (batch, seq).  E‖Rᵀ J‖² = ‖J‖_F² for independent N(0, 1) in R; one fixed draw of R is
+    taken, and divided by ‖R‖² in the place of dim F.
+    """
+    draws: list[Tensor] = []
+
+    def product(F: Tensor) -> Tensor:
+        draws.append(torch.randn(F.shape, generator=torch.Generator().manual_seed(0)).to(F.device))
+        return (F * draws[0]).sum()
+
+    with evaluating(model), torch.enable_grad(), model.unfused():
+        _, _, norms = gradient_norms(model, tokens, product)
+    return {side: (norm / draws[0].norm()).square() for side, norm in norms.items()}
+
+
+def losses_without(
+    model: Transformer, tokens: Tensor, loss: Callable[[Tensor], Tensor], count: int
+) -> dict[str, Tensor]:
+    """Return L with layer l replaced by the identity: side -> (depth,); see `Scheme.pass_over`.
+
+    tokens: (batch, seq); loss: logits -> mean loss; count: how many layers are tried, one forward
+    pass each, evenly spaced over all stacks; NaN for the others.  Nothing is trained in between.
+    Gromov et al. 2024, arXiv:2403.17887, and Sun et al. 2025, arXiv:2502.05795, use this removal.
+    """
+    layers = model.layers
+    losses = torch.full((len(layers),), float("nan"), device=tokens.device)
+    with torch.no_grad(), evaluating(model):
+        for index in divide_evenly(len(layers), count):
+            losses[index] = loss(logits_without(model, tokens, layers[index]))
+    sizes = [len(stack.layers) for stack in model.stacks.values()]
+    return dict(zip(model.stacks, losses.split(sizes), strict=True))
+
+
+def logits_without(model: Transformer, tokens: Tensor, skipped: Layer) -> Tensor:
+    """Return the model's logits with one layer replaced by the identity."""
+    memory = None
+    for stack, x0 in zip(model.stacks.values(), model.inputs(tokens), strict=True):
+        x = stack.enter(x0)
+        for layer in stack.layers:
+            x = layer.scheme.pass_over(x) if layer is skipped else layer(x, memory)
+        memory = stack.leave(x)
+    logits: Tensor = model.head(memory, model.embedding)
+    return logits
+
+
+def divide_evenly(total: int, count: int) -> list[int]:
+    """Return `count` of 0, …, total − 1, evenly spaced with both ends; all of them if fewer."""
+    if count >= total:
+        return list(range(total))
+    if count == 1:
+        return [total - 1]
+    return [round(i * (total - 1) / (count - 1)) for i in range(count)]

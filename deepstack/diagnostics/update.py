@@ -11,27 +11,11 @@ from torch import Tensor, nn
 from deepstack.errors import PluginError
 from deepstack.model import Transformer
 
-# column -> symbol, unit, one sentence, for the run folder's columns.json
-COLUMNS = {
-    "model_update": (
-        "‖ΔF‖",
-        "",
-        "Mean over probe tokens of ‖F_t − F_0‖₂, F the last hidden state after the last norm.",
-    ),
-    "model_update_step": (
-        "‖F_t − F_{t−1}‖",
-        "",
-        "Mean over probe tokens of ‖F_t − F_{t−1}‖₂: the change by one step.",
-    ),
-    "model_update_fro": ("‖ΔF‖_F", "", "Frobenius norm of F_t − F_0 over the whole probe batch."),
-    "model_update_rel": ("‖ΔF‖_F/‖F_0‖_F", "", "Frobenius norm of F_t − F_0 over that of F_0."),
-}
-
 
 def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> dict[str, Tensor]:
-    """Return the values of COLUMNS, 0-d on the device, from F_t, F_0, F_{t−1} and ‖F_0‖_F.
+    """Return the values of MODEL_UPDATE_COLUMNS from F_t, F_0, F_{t−1} and ‖F_0‖_F.
 
-    F, initial, previous: (…, width), one row per token.
+    They are 0-d tensors on the device.  F, initial, previous: (…, width), one row per token.
     """
     moved = F - initial
     frobenius = torch.linalg.vector_norm(moved)
@@ -44,7 +28,7 @@ def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> 
 
 
 class ModelUpdate:
-    """‖ΔF‖_t = mean over probe tokens of ‖F_t − F_0‖₂, and related values (see COLUMNS).
+    """‖ΔF‖_t = mean over probe tokens of ‖F_t − F_0‖₂, and related values.
 
     F: the last hidden state, after the last norm, in evaluation mode, in fp32, on the probe batch.
     DeepNet accumulates from initialisation (Wang et al. 2022, arXiv:2203.00555, section 3 and

@@ -51,15 +51,13 @@ class StackValues:
 
     states: the stream at every layer boundary, x_0 first, each (batch, seq, d); sublayers: in the
     order of the forward pass; attention: sublayer -> mean entropy and largest logit by layer, (2,);
-    nodes: those of the graph that have hooks, see `free_graph`; deltas: (depth + 1,), the norm of
-    the loss's gradient by the stream at each boundary.
+    nodes: those of the graph that have hooks, see `free_graph`.
     """
 
     states: list[Tensor] = field(default_factory=list)
     sublayers: list[Sublayer] = field(default_factory=list)
     attention: dict[str, list[Tensor]] = field(default_factory=dict)
     nodes: list[Any] = field(default_factory=list)
-    deltas: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 def free_graph(seen: Mapping[str, StackValues]) -> None:

@@ -11,8 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deepstack.records.checksums import CHECKSUMS, mapping, sha256
-from deepstack.records.files import replace_all, sync_folder, trouble
+from deepstack.records.files import (
+    CHECKSUMS,
+    mapping,
+    replace_all,
+    sha256,
+    sync_folder,
+    trouble,
+)
 from deepstack.records.folder import RunFolder, damage_error, npy_bytes, read_npy
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -78,7 +78,7 @@ class AppendLog:
     def __init__(
         self,
         path: Path,
-        columns: Sequence[str],
+        columns: Iterable[str],
         replay_from: int = -1,
         *,
         compared: bool = True,

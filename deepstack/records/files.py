@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -30,6 +31,8 @@ PATIENCE_SECONDS = 0.6
 
 # Do not follow a link (its target would be overwritten), do not wait for a pipe.
 _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+CHECKSUMS = "checksums.json"
 
 # Bytes of a JSON or YAML file, which is read as a whole.
 LARGEST_TEXT = 2**26
@@ -81,17 +84,37 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
+def mapping(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises OSError if it is not a regular file or is too large, ValueError if it is not an object.
+    """
+    return parse_object(plain_file(path, LARGEST_TEXT).read_bytes())
+
+
+def sha256(path: Path) -> str:
+    """Return the sha256 of a file in hexadecimal."""
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def plain_file(path: Path, largest: int | None = None) -> Path:
+    """Return the path of a regular file of at most `largest` bytes; raises OSError otherwise."""
+    about = path.lstat()
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(f"{path.name} is no file")
+    if largest is not None and about.st_size > largest:
+        raise OSError(f"{path.name} has {about.st_size:,} bytes, of {largest:,} at most")
+    return path
+
+
 def open_file(path: Path) -> BufferedReader:
     """Open a file to read it; raises OSError, and ResourceError if it is not a regular file."""
-    file = open(path, "rb", opener=_open_at_once)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise ResourceError(f"{path}: found something that is no file; it is not read")
     return file
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def sync_folder(path: Path) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +20,33 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike
 
-STEPS_COLUMNS = (
-    "step",
-    "loss",
-    "lr",
-    "grad_norm",
-    "model_update",
-    "model_update_step",
-    "model_update_fro",
-    "model_update_rel",
-)
-TIMING_COLUMNS = ("step", "step_ms", "peak_memory_mb")
+# column -> symbol, unit, one sentence
+MODEL_UPDATE_COLUMNS = {
+    "model_update": (
+        "‖ΔF‖",
+        "",
+        "Mean over probe tokens of ‖F_t − F_0‖₂, F the last hidden state after the last norm.",
+    ),
+    "model_update_step": (
+        "‖F_t − F_{t−1}‖",
+        "",
+        "Mean over probe tokens of ‖F_t − F_{t−1}‖₂: the change by one step.",
+    ),
+    "model_update_fro": ("‖ΔF‖_F", "", "Frobenius norm of F_t − F_0 over the whole probe batch."),
+    "model_update_rel": ("‖ΔF‖_F/‖F_0‖_F", "", "Frobenius norm of F_t − F_0 over that of F_0."),
+}
+STEPS_COLUMNS = {
+    "step": ("t", "steps", "Number of updates made."),
+    "loss": ("L", "nats", "Loss of batch t at θ_{t−1}, mean over its predicted positions."),
+    "lr": ("η", "", "Learning rate of the schedule at step t, before any factor of a role."),
+    "grad_norm": ("‖∇L‖", "", "Norm of the gradient of batch t at θ_{t−1}, before clipping."),
+    **MODEL_UPDATE_COLUMNS,
+}
+TIMING_COLUMNS = {
+    "step": STEPS_COLUMNS["step"],
+    "step_ms": ("", "ms", "Wall-clock time of a step, logging included."),
+    "peak_memory_mb": ("", "MB", "Largest memory held so far: GPU allocations or resident set."),
+}
 EVALS_COLUMNS = ("step", "loss", "loss_masked", "bits_per_token")
 
 # Keys that identify a run in any study, with the types of their values.
@@ -178,7 +194,7 @@ class RunFolder:
         return self.path / f"{name}.csv"
 
     def log(
-        self, name: str, columns: Sequence[str], replay_from: int = -1, *, tolerance: float = 0.0
+        self, name: str, columns: Iterable[str], replay_from: int = -1, *, tolerance: float = 0.0
     ) -> AppendLog:
         """Open the log `name`; its rows after `replay_from` have to be written again.
 

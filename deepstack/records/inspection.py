@@ -1,8 +1,10 @@
-"""Inspection of a run: compares every file with its checksum, or reads it."""
+"""Checksums of a run: written at its end, and compared with every file by `deepstack verify`."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -11,23 +13,84 @@ from typing import Any
 from deepstack.errors import DeepstackError
 from deepstack.records.analyses import analysis_names
 from deepstack.records.append_log import extent
-from deepstack.records.checksums import (
-    CHECKSUMS,
-    STATE,
-    STATUS,
-    damage,
-    data_files,
-    mapping,
-    plain_file,
-    sha256,
-    status_sum,
-)
+from deepstack.records.files import CHECKSUMS, mapping, plain_file, sha256, trouble
 from deepstack.records.folder import ENDED, STATES, RunFolder
 from deepstack.records.published import is_published
 from deepstack.records.run import find_runs, folders_below, natural, read_csv
 
+STATUS = "status.json"
+STATE = "state.json"
+# log.txt and .lock record what people and processes did; they are no results.  status.json holds
+# the sha256 of checksums.json, which in turn holds one of the rest of status.json.
+DATA = (
+    "config.yaml", "meta.json", "columns.json", "[!.]*.csv", "layers/[!.]*.npy",
+    "checkpoint/[0-9]*/[!.]*",
+)  # fmt: skip
 # A folder with one of these files is a run.
 SIGNS = ("config.yaml", "status.json", "meta.json", "steps.csv")
+
+
+def damage(path: Path, largest: int | None = None) -> str | None:
+    """Describe the first file of a checkpoint that differs from its sha256; None if none does.
+
+    largest: files of more bytes are reported without being read.
+    """
+    try:
+        sums = mapping(path / CHECKSUMS)
+        if STATE not in sums or not all(PurePosixPath(name).name == name for name in sums):
+            return f"{CHECKSUMS} is not a list of its files"
+        for name, wanted in sums.items():
+            if sha256(plain_file(path / name, largest)) != wanted:
+                return f"{name} is not what was written (sha256 differs)"
+        extra = {file.name for file in path.glob("*.safetensors")} - set(sums)
+        if extra:
+            return f"{min(extra)} is not one of its files"
+    except ValueError as error:  # no JSON object, or a name that no file can have
+        return f"{CHECKSUMS} {error}"
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def write_end(
+    folder: RunFolder,
+    state: str,
+    step: int,
+    *,
+    checkpoints: bool = True,
+    logs: Mapping[str, str] | None = None,
+    **about: Any,
+) -> None:
+    """Write checksums.json and then status.json, which states how the run has ended.
+
+    checksums.json has {relative path: sha256} of all data of the run.  checkpoints: False leaves
+    out those that the run will remove.  logs: the sha256 of logs, where known.  about: further
+    values for status.json.  Raises ResourceError when the disk refuses.
+    """
+    path = folder.path / CHECKSUMS
+    with trouble(folder.path):
+        sums = dict(logs or {})
+        for name, file in data_files(folder).items():
+            if name not in sums and (checkpoints or not name.startswith("checkpoint/")):
+                sums[name] = sha256(file)
+        sums[STATUS] = status_sum({"state": state, "step": step, "error": None, **about})
+        folder.write_json(path, sums)
+        folder.write_status(state, step, checksums=sha256(path), **about)
+
+
+def status_sum(status: Mapping[str, Any]) -> str:
+    """Return the sha256 of status.json's values without that of checksums.json.
+
+    Required by test_a_change_of_a_finished_run_is_named.
+    """
+    values = {key: value for key, value in status.items() if key != "checksums"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def data_files(folder: RunFolder) -> dict[str, Path]:
+    """Return {relative path: path} of a run's data files, sorted, without hidden ones."""
+    paths = (path for pattern in DATA for path in folder.path.glob(pattern))
+    return dict(sorted((path.relative_to(folder.path).as_posix(), path) for path in paths))
 
 
 class Inspection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -286,7 +286,7 @@ def natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part) if i % 2 else 0, part) for i, part in enumerate(parts)]
 
 
-def read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+def read_csv(path: Path, columns: Iterable[str]) -> pd.DataFrame:
     """Return the complete rows of a log, with these columns if it has none yet.
 
     Raises ResourceError if it cannot be read.
@@ -298,7 +298,7 @@ def read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     if not complete:
         return pd.DataFrame({name: pd.Series(dtype=_dtype(name)) for name in columns})
     names = complete[: complete.find(b"\n")].decode("ascii", "replace").split(",")
-    if missing := [name for name in columns[:2] if name not in names]:
+    if missing := [name for name in list(columns)[:2] if name not in names]:
         raise damage_error(path, f"has no column {missing[0]}")
     try:
         return pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})

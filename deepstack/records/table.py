@@ -6,7 +6,7 @@ import csv
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,13 +139,13 @@ def varying_in_studies(summaries: Sequence[Summary]) -> list[str]:
     return [key for key in order if key in keys]
 
 
-def _last_row(path: Path, columns: Sequence[str]) -> dict[str, float]:
+def _last_row(path: Path, columns: Iterable[str]) -> dict[str, float]:
     """Return the values of the last row of a log, empty without rows.
 
     Raises ResourceError if a row among those read at the end of the file holds no numbers.
     """
     names, rows = last_rows(path)
-    if names and (missing := [name for name in columns[:2] if name not in names]):
+    if names and (missing := [name for name in list(columns)[:2] if name not in names]):
         raise damage_error(path, f"has no column {missing[0]}")
     values: list[float] = []
     for row in rows:

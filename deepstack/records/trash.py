@@ -45,7 +45,9 @@ def to_trash(
             # A link is moved itself, not its target.
             if not run.path.is_symlink() and (holder := run.folder.holder()) is not None:
                 raise LockedError(f"{run.path} is in use by {describe_holder(holder)}")
-    trash = _new_folder(Path(out))
+    trash = _trash_of(Path(out)) / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    with trouble(trash):
+        trash.mkdir(parents=True)
     moved = []
     for path, relative in outermost.items():
         target = trash / relative
@@ -116,12 +118,3 @@ def _trash_of(out: Path) -> Path:
     if trash.is_symlink() or (trash.exists() and not trash.is_dir()):
         raise ConfigError(f"{trash} is not a folder of its own; move it away")
     return trash
-
-
-def _new_folder(out: Path) -> Path:
-    """Make an empty folder in the trash, named after the present time."""
-    trash = _trash_of(out)
-    folder = trash / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    with trouble(trash):
-        folder.mkdir(parents=True)
-    return folder

@@ -9,8 +9,8 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack import plugins
+from deepstack.ending import Stop, stop_requests
 from deepstack.errors import ConfigError
-from deepstack.interrupts import Stop, stop_requests
 from deepstack.notebook import ProgressBar, in_notebook
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES

@@ -139,7 +139,7 @@ class Answers:
             return {}
         meaning = "Share of the validation answers that are right"
         of_level = {
-            accuracy_column(k): ("", "", f"{meaning}, of those that take k = {k} steps.")
+            f"accuracy_{k}": ("", "", f"{meaning}, of those that take k = {k} steps.")
             for k in self.levels
         }
         solved = f"Largest k up to which every accuracy is above {SOLVED:g}; 0: none."
@@ -155,11 +155,7 @@ class Answers:
         for i, k in enumerate(self.levels):
             of_level = right[self.level == k]
             accuracy = float(of_level.mean()) if len(of_level) else None
-            row[accuracy_column(k)] = accuracy
+            row[f"accuracy_{k}"] = accuracy
             if accuracy is not None and accuracy > SOLVED and len(solved) == i:
                 solved.append(k)
         return row | {"solved": solved[-1] if solved else 0}
-
-
-def accuracy_column(k: int) -> str:
-    return f"accuracy_{k}"

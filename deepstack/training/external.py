@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,10 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.diagnostics import COLUMNS, describe, model_update
-from deepstack.diagnostics.foreign_model import Layers, as_float
-from deepstack.diagnostics.parameter_groups import Groups, names_by_child, names_by_group
-from deepstack.diagnostics.subject import Hidden, Subject, norm_of
+from deepstack.diagnostics import describe, model_update
+from deepstack.diagnostics.foreign_model import (
+    Groups,
+    Hidden,
+    Layers,
+    Subject,
+    as_float,
+    names_by_child,
+    names_by_group,
+    norm_of,
+)
 from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
 from deepstack.records import (
@@ -31,10 +38,9 @@ from deepstack.records import (
     write_end,
 )
 from deepstack.training.environment import versions
-from deepstack.training.meta import STEP_COLUMNS, TIMING, entries, f0_norm
+from deepstack.training.meta import entries, f0_norm
 from deepstack.training.observer import Observer
-from deepstack.training.outcome import is_out_of_memory
-from deepstack.training.recorder import Recorder, open_logs, sync_logs
+from deepstack.training.recorder import Recorder, is_out_of_memory, open_logs, sync_logs
 from deepstack.training.schedule import is_due
 from deepstack.training.snapshot_writer import LayerRecords
 
@@ -42,7 +48,6 @@ Interval = int | Literal["log"]
 
 LAYERS = ("stream_norm", "grad_norm", "param_norm", "param_update_norm")
 OWN_COLUMNS = {
-    "step": ("t", "steps", "Number of updates made."),
     "loss": ("L", "", "What probe.step was given at step t."),
     "lr": ("η", "", "Learning rate of the optimizer's first group at probe.step."),
     "grad_norm": ("‖∇L‖", "", "Norm of the gradients that the model has at probe.step."),
@@ -138,29 +143,24 @@ class Probe:
                 raise ConfigError(
                     f"{self.folder.path} holds a run already; give another name with out="
                 )
-            self._begin(stack)
+            self.folder.write_config(conf.yaml_of(self.config))
+            self.folder.write_meta(self._meta())
+            self.folder.write_columns(self._columns())
+            self.folder.write_status("running", 0)
+            columns: dict[str, Iterable[str]] = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS}
+            if self.attribution_every:
+                columns["attribution"] = ("step", *self.groups, "whole", "unexplained")
+                self._start = self.subject.state()
+            self._logs = open_logs(self.folder, columns, stack)
+            no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
+            device = self.subject.initial.device
+            self._recorder = Recorder(self._logs, device, no_limit, Observer())
+            if is_due(self.layers_every, 0):
+                self._take_snapshot()
+            self._prepare_snapshot()
+            self._recorder.pause()
             self._open = stack.pop_all()
         return self
-
-    def _begin(self, resources: ExitStack) -> None:
-        """Create the run folder and take the snapshot before the first step."""
-        subject, folder = self.subject, self.folder
-        folder.write_config(conf.yaml_of(self.config))
-        folder.write_meta(self._meta())
-        folder.write_columns(self._columns())
-        folder.write_status("running", 0)
-        columns: dict[str, Sequence[str]] = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS}
-        if self.attribution_every:
-            columns["attribution"] = ("step", *self.groups, "whole", "unexplained")
-            self._start = subject.state()
-        self._logs = open_logs(folder, columns, resources)
-        no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
-        recorder = Recorder(self._logs, subject.initial.device, no_limit, Observer())
-        if is_due(self.layers_every, 0):
-            self._take_snapshot()
-        self._prepare_snapshot()
-        recorder.pause()
-        self._recorder = recorder
 
     def step(self, loss: Tensor | float) -> None:
         """Measure the model after a step: between optimizer.step() and the next zero_grad().
@@ -187,7 +187,19 @@ class Probe:
             value = torch.as_tensor(loss).detach().reshape(()).to(F.device)
             measured = Measured(value, norm_of(gradients).to(F.device), values)
             recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
-        self._measure_more(recorder)
+        snapshot = is_due(self.layers_every, self.at)
+        attribution = is_due(self.attribution_every, self.at)
+        if snapshot or attribution or self.every > 1:  # excluded from the time of the next row
+            recorder.flush()
+            if snapshot:
+                self._take_snapshot()
+            if attribution:
+                parts = self.subject.attribution(self.groups, self._start)
+                shares = {name: float(value) for name, value in parts.items()}
+                self._logs["attribution"].write({"step": self.at, **shares})
+            if self.every > 1 and is_due(self.every, self.at + 1):
+                self._previous = self.subject.hidden()  # the next row needs F_{t-1}
+            recorder.pause()
         self._prepare_snapshot()
 
     def __exit__(
@@ -204,8 +216,7 @@ class Probe:
                 self.folder.write_status("failed", self.at, error=str(changed))
                 raise
             self._records.write()
-            divergence = recorder.divergence
-            if divergence is not None:
+            if (divergence := recorder.divergence) is not None:
                 facts = divergence.facts()
                 write_end(self.folder, "diverged", divergence.step, logs=sums, **facts)
             elif error is None:
@@ -220,23 +231,6 @@ class Probe:
     def run(self) -> Run:
         """Return the run as read from its folder."""
         return Run(self.folder.path)
-
-    def _measure_more(self, recorder: Recorder) -> None:
-        """Take the measurements due besides a row, and exclude them from the time of rows."""
-        snapshot = is_due(self.layers_every, self.at)
-        attribution = is_due(self.attribution_every, self.at)
-        if not (snapshot or attribution or self.every > 1):
-            return
-        recorder.flush()
-        if snapshot:
-            self._take_snapshot()
-        if attribution:
-            parts = self.subject.attribution(self.groups, self._start)
-            shares = {name: float(value) for name, value in parts.items()}
-            self._logs["attribution"].write({"step": self.at, **shares})
-        if self.every > 1 and is_due(self.every, self.at + 1):
-            self._previous = self.subject.hidden()  # the next row needs F_{t-1}
-        recorder.pause()
 
     @torch.no_grad()
     def _take_snapshot(self) -> None:
@@ -319,7 +313,7 @@ class Probe:
         shares["whole"] = ("‖ΔF‖", "", "Mean over tokens of ‖F_t − F_0‖₂.")
         shares["unexplained"] = ("", "", "Mean over tokens of ‖ΔF − sum of what the groups do‖₂.")
         return {
-            "columns": entries(STEP_COLUMNS | OWN_COLUMNS | COLUMNS | TIMING),
+            "columns": entries(STEPS_COLUMNS | OWN_COLUMNS | TIMING_COLUMNS),
             "layers": entries(layers),
             "attribution": entries(shares),
             "scheme": {

@@ -11,21 +11,16 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.diagnostics import COLUMNS, describe
+from deepstack.diagnostics import describe
 from deepstack.model import option_defaults
 from deepstack.model.build import Built
+from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
 from deepstack.schemes import NORMS, SCHEMES, scheme_flops, stack_positions
 from deepstack.training.environment import environment_changes, git_state
 
 if TYPE_CHECKING:
     from deepstack.training.run import TrainingRun
 
-STEP_COLUMNS = {
-    "step": ("t", "steps", "Number of updates made."),
-    "loss": ("L", "nats", "Loss of batch t at θ_{t−1}, mean over its predicted positions."),
-    "lr": ("η", "", "Learning rate of the schedule at step t, before any factor of a role."),
-    "grad_norm": ("‖∇L‖", "", "Norm of the gradient of batch t at θ_{t−1}, before clipping."),
-}
 EVAL_COLUMNS = {
     "loss_masked": ("L", "nats", "Validation loss over the positions whose token is not shown."),
     "bits_per_token": ("L", "bits", "Validation loss over all predicted positions, in bits."),
@@ -40,10 +35,6 @@ COMPUTE = {
 OF_THE_FIRST_START = ("created", "git", "extends", "differing_logs")
 # The distance from 1 to the next fp32 number.
 RESOLUTION = 2.0**-23
-TIMING = {
-    "step_ms": ("", "ms", "Wall-clock time of a step, logging included."),
-    "peak_memory_mb": ("", "MB", "Largest memory held so far: GPU allocations or resident set."),
-}
 
 
 def describe_run(run: TrainingRun) -> dict[str, Any]:
@@ -113,7 +104,7 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
     coarse = steps_below_resolution(config, run.built)
     return {
         "columns": entries(
-            STEP_COLUMNS | COLUMNS | EVAL_COLUMNS | evals | TIMING | COMPUTE | others
+            STEPS_COLUMNS | EVAL_COLUMNS | evals | TIMING_COLUMNS | COMPUTE | others
         ),
         "layers": entries(describe()),
         "attribution": entries(attribution),

@@ -1,7 +1,7 @@
 """Checks a run before it starts: every refusal, in the order in which `preflight` makes them.
 
-Two refusals remain for later: a checkpoint or log that is damaged shows when it is read, and a
-plugin that writes into a buffer shows in its first step (`buffer_writes`).
+Two refusals come later: a checkpoint or log that is damaged shows when it is read, and a plugin
+that writes into a buffer shows in its first step (`refuse_buffer_writes`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.distributed import RankGroup, join_ranks, parallelism
 from deepstack.errors import ConfigError, PluginError, ResourceError
-from deepstack.fast import FastPaths, fast_paths_of
+from deepstack.fast import FastPaths, Measured, Step, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
 from deepstack.records import ENDED, Run, RunFolder, removal
 from deepstack.tasks import Task, task_of
@@ -33,13 +34,11 @@ from deepstack.training.environment import (
     environment_changes,
     environment_of,
     memory_limit,
+    memory_needed,
     torch_settings,
 )
-from deepstack.training.extension import Parent, inexact_parent
-from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers
-from deepstack.training.outcome import memory_needed
-from deepstack.training.start import Start, changed_source, start_of
-from deepstack.training.tracking import TensorBoardLog
+from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers, TensorBoardLog
+from deepstack.training.start import Parent, Start, changed_source, inexact, start_of
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
@@ -242,12 +241,12 @@ def locked_folder(
             try:
                 stack.enter_context(folder.lock())
             except ResourceError as error:
-                if getattr(error.__cause__, "errno", None) in READ_ONLY:
-                    with suppress(ResourceError):
-                        if (state := folder.read_state()) in ENDED:  # nothing to write
-                            return [str(folder.path), state]
-                    raise ResourceError(f"{error}; give another folder with --out") from error
-                raise
+                if getattr(error.__cause__, "errno", None) not in READ_ONLY:
+                    raise
+                with suppress(ResourceError):
+                    if (state := folder.read_state()) in ENDED:  # nothing to write
+                        return [str(folder.path), state]
+                raise ResourceError(f"{error}; give another folder with --out") from error
             try:
                 return [str(folder.path), folder.read_state()]
             except ResourceError as error:
@@ -290,10 +289,12 @@ def choose_folder(
     ConfigError if the run could resume, but its data have changed; a run that has ended stays, and
     a new one starts beside it.
     """
+    extends = parent.extends if parent else {}
     for folder in same_runs(study, config):
-        if inexact_parent(folder) != (parent.inexact if parent else None):
+        meta = folder.read_meta()
+        if inexact(meta.get("extends")) != inexact(extends):
             continue
-        if not (changed := changed_source(folder.read_meta(), task.data, config)):
+        if not (changed := changed_source(meta, task.data, config)):
             return folder
         if folder.checkpoints() and folder.read_status().get("state") not in ENDED:
             key, source, was, now = changed
@@ -323,3 +324,39 @@ def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolde
     numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     folders = (RunFolder(study / one) for one in numbered if one not in taken)
     return next(folder for folder in folders if not folder.exists())
+
+
+StepFunction = Callable[[Tensor, Tensor, float], Measured]
+
+
+def refuse_buffer_writes(step: Step, model: nn.Module) -> StepFunction:
+    """Return the step; it raises PluginError if it writes into a plugin's buffer.
+
+    A checkpoint keeps parameters only, and each measurement would change the buffer again.  Only
+    `Scheme.at_step` may set buffers: it derives them from the number of the step.
+    """
+    of_plugins = [
+        module
+        for module in model.modules()
+        if type(module).__module__.split(".")[0] not in ("deepstack", "torch") and module._buffers
+    ]
+
+    def versions() -> list[tuple[str, int, int | None]]:
+        return [
+            (f"{name} of {type(module).__name__}", id(x), None if x is None else x._version)
+            for module in of_plugins
+            for name, x in module._buffers.items()
+        ]
+
+    def checked_step(inputs: Tensor, targets: Tensor, lr: float) -> Measured:
+        before = versions()
+        measured = step(inputs, targets, lr)
+        for old, new in zip(before, versions(), strict=True):
+            if old != new:
+                raise PluginError(
+                    f"a step writes into the buffer {old[0]}, which no checkpoint keeps and every "
+                    "measurement would change; allowed are values that at_step sets, and parameters"
+                )
+        return measured
+
+    return checked_step if of_plugins else step

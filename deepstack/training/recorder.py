@@ -1,21 +1,37 @@
-"""Writes the rows of steps.csv and timing.csv, in groups, so that training never waits."""
+"""Records a run: its rows, in groups, so that training never waits; its divergence; its end."""
 
 from __future__ import annotations
 
+import errno
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, NamedTuple
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from deepstack.diagnostics import Culprit
+from deepstack.distributed import lost_rank
+from deepstack.errors import (
+    ChangedLogError,
+    DeepstackError,
+    OutOfMemoryError,
+    PluginError,
+    PluginFailure,
+)
 from deepstack.fast import Measured
+from deepstack.plugins import bug_in
 from deepstack.records import AppendLog, RunFolder
-from deepstack.training.environment import peak_memory_mb
-from deepstack.training.observer import Observer
+from deepstack.training.environment import memory_limit, memory_needed, peak_memory_mb
+from deepstack.training.observer import LogFile, Observer
+
+if TYPE_CHECKING:
+    from deepstack.training.preflight import Prepared
+
 
 LAG = 10  # steps between two reads of a GPU's results
 
@@ -46,7 +62,7 @@ def cause(divergence: Divergence, place: Culprit) -> str:
 
 def open_logs(
     folder: RunFolder,
-    columns: Mapping[str, Sequence[str]],
+    columns: Mapping[str, Iterable[str]],
     resources: ExitStack,
     replay_from: int = -1,
     tolerance: float = 0.0,
@@ -72,7 +88,7 @@ def sync_logs(logs: Collection[AppendLog], *, ended: bool = False) -> dict[str, 
     return {log.path.name: log.sha256 for log in logs}
 
 
-class Row(NamedTuple):
+class PendingRow(NamedTuple):
     """A row that is not written yet; values: in the order of the columns, on the device."""
 
     step: int
@@ -94,8 +110,8 @@ class Recorder:
         self.device, self.max_loss, self.observer = device, max_loss, observer
         self.lag = 1 if device.type == "cpu" else LAG
         self.divergence: Divergence | None = None
-        self._pending: list[Row] = []
-        self._last: tuple[Row, Measured] | None = None  # its probe may not be measured yet
+        self._pending: list[PendingRow] = []
+        self._last: tuple[PendingRow, Measured] | None = None  # its probe may not be measured yet
         self._names: list[str] = []
         self._clock = time.perf_counter()
 
@@ -106,7 +122,7 @@ class Recorder:
         """
         self._complete()
         values = torch.stack([measured.loss.float(), measured.grad_norm.float()])
-        self._last = Row(step, lr, values), measured
+        self._last = PendingRow(step, lr, values), measured
         if measured.settle is None:
             self._complete()
         if len(self._pending) >= self.lag:
@@ -162,3 +178,77 @@ class Recorder:
     def release(self) -> None:
         """Release the last step's tensors."""
         self._last = None
+
+
+@dataclass
+class Progress:
+    """The present position of a run, for the message about its end.
+
+    phase: the present activity.  step: the last completed step.  resumed_from: the step of the
+    checkpoint from which this process resumed the run, 0 for none.
+    """
+
+    phase: str = "building the model"
+    step: int = 0
+    resumed_from: int = 0
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether a GPU, the CPU's allocator (a RuntimeError) or Python ran out of memory."""
+    return (
+        isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    )
+
+
+@contextmanager
+def recorded_outcome(run: Prepared) -> Iterator[Progress]:
+    """Yield the progress to be updated; if the block fails, record why in status.json.
+
+    The states are failed and out_of_memory; the run itself writes done, diverged and interrupted.
+    An error that deepstack raises on purpose (a full disk, for example) leaves the status
+    unchanged, and the same command resumes the run.  A PluginError after the first step of this
+    process marks the run as failed.
+    """
+    progress, folder = Progress(), run.folder
+    try:
+        yield progress
+    except ChangedLogError as error:
+        folder.write_status("failed", progress.step, error=str(error), changed_log=True)
+        advice = "training it again keeps its logs in aside/ and starts from step 0"
+        raise ChangedLogError(f"{error}\nthe run has failed; {advice}") from error
+    except PluginError as error:
+        if progress.step == progress.resumed_from:
+            raise
+        folder.write_status("failed", progress.step, error=str(error))
+        raise PluginFailure(str(error), key=error.key) from error
+    except DeepstackError:
+        raise
+    except Exception as error:
+        if run.ranks.size > 1 and (lost := lost_rank(error)):
+            raise lost from error
+        if is_out_of_memory(error):
+            raise out_of_memory(run, progress, error) from error
+        LogFile(folder).line(traceback.format_exc())
+        folder.write_status("failed", progress.step, error=bug_in(error) or repr(error))
+        error.add_note(f"the traceback: {folder.log_path}")
+        raise
+
+
+def out_of_memory(run: Prepared, progress: Progress, error: Exception) -> OutOfMemoryError:
+    """Write the status out_of_memory and return the error to report."""
+    estimate = round(memory_needed(run.config, run.task) / 1e6)
+    limit = round(memory_limit(run.device) / 1e6)
+    run.folder.write_status(
+        "out_of_memory",
+        progress.step,
+        error=str(error),
+        phase=progress.phase,
+        estimate_mb=estimate,
+        limit_mb=limit,
+    )
+    return OutOfMemoryError(
+        f"{run.path}: out of memory in {progress.phase} after step {progress.step} "
+        f"(estimate {estimate:,} MB, limit {limit:,} MB): {str(error).splitlines()[0]}"
+    )

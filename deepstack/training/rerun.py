@@ -16,6 +16,7 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.distributed import started_by_torchrun
+from deepstack.ending import Stop
 from deepstack.errors import (
     ConfigError,
     DifferenceError,
@@ -23,15 +24,13 @@ from deepstack.errors import (
     NothingMatchedError,
     ResourceError,
 )
-from deepstack.interrupts import Stop
 from deepstack.records import ENDED, RunFolder, existing_run
 from deepstack.records.files import read
 from deepstack.records.published import is_published
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.extension import Parent, inexact_parent, recorded_logs
 from deepstack.training.observer import Observer
 from deepstack.training.run import TOLERANCE, train
-from deepstack.training.start import recorded_config
+from deepstack.training.start import Parent, inexact, recorded_config, recorded_logs
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,14 @@ def record_of(run: str | Path, *, compared: bool = False) -> Record:
     config = recorded_config(folder)
     if "environment" not in folder.read_meta():
         raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")
-    if extends := inexact_parent(folder):
+    if extends := inexact(folder.read_meta().get("extends")):
         raise ConfigError(
             f"{folder.path} extends {extends.get('run')} after step {extends.get('step')} under "
             "another schedule, so its config alone does not repeat it; rerun that run instead"
         )
     if compared:  # only the last checkpoint is compared, and their interval changes no number
         config = conf.with_overrides(config, {"runtime.checkpoint_seconds": 1e9})
-    return Record(folder, config, compared)
+    return Record(folder, config, compared=compared)
 
 
 def check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
+from deepstack.ending import Stop, stop_requests
 from deepstack.errors import ChangedLogError, Interrupted
 from deepstack.fast import (
     Measured,
@@ -21,26 +22,31 @@ from deepstack.fast import (
     step_recorder,
 )
 from deepstack.gc_control import gc_paused
-from deepstack.interrupts import Stop, stop_requests
 from deepstack.model import with_defaults, with_steps
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, Run, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.buffer_writes import refuse_buffer_writes
 from deepstack.training.environment import choose_threads
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
-from deepstack.training.extension import Parent
 from deepstack.training.meta import describe_run
 from deepstack.training.observer import Observer, Started, default_observer
 from deepstack.training.optimizer import make_optimizer
-from deepstack.training.outcome import Progress, recorded_outcome
 from deepstack.training.penalty import SpectralPenalty
-from deepstack.training.preflight import Prepared, preflight
+from deepstack.training.preflight import Prepared, preflight, refuse_buffer_writes
 from deepstack.training.ranks import build_for_ranks, dropout_seed, reductions, share_of
-from deepstack.training.recorder import Divergence, Recorder, cause, open_logs, sync_logs
+from deepstack.training.recorder import (
+    Divergence,
+    Progress,
+    Recorder,
+    cause,
+    open_logs,
+    recorded_outcome,
+    sync_logs,
+)
 from deepstack.training.resume import load_state, save_state
 from deepstack.training.schedule import learning_rate, row_is_due
 from deepstack.training.snapshot_writer import SnapshotWriter
+from deepstack.training.start import Parent
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.
 TOLERANCE = 1e-2
@@ -197,8 +203,8 @@ class TrainingRun:
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = progress.step or -1
-        evals = self.evaluation.columns
-        columns = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS, "evals": evals}
+        columns: dict[str, Iterable[str]] = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS}
+        columns["evals"] = self.evaluation.columns
         columns |= {name: ("step", *more) for name, more in self.snapshots.columns().items()}
         self.logs = open_logs(self.folder, columns, resources, start, tolerance)
         self.snapshots.logs = self.logs

@@ -20,7 +20,7 @@ from torch import Tensor
 import deepstack
 from deepstack.analysis.quantities import growth
 from deepstack.config import Config, with_overrides
-from deepstack.diagnostics.jacobian import jacobian_norms
+from deepstack.diagnostics.snapshot import jacobian_norms
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.sweeps.initial_signals import START, Signals

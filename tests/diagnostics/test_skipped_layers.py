@@ -13,7 +13,7 @@ from helpers.small_runs import small
 from helpers.snapshots import Look
 
 import deepstack
-from deepstack.diagnostics.skip import divide_evenly
+from deepstack.diagnostics.snapshot import divide_evenly
 
 
 def passed_by(layer: Any) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from deepstack.errors import ConfigError
 from deepstack.fast import fast_paths_of, products
 from deepstack.fast.fused_sublayers import Product
 from deepstack.fast.products import FP32_ERROR, LARGE_PRODUCT, choose_library
-from deepstack.training.fingerprint import fingerprint
+from deepstack.training.environment import fingerprint
 
 CPU = torch.device("cpu")
 # 128 tokens: every product of the feed-forward is large, and that of W_o is small
@@ -102,7 +102,7 @@ def test_onednn_is_refused_where_it_rounds_or_has_no_effect(
 @NEEDS_ONEDNN
 def test_other_kernels_of_onednn_have_another_fingerprint() -> None:
     code = (
-        "import torch; from deepstack.training.fingerprint import fingerprint; "
+        "import torch; from deepstack.training.environment import fingerprint; "
         "print(fingerprint(torch.device('cpu'), bf16=False))"
     )
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}

@@ -17,7 +17,7 @@ import deepstack
 from deepstack.config import to_yaml
 from deepstack.errors import ConfigError
 from deepstack.records import Run
-from deepstack.training.fingerprint import VARIABLES, bf16_support, cpu, fingerprint
+from deepstack.training.environment import VARIABLES, bf16_support, cpu, fingerprint
 
 CONFIG = small(model__depth=1, model__d_model=8, log__layers_every=0)
 
