@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import deepstack
-from deepstack.config import Config, with_overrides
+from deepstack.config import Config, Study, with_overrides
 from deepstack.errors import Interrupted
 from deepstack.records import CHECKSUMS, Run, RunFolder, sha256
+from deepstack.sweeps import expand
 
 SMALL = {
     "model.depth": 4, "model.d_model": 16, "task.seq_len": 16, "train.batch_size": 4,
@@ -59,6 +61,15 @@ def interrupted(config: Config, out: Path, at: int = 6, study: str = "runs") -> 
     assert caught.value.exit_code == 143
     (path,) = (path for path in (out / study).iterdir() if path.is_dir())
     return RunFolder(path)
+
+
+def sweep_here(
+    config: Config | Study, grid: Mapping[str, Any] | None = None, **options: Any
+) -> list[Run]:
+    """`deepstack.sweep` without its processes, which import torch anew."""
+    signature(deepstack.sweep).bind(config, grid, **options)
+    study, out = options["study"], options["out"]
+    return [deepstack.train(cell, study=study, out=out) for cell in expand(config, grid)]
 
 
 def reseal(folder: Path) -> None:

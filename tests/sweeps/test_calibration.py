@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,80 +11,60 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import small_runs
 from helpers.command_line import typed
 from helpers.sampling import some
+from helpers.small_runs import data_of
 
 import deepstack
 from deepstack.analysis.calibration import interpolated_factors, role_exponents
-from deepstack.config import Config, load_config, with_overrides
+from deepstack.config import load_config, with_overrides
 from deepstack.model import build_model
-from deepstack.records import Run
 from deepstack.schemes.post_norm import ADAM_GROWTH
-from deepstack.sweeps import Calibration, calibrate, sweep
-from tests.helpers.small_runs import data_of, small
+from deepstack.sweeps import calibrate
 
 MATRICES = ("q", "k", "v", "o", "w1", "w2")
+# Learning rates and updates need neither evaluations nor records of layers.
+small = partial(small_runs.small, train__eval_every=0, log__layers_every=0)
 
 
-def in_this_process(
-    config: Config, grid: dict[str, Any], *, study: str, out: Path, **_: Any
-) -> list[Run]:
-    """The runs of a sweep, without its processes, which import torch anew."""
-    cells = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    return [deepstack.train(with_overrides(config, c), study=study, out=out) for c in cells]
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepstack.sweeps.calibration.sweep", small_runs.sweep_here)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_processes() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("deepstack.sweeps.calibration.sweep", in_this_process)
-        yield
+def exponents_of(rows: list[Any], step: int) -> dict[str, float]:
+    return {row.role: row.exponent for row in rows if row.step == step and row.exponent is not None}
 
 
-@pytest.fixture(scope="module")
-def deepnorm(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
-    out = tmp_path_factory.mktemp("deepnorm")
-    return calibrate(small(model__d_model=32), depths=(6, 24), seeds=3, steps=(1, 4), out=out)
-
-
-def exponent_of(measured: Calibration, role: str, step: int = 1) -> float:
-    (value,) = [row.exponent for row in measured.rows if (row.role, row.step) == (role, step)]
-    assert value is not None
-    return value
-
-
-def test_deepnorm_under_adam_has_the_exponents_of_its_derivation(deepnorm: Calibration) -> None:
+def test_deepnorm_under_adam_has_the_exponents_of_its_derivation(tmp_path: Path) -> None:
     """See `deepnorm_rates`: 1/2 for matrices, 3/4 for biases, 1 for norms, 0 for tables."""
+    config = small(model__d_model=32)
+    measured = calibrate(config, depths=(6, 24), seeds=2, steps=(1,), out=tmp_path)
+    before, after = exponents_of(measured.rows, 1), exponents_of(measured.rows_after, 1)
     predicted = {"v": 0.5, "o": 0.5, "w1": 0.5, "w2": 0.5, "bias": 0.75}
     predicted |= {"norm_gain": 1.0, "norm_bias": 1.0, "embedding": 0.0}
     for role, growth in predicted.items():
         near = 0.06 if growth in (0.0, 1.0) else 0.1
-        assert exponent_of(deepnorm, role) == pytest.approx(growth, abs=near), role
+        assert before[role] == pytest.approx(growth, abs=near), role
         assert ADAM_GROWTH.get(role, 0.0) == growth
-
-
-def test_corrected_rates_make_the_update_independent_of_depth(deepnorm: Calibration) -> None:
-    before = exponent_of(deepnorm, "together")
-    after = {(row.role, row.step): row.exponent for row in deepnorm.rows_after}
-    assert before > 0.4
-    assert abs(after["together", 1] or 1) < 0.1
-    assert all(abs(after[role, 1] or 0) < 0.02 for role in MATRICES)
-
-
-def test_the_update_is_linear_in_the_rate(deepnorm: Calibration) -> None:
-    values = [row.linearity for row in deepnorm.rows if row.exponent is not None]
+    # With corrected rates the update is independent of depth.
+    assert before["together"] > 0.4 and abs(after["together"]) < 0.1
+    assert all(abs(after[role]) < 0.02 for role in MATRICES)
+    # The update is linear in the rate.
+    values = [row.linearity for row in measured.rows if row.exponent is not None]
     assert values == pytest.approx([0.5] * len(values), abs=0.02)
 
 
 def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(tmp_path: Path) -> None:
     config = small(model__scheme="rezero", model__d_model=32, train__lr=0.01)
-    measured = calibrate(config, depths=(4, 16), seeds=2, steps=(1, 3), out=tmp_path)
+    measured = calibrate(config, depths=(4, 16), seeds=1, steps=(1, 3), out=tmp_path)
     second = {row.role for row in measured.rows if row.origin == "current" and row.exponent}
     assert second >= {*MATRICES, "bias"} and not second & {"scheme", "embedding"}
     assert {row.origin for row in measured.rows if row.role == "head"} == {"initial"}
-    assert all(exponent_of(measured, role, step=3) > 0.05 for role in MATRICES)
-    after = {(row.role, row.step): row.exponent for row in measured.rows_after}
-    assert all(abs(after[role, 3] or 1) < 0.06 for role in (*MATRICES, "scheme"))
+    before, after = exponents_of(measured.rows, 3), exponents_of(measured.rows_after, 3)
+    assert all(before[role] > 0.05 for role in MATRICES)
+    assert all(abs(after[role]) < 0.06 for role in (*MATRICES, "scheme"))
     assert {row.origin for row in measured.rows_after} == {"current"}
     assert not measured.unmoved
 
@@ -93,7 +73,7 @@ def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(tmp_path: Pa
 def test_roles_that_move_nothing_but_rounding_are_named(tmp_path: Path, scheme: str) -> None:
     options = {"start": 1e-7} if scheme == "layer_scale" else {}
     config = small(model__scheme=scheme, model__scheme_options=options)
-    measured = calibrate(config, depths=(4, 8), seeds=2, steps=(1,), check=False, out=tmp_path)
+    measured = calibrate(config, depths=(4, 8), seeds=1, steps=(1,), check=False, out=tmp_path)
     assert not measured.second
     assert "w1" in measured.unmoved and "scheme" not in measured.unmoved
 
@@ -139,7 +119,7 @@ def test_after_one_step_a_role_s_part_is_its_update_when_trained_alone(
 )
 def test_exponents_are_factors_at_each_depth(tmp_path: Path, scheme: str, optimizer: str) -> None:
     """(8/2)^(-1/2) = 1/2 and (8/2)^(1) = 4."""
-    base = small(model__depth=8, model__scheme=scheme, train__optimizer=optimizer)
+    base = small(model__depth=8, model__scheme=scheme, train__optimizer=optimizer, train__steps=4)
     powers = {"train.base_depth": 2, "train.lr_exponents": {"v": 0.5, "norm_gain": -1.0}}
     factors = {"train.lr_factors": {"v": 0.5, "norm_gain": 4.0}}
     runs = [deepstack.train(with_overrides(base, one), out=tmp_path) for one in (powers, factors)]
@@ -188,9 +168,8 @@ def test_a_bend_shows_as_curvature_and_is_followed_by_interpolation() -> None:
 
 
 def test_the_command_writes_a_config_that_trains_and_prints_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("deepstack.sweeps.calibration.sweep", sweep)
     words = ["configs/quick.yaml", "model.d_model=16", "model.n_heads=1", "task.seq_len=8"]
     options = ["--depths", "2,4", "--seeds", "2", "--steps", "1", "--out", str(tmp_path)]
     result = typed("calibrate", *words, *options, "--json", "--quiet")

@@ -6,29 +6,21 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import QUICK
 from helpers.command_line import TINY, typed
-from helpers.small_runs import small
+from helpers.small_runs import small, sweep_here
 
-import deepstack
 from deepstack.config import Study
 from deepstack.errors import ConfigError
-from deepstack.records import Run, find_runs
-from deepstack.sweeps import expand
+from deepstack.records import find_runs
 from deepstack.sweeps.refine import FEWEST, MOST, Search, count_runs, mean_loss, refine
 
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trains the cells of a search one after the other, without the processes of a sweep."""
-
-    def sweep(described: Study, *, study: str, out: Path, **options: Any) -> list[Run]:
-        return [deepstack.train(config, study=study, out=out) for config in expand(described)]
-
-    monkeypatch.setattr(sys.modules["deepstack.sweeps.refine"], "sweep", sweep)
+    monkeypatch.setattr(sys.modules["deepstack.sweeps.refine"], "sweep", sweep_here)
 
 
 def search_for(best: float, *, start: float = 1.0, limit: int = MOST) -> Search:
@@ -77,16 +69,17 @@ def test_a_search_without_a_finite_loss_has_no_value() -> None:
 def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(
     in_this_process: None, tmp_path: Path
 ) -> None:
-    study = Study(small(train__lr=1e-2), {"model.depth": [2, 3], "seed": [7, 8]})
+    quick = small(train__lr=1e-2, train__steps=4, log__layers_every=0)
+    study = Study(quick, {"model.depth": [1, 2], "seed": [7, 8]})
     optima = refine(study, "train.lr", max_runs=20, select_seeds=[0], name="r", out=tmp_path)
-    assert [one.setting for one in optima] == [{"model.depth": 2}, {"model.depth": 3}]
+    assert [one.setting for one in optima] == [{"model.depth": 1}, {"model.depth": 2}]
     chosen = find_runs(tmp_path / "r")
     assert len(chosen) == sum(len(one.losses) for one in optima)
     assert {run.get("seed") for run in chosen} == {0}
     reported = find_runs(tmp_path / "r_reported")
     assert {(run.get("model.depth"), run.get("train.lr"), run.get("seed")) for run in reported} == {
         (depth, one.value, seed)
-        for depth, one in zip((2, 3), optima, strict=True)
+        for depth, one in zip((1, 2), optima, strict=True)
         for seed in (7, 8)
     }
     for one in optima:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from helpers.small_runs import data_of, interrupted, small, stop_at
 
 import deepstack
 from deepstack.errors import ConfigError, DifferenceError, Interrupted
-from deepstack.records import Run, RunFolder, problems
+from deepstack.records import Run, RunFolder, find_runs, problems
 from deepstack.training import parent_of
 
 # The parent ends at step 12; an evaluation and a record of every layer at its end belong to it.
 STEPS = {"train__schedule": "constant", "train__eval_every": 5, "log__attribution_every": "log"}
+QUICK: dict[str, Any] = {"log__attribution_every": 0, "log__layers_every": 0}
 
 
 def parent_run(out: Path, **settings: Any) -> Run:
@@ -25,8 +27,8 @@ def parent_run(out: Path, **settings: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A parent for tests that train nothing further."""
-    return parent_run(tmp_path_factory.mktemp("parent"))
+    """A parent for tests of refusals and of what has begun."""
+    return parent_run(tmp_path_factory.mktemp("parent"), **QUICK)
 
 
 def extend(run: Run, steps: int, *overrides: str, **options: Any) -> Run:
@@ -34,23 +36,26 @@ def extend(run: Run, steps: int, *overrides: str, **options: Any) -> Run:
     return deepstack.train(parent.config, out=run.path.parents[1], parent=parent, **options)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"train__optimizer": "muon", "model__dropout": 0.1, "train__schedule": "inverse_sqrt"}],
-    ids=str,
-)
+MUON = {"train__optimizer": "muon", "model__dropout": 0.1, "train__schedule": "inverse_sqrt"}
+
+
+@pytest.mark.parametrize(("settings", "is_interrupted"), [(MUON, False), ({}, True)], ids=str)
 def test_an_extended_run_is_one_that_was_trained_at_once(
-    settings: dict[str, Any], tmp_path: Path
+    settings: dict[str, Any], is_interrupted: bool, tmp_path: Path
 ) -> None:
     run = parent_run(tmp_path, **settings)
     before = data_of(run)
+    if is_interrupted:
+        with pytest.raises(Interrupted):
+            extend(run, 8, stop=stop_at(3))
     longer = extend(run, 8)
     whole = deepstack.train(small(**STEPS | settings, train__steps=20), out=tmp_path / "whole")
     assert longer.path != run.path and longer.name == whole.name
     assert data_of(longer) == data_of(whole) and data_of(run) == before
     extends = longer.meta["extends"]
     assert (extends["run"], extends["step"], extends["exact"]) == (run.name, 12, True)
-    assert "resumed" not in longer.meta and longer.meta["created"] >= run.meta["created"]
+    assert len(longer.meta.get("resumed", [])) == is_interrupted
+    assert longer.meta["created"] >= run.meta["created"]
     assert problems(longer.folder) == problems(run.folder) == []
     assert len(longer.timing) == 20
     checked = typed("rerun", longer.path, "--check")
@@ -58,24 +63,16 @@ def test_an_extended_run_is_one_that_was_trained_at_once(
     assert data_of(extend(longer, 2))["steps.csv"].startswith(before["steps.csv"])
 
 
-def test_an_extension_keeps_the_fast_path_of_its_parent(tmp_path: Path) -> None:
-    run = parent_run(tmp_path)
-    longer = extend(run, 200)  # so many steps are replayed by default
-    replayed = [each.meta["environment"]["replayed"] for each in (run, longer)]
+def test_an_extension_keeps_the_fast_path_of_its_parent(finished: Run) -> None:
+    with suppress(Interrupted):  # so many steps are replayed by default
+        extend(finished, 200, stop=stop_at(1))
+    (longer,) = (run for run in find_runs(finished.path.parent) if run.name != finished.name)
+    replayed = [each.meta["environment"]["replayed"] for each in (finished, longer)]
     assert replayed == [False, False] and "environment_changed" not in longer.meta
 
 
-def test_an_interrupted_extension_goes_on(tmp_path: Path) -> None:
-    run = parent_run(tmp_path)
-    with pytest.raises(Interrupted):
-        extend(run, 8, stop=stop_at(3))
-    longer = extend(run, 8)
-    whole = deepstack.train(small(**STEPS, train__steps=20), out=tmp_path / "whole")
-    assert data_of(longer) == data_of(whole) and len(longer.meta["resumed"]) == 1
-
-
 def test_a_schedule_that_depends_on_the_steps_is_chosen(tmp_path: Path) -> None:
-    run = parent_run(tmp_path, train__schedule="cosine")
+    run = parent_run(tmp_path, train__schedule="cosine", **QUICK)
     refused = typed("train", run.path, "--extend", 8, "--out", tmp_path)
     assert refused.exit_code == 2
     assert "train.schedule=cosine depends on the number of steps; choose" in refused.stderr
@@ -112,28 +109,29 @@ def test_what_an_extension_cannot_change(
         parent_of(finished.path, steps, overrides)
 
 
-def test_runs_that_cannot_be_extended(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_extended(finished: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere is no run"):
         parent_of(tmp_path / "nowhere", 8)
-    folder = interrupted(small(**STEPS), tmp_path / "a")
+    settings = STEPS | QUICK
+    folder = interrupted(small(**settings), tmp_path / "a")
     with pytest.raises(ConfigError, match="is interrupted; allowed a finished run"):
         parent_of(folder.path, 8)
-    weights = deepstack.train(small(**STEPS), out=tmp_path / "b")
+    weights = deepstack.train(small(**settings), out=tmp_path / "b")
     with pytest.raises(ConfigError, match=r"keeps only its weights.*runtime\.keep_optimizer=true"):
         parent_of(weights.path, 8)
-    diverged = deepstack.train(small(**STEPS, train__max_loss=0.1), out=tmp_path / "c")
+    diverged = deepstack.train(small(**settings, train__max_loss=0.1), out=tmp_path / "c")
     with pytest.raises(ConfigError, match="is diverged; allowed"):
         parent_of(diverged.path, 8)
-    run = parent_run(tmp_path / "d")
-    run.folder.evals_path.write_bytes(run.folder.evals_path.read_bytes().replace(b"5", b"6", 1))
+    changed = RunFolder(shutil.copytree(finished.path, tmp_path / "d"))
+    changed.evals_path.write_bytes(changed.evals_path.read_bytes().replace(b"5", b"6", 1))
     with pytest.raises(DifferenceError, match=r"is damaged: evals\.csv: changed"):
-        parent_of(run.path, 8)
+        parent_of(changed.path, 8)
 
 
 def test_an_extension_on_other_data_or_in_another_environment_is_refused(tmp_path: Path) -> None:
     text = tmp_path / "my.txt"
     text.write_text("one way " * 200)
-    run = parent_run(tmp_path, task__name="text", task__path=str(text))
+    run = parent_run(tmp_path, task__name="text", task__path=str(text), **QUICK)
     with pytest.raises(ConfigError, match="begun in another environment: threads"):
         extend(run, 8, "runtime.threads=3")
     text.write_text("another " * 200)
@@ -144,7 +142,7 @@ def test_an_extension_on_other_data_or_in_another_environment_is_refused(tmp_pat
 
 
 def test_an_attempt_that_was_killed_begins_again(tmp_path: Path) -> None:
-    run = parent_run(tmp_path)
+    run = parent_run(tmp_path, **QUICK)
     parent = parent_of(run.path, 8)
     draft = RunFolder(tmp_path / "draft")
     parent.begin(draft, run.meta["data"])

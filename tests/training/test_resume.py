@@ -21,7 +21,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"model__dropout": 0.1},
     {"train__optimizer": "muon", "log__stream_update": True},
     {"train__spectral_penalty": 0.1, "model__dropout": 0.1},
-    {"log__attribution_every": 2, "log__first_order": True, "log__sharpness_every": 5},
+    {
+        "log__attribution_every": 2, "log__first_order": True, "log__sharpness_every": 5,
+        "model__depth": 2,
+    },
     {"log__attribution_every": "log", "log__layers_every": 0, "train__optimizer": "sgd"},
     {"runtime__replay": True, "runtime__checkpoint_seconds": 0.0},
     {"runtime__replay": True, "train__shards": 2, "runtime__threads": 2},
