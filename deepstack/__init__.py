@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deepstack.depth_use import analyze_model as analyze_model
     from deepstack.depth_use import analyze_run as analyze  # noqa: F401
     from deepstack.model import build_model as build_model
-    from deepstack.plots.notebook import plot as plot
+    from deepstack.plots.files import plot as plot
     from deepstack.plugins import load_plugins as load_plugins
     from deepstack.reports import compare as compare
     from deepstack.reports import report as report
@@ -53,7 +53,7 @@ _PUBLIC = {
     "load_config": ("deepstack.config", "load_config"),
     "load_plugins": ("deepstack.plugins", "load_plugins"),
     "load_runs": ("deepstack.analysis.selection", "load_runs"),
-    "plot": ("deepstack.plots.notebook", "plot"),
+    "plot": ("deepstack.plots.files", "plot"),
     "probe": ("deepstack.training.external", "Probe"),
     "report": ("deepstack.reports", "report"),
     "schemes": ("deepstack.schemes", ""),

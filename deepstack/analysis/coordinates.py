@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.fit import signed
-from deepstack.analysis.settings import SEED, depth_of, split_series
+from deepstack.analysis.settings import SEED, WIDTH, depth_of, split_series
 from deepstack.analysis.statistics import has_diverged_by, layers_at, seed_coefficient
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
@@ -19,7 +19,6 @@ from deepstack.records import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-WIDTH = "model.d_model"
 OF_WIDTH = (WIDTH, "model.d_ff", "model.n_heads")
 """The settings that may change with width and make no setting of their own."""
 QUANTITIES = {"stream_norm": "size", "stream_update": "update"}

@@ -1,28 +1,37 @@
-"""Fits L = E + c x^(-a) to final losses, x the depth, the width or the training FLOPs."""
+"""Budgets of training FLOPs, and the law L = E + c x^(-a) of final losses.
+
+x is the depth, the width or the training FLOPs.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from deepstack.analysis.compute import (
+from deepstack.analysis.settings import (
+    DEPTH,
+    NEVER_DEPTH_SETTINGS,
+    SEED,
     STEPS,
     WIDTH,
-    budgets_of,
     by_value,
-    chosen_settings,
-    made_flops,
+    depth_of,
+    setting_value,
+    split_series,
+    values_of,
+    varying_settings,
 )
-from deepstack.analysis.settings import DEPTH, SEED, depth_of, setting_value, split_series
-from deepstack.analysis.statistics import final_value, has_diverged, loss_column
+from deepstack.analysis.statistics import final_value, has_diverged, loss_column, training_flops
 from deepstack.analysis.transfer import Interval, interval, resample
 from deepstack.errors import NothingMatchedError
 from deepstack.records import ENDED, Run
 
+# Runs whose FLOPs differ by less have one budget: FLOPs are rounded to whole steps.
+SAME_BUDGET = 1.1
 LAWS = {"depth": DEPTH, "width": WIDTH, "compute": "train.flops"}
 LEAST = 4  # values of x: three numbers are fitted
 SMALLEST, LARGEST = 1e-3, 10.0  # limits of the exponent a
@@ -31,6 +40,67 @@ DRAWS = 400  # bootstrap samples
 
 BySeed = Mapping[int, float]
 """Seed -> final loss."""
+
+Budgets = Mapping[Run, float]
+"""Run -> its budget of training FLOPs: the median of runs whose FLOPs are nearly equal."""
+
+
+def budgets_of(runs: Sequence[Run]) -> Budgets:
+    """Return the budget of each finished run with an evaluation and FLOPs in meta.json.
+
+    Raises NothingMatchedError without such a run.
+    """
+    planned = {
+        run: run.meta.get("flops", {}).get("step", math.nan) * int(run.get(STEPS, 0))
+        for run in runs
+        if run.state in ENDED and len(run.evals)
+    }
+    known = {run: flops for run, flops in planned.items() if flops > 0}
+    if not known:
+        raise NothingMatchedError(
+            "no finished run has a validation loss, and FLOPs in its meta.json"
+        )
+    groups: list[list[Run]] = []
+    for run in sorted(known, key=lambda run: known[run]):
+        if not groups or known[run] > SAME_BUDGET * known[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(run)
+    middle = [float(median(known[run] for run in group)) for group in groups]
+    return {run: budget for group, budget in zip(groups, middle, strict=True) for run in group}
+
+
+def chosen_settings(budgets: Budgets, but: Sequence[str] = ()) -> list[str]:
+    """Return varying settings that make no series: `but`, steps, and settings chosen in each cell.
+
+    A setting is chosen if depth, budget and the others determine it, such as a learning rate.
+    """
+    runs = list(budgets)
+    ignored = [STEPS, *but]
+    settings = [key for key in varying_settings(runs) if key not in ignored]
+    for key in reversed([k for k in settings if not k.startswith(NEVER_DEPTH_SETTINGS)]):
+        places = [DEPTH, *but, *(other for other in settings if other != key)]
+        cells = {(budgets[run], values_of(run, places)) for run in runs}
+        if len(cells) == len({(budgets[run], values_of(run, [*places, key])) for run in runs}):
+            settings.remove(key)
+            ignored.append(key)
+    return ignored
+
+
+def size_of_axis(runs: Sequence[Run]) -> str:
+    """Return the key of the sizes that are compared: the depth, or the width if that alone varies.
+
+    Raises NothingMatchedError if neither varies.
+    """
+    if len({depth_of(run) for run in runs}) > 1:
+        return DEPTH
+    if len({setting_value(run, WIDTH) for run in runs}) > 1:
+        return WIDTH
+    raise NothingMatchedError("needs finished runs of two depths or two widths")
+
+
+def made_flops(runs: Sequence[Run]) -> float:
+    """Return the mean of the training FLOPs of runs."""
+    return float(np.mean([training_flops(run) for run in runs]))
 
 
 class Law(NamedTuple):
@@ -143,8 +213,6 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
     laws, notes = laws_by_setting(runs, law)
     rows = []
     for label, _, fitted in laws:
-        if fitted is None:
-            continue
         row: dict[str, Any] = {"setting": label}
         for name in ("a", "E", "c"):
             row |= getattr(fitted, name).columns(name)
@@ -154,24 +222,22 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
 
 def laws_by_setting(
     runs: Sequence[Run], law: str
-) -> tuple[list[tuple[str, Points, Law | None]], list[str]]:
-    """Return label, runs at each x and law of each setting (None without one), and sentences."""
-    laws: list[tuple[str, Points, Law | None]] = []
-    notes = []
+) -> tuple[list[tuple[str, Points, Law]], list[str]]:
+    """Return label, runs at each x and law of each setting that has one, and sentences."""
+    laws, notes = [], []
     for label, members in points_by_setting(runs, law):
         column = loss_column([run for there in members.values() for run in there])
         losses = [
             {int(run.get(SEED, 0)): final_value(run, column) for run in there}
             for there in members.values()
         ]
-        fitted = None
         try:
-            fitted = fit_law(list(members), losses)
+            laws.append((label, members, fit_law(list(members), losses)))
         except NothingMatchedError as error:
             notes.append(f"{label}: {error}")
-        if fitted is not None and fitted.E.value == 0:
+            continue
+        if laws[-1][2].E.value == 0:
             notes.append(f"{label}: E is at its limit 0: these losses show no floor")
-        laws.append((label, members, fitted))
     return laws, notes
 
 
@@ -181,6 +247,7 @@ def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]
     if not ended:
         raise NothingMatchedError("no finished run that did not diverge has a validation loss")
     size = LAWS[law]
+    x_key = STEPS if law == "compute" else size
     has_flops = any("flops" in run.meta for run in ended)
     budgets = budgets_of(ended) if has_flops or law == "compute" else dict.fromkeys(ended, 0.0)
     at_budget: dict[float, set[Any]] = {}
@@ -200,8 +267,7 @@ def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]
             words += [f"{budgets[run]:.2g} FLOPs"] * apart
             parts.setdefault(", ".join(words), []).append(run)
         for label, members in parts.items():
-            key = STEPS if law == "compute" else size
-            points = by_value(members, partial(setting_value, key=key))
+            points = by_value(members, lambda run: run.get(x_key))
             if law == "compute":
                 points = {made_flops(there): there for there in points.values()}
             groups.append((label.replace("\u00a0", " "), dict(sorted(points.items()))))

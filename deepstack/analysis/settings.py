@@ -9,14 +9,15 @@ An option belongs to a scheme or a task: only labels of its owner name it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deepstack.errors import NothingMatchedError
 from deepstack.records import ENDED, Run, varying
 
-DEPTH, SEED, SCHEME, TASK, LR = "model.depth", "seed", "model.scheme", "task.name", "train.lr"
+SCHEME, DEPTH, WIDTH = "model.scheme", "model.depth", "model.d_model"
+TASK, SEED, LR, STEPS = "task.name", "seed", "train.lr", "train.steps"
 EXPONENTS = "train.lr_exponents."
 # Not a key of the config: the data of a task, which can vary like a setting.
 DATA = "data"
@@ -211,6 +212,14 @@ def one_run_per_seed(runs: Sequence[Run]) -> list[Run]:
     """
     ended = sorted(runs, key=lambda run: run.state in ENDED)
     return list({run.get(SEED): run for run in ended}.values())
+
+
+def by_value(runs: Sequence[Run], value: Callable[[Run], Any]) -> dict[float, list[Run]]:
+    """Return the runs at each value, such as a depth or a budget, one for each seed."""
+    members: dict[float, list[Run]] = {}
+    for run in runs:
+        members.setdefault(float(value(run)), []).append(run)
+    return {value: one_run_per_seed(members[value]) for value in sorted(members)}
 
 
 def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Series], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -44,6 +44,26 @@ def evaluated_runs(runs: Sequence[Run]) -> list[Run]:
     if not final:
         raise NothingMatchedError("no finished run has a validation loss")
     return final
+
+
+def shared_step(
+    steps: Mapping[Run, Collection[int]], at_step: int | None = None, where: str = ""
+) -> tuple[int, list[Run]]:
+    """Return `at_step`, by default the last step that all undiverged runs share, and its runs.
+
+    steps: of the rows of each run.  where: the end of the error's sentence.  Raises
+    NothingMatchedError if no step is shared, or no run has a row for `at_step`.
+    """
+    if at_step is None:
+        finished = [run for run in steps if not has_diverged(run)] or list(steps)
+        shared = set.intersection(*(set(steps[run]) for run in finished))
+        if not shared:
+            raise NothingMatchedError(f"the runs share no step{where}")
+        at_step = int(max(shared))
+    used = [run for run in steps if at_step in steps[run]]
+    if not used:
+        raise NothingMatchedError(f"no run has a row for step {at_step}{where}")
+    return at_step, used
 
 
 def points_of(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deepstack.analysis.fit import power_law, signed
-from deepstack.analysis.settings import LR, SEED, depth_of, split_series
+from deepstack.analysis.settings import LR, SEED, Series, by_value, depth_of, split_series
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column
 from deepstack.errors import NothingMatchedError
 from deepstack.records import ENDED, Run
@@ -78,8 +78,8 @@ def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
     for n in depths:
         curve = curves[0][n]
         rate = interval([of_sample[n] for of_sample in rates])
-        i = int(np.argmin(curve[1]))
-        best.append(BestRate(n, rate, float(curve[1][i]), is_inside(curve, i), len(seeds)))
+        inside = vertex(curve) is not None
+        best.append(BestRate(n, rate, float(curve[1].min()), inside, len(seeds)))
     exponents = [slope(of_sample) for of_sample in rates] if len(depths) > 1 else []
     costs: dict[int, Interval | None] = {}
     for n in depths:
@@ -89,6 +89,23 @@ def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
         ]
         costs[n] = interval(extra) if np.isfinite(extra[0]) else None
     return Transfer(best, interval(exponents) if exponents else None, costs)
+
+
+def runs_by_rate(every: Sequence[Series]) -> dict[tuple[Series, int], dict[float, list[Run]]]:
+    """Return the runs of each series and depth at each learning rate, one for each seed.
+
+    Raises NothingMatchedError if no series and depth has two rates.
+    """
+    cells = {
+        (series, depth): by_value(
+            [run for run in series.runs if depth_of(run) == depth], lambda run: run.get(LR)
+        )
+        for series in every
+        for depth in series.depths
+    }
+    if max(map(len, cells.values())) < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
+    return cells
 
 
 def final_losses(runs: Sequence[Run], column: str) -> Losses:
@@ -126,25 +143,23 @@ def mean_curve(
 
 def best_rate(curve: tuple[np.ndarray, np.ndarray]) -> float:
     """Return the vertex of the parabola around the least loss, or the rate with the least loss."""
+    lowest = vertex(curve)
+    return float(np.exp(curve[0][curve[1].argmin()] if lowest is None else lowest[0]))
+
+
+def vertex(curve: tuple[np.ndarray, np.ndarray]) -> tuple[float, float] | None:
+    """Return the lowest point of the parabola through the point of least y and its neighbours.
+
+    None if that point has no neighbour with a finite y on both sides.
+    """
     x, y = curve
-    i = int(np.argmin(y))
-    if not is_inside(curve, i):
-        return float(np.exp(x[i]))
-    return float(np.exp(vertex(x, y, i)[0]))
-
-
-def vertex(x: np.ndarray, y: np.ndarray, i: int) -> tuple[float, float]:
-    """Return the lowest point of the parabola through point i and its two neighbours."""
+    i = int(y.argmin())
+    if not 0 < i < len(y) - 1 or not np.isfinite(y[i - 1 : i + 2]).all():
+        return None
     bend, tilt, least = np.polyfit(x[i - 1 : i + 2] - x[i], y[i - 1 : i + 2], 2)
     shift = -tilt / (2 * bend) if bend > 0 else 0.0
     at = float(np.clip(x[i] + shift, x[i - 1], x[i + 1]))
     return at, float(np.polyval([bend, tilt, least], at - x[i]))
-
-
-def is_inside(curve: tuple[np.ndarray, np.ndarray], i: int) -> bool:
-    """Return whether a point has a neighbour with a finite loss on both sides."""
-    y = curve[1]
-    return 0 < i < len(y) - 1 and bool(np.isfinite(y[i - 1 : i + 2]).all())
 
 
 def slope(rates: Mapping[int, float]) -> float:

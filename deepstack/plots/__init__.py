@@ -1,8 +1,7 @@
 """Charts: lists of runs to figures. A chart is one function; writing it registers it."""
 
 from deepstack.plots.chart import CHARTS, Chart, Options, Table, chart
-from deepstack.plots.files import draw, save
-from deepstack.plots.notebook import figure, plot
+from deepstack.plots.files import draw, figure, plot, save
 from deepstack.registry import import_all
 
 import_all(__name__, __path__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ from deepstack.analysis.calibration import TOGETHER, role_updates
 from deepstack.analysis.captions import diverged_note
 from deepstack.analysis.fit import Fit, power_law_of_seeds
 from deepstack.analysis.settings import depth_of, depths_of
-from deepstack.analysis.statistics import has_diverged, last_row, points_of
+from deepstack.analysis.statistics import last_row, points_of, shared_step
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing
+from deepstack.plots.drawing import Drawing, Group
 from deepstack.plots.page import typeset
 from deepstack.plots.panel import Panel, markers
 from deepstack.plots.style import COLOURS, DASHES, MARKERS, MORE_COLOURS, shade, step_axis
@@ -32,6 +31,8 @@ NOTES = (
     typeset("a part: ‖F(θ_0 + Δθ_{role}) − F(θ_0)‖, one role's change put in alone"),
     typeset("lengths do not add up as vectors do: whole is ‖ΔF‖ of all roles at once"),
 )
+
+Moving = tuple[Group, pd.DataFrame]  # the series and depths of a panel, and their `shares_of`
 
 # Blue: matrices of the theorem; red: vectors beside the matrices; green: outside of layers.
 ROLE_COLOURS = {
@@ -49,6 +50,12 @@ def runs_with_rows(runs: Sequence[Run]) -> list[Run]:
     if not used:
         raise NothingMatchedError("no run has an attribution.csv (log.attribution_every is 0?)")
     return used
+
+
+def step_of(runs: Sequence[Run], options: Options) -> tuple[int, list[Run]]:
+    """Return the step of a chart against depth, and the runs with a row for it."""
+    steps = {run: run.attribution["step"].tolist() for run in runs_with_rows(runs)}
+    return shared_step(steps, options.at_step, " in attribution.csv")
 
 
 def shares_of(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:
@@ -77,29 +84,34 @@ def parts_of(table: pd.DataFrame) -> list[str]:
     return known or [str(name) for name in table if name not in others]
 
 
-def moving_tables(
-    drawing: Drawing, tables: dict[str, pd.DataFrame], axis: str
-) -> dict[str, pd.DataFrame]:
-    """Return the tables of `shares_of` that have two depths or steps; a note names the others."""
-    still = [name for name, table in tables.items() if table["x"].nunique() < 2]
+def moving_groups(
+    drawing: Drawing, groups: Sequence[Group], axis: str, step: int | None = None
+) -> list[Moving]:
+    """Return the groups that moved at two depths or steps, with `shares_of`; a note has the others.
+
+    step: that of a chart against depth.
+    """
+    tables = [(group, shares_of(group.runs, step)) for group in groups]
+    still = [group.label for group, table in tables if table["x"].nunique() < 2]
     drawing.note(f"moved at fewer than two {axis}s: {'; '.join(still)}", when=still)
     if len(still) == len(tables):
         raise NothingMatchedError(f"in attribution.csv nothing has moved at two {axis}s or more")
-    return {name: table for name, table in tables.items() if name not in still}
+    return [(group, table) for group, table in tables if group.label not in still]
 
 
-def draw_shares(drawing: Drawing, tables: dict[str, pd.DataFrame]) -> dict[str, Any]:
+def draw_shares(drawing: Drawing, moving: Sequence[Moving]) -> dict[str, Any]:
     """Draw shares in the upper row of panels, and the sum of the parts over the whole below.
 
-    tables: of `shares_of`, by panel.  Returns the colours of the roles that moved.
+    Returns the colours of the roles that moved.
     """
-    count = len(tables)
-    everything = pd.concat(tables.values(), ignore_index=True)
+    count = len(moving)
+    everything = pd.concat([table for _, table in moving], ignore_index=True)
     roles = [role for role in parts_of(everything) if (everything[role] > 0).any()]
     colours = {role: ROLE_COLOURS.get(role, shade(i, len(roles))) for i, role in enumerate(roles)}
-    titles = [*tables, *[""] * count]
-    panels = drawing.add_panels([*tables] * 2, titles=titles, columns=count, height=1.35)
-    for above, below, table in zip(panels, panels[count:], tables.values(), strict=False):
+    names = [group.label for group, _ in moving]
+    layout: Any = {"titles": [*names, *[""] * count], "columns": count, "height": 1.35}
+    panels = drawing.add_panels(names * 2, **layout)
+    for above, below, (_, table) in zip(panels, panels[count:], moving, strict=False):
         draw_stack(above, below, table.reindex(columns=table.columns.union(roles)), colours)
     drawing.value_axis(SUM, panels[count:], "ratio", include=1.0)
     panels[0].axes.set_ylabel("part / sum of parts")
@@ -130,28 +142,18 @@ def draw_stack(above: Panel, below: Panel, table: pd.DataFrame, colours: dict[st
 @chart("attribution_vs_depth")
 def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against depth, with the exponent of each part."""
-    used = runs_with_rows(runs)
-    finished = [run for run in used if not has_diverged(run)] or used
-    shared = set.intersection(*(set(run.attribution["step"].tolist()) for run in finished))
-    if options.at_step is None and not shared:
-        raise NothingMatchedError("the runs share no step in attribution.csv")
-    step = int(max(shared)) if options.at_step is None else options.at_step
-    used = [run for run in used if (run.attribution["step"] == step).any()]
-    if not used:
-        raise NothingMatchedError(f"no run has a row for step {step} in attribution.csv")
+    step, used = step_of(runs, options)
     depths = depths_of(used)
     drawing = Drawing(used, options)
     drawing.note(f"step {step}")
-    shown = [group.series[0] for group in drawing.setting_groups(MOST_PANELS)]
-    seeds_of = {s.label: s.by_depth for s in shown}
-    every = {label: shares_of([*chain(*at.values())], step) for label, at in seeds_of.items()}
-    tables = moving_tables(drawing, every, "depth")
-    colours = draw_shares(drawing, tables)
+    moving = moving_groups(drawing, drawing.setting_groups(MOST_PANELS), "depth", step)
+    colours = draw_shares(drawing, moving)
     drawing.depth_axes(depths)
     left_out = False
+    value = partial(whole_at, step=step)
     ceiling = partial(ceiling_of, column="model_update")
-    for panel, (label, table) in zip(drawing.panels[len(tables) :], tables.items(), strict=True):
-        totals = points_of(seeds_of[label], partial(whole_at, step=step), ceiling)
+    for panel, (group, table) in zip(drawing.panels[len(moving) :], moving, strict=True):
+        totals = points_of(group.series[0].by_depth, value, ceiling)
         good = totals[totals["mark"] == ""]["x"]
         left_out |= len(good) < len(totals)
         fitted = table[table["x"].isin(good)]
@@ -161,11 +163,13 @@ def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             fit = fit_of_seeds(fitted.assign(value=fitted[role]), "x")
             words = role.replace("_", " ")
             drawing.entry(words, patch=True, lw=0, color=colours.get(role, "none"))
-            panel.add_fit(role, fit, label, words)
+            panel.add_fit(role, fit, group.label, words)
     lost = "depths at which ‖ΔF‖ is saturated or a seed diverged are not in the fits"
     drawing.note(lost, when=left_out)
     drawing.notes += diverged_note(
-        (f"{label}, N = {n}", seeds) for label in tables for n, seeds in seeds_of[label].items()
+        (f"{group.label}, N = {n}", group.series[0].at(n))
+        for group, _ in moving
+        for n in group.depths
     )
     lacking = f"{len(runs) - len(used)} of {len(runs)} runs have no row for this step"
     drawing.note(lacking, when=len(used) < len(runs))
@@ -198,13 +202,11 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Shares of the roles in the model update against the step, a panel a depth or a setting."""
     used = runs_with_rows(runs)
     drawing = Drawing(used, options)
-    shown = {cell.label: cell.runs for cell in drawing.cells(MOST_PANELS)}
-    every = {name: shares_of(members) for name, members in shown.items()}
-    tables = moving_tables(drawing, every, "step")
-    drawing.notes += diverged_note((name, shown[name]) for name in tables)
-    for role, colour in draw_shares(drawing, tables).items():
+    moving = moving_groups(drawing, drawing.cells(MOST_PANELS), "step")
+    drawing.notes += diverged_note((cell.label, cell.runs) for cell, _ in moving)
+    for role, colour in draw_shares(drawing, moving).items():
         drawing.entry(role.replace("_", " "), patch=True, color=colour, lw=0)
-    for panel, table in zip(drawing.panels, [*tables.values()] * 2, strict=True):
+    for panel, (_, table) in zip(drawing.panels, moving * 2, strict=True):
         step_axis(panel.axes, int(table["x"].min()), int(table["x"].max()))
     return finish(drawing, "step")
 
@@ -212,28 +214,20 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
 @chart("update_by_role")
 def update_by_role(runs: list[Run], *, options: Options) -> Chart:
     """Model update of each parameter role against depth, with exponents, a panel a setting."""
-    used = runs_with_rows(runs)
+    step, used = step_of(runs, options)
     depths = depths_of(used)
     drawing = Drawing(used, options)
-    tables = {s.label: role_updates(s.runs) for s in drawing.series}
-    step = options.at_step
-    if step is None:
-        steps = set.intersection(*(set(table["step"]) for table in tables.values()))
-        if not steps:
-            raise NothingMatchedError("the runs share no step in attribution.csv")
-        step = int(max(steps))
-    tables = {label: table[table["step"] == step] for label, table in tables.items()}
-    tables = {label: rows for label, rows in tables.items() if rows["depth"].nunique() > 1}
-    able = [s for s in drawing.series if s.label in tables]
+    tables = {s: role_updates(s.runs).query("step == @step") for s in drawing.series}
+    able = [s for s, table in tables.items() if table["depth"].nunique() > 1]
     if not able:
         raise NothingMatchedError(f"no setting has a row for step {step} at two depths or more")
     groups = drawing.setting_groups(series=able)
     shown = [group.series[0] for group in groups]
-    moved = {role for s in shown for role in tables[s.label].query("value > 0")["role"]}
+    moved = {role for s in shown for role in tables[s].query("value > 0")["role"]}
     roles = [role for role in (*ROLES, TOGETHER) if role in moved]
     roles += sorted(moved - set(roles))
     for panel, s in drawing.fill([group.name for group in groups], shown):
-        table = tables[s.label]
+        table = tables[s]
         for role in roles:
             values = table[(table["role"] == role) & np.isfinite(table["value"])]
             rows = seed_statistics(values, "depth")

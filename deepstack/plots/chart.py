@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
 
 from deepstack.errors import ConfigError, PluginError
+from deepstack.plots.style import deepstack_style
 from deepstack.records import Run
 from deepstack.registry import Registry, place_of, refuse_no_name, unknown
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 # One order for every chart's CSV; columns that a chart leaves empty are not written.
 COLUMNS = (
@@ -87,8 +87,6 @@ class Table:
         self.rows.append(values)
 
     def frame(self) -> pd.DataFrame:
-        import pandas as pd
-
         frame = pd.DataFrame(self.rows, columns=list(COLUMNS))
         return frame.dropna(axis="columns", how="all")
 
@@ -132,8 +130,6 @@ def in_style(function: ChartFunction, name: str | None = None) -> ChartFunction:
 
     @functools.wraps(function)
     def draw(runs: list[Run], *words: Any, options: Options | None = None, **more: Any) -> Chart:
-        from deepstack.plots.style import deepstack_style
-
         options = options or Options()
         if (reference := options.reference) is not None:
             options = replace(options, reference=reference[reference["chart"] == name])

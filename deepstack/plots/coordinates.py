@@ -8,12 +8,12 @@ from deepstack.analysis.coordinates import (
     LAYERS,
     OF_WIDTH,
     TOLERANCE,
-    WIDTH,
     coordinate_slopes,
     coordinates,
     slope_text,
     swept,
 )
+from deepstack.analysis.settings import WIDTH
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart

@@ -12,7 +12,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
 
 from deepstack.analysis.outcomes import outcome
-from deepstack.analysis.settings import SEED, depths_of, evenly_spaced
+from deepstack.analysis.settings import depths_of, evenly_spaced
 from deepstack.analysis.statistics import points_of
 from deepstack.analysis.tidy import array_statistics
 from deepstack.errors import NothingMatchedError
@@ -88,11 +88,10 @@ def layer_similarity(runs: list[Run], *, options: Options) -> Chart:
 
 def analysed_panels(drawing: Drawing, name: str) -> Iterator[tuple[Panel, dict[str, np.ndarray]]]:
     """Yield a panel and the arrays of one seed's analysis for each setting or depth."""
-    cells = drawing.cells()
-    for panel, cell in zip(drawing.add_panels([c.name for c in cells]), cells, strict=True):
-        yield panel, cell.runs[0].analysis(name).arrays
-    seeds = sorted({int(cell.runs[0].get(SEED, 0)) for cell in cells})
-    drawing.note(f"seed {', '.join(map(str, seeds))}")
+    cells = drawing.first_seeds()
+    panels = drawing.add_panels([cell.name for cell, _ in cells])
+    for panel, (_, run) in zip(panels, cells, strict=True):
+        yield panel, run.analysis(name).arrays
 
 
 def pair_map(panel: Panel, columns: np.ndarray, rows: np.ndarray, values: np.ndarray) -> QuadMesh:

@@ -21,6 +21,7 @@ from deepstack.analysis.selection import find_key
 from deepstack.analysis.settings import (
     DEPTH,
     SCHEME,
+    SEED,
     Series,
     choose_series,
     evenly_spaced,
@@ -179,6 +180,13 @@ class Drawing:
         deepest = [(s, s.depths[-1]) for s in chosen]
         self.note("each at its greatest depth", when=any(len(s.depths) > 1 for s in chosen))
         return [Group(s.label + f", N = {n}" * several, [s], [n]) for s, n in deepest]
+
+    def first_seeds(self) -> list[tuple[Group, Run]]:
+        """Return `cells`, each with its run of the lowest seed; a note names the seeds."""
+        cells = [(cell, cell.runs[0]) for cell in self.cells()]
+        seeds = sorted({int(run.get(SEED, 0)) for _, run in cells})
+        self.note(f"seed {', '.join(map(str, seeds))}")
+        return cells
 
     def at_most(self, panels: list[T], most: int = MOST_PANELS) -> list[T]:
         """Return evenly spaced panels, as many as are shown; a note counts them."""

@@ -1,24 +1,26 @@
-"""Values of every layer: gradient norms, signals before training, any diagnostic over steps."""
+"""Values of every layer: gradients and their ratios, signals before training, any diagnostic."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 
+from deepstack.analysis.captions import diverged_note
 from deepstack.analysis.initial_signals import SIGNALS, signal_layers
-from deepstack.analysis.settings import SEED, evenly_spaced
-from deepstack.analysis.tidy import seed_statistics
+from deepstack.analysis.settings import evenly_spaced
+from deepstack.analysis.tidy import array_statistics, seed_statistics
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing
-from deepstack.plots.page import axis_label
-from deepstack.plots.panel import is_drawable, markers
-from deepstack.plots.style import extent, layer_axis, shades
+from deepstack.plots.page import axis_label, typeset
+from deepstack.plots.panel import Panel, is_drawable, markers
+from deepstack.plots.style import COLOURS, DASHES, GREY, extent, layer_axis, shades
 from deepstack.records import Run
 
 MOST_STEPS = 7
@@ -30,6 +32,18 @@ COLUMNS = {
     "stream_grad": "gradient",
     "grad_norm": "gradient",
 }
+MOST_SETTINGS = 4  # of the ratios of gradients
+KINDS = {"attention": COLOURS[0], "cross_attention": COLOURS[1], "feed_forward": COLOURS[2]}
+RATIOS = {
+    "β_LN": ("β_{LN}", "through the norm"),
+    "β_RC": ("β_{RC}", "over the sum"),
+    "β_LN·β_RC": ("β_{LN}·β_{RC}", "both"),
+}
+# Reported for Post-LN by Zhang et al. 2019, arXiv:1908.11365, section 3.
+PUBLISHED = {"β_LN": (0.82, 0.86), "β_RC": (1.10, 1.22)}
+
+# Steps of the records that all seeds share, and values (seeds, records, layers), NaN if not finite.
+Records = tuple[np.ndarray, np.ndarray]
 
 
 def runs_with(runs: Sequence[Run], diagnostic: str) -> list[Run]:
@@ -50,15 +64,12 @@ def pick(drawing: Drawing, diagnostic: str) -> dict[str, tuple[np.ndarray, np.nd
 
     Each series at its greatest depth; of one series each depth; always the lowest seed.
     """
-    cells = drawing.cells()
-    seeds = {int(cell.runs[0].get(SEED, 0)) for cell in cells}
-    drawing.note(f"seed {', '.join(map(str, sorted(seeds)))}")
-    drawing.notes += sides_note(drawing.runs)
     picked = {}
-    for cell in cells:
-        steps, values = cell.runs[0].layers(diagnostic)
+    for cell, run in drawing.first_seeds():
+        steps, values = run.layers(diagnostic)
         if len(steps):
             picked[cell.label] = (steps, values.astype(float))
+    drawing.notes += sides_note(drawing.runs)
     if not picked:
         raise NothingMatchedError(f"{diagnostic}: no snapshot was written yet")
     return picked
@@ -194,3 +205,98 @@ def signal_rows(here: pd.DataFrame, column: str) -> pd.DataFrame:
     rows = rows.iloc[evenly_spaced(range(len(rows)), MOST_POINTS)]
     values = {name: np.exp(rows[name]) for name in ("y", "low", "high")}
     return rows.assign(x=rows["x"] / position.max(), **values)
+
+
+def records_of(members: Sequence[Run], name: str) -> Records | None:
+    """Return a diagnostic of all seeds; None where one lacks it or no value is above 0."""
+    if not all(name in run.layer_names() for run in members):
+        return None
+    diagnostics = [run.layers(name) for run in members]
+    shared = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in diagnostics)))
+    values = np.array([v[np.isin(steps, shared)] for steps, v in diagnostics], dtype=float)
+    values[~np.isfinite(values)] = np.nan
+    return (np.array(shared), values) if (values > 0).any() else None
+
+
+def read_ratios(members: Sequence[Run]) -> dict[tuple[str, str], Records]:
+    """Return what these seeds have, by symbol of RATIOS and kind of sublayer."""
+    ratios: dict[tuple[str, str], Records] = {}
+    for kind in KINDS:
+        ln, rc = (records_of(members, f"{name}_{kind}") for name in ("beta_ln", "beta_rc"))
+        both = (ln[0], ln[1] * rc[1]) if ln and rc else None
+        every = zip(RATIOS, (ln, rc, both), strict=True)
+        ratios |= {(symbol, kind): each for symbol, each in every if each is not None}
+    return ratios
+
+
+@chart("gradient_ratios")
+def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
+    """Ratios β_LN, β_RC and their product by layer and sublayer, at the first and last record."""
+    usable = [run for run in runs if "beta_ln_feed_forward" in run.layer_names()]
+    if not usable:
+        raise NothingMatchedError("no run has the per-layer diagnostics beta_ln and beta_rc")
+    drawing = Drawing(usable, options)
+    cells = drawing.cells(MOST_SETTINGS)
+    ratios = [read_ratios(cell.runs) for cell in cells]
+    if not any(ratios):
+        raise NothingMatchedError("β_LN and β_RC: no value is finite")
+    rows = list(product(range(len(cells)), RATIOS))
+    names = [": ".join(filter(None, [cells[i].name, symbol])) for i, symbol in rows]
+    titles = [cells[i].name or typeset(RATIOS[symbol][0]) for i, symbol in rows]
+    layout: Any = {"titles": titles, "columns": len(RATIOS), "height": 1.25}
+    for panel, (i, symbol) in drawing.fill(names, rows, **layout):
+        draw_published(panel, symbol)
+        draw_ratios(panel, symbol, ratios[i], cells[i].runs)
+    for column, (symbol, words) in enumerate(RATIOS.values()):
+        label = f"{typeset(symbol)}, {words}"
+        drawing.value_axis(label, drawing.panels[column :: len(RATIOS)], log=True)
+    drawing.notes += sides_note(usable)
+    drawing.note("layers whose gradient is 0 have no ratio")
+    drawing.notes += diverged_note((cell.label, cell.runs) for cell in cells)
+    for kind, colour in KINDS.items():
+        if any(kind == known for each in ratios for _, known in each):
+            drawing.entry(kind.replace("_", "-"), color=colour)
+    drawing.entry("first snapshot", color=GREY, ls="-")
+    drawing.entry("last snapshot", color=GREY, ls=DASHES[1])
+    if len(drawing.rows("predicted")):
+        drawing.entry("first snapshot: 1/sqrt(α² + Var G)", color=GREY, ls=DASHES[2], lw=0.7)
+    drawing.entry("published for Post-LN", patch=True, color=GREY, alpha=0.18, lw=0)
+    return drawing.finish("Gradient ratios by layer")
+
+
+def draw_ratios(
+    panel: Panel, symbol: str, ratios: dict[tuple[str, str], Records], members: Sequence[Run]
+) -> None:
+    """Draw one ratio of each kind of sublayer, and the prediction; broken where a stack ends."""
+    if not ratios:
+        return
+    first = members[0].columns.get("stacks", {}).get("encoder", 0)
+    depth = next(iter(ratios.values()))[1].shape[2]
+    layer_axis(panel.axes, depth, ticks=4)
+    for kind, colour in KINDS.items():
+        if (symbol, kind) not in ratios:
+            continue
+        steps, values = ratios[symbol, kind]
+        lines: list[tuple[str, np.ndarray, dict[str, Any]]] = [
+            (f"step {int(steps[record])}", values[:, record], {"ls": dash, "lw": 1.1})
+            for record, dash in zip(sorted({0, len(steps) - 1}), DASHES, strict=False)
+        ]
+        expected = records_of(members, f"beta_ln_predicted_{kind}") if symbol == "β_LN" else None
+        if expected is not None:
+            look = {"ls": DASHES[2], "lw": 0.7, "kind": "predicted", "band": False}
+            lines.append(("predicted", expected[1][:, 0], look))
+        for name, of_seeds, look in lines:
+            rows = array_statistics(np.arange(1, depth + 1), of_seeds).query("y > 0")
+            style: Any = look | {"color": colour, "ms": 1.8, "marker": markers(len(rows))}
+            for part in (rows[rows["x"] <= first], rows[rows["x"] > first]):
+                panel.lines(f"{kind.replace('_', '-')}, {name}", part, **style)
+
+
+def draw_published(panel: Panel, symbol: str) -> None:
+    """The published range as a band, and the line at 1 that says growing or vanishing."""
+    panel.axes.axhline(1.0, color=GREY, lw=0.6, zorder=1)
+    panel.add(pd.DataFrame({"y": [1.0]}), series="neither grows nor vanishes", kind="level")
+    if symbol in PUBLISHED:
+        low, high = PUBLISHED[symbol]
+        panel.axes.axhspan(low, high, color=GREY, alpha=0.18, lw=0)
+        panel.add(pd.DataFrame({"y": [low, high]}), series="published", kind="reference")

@@ -1,14 +1,20 @@
-"""Loss and the largest solved k against step and depth, next to losses that need no learning."""
+"""Loss against step, depth and learning rate; the best rate and the largest k solved by depth."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from deepstack.analysis.settings import TASK, depths_of
+import numpy as np
+import pandas as pd
+
+from deepstack.analysis.settings import LR, TASK, depths_of
 from deepstack.analysis.statistics import (
     evaluated_runs,
     final_value,
+    has_diverged,
     loss_column,
     mask_note,
     points_of,
@@ -16,13 +22,22 @@ from deepstack.analysis.statistics import (
     validation_levels,
     with_steps,
 )
+from deepstack.analysis.transfer import (
+    PUBLISHED_LAWS,
+    Losses,
+    final_losses,
+    mean_curve,
+    runs_by_rate,
+    shared_seeds,
+    transfer,
+)
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import Overlay, draw_curves
 from deepstack.plots.drawing import Drawing, Group
 from deepstack.plots.page import axis_label
-from deepstack.plots.panel import Panel
-from deepstack.plots.style import DASHES
+from deepstack.plots.panel import EDGE_RATE, Panel
+from deepstack.plots.style import DASHES, GREY, number_axis, shades
 from deepstack.records import Run
 from deepstack.records.cells import counted
 
@@ -129,3 +144,110 @@ def solved_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     left = len(runs) - len(final)
     drawing.note(f"left out: {counted('{} runs', left)} unfinished or of other tasks", when=left)
     return drawing.finish("Largest k solved against depth")
+
+
+def runs_of_rates(runs: list[Run]) -> list[Run]:
+    """Return the finished runs.  Raises NothingMatchedError for fewer than two learning rates."""
+    final = evaluated_runs(runs)
+    if len({run.get(LR) for run in final}) < 2:
+        raise NothingMatchedError("needs finished runs of two learning rates or more")
+    return final
+
+
+@chart("loss_vs_lr")
+def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
+    """Final validation loss against the learning rate, a curve a depth, the best rate of each."""
+    final = runs_of_rates(runs)
+    drawing = Drawing(final, options, but=[LR])
+    value = partial(final_value, column=loss_column(final))
+    curves = {cell: points_of(at, value) for cell, at in runs_by_rate(drawing.series).items()}
+    curves = {cell: rows[rows["mark"] != "diverged"] for cell, rows in curves.items()}
+    shown = [s for s in drawing.series if any(len(curves[s, n]) for n in s.depths)]
+    if not shown:
+        raise NothingMatchedError("every run diverged, or has no finite validation loss")
+    groups = drawing.setting_groups(series=shown)
+    colours = shades(sorted({n for s in shown for n in s.depths}, reverse=True))
+    for depth, colour in sorted(colours.items()):
+        drawing.entry(f"N = {depth}", marker="o", color=colour)
+    for panel, group in drawing.fill([group.name for group in groups], groups):
+        (s,) = group.series
+        for depth in s.depths:
+            rows = curves[s, depth]
+            style = {"marker": "o", "color": colours[depth], "linestyle": "-"}
+            panel.mark_points(rows, style)
+            best = rows[rows["mark"] == ""].nsmallest(1, "y")
+            if len(best):
+                panel.ring(best["x"], best["y"], "best", color=colours[depth])
+            kinds = np.where(rows.index.isin(best.index), "best", "point")
+            panel.add(rows.assign(kind=kinds), style, series=f"N = {depth}")
+        draw_levels(panel, validation_levels(s.runs))
+    rows = drawing.rows("point", "best")
+    drawing.value_axis(loss_label(final), drawing.panels)
+    for panel in drawing.panels:
+        number_axis(panel.axes, "x", rows["x"].tolist(), log=True)
+        panel.axes.set_xlabel("learning rate")
+    diverged = sum(map(has_diverged, final))
+    left = f"left out: {counted('{} diverged runs', diverged)}; best is among rates without one"
+    drawing.note(left, when=diverged)
+    unfinished = ", ".join(s.label for s in drawing.series if s not in shown)
+    drawing.note(f"nothing finished of {unfinished}", when=unfinished)
+    return drawing.finish("Final validation loss against learning rate")
+
+
+@chart("best_lr_vs_depth")
+def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+    """The best learning rate against depth with its 95 % interval, exponent and published laws."""
+    drawing = Drawing(runs_of_rates(runs), options, but=(LR,))
+    drawing.spread = "95 % interval over samples of the seeds"
+    losses = {s: losses_of_depths(s.runs) for s in drawing.series}
+    if not any(len(by_depth) > 1 for by_depth in losses.values()):
+        raise NothingMatchedError(
+            "needs two depths, each with two learning rates and a seed that all of them share"
+        )
+    (panel,) = drawing.add_panels([None], height=2.2)
+    for s, style in drawing.styles.items():
+        if len(losses[s]) < 2:
+            drawing.note(f"{s.label}: no seed has a loss at every rate of two depths")
+            continue
+        result = transfer(losses[s])
+        rows = pd.DataFrame(
+            [(best.depth, *best.rate, best.seeds, "" if best.inside else EDGE_RATE)
+             for best in result.best],
+            columns=["x", "y", "low", "high", "n", "mark"],
+        )  # fmt: skip
+        panel.points(s.label, rows, style)
+        drawing.entry(f"{s.label}: {result.exponent.text(2) if result.exponent else '–'}", **style)
+        if result.exponent is not None:
+            fit = result.exponent.columns("exponent")
+            size = {"n": len(result.best), "seeds": result.best[0].seeds}
+            drawing.table.add(panel=panel.name, series=s.label, kind="fit", **fit, **size)
+    points = drawing.rows("point")
+    depths = sorted({int(depth) for depth in points["x"]})
+    first = points[points["x"] == depths[0]]["y"]
+    anchor = math.exp(sum(map(math.log, first)) / len(first))
+    for (name, (power, source)), dash in zip(PUBLISHED_LAWS.items(), DASHES[1:], strict=True):
+        law = [anchor * (depth / depths[0]) ** power for depth in depths]
+        look: Any = {"color": GREY, "ls": dash, "lw": 0.8}
+        panel.lines(name, pd.DataFrame({"x": depths, "y": law}), kind="law", zorder=1.5, **look)
+        drawing.entry(f"{typeset_power(name)} ({source})", **look)
+    panel.published()
+    drawing.depth_axes(depths)
+    drawing.value_axis("best learning rate", [panel], log=True)
+    drawing.note("laws pass through the mean rate at the smallest depth")
+    title = "exponent of N, with its 95 % interval"
+    return drawing.finish("Best learning rate against depth", legend_title=title)
+
+
+def losses_of_depths(runs: Sequence[Run]) -> Losses:
+    """Return the final losses at depths with two rates or more and a finite mean loss at one."""
+    losses = final_losses(runs, loss_column(runs))
+    losses = {depth: by_rate for depth, by_rate in losses.items() if len(by_rate) > 1}
+    if not (seeds := shared_seeds(losses)):
+        return {}
+    return {n: at for n, at in losses.items() if math.isfinite(mean_curve(at, seeds)[1].min())}
+
+
+def typeset_power(name: str) -> str:
+    """Return `N^(−1/2)` with its exponent raised."""
+    base, _, power = name.partition("^")
+    return f"${base}^{{{power.strip('()')}}}$"

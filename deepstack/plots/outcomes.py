@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from deepstack.analysis.compute import by_value
 from deepstack.analysis.outcomes import CLEAR, OUTCOME_WORDS, margin, outcome, runs_with_outcome
-from deepstack.analysis.settings import LR, Series, depth_of, setting_value
+from deepstack.analysis.settings import LR, Series
+from deepstack.analysis.transfer import runs_by_rate
 from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
@@ -137,14 +136,7 @@ def frontier(runs: list[Run], *, options: Options) -> Chart:
     """The largest learning rate at which every seed learns, against depth, and the map around."""
     shown = runs_with_outcome(runs)
     drawing = Drawing(shown, options, but=[LR])
-    rate = partial(setting_value, key=LR)
-    cells = {
-        (s, depth): by_value([run for run in s.runs if depth_of(run) == depth], rate)
-        for s in drawing.series
-        for depth in s.depths
-    }
-    if max(map(len, cells.values())) < 2:
-        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
+    cells = runs_by_rate(drawing.series)
     rates = sorted({float(lr) for at in cells.values() for lr in at}, reverse=True)
     groups = drawing.setting_groups()
     sizes = []

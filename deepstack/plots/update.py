@@ -14,10 +14,10 @@ from deepstack.analysis.settings import depth_of, depths_of, scheme_label
 from deepstack.analysis.statistics import (
     SATURATED,
     distinct_levels,
-    has_diverged,
     has_diverged_by,
     last_row,
     points_of,
+    shared_step,
     unrelated_distance,
     update_column,
     value_at,
@@ -41,13 +41,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """Model update against depth at the first and at the last shared step, with exponents."""
     runs = with_steps(runs)
     depths = depths_of(runs)
-    finished = [run for run in runs if not has_diverged(run)] or runs
-    shared = set.intersection(*(set(run.steps["step"].tolist()) for run in finished))
-    if options.at_step is None and not shared:
-        raise NothingMatchedError("the runs share no step")
-    last = max(shared) if options.at_step is None else options.at_step
-    if not any(last in run.steps["step"].to_numpy() for run in runs):
-        raise NothingMatchedError(f"no run has a row for step {last}")
+    last, _ = shared_step({run: run.steps["step"].tolist() for run in runs}, options.at_step)
     column = update_column(runs)
     drawing, has_zeros = Drawing(runs, options), False
     steps = sorted({1, last})
@@ -178,22 +172,12 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
     )
 
 
-def last_snapshot(runs: Sequence[Run]) -> tuple[int, list[str]]:
-    """Return the last step at which all runs that did not diverge have a snapshot, and a note."""
-    finished = [run for run in runs if not has_diverged(run)] or runs
-    last = [max(set(run.layers("bound_attention")[0]) & set(run.steps["step"])) for run in finished]
-    step = int(min(last))
-    return step, [f"step {step} is the last snapshot that all share"] if step < max(last) else []
-
-
 @chart("bound_vs_depth")
 def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
     tables = tables_of(runs)
-    step, note = last_snapshot(list(tables)) if options.at_step is None else (options.at_step, [])
-    used = [run for run in tables if step in tables[run]["step"].to_numpy()]
-    if not used:
-        raise NothingMatchedError(f"no run has a snapshot at step {step}")
+    snapshots = {run: table["step"].tolist() for run, table in tables.items()}
+    step, used = shared_step(snapshots, options.at_step)
     depths = depths_of(used)
     diverged_by = partial(has_diverged_by, step=step)
     ceiling = partial(ceiling_of, column="model_update")
@@ -232,7 +216,8 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], log=True, include=1.0)
     drawing.depth_axes(depths)
     drawing.entry("right-hand side of the theorem", color=GREY, ls=":", lw=1.0)
-    drawing.notes += note
+    if options.at_step is None and step != max(map(max, snapshots.values())):
+        drawing.note(f"step {step} is the last snapshot that all undiverged runs share")
     left = len(runs) - len(tables)
     drawing.note(f"{left} of {len(runs)} runs are not of the theorem's form", when=left)
     if without := [run for run in tables if run not in used]:
