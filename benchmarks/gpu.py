@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepstack.cli.output import emit
 
 from deepstack.bench import bench, report
+from deepstack.cli.output import emit
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
 from deepstack.records import Run
 from deepstack.schemes import scheme_memory
