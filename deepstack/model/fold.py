@@ -100,7 +100,8 @@ def fold(
     (Post-LN: the residual), that model computes something else: see `compare`.
 
     untie: first give a tied head a separate matrix, (vocab_size, d_model) parameters more.
-    Raises ConfigError if no norm has a gain or a bias to fold.
+    Raises ConfigError if no norm has a gain or a bias to fold, or if a bias that stays in its norm
+    would be divided by a gain of 0.
     """
     if untie and config.model.head == "tied":
         config, built = untied(config, built)
@@ -141,6 +142,11 @@ def fold_norm(
     gain = None if keeps_gain else values.pop(f"{norm}.gain", None)
     bias = values.pop(f"{norm}.bias", None)
     if keeps_bias and bias is not None:
+        if gain is not None and not gain.all():
+            raise ConfigError(
+                f"cannot fold {norm}: a bias cannot be divided by a gain of 0, and no linear map "
+                "could take it (model.bias: false); leave --fold out"
+            )
         values[f"{norm}.bias"] = bias if gain is None else bias / gain
         bias = None
     for weights, offset, scale in readers:

@@ -152,6 +152,15 @@ def test_norms_without_anything_to_fold_are_refused() -> None:
         fold(config, moved(config))
 
 
+def test_a_bias_that_stays_in_its_norm_needs_a_gain_other_than_0() -> None:
+    config = config_of(model__bias=False)
+    built = moved(config)
+    with torch.no_grad():
+        values_of(built.model)["encoder.layers.0.scheme.attention_norms.0.gain"][0] = 0
+    with pytest.raises(ConfigError, match="a bias cannot be divided by a gain of 0"):
+        fold(config, built)
+
+
 def test_a_matrix_that_also_reads_another_tensor_makes_a_difference() -> None:
     both = {"model__family": "encoder_decoder", "model__decoder_attention": "merged"}
     config = config_of(**both)
