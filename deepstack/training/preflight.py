@@ -241,12 +241,12 @@ def locked_folder(
             try:
                 stack.enter_context(folder.lock())
             except ResourceError as error:
-                if getattr(error.__cause__, "errno", None) in READ_ONLY:
-                    with suppress(ResourceError):
-                        if (state := folder.read_state()) in ENDED:  # nothing to write
-                            return [str(folder.path), state]
-                    raise ResourceError(f"{error}; give another folder with --out") from error
-                raise
+                if getattr(error.__cause__, "errno", None) not in READ_ONLY:
+                    raise
+                with suppress(ResourceError):
+                    if (state := folder.read_state()) in ENDED:  # nothing to write
+                        return [str(folder.path), state]
+                raise ResourceError(f"{error}; give another folder with --out") from error
             try:
                 return [str(folder.path), folder.read_state()]
             except ResourceError as error:
