@@ -32,7 +32,7 @@ def test_the_trace_tells_all_that_happens_to_a_folder(harness: Harness) -> None:
     assert any(call.kind == "rename" and ".tmp" in call.path.name for call in ended.calls)
 
 
-@pytest.mark.parametrize("name", some(FAULTS, 2))
+@pytest.mark.parametrize("name", some(FAULTS, 3, 2))
 def test_a_planted_fault_is_found(name: str, harness: Harness) -> None:
     fault, faulty = FAULTS[name], harness.with_fault(name)
     # on a busy machine one of two writers may have ended before the other begins

@@ -26,6 +26,7 @@ from deepstack.records import Run, RunFolder
 from deepstack.records.files import replace
 from deepstack.sweeps import plan, ray_cluster, ray_node
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
+from deepstack.sweeps.fork_server import ForkServer
 from deepstack.sweeps.plan import requirements_of
 from deepstack.sweeps.ray import LOST_AT_MOST, OnRay, Process, share_of_gpu
 from deepstack.sweeps.ray_node import Order, is_shared, work
@@ -150,8 +151,9 @@ def test_a_node_knows_the_sweeps_folder_by_what_stands_in_it(tmp_path: Path) -> 
 
 
 def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ray_node, "ForkServer", lambda here: server)
     monkeypatch.setattr(ray_node, "_server", None)
     whole = deepstack.train(BASE, study="s", out=tmp_path / "whole")
     order = order_of(tmp_path, folder=whole.name)
@@ -164,11 +166,7 @@ def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
             write_changes(here, FolderChanges(*message["changes"]))
         return [{"begin": ([], [])}] if "shared" in message else []
 
-    try:
-        assert work(order, exchange) == (0, "")
-    finally:
-        assert ray_node._server is not None
-        ray_node._server.close()
+    assert work(order, exchange) == (0, "")
     assert heard[0] == {"shared"} and heard[-1] == {"changes"}
     run = Run(here.path)
     assert run.state == "done"

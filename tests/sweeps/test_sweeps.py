@@ -21,7 +21,6 @@ from deepstack.model import build_model
 from deepstack.records import find_runs
 from deepstack.schemes import SCHEMES, Scheme
 from deepstack.sweeps import Local, Pool, default_workers, expand, plan
-from deepstack.sweeps.fork_server import ForkServer
 from deepstack.sweeps.plan import CellCache
 
 TINY = {
@@ -73,6 +72,7 @@ def test_parameters_are_counted_exactly(scheme: str, head: str) -> None:
     assert CellCache().parameters(config, 31) == counted
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:
     """A run that could not begin is an error, after the others."""
     one, two = (memory_estimate(with_overrides(BASE, {"model.depth": n})) for n in (1000, 2000))
@@ -136,7 +136,12 @@ def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     until(lambda: not list(beside.iterdir()))
 
 
-def test_a_run_whose_server_dies_is_interrupted_and_the_next_has_another(tmp_path: Path) -> None:
+def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What lies in the present folder is not imported.
+    (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
+    monkeypatch.chdir(tmp_path)
     (cell,) = plan(with_overrides(BASE, {"train.steps": 100_000}), study="s", out=tmp_path)
     with closing(Local([cell], "s", tmp_path, 1, budget=2 * 10**9)) as local:
         first = local.start(cell)
@@ -154,8 +159,18 @@ def test_a_run_whose_server_dies_is_interrupted_and_the_next_has_another(tmp_pat
         assert not killed.folder.exists()
         until(lambda: steps_made(tmp_path)[0] > rows)
         second.send_signal(signal.SIGTERM)
-        until(lambda: second.poll() is not None)
+        # One that is refused, one that is killed, and one that is done.
+        out = ["--out", str(tmp_path), "--study", "ends", "--quiet"]
+        long = to_yaml(with_overrides(BASE, {"seed": 1, "train.steps": 100_000}))
+        runs = [local._server.start(text, out) for text in ("depth: 1", long, to_yaml(BASE))]
+        until(lambda: any(rows > 3 for rows in steps_made(tmp_path, "ends")))
+        runs[1].send_signal(signal.SIGKILL)
+        until(lambda: None not in [run.poll() for run in (second, *runs)])
         assert second.poll() == 128 + signal.SIGTERM
+        assert [run.poll() for run in runs] == [2, -signal.SIGKILL, 0]
+        errors = [run.stderr_text() for run in runs]
+    assert errors[0].startswith("deepstack: depth: found the unknown key")
+    assert errors[1:] == ["", ""]
 
 
 def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
@@ -166,22 +181,6 @@ def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
     assert local._server is None
 
 
-def test_the_server_tells_how_each_run_ended(tmp_path: Path) -> None:
-    # What lies in the present folder is not imported.
-    (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
-    out = ["--out", str(tmp_path), "--quiet"]
-    with closing(ForkServer(str(tmp_path))) as server:
-        long = to_yaml(with_overrides(BASE, {"train.steps": 100_000}))
-        runs = [server.start(text, out) for text in ("depth: 1", long, to_yaml(BASE))]
-        until(lambda: any(rows > 3 for rows in steps_made(tmp_path)))
-        runs[1].send_signal(signal.SIGKILL)
-        until(lambda: None not in [run.poll() for run in runs])
-        errors = [run.stderr_text() for run in runs]
-    assert [run.poll() for run in runs] == [2, -signal.SIGKILL, 0]
-    assert errors[0].startswith("deepstack: depth: found the unknown key")
-    assert errors[1:] == ["", ""]
-
-
-def steps_made(out: Path) -> list[int]:
+def steps_made(out: Path, study: str = "*") -> list[int]:
     """Rows of every run's log of steps so far."""
-    return [log.read_text().count("\n") - 1 for log in out.glob("*/*/steps.csv")]
+    return [log.read_text().count("\n") - 1 for log in out.glob(f"{study}/*/steps.csv")]

@@ -135,6 +135,7 @@ def check_states(out: Path, good: list[int], bad: list[int]) -> None:
         pytest.param(list(range(20)), [*ENDS], marks=pytest.mark.slow),  # one hangs for a minute
     ],
 )
+@pytest.mark.usefixtures("warm_server")
 def test_runs_that_end_badly_leave_the_others_alone(
     good: list[int], bad: list[int], plugin: Path, tmp_path: Path
 ) -> None:

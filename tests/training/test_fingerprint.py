@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.command_line import typed
 from helpers.small_runs import interrupted, small
 
 import deepstack
@@ -22,20 +20,18 @@ from deepstack.training.environment import VARIABLES, bf16_support, cpu, fingerp
 CONFIG = small(model__depth=1, model__d_model=8, log__layers_every=0)
 
 
-def other_path(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run a command where MKL takes the code path of the oldest processors."""
-    command = [sys.executable, "-m", "deepstack", *map(str, words), "--study", "s"]
-    environment = os.environ | {"MKL_CBWR": "COMPATIBLE"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
-
-
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL here")
-def test_another_code_path_is_refused_and_a_sweep_goes_on_with_other_runs(tmp_path: Path) -> None:
+def test_another_code_path_is_refused_and_a_sweep_goes_on_with_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, file = interrupted(CONFIG, tmp_path, study="s"), tmp_path / "config.yaml"
     file.write_text(to_yaml(CONFIG))
     rows = folder.steps_path.read_bytes()
-    swept = other_path("sweep", file, "--seeds", "0,1", "--workers", 1, "--out", tmp_path)
-    assert swept.returncode == 3, swept.stderr
+    # In the processes of the runs MKL takes the code path of the oldest processors.
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    words = ["--seeds", "0,1", "--workers", 1, "--study", "s"]
+    swept = typed("sweep", file, *words, "--out", tmp_path)
+    assert swept.exit_code == 3, swept.stderr
     states = {path.name: Run(path).state for path in (tmp_path / "s").iterdir() if path.is_dir()}
     assert states.pop(folder.name) == "interrupted" and list(states.values()) == ["done"]
     assert folder.steps_path.read_bytes() == rows

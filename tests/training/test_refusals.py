@@ -14,7 +14,7 @@ import pytest
 from helpers import QUICK
 from typer.testing import CliRunner
 
-from deepstack.cli import app
+from deepstack.cli import app, main
 from deepstack.records import RunFolder, problems
 
 TINY = [
@@ -80,19 +80,34 @@ def test_letters_that_a_terminal_or_a_path_lacks_stop_nothing(tmp_path: Path) ->
     assert listed.returncode == 0 and rb"\u2016x_l\u2016" in listed.stdout
 
 
-@pytest.mark.parametrize("command", [["train"], ["sweep", "seed=0,1"]], ids=str)
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [(b"\xff\xfe", b"not UTF-8"), (b"x" * 300, b"File name too long")],
-    ids=["bytes", "long"],
+    ("words", "name", "expected", "code"),
+    [
+        ("train", b"\xff\xfe", "not UTF-8", 2),
+        pytest.param("sweep seed=0,1", b"\xff\xfe", "not UTF-8", 3, marks=pytest.mark.slow),
+        ("train", b"x" * 300, "File name too long", 2),
+        ("sweep seed=0,1", b"x" * 300, "File name too long", 2),
+    ],
+    ids=["train bytes", "sweep bytes", "train long", "sweep long"],
 )
 def test_a_path_that_cannot_be_is_refused_before_anything_is_trained(
-    command: list[str], name: bytes, expected: bytes, tmp_path: Path
+    words: str,
+    name: bytes,
+    expected: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     out = os.fsdecode(os.fsencode(tmp_path) + b"/" + name)
-    refused = deepstack(command[0], QUICK, *TINY, *command[1:], "-q", "--out", out)
-    assert expected in refused.stderr and b"Traceback" not in refused.stderr
-    assert refused.returncode in (2, 3), refused.stderr.decode()
+    command, *settings = words.split()
+    argv = ["deepstack", command, QUICK, *TINY, *settings, "-q", "--out", out]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capfd.readouterr().err
+    assert expected in said and "Traceback" not in said
+    assert ended.value.code == code, said
     assert not [*tmp_path.glob("*/*/*/steps.csv")]
 
 
