@@ -186,8 +186,8 @@ def wrap(text: str, size: float, width: float, **options: Any) -> list[str]:
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
     lines: list[str] = []
-    fitting = int(len(text) * width / max(text_width(text, size), width))  # letters on average
-    for letters in range(max(fitting, 1), 0, -1):
+    share = min(width / (text_width(text, size) or width), 1)  # of the text in one line
+    for letters in range(max(int(len(text) * share), 1), 0, -1):
         lines = textwrap.wrap(text, letters, break_on_hyphens=False, **options)
         if all(text_width(line, size) <= width for line in lines):
             break
