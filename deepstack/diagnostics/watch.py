@@ -49,8 +49,9 @@ DELTAS = ("in", "sum", "norm_in", "norm_out")
 class StackValues:
     """Values recorded from one stack.
 
-    states: the stream at every layer boundary, x_0 first, each (batch, seq, d); sublayers: in the
-    order of the forward pass; attention: sublayer -> mean entropy and largest logit by layer, (2,);
+    states: the stream at every layer boundary, x_0 first, each (batch, seq, d).
+    sublayers: in the order of the forward pass.
+    attention: sublayer -> mean entropy and largest logit by layer, (2,).
     nodes: those of the graph that have hooks, see `free_graph`.
     """
 

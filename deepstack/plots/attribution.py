@@ -217,7 +217,8 @@ def update_by_role(runs: list[Run], *, options: Options) -> Chart:
     step, used = step_of(runs, options)
     depths = depths_of(used)
     drawing = Drawing(used, options)
-    tables = {s: role_updates(s.runs).query("step == @step") for s in drawing.series}
+    tables = {s: role_updates(s.runs) for s in drawing.series}
+    tables = {s: table[table["step"] == step] for s, table in tables.items()}
     able = [s for s, table in tables.items() if table["depth"].nunique() > 1]
     if not able:
         raise NothingMatchedError(f"no setting has a row for step {step} at two depths or more")

@@ -14,6 +14,7 @@ from deepstack.analysis.settings import depth_of, depths_of, scheme_label
 from deepstack.analysis.statistics import (
     SATURATED,
     distinct_levels,
+    has_diverged,
     has_diverged_by,
     last_row,
     points_of,
@@ -172,12 +173,22 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
     )
 
 
+def last_snapshot(runs: Sequence[Run]) -> tuple[int, list[str]]:
+    """Return the last step at which all runs that did not diverge have a snapshot, and a note."""
+    finished = [run for run in runs if not has_diverged(run)] or runs
+    last = [max(set(run.layers("bound_attention")[0]) & set(run.steps["step"])) for run in finished]
+    step = int(min(last))
+    return step, [f"step {step} is the last snapshot that all share"] if step < max(last) else []
+
+
 @chart("bound_vs_depth")
 def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
     tables = tables_of(runs)
-    snapshots = {run: table["step"].tolist() for run, table in tables.items()}
-    step, used = shared_step(snapshots, options.at_step)
+    step, note = last_snapshot(list(tables)) if options.at_step is None else (options.at_step, [])
+    used = [run for run in tables if step in tables[run]["step"].to_numpy()]
+    if not used:
+        raise NothingMatchedError(f"no run has a snapshot at step {step}")
     depths = depths_of(used)
     diverged_by = partial(has_diverged_by, step=step)
     ceiling = partial(ceiling_of, column="model_update")
@@ -216,8 +227,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], log=True, include=1.0)
     drawing.depth_axes(depths)
     drawing.entry("right-hand side of the theorem", color=GREY, ls=":", lw=1.0)
-    if options.at_step is None and step != max(map(max, snapshots.values())):
-        drawing.note(f"step {step} is the last snapshot that all undiverged runs share")
+    drawing.notes += note
     left = len(runs) - len(tables)
     drawing.note(f"{left} of {len(runs)} runs are not of the theorem's form", when=left)
     if without := [run for run in tables if run not in used]:

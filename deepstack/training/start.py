@@ -226,9 +226,11 @@ CHANGEABLE = ("train.schedule", "train.lr", "train.decay_period")
 class Parent:
     """A recorded run, and the config of a new run that begins from its record.
 
-    Preflight refuses an environment other than that of the record.  extends: as in meta.json of a
-    new run that goes on where the record ends; exact: whether training its config at once gives the
-    same run; sha256: of the record's checksums.json.
+    Preflight refuses an environment other than that of the record.
+
+    extends: as in meta.json of a new run that goes on where the record ends.
+    exact: whether training its config at once gives the same run.
+    sha256: of the record's checksums.json.
     """
 
     folder: RunFolder
