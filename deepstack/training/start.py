@@ -273,8 +273,8 @@ class Extension(Parent):
         logs = recorded_logs(self.folder)
         for path in (*logs, self.folder.timing_path):
             header, *rows = (files.read(path) or b"").splitlines(keepends=True) or [b""]
-            kept = [row for row in rows if is_kept(path.stem, int(row.split(b",")[0]))]
-            files.replace(folder.path / path.name, b"".join([header, *kept]))
+            remaining = [row for row in rows if is_kept(path.stem, int(row.split(b",")[0]))]
+            files.replace(folder.path / path.name, b"".join([header, *remaining]))
         parts = ckpt.load(self.folder.checkpoint_path(step), step).parts
         kept_records = [is_kept("layers", at) for at in parts["layers"]["steps"].tolist()]
         mask = torch.tensor(kept_records, dtype=torch.bool)
