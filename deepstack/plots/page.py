@@ -91,7 +91,7 @@ class Page:
         inner = self.width - 2 * PAD
         if not self.texts:
             title, subtitle, caption = "", "", ()
-        heads = [(line, TITLE, "bold", "black") for line in wrap(title, 1.1 * TITLE, inner)]
+        heads = [(line, TITLE, "bold", "black") for line in wrap(title, TITLE, inner, "bold")]
         heads += [(line, SUBTITLE, "normal", "black") for line in wrap(subtitle, SUBTITLE, inner)]
         text = "\u00a0· ".join(caption)  # no line begins with the dot
         feet = [(line, CAPTION, "normal", GREY) for line in wrap(text, CAPTION, inner)]
@@ -177,7 +177,7 @@ def _text_height(lines: Sequence[TextLine]) -> float:
     return sum(size * LINE / 72 for _, size, _, _ in lines)
 
 
-def wrap(text: str, size: float, width: float, **options: Any) -> list[str]:
+def wrap(text: str, size: float, width: float, weight: str = "normal", **options: Any) -> list[str]:
     """Break at spaces, and inside longer words, so that lines in a font size fit the inches.
 
     A no-break space is no such place.  The middle of a text of more than LONGEST letters is left
@@ -186,19 +186,19 @@ def wrap(text: str, size: float, width: float, **options: Any) -> list[str]:
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
     lines: list[str] = []
-    share = min(width / (text_width(text, size) or width), 1)  # of the text in one line
+    share = min(width / (text_width(text, size, weight) or width), 1)  # of the text in one line
     for letters in range(max(int(len(text) * share), 1), 0, -1):
         lines = textwrap.wrap(text, letters, break_on_hyphens=False, **options)
-        if all(text_width(line, size) <= width for line in lines):
+        if all(text_width(line, size, weight) <= width for line in lines):
             break
     return lines
 
 
-def text_width(text: str, size: float) -> float:
+def text_width(text: str, size: float, weight: str) -> float:
     """Return the inches of a line of text in the figure's font."""
+    font = FontProperties(size=size, weight=weight)
     is_math = text.count("$") % 2 == 0 and "$" in text
-    points = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), is_math)
-    return float(points[0]) / 72
+    return float(text_to_path.get_text_width_height_descent(text, font, is_math)[0]) / 72
 
 
 def typeset(symbol: str) -> str:
