@@ -223,6 +223,8 @@ def run(
 ) -> None:
     """Execute `deepstack <arguments>` in this process, a new child of the process `server`."""
     os.setsid()
+    # Ray starts its processes with SIGINT blocked, and their children inherit that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if sys.platform == "linux":  # the kernel sends SIGTERM when the server dies
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != server:

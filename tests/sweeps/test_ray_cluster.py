@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from helpers import QUICK
 from helpers.cluster_results import results, runs_of
 from helpers.cluster_results import until as until_within
 
@@ -28,22 +29,47 @@ pytestmark = pytest.mark.ray
 
 until = partial(until_within, seconds=400)
 
-STEPS = int(os.environ.get("CLUSTER_STEPS", "4000"))  # some seconds a run
+STEPS = int(os.environ.get("CLUSTER_STEPS", "400"))
 SETTINGS = {
-    "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.eval_batches": 1,
-    "log.probe_sequences": 1, "log.layers_every": 40, "runtime.checkpoint_seconds": 1,
+    "model.d_model": 8, "task.name": "slowed", "task.seq_len": 8, "train.batch_size": 2,
+    "train.eval_batches": 1, "log.probe_sequences": 1, "log.layers_every": 40,
+    "runtime.checkpoint_seconds": 1,
 }  # fmt: skip
+# No run ends while the file {slow} is there: what is done to runs meets them at work.
+PLUGIN = '''
+import time
+from dataclasses import replace
+from pathlib import Path
+from deepstack.tasks import build_task, task
+
+@task("slowed")
+def slowed(*, seq_len, seed):
+    """Copying, whose batches take a while as long as a file is there."""
+    copy = build_task("copy", {{}}, seq_len=seq_len, seed=seed)
+
+    def draw(random, batch_size, held_out):
+        if Path({slow!r}).exists():
+            time.sleep(0.3)
+        return copy.draw(random, batch_size, held_out)
+
+    return replace(copy, name="slowed", draw=draw)
+'''
 RAY = Path(sys.executable).with_name("ray")
 # A node in a mount namespace of its own does not see what the sweep writes in this folder.
 APART = 'mount -t tmpfs none "$1" && shift && exec "$@"'
 
 
 class Cluster:
-    """A head and a second node, a core each; `unseen` is a folder that they do not see."""
+    """A head and a second node, a core each.
+
+    unseen: a folder that they do not see.  slow: a file; while it is there, runs are slow.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.unseen = folder, folder / "unseen"
         self.unseen.mkdir()
+        self.slow, self.plugin = folder / "slow", folder / "slowed.py"
+        self.plugin.write_text(PLUGIN.format(slow=str(self.slow)))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -103,10 +129,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+def local(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, bytes]]:
     """What a sweep on this machine alone gives."""
     out = tmp_path_factory.mktemp("local")
-    done = subprocess.run(sweep(out), capture_output=True, text=True)
+    done = subprocess.run(sweep(cluster, out, here=True), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return results(out, 4)
 
@@ -115,9 +143,10 @@ def test_a_lost_node_costs_no_run(
     cluster: Cluster, local: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
     cluster.second()
-    driver = start(sweep(tmp_path, cluster.address))
+    driver = start(sweep(cluster, tmp_path))
     until(lambda: len(underway(tmp_path)) == 2, driver)  # one on each node
     cluster.lose()
+    cluster.slow.unlink()
     said, errors = driver.communicate(timeout=600)
     assert driver.returncode == 0, errors
     assert "raylet" not in said + errors
@@ -131,42 +160,50 @@ def test_without_a_shared_folder_runs_are_sent_back(
 ) -> None:
     cluster.second()
     out = cluster.unseen / "results"
-    first = start(sweep(out, cluster.address))
-    until(lambda: underway(out), first)
+    first = start(sweep(cluster, out))
+    until(lambda: len(underway(out)) == 2, first)
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=120)
     assert first.returncode == 130
-    assert {run.status["state"] for run in find_runs(out)} <= {"done", "interrupted"}
     saved = {run.name: run.folder.checkpoints() for run in find_runs(out)}
-    driver = start(sweep(out, cluster.address))
+    assert [run.status["state"] for run in find_runs(out)] == ["interrupted"] * 2
+    driver = start(sweep(cluster, out))
     until(
-        lambda: any(run.folder.checkpoints() != saved.get(run.name, []) for run in runs_of(out)),
+        lambda: (
+            [run.folder.checkpoints() != saved[run.name] for run in underway(out)] == [True] * 2
+        ),
         driver,
     )
     cluster.lose()
+    cluster.slow.unlink()
     _, errors = driver.communicate(timeout=600)
     assert driver.returncode == 0, errors
     assert results(out, 4) == local
     for run in find_runs(out):
         assert "/deepstack-" in run.meta["command"]
-    assert any("resumed" in run.meta for run in find_runs(out))
+    resumed = sorted(len(run.meta.get("resumed", [])) for run in find_runs(out))
+    assert resumed == [0, 0, 1, 2]  # both after the interruption, one as its node was lost
 
 
 def test_runs_save_and_end_with_the_sweep_that_was_killed(cluster: Cluster, tmp_path: Path) -> None:
     cluster.second()
-    driver = start(sweep(tmp_path, cluster.address, steps=100_000))
+    driver = start(sweep(cluster, tmp_path))
     until(lambda: len(underway(tmp_path)) == 2, driver)
     driver.kill()
     driver.communicate()
     until(lambda: {run.status["state"] for run in find_runs(tmp_path)} == {"interrupted"})
 
 
-def sweep(out: Path, address: str | None = None, steps: int = STEPS) -> list[str]:
-    """The command of a sweep of four runs, here or on the cluster."""
-    words = [sys.executable, "-m", "deepstack", "sweep", "--out", str(out), "--study", "s"]
+def sweep(cluster: Cluster, out: Path, *, here: bool = False) -> list[str]:
+    """The command of a sweep of four runs, on this machine or on the cluster, where it is slow."""
+    if here:
+        cluster.slow.unlink(missing_ok=True)
+    else:
+        cluster.slow.touch()
+    words = [sys.executable, "-m", "deepstack", "sweep", QUICK, "--out", str(out), "--study", "s"]
     words += ["--depths", "1,2", "--schemes", "deepnorm", "--seeds", "0,1"]
-    words += [f"{key}={value}" for key, value in (SETTINGS | {"train.steps": steps}).items()]
-    return words + ([] if address is None else ["--ray", address])
+    words += [f"{key}={value}" for key, value in (SETTINGS | {"train.steps": STEPS}).items()]
+    return words + ["--plugin", str(cluster.plugin)] + ([] if here else ["--ray", cluster.address])
 
 
 def start(words: list[str]) -> subprocess.Popen[str]:
