@@ -135,10 +135,10 @@ def all_settings(one: Summary) -> dict[str, Any]:
 
     The options of a scheme or a task and the factors of roles are one text each, as JSON.
     """
-    from deepstack.config import schema
+    from deepstack.config.schema import setting_keys
 
     rest, settings = dict(one.config), {}
-    for key in schema.keys():
+    for key in setting_keys():
         inner = [name for name in rest if name.startswith(f"{key}.")]
         options = {name.removeprefix(f"{key}."): rest.pop(name) for name in inner}
         value = rest.pop(key, options or None)

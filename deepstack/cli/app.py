@@ -146,14 +146,14 @@ def suggest_option(error: Any) -> None:
 
     For example, `--seed 1` suggests `seed=VALUE`.
     """
-    from deepstack.config.schema import keys
+    from deepstack.config.schema import setting_keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
     parameters = getattr(error.ctx.command, "params", [])
     options = [text[2:] for one in parameters for text in one.opts if text.startswith("--")]
     synonym = SYNONYMS.get(word, "")
     near = synonym if synonym.split(" ")[0] in options else nearest(word, options)
-    settings = [key for key in keys() if word in (key, key.rpartition(".")[2])]
+    settings = [key for key in setting_keys() if word in (key, key.rpartition(".")[2])]
     takes_settings = any(one.name in ("overrides", "words") for one in parameters)
     if word in OPTIONS_ELSEWHERE:
         hint = OPTIONS_ELSEWHERE[word]

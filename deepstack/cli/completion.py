@@ -11,7 +11,7 @@ from typing import Any
 from deepstack.allowed import alternatives, literals
 from deepstack.cli.declarations import declarations
 from deepstack.config.load import example_paths
-from deepstack.config.schema import at, keys
+from deepstack.config.schema import schema_at, setting_keys
 from deepstack.errors import ConfigError
 
 Complete = Callable[[str], list[str]]
@@ -54,7 +54,7 @@ def complete_setting(incomplete: str) -> list[str]:
     key, equals, _ = (split_key + incomplete).partition("=")
     if equals:
         return complete_value(incomplete, values_of(key))
-    matches = starting(keys(), key)
+    matches = starting(setting_keys(), key)
     if len(matches) == 1 and (values := values_of(matches[0])):
         return [f"{matches[0]}={value}" for value in values]
     return [f"{each}=" for each in matches]
@@ -92,9 +92,9 @@ def keys_of_runs(short: bool = True) -> list[str]:
     """Return the columns and settings of runs; short: also last parts that one setting has."""
     from deepstack.analysis.selection import COLUMNS
 
-    lasts = Counter(key.rpartition(".")[2] for key in keys()) if short else {}
+    lasts = Counter(key.rpartition(".")[2] for key in setting_keys()) if short else {}
     unique = [last for last, count in lasts.items() if count == 1]
-    return list(dict.fromkeys([*COLUMNS, *unique, *keys()]))
+    return list(dict.fromkeys([*COLUMNS, *unique, *setting_keys()]))
 
 
 def complete_config_or_setting(incomplete: str) -> list[str]:
@@ -105,7 +105,7 @@ def complete_config_or_setting(incomplete: str) -> list[str]:
 
 def complete_key(incomplete: str) -> list[str]:
     """Return the dotted keys that start like the word."""
-    return starting(keys(), incomplete)
+    return starting(setting_keys(), incomplete)
 
 
 def complete_names(package: str, kind: str) -> Complete:
@@ -130,7 +130,7 @@ def values_of(key: str) -> list[str]:
         return list(declarations("schemes", ""))
     if key == "task.name":
         return list(declarations("tasks", "task"))
-    schema = at(tuple(key.split(".")))
+    schema = schema_at(tuple(key.split(".")))
     values: list[Any] = []
     for option in alternatives(schema):
         values += [True, False] if option.get("type") == "boolean" else literals(option)

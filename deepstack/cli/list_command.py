@@ -15,7 +15,7 @@ from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
 from deepstack.cli.output import emit
 from deepstack.config import Config, Family, values, with_overrides
 from deepstack.config.load import description, example_paths
-from deepstack.config.schema import at, keys
+from deepstack.config.schema import schema_at, setting_keys
 from deepstack.errors import ConfigError
 from deepstack.records import MODEL_UPDATE_COLUMNS
 from deepstack.registry import unknown
@@ -79,8 +79,8 @@ def config_rows() -> Rows:
 def setting_rows() -> Rows:
     """Return dotted key, default, allowed values and description of every setting."""
     usual, rows = values(Config()), []
-    for key in keys():
-        schema = at(tuple(key.split(".")))
+    for key in setting_keys():
+        schema = schema_at(tuple(key.split(".")))
         row = {"name": key, "default": usual.get(key), "allowed": describe(schema)}
         rows.append(row | {"description": " ".join(schema.get("description", "").split())})
     return rows

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
 from deepstack.config.roles import ROLES
-from deepstack.config.schema import Config, Path, at, dotted, keys, sections
+from deepstack.config.schema import Config, KeyPath, dotted_key, schema_at, sections, setting_keys
 from deepstack.config.section import Section
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest, unknown
@@ -54,12 +54,12 @@ def validate(tree: Node, model: type[Section] = Config) -> tuple[Any, list[Probl
     return None, [_problem(path, item, tree) for path, item in wrong[: MAX_PROBLEMS + 1]]
 
 
-def distinct_errors(error: ValidationError, data: Any) -> list[tuple[Path, dict[str, Any]]]:
+def distinct_errors(error: ValidationError, data: Any) -> list[tuple[KeyPath, dict[str, Any]]]:
     """Return pydantic's errors, one for each path in the data.
 
     A union reports each of its branches: of two errors the one deeper in the data is kept.
     """
-    errors: dict[Path, dict[str, Any]] = {}
+    errors: dict[KeyPath, dict[str, Any]] = {}
     for item in error.errors(include_url=False):
         errors.setdefault(_path(item["loc"], data), dict(item))
     covered = {path[:i] for path in errors for i in range(len(path))}
@@ -72,9 +72,9 @@ def place_order(where: str) -> tuple[int, ...]:
     return tuple(map(int, position.groups())) if position else (10**9,)
 
 
-def _path(loc: tuple[str | int, ...], data: Any) -> Path:
+def _path(loc: tuple[str | int, ...], data: Any) -> KeyPath:
     """Return pydantic's location without the names of union branches."""
-    path: Path = ()
+    path: KeyPath = ()
     for part in loc:
         if part == "[key]":
             break
@@ -82,7 +82,7 @@ def _path(loc: tuple[str | int, ...], data: Any) -> Path:
             data = data[part]
         elif isinstance(data, list) and isinstance(part, int) and part < len(data):
             data = data[part]
-        elif isinstance(part, str) and part in at(path).get("properties", ()):
+        elif isinstance(part, str) and part in schema_at(path).get("properties", ()):
             data = None
         else:
             continue  # the name of a branch of a union
@@ -90,12 +90,12 @@ def _path(loc: tuple[str | int, ...], data: Any) -> Path:
     return path
 
 
-def suggest_key(path: Path) -> str | None:
+def suggest_key(path: KeyPath) -> str | None:
     """Return the known dotted key nearest to an unknown one: in its section, else in any."""
-    word, section = str(path[-1]), dotted(path[:-1])
-    if sibling := nearest(word, at(path[:-1]).get("properties", ())):
+    word, section = str(path[-1]), dotted_key(path[:-1])
+    if sibling := nearest(word, schema_at(path[:-1]).get("properties", ())):
         return f"{section}.{sibling}".strip(".")
-    by_name = {key.rpartition(".")[2]: key for key in reversed([*keys(), *sections()])}
+    by_name = {key.rpartition(".")[2]: key for key in reversed([*setting_keys(), *sections()])}
     near = nearest(word, by_name)
     return by_name[near] if near else None
 
@@ -105,9 +105,9 @@ def hint_for(suggestion: str | None) -> str:
     return f"; did you mean {suggestion!r}?" if suggestion else ""
 
 
-def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
+def _problem(path: KeyPath, item: dict[str, Any], tree: Node) -> Problem:
     """Return the message for one of pydantic's errors."""
-    node, key, kind = tree.at(path), dotted(path), item["type"]
+    node, key, kind = tree.at(path), dotted_key(path), item["type"]
     key_where = node.key_where or node.where
     if kind == "extra_forbidden":
         return Problem(key_where, key, _unknown_key(path))
@@ -127,8 +127,8 @@ def _problem(path: Path, item: dict[str, Any], tree: Node) -> Problem:
     return Problem(node.where, key, text)
 
 
-def _unknown_key(path: Path) -> str:
-    word, schema = str(path[-1]), at(path[:-1])
+def _unknown_key(path: KeyPath) -> str:
+    word, schema = str(path[-1]), schema_at(path[:-1])
     siblings = schema.get("properties", ())
     if not siblings:
         return f"found {quote(word)} below a key that takes no keys; allowed {describe(schema)}"
@@ -137,12 +137,12 @@ def _unknown_key(path: Path) -> str:
     return f"found the {unknown('key', word, siblings)}"
 
 
-def _wrong_value(path: Path, node: Node) -> str:
+def _wrong_value(path: KeyPath, node: Node) -> str:
     """Return the message for a value that the schema refuses."""
-    value, schema = node.value, at(path)
+    value, schema = node.value, schema_at(path)
     text = f"found {node.shown}; allowed {describe(schema)}"
     number = _meant_number(value, schema)
-    if dotted(path) == "model.activation" and (gate := _GATED.get(str(value).lower())):
+    if dotted_key(path) == "model.activation" and (gate := _GATED.get(str(value).lower())):
         text += f"; {value} is model.activation={gate} with model.gated=true"
     elif number is not None:
         text += f"; did you mean {number}?"

@@ -318,7 +318,7 @@ class SweepFile(Section):
     sweep: Sweep = Sweep()
 
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """The keys and positions that lead to a value."""
 
 
@@ -331,20 +331,20 @@ def json_schema() -> dict[str, Any]:
 
 
 @cache
-def root() -> Schema:
+def config_schema() -> Schema:
     """Return the JSON schema of a configuration."""
     return schema_of(Config)
 
 
 @cache
-def _sweep() -> Schema:
+def _sweep_schema() -> Schema:
     return schema_of(SweepFile)
 
 
 @cache
 def sections() -> dict[str, list[str]]:
     """Return each section ('' for the whole, 'model', 'model.norm', …) with its keys."""
-    inner = [("", root())]
+    inner = [("", config_schema())]
     for name, section in inner:  # grows while it is read
         below = section["properties"].items()
         inner += [(f"{name}.{key}".strip("."), each) for key, each in below if "properties" in each]
@@ -352,23 +352,23 @@ def sections() -> dict[str, list[str]]:
 
 
 @cache
-def keys() -> list[str]:
+def setting_keys() -> list[str]:
     """Return every dotted key that is not a section: 'seed', 'model.depth', …"""
     inner = sections()
     every = [f"{name}.{key}".strip(".") for name, names in inner.items() for key in names]
     return [key for key in every if key not in inner]
 
 
-def at(path: Path) -> Schema:
+def schema_at(path: KeyPath) -> Schema:
     """Return the JSON schema at a path; {} where anything is allowed or nothing is known."""
-    schema = _sweep() if path[:1] == ("sweep",) else root()
+    schema = _sweep_schema() if path[:1] == ("sweep",) else config_schema()
     for part in path:
         inside = (_inside(option, part) for option in alternatives(schema))
         schema = next((inner for inner in inside if isinstance(inner, dict)), {})
     return schema
 
 
-def dotted(path: Path) -> str:
+def dotted_key(path: KeyPath) -> str:
     """Return a path as it is written in messages: 'train.betas[0]'."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return quote_key(text.removeprefix("."))

@@ -25,7 +25,7 @@ from deepstack.config.load import (
     rival_lengths,
     to_node,
 )
-from deepstack.config.schema import MAX_RUNS, Config, SweepFile, Where, keys, sections
+from deepstack.config.schema import MAX_RUNS, Config, SweepFile, Where, sections, setting_keys
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
 from deepstack.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, read
@@ -245,7 +245,7 @@ def wrong_key(key: str, runtime: bool = False) -> str:
     path = tuple(key.split("."))
     if path[0] == "name" or (path[0] == "runtime" and not runtime):
         return f"found {quote(key)}, in which no two runs may differ"
-    if key in keys() or (key.startswith(FREE) and all(path) and len(path) <= MAX_DEPTH):
+    if key in setting_keys() or (key.startswith(FREE) and all(path) and len(path) <= MAX_DEPTH):
         return ""
     if inner := sections().get(key):
         return f"found the section {quote(key)}; allowed a key in it: {', '.join(inner)}"

@@ -228,9 +228,9 @@ class Parent:
 
     Preflight refuses an environment other than that of the record.
 
-    extends: as in meta.json of a new run that goes on where the record ends.
-    exact: whether training its config at once gives the same run.
-    sha256: of the record's checksums.json.
+    extends: as in meta.json of a new run that goes on where the record ends; else empty.  Its
+    `exact` states whether training the config at once gives the same run, its `sha256` is that of
+    the record's checksums.json.
     """
 
     folder: RunFolder

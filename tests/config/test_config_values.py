@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deepstack import config as conf
-from deepstack.config.schema import keys, sections
+from deepstack.config.schema import sections, setting_keys
 from deepstack.errors import ConfigError
 
 
@@ -190,7 +190,7 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
     inner = {"model.norm", "model.init", "train.muon"}
     assert set(sections()) == {"", "model", "task", "train", "log", "runtime", *inner}
     by_name = {"model.scheme_options", "train.lr_factors", "train.lr_exponents"}
-    assert set(conf.values(conf.Config())) == set(keys()) - by_name
+    assert set(conf.values(conf.Config())) == set(setting_keys()) - by_name
 
 
 def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:
