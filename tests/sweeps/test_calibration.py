@@ -168,8 +168,9 @@ def test_a_bend_shows_as_curvature_and_is_followed_by_interpolation() -> None:
 
 
 def test_the_command_writes_a_config_that_trains_and_prints_rows(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("deepstack.sweeps.calibration.sweep", deepstack.sweep)  # its processes
     words = ["configs/quick.yaml", "model.d_model=16", "model.n_heads=1", "task.seq_len=8"]
     options = ["--depths", "2,4", "--seeds", "2", "--steps", "1", "--out", str(tmp_path)]
     result = typed("calibrate", *words, *options, "--json", "--quiet")
