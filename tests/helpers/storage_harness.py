@@ -8,6 +8,7 @@ harness.go_on(out, least=4)            what is wrong once it has gone on, in wor
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -248,7 +249,8 @@ def kill(process: ForkServerProcess, number: int) -> None:
     """Send a signal, unless the process has ended."""
     if process.is_alive():
         assert process.pid is not None
-        os.kill(process.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def read_end(job: Job, code: int | None, seconds: float) -> Ended:
