@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import json
+import multiprocessing
+import os
 import random
-import subprocess
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 from helpers import ROOT
 from helpers.bad_configs import BAD, GOOD, HOSTILE
+from helpers.command_line import typed
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError
@@ -126,106 +129,70 @@ def test_any_bytes_for_longer(seed: int) -> None:
     check_fuzz(60, seed)
 
 
-# A process that has read nothing but the command line forks once for each text: what the text
-# costs is the difference that it makes, and what imports torch has been accepted.
-SERVER = """
-import base64, json, os, resource, sys, time
-
-class Accepted(BaseException):
-    pass
-
-class NoTorch:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            raise Accepted
-        return None
-
-sys.meta_path.insert(0, NoTorch())
-from deepstack.cli import app
-from deepstack.config import parse_config
-try:
-    parse_config("x: 1")  # what the first message builds and keeps is the same for every text
-except Exception:
-    pass
-for line in sys.stdin:
-    words, text = json.loads(line)
-    with open("f.yaml", "wb") as file:
-        file.write(base64.b64decode(text))
-    begin = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        said = os.open("../said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        try:
-            app(words)
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        except Accepted:
-            code = 99
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            code = 98
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    _, status, used = os.wait4(child, 0)
-    with open("../said", "rb") as file:
-        said = file.read(20000)
-    answer = {
-        "code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - begin,
-        "processor": used.ru_utime + used.ru_stime, "megabytes": used.ru_maxrss / 1024,
-        "said": base64.b64encode(said).decode(), "files": sorted(os.listdir(".")),
-    }
-    print(json.dumps(answer), flush=True)
-"""
-
-
-def through_the_command_line(
-    texts: list[tuple[list[str], bytes]], folder: Path
-) -> list[dict[str, Any]]:
-    """What `deepstack <words>` does with each text, in a process of its own with its peak."""
-    (folder / "here").mkdir()
-    lines = [json.dumps([words, base64.b64encode(data).decode()]) for words, data in texts]
-    done = subprocess.run(
-        [sys.executable, "-c", SERVER], input="\n".join(lines), capture_output=True, text=True,
-        cwd=folder / "here", timeout=500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def assert_answered(found: dict[str, Any], what: str) -> None:
-    """Exit code 2 with a message, or accepted; soon, small, and nothing created."""
-    said = base64.b64decode(found["said"]).decode()
-    assert found["code"] in (2, 99), (what, found["code"], said)
-    assert found["files"] == ["f.yaml"], what
-    assert found["processor"] < SECOND, (what, found["processor"])
-    assert found["megabytes"] < MEGABYTES, (what, found["megabytes"])
-    if found["code"] == 2:
-        assert "Traceback" not in said and said.startswith("deepstack: f.yaml"), (what, said)
-        assert said.replace("\n", "").isprintable() and said.count("\n") <= 21
-
-
 TRAIN = ["train", "f.yaml", "--out", "out"]
 SWEEP = ["sweep", "f.yaml", "--out", "out"]
 
 
+class Ended(NamedTuple):
+    """How `deepstack <words>` ended, with the files and the seconds of the processor."""
+
+    code: int
+    shown: str
+    files: list[str]
+    seconds: float
+
+
+def forbid_torch(folder: Path) -> None:
+    """Prepare a process: work in the folder, and let the import of torch fail."""
+    os.chdir(folder)
+    patch.dict(sys.modules, torch=None).start()
+    typed("check", "nothing.yaml")  # builds what is the same for every text
+
+
+def run_command(words: list[str], data: bytes) -> Ended:
+    """Run a command on a text with little memory; code 0 if it is accepted and needs torch."""
+    Path("f.yaml").write_bytes(data)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MEGABYTES * 10**6
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    begin = time.process_time()
+    done = typed(*words)
+    seconds = time.process_time() - begin
+    accepted = isinstance(done.exception, ImportError) and done.exception.name == "torch"
+    code = 0 if accepted else done.exit_code
+    return Ended(code, done.output, sorted(os.listdir()), seconds)
+
+
+def run_commands(texts: Sequence[tuple[list[str], bytes]], folder: Path) -> list[Ended]:
+    """Run a command on each text, in one process that has not imported torch."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, forbid_torch, (folder,)) as process:
+        return list(process.map(run_command, *zip(*texts, strict=True)))
+
+
+def assert_answered(ended: Ended, what: str) -> None:
+    """Exit code 2 with a message, or accepted; soon, and nothing created."""
+    assert ended.code in (0, 2), (what, ended)
+    assert ended.files == ["f.yaml"], what
+    assert ended.seconds < SECOND, (what, ended.seconds)
+    if ended.code == 2:
+        assert ended.shown.startswith("deepstack: f.yaml"), (what, ended.shown)
+        assert ended.shown.replace("\n", "").isprintable() and ended.shown.count("\n") <= 21
+
+
 @pytest.mark.slow
 def test_bad_and_hostile_texts_through_the_command_line(tmp_path: Path) -> None:
-    """Both tables and a sample of the fuzz: one process each, its time and its memory."""
+    """Both tables and a sample of the fuzz, each in bounded time and memory."""
     named = {name: encoded(text) for name, (text, _) in BAD.items()}
     named |= {f"hostile {name}": encoded(text) for name, text in HOSTILE.items()}
     sample = cases(random.Random(8))
     named |= {f"fuzz {i}": next(sample) for i in range(1000)}
     texts = [(SWEEP if i % 3 == 2 else TRAIN, data) for i, data in enumerate(named.values())]
-    answers = through_the_command_line(texts, tmp_path)
-    for name, words_and_text, one in zip(named, texts, answers, strict=True):
-        assert_answered(one, name)
-        assert one["code"] == 2 or name not in BAD or words_and_text[0] == SWEEP
-    assert sum(one["code"] == 2 for one in answers) > 0.8 * len(answers)
+    answers = run_commands(texts, tmp_path)
+    for name, (words, _), ended in zip(named, texts, answers, strict=True):
+        assert_answered(ended, name)
+        assert ended.code == 2 or name not in BAD or words == SWEEP
+    assert sum(ended.code == 2 for ended in answers) > 0.8 * len(answers)
 
 
 GRID = f"sweep: {{grid: {{seed: {[*range(3200)]}, train.steps: {[*range(1, 3201)]}}}}}"
@@ -241,7 +208,6 @@ ABSURD = [
 
 def test_absurd_sizes_are_refused_with_an_estimate(tmp_path: Path) -> None:
     texts = [(words, text.encode()) for words, text, _ in ABSURD]
-    answers = through_the_command_line(texts, tmp_path)
-    for (_, text, said), found in zip(ABSURD, answers, strict=True):
-        assert_answered(found, text)
-        assert found["code"] == 2 and said in base64.b64decode(found["said"]).decode()
+    for (_, text, part), ended in zip(ABSURD, run_commands(texts, tmp_path), strict=True):
+        assert_answered(ended, text)
+        assert ended.code == 2 and part in ended.shown
