@@ -7,7 +7,6 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
@@ -24,16 +23,12 @@ PREFIX = "deepstack_plugin_"
 """Prefix of the names of plugins' modules."""
 
 
-_REGISTRIES: list[Registry[Any]] = []  # all, in the order of their creation
-
-
 class Registry(Generic[T]):
     """The objects of one kind by name; a wrong name raises ConfigError with the nearest one."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._objects: dict[str, T] = {}
-        _REGISTRIES.append(self)
 
     def register(self, name: str, obj: T) -> None:
         """Add an object.  Raise PluginError for an invalid name, or one that another object has.
@@ -76,20 +71,6 @@ class Registry(Generic[T]):
     def items(self) -> list[tuple[str, T]]:
         """Return the names with their objects, sorted by name."""
         return [(name, self._objects[name]) for name in self.names()]
-
-
-@contextmanager
-def restored_registries() -> Iterator[None]:
-    """Restore every registry on exit to the names that it has now.
-
-    A registry that is created meanwhile keeps its names.
-    """
-    before = [(each, dict(each._objects)) for each in _REGISTRIES]
-    try:
-        yield
-    finally:
-        for registry, objects in before:
-            registry._objects = objects
 
 
 def refuse_no_name(kind: str, name: object) -> None:

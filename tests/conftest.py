@@ -7,15 +7,12 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
+from helpers.registries import restored_names
 
-# These packages have registries, whose names `restored_registries` restores.
-from deepstack import bench, diagnostics, plots, plugins, schemes, tasks, theory  # noqa: F401
 from deepstack.cli.signals import SIGNALS
-from deepstack.registry import restored_registries
 
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start
@@ -65,7 +62,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def nothing_stays_registered() -> Iterator[None]:
     """Forget the names and plugins that a test registers."""
-    with restored_registries(), patch.dict(plugins.LOADED):
+    with restored_names():
         yield
 
 

@@ -7,20 +7,19 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pandas as pd
 import pytest
 from helpers import QUICK
 from helpers.command_line import TINY, typed
 from helpers.plot_runs import make_run
+from helpers.registries import restored_names
 
 import deepstack
 from deepstack import plugins
 from deepstack.config import parse_config
 from deepstack.errors import ConfigError
 from deepstack.records import Run
-from deepstack.registry import restored_registries
 
 CONFIG = parse_config("", overrides=["model.depth=2", "model.d_model=8", "train.steps=2"])
 
@@ -138,7 +137,7 @@ def test_a_plugin_that_is_not_given_and_one_that_was_changed(tmp_path: Path) -> 
     out = tmp_path / "my results"
 
     def train(*words: object) -> Any:
-        with restored_registries(), patch.dict(plugins.LOADED):  # as in a process of its own
+        with restored_names():  # as in a process of its own
             return typed("train", *words, "-q", "--out", out)
 
     words = [QUICK, *TINY, "model.scheme=forgotten"]

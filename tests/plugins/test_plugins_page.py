@@ -14,7 +14,6 @@ from helpers.command_line import TINY, typed
 import deepstack
 from deepstack.plugins import load_plugins
 from deepstack.records import Run
-from deepstack.registry import restored_registries
 
 PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 TOKENS, MINE, MEMORY, BOUNDED, PARITY, SEEN, OBSERVER = re.findall(
@@ -86,13 +85,12 @@ def test_the_observer_hears_every_run(tmp_path: Path) -> None:
     file = tmp_path / "events.py"
     file.write_text(OBSERVER)
     words = QUICK, *TINY, "--plugin", file, "-q", "--out", tmp_path
-    with restored_registries():
-        trained = typed("train", *words)
-        assert trained.exit_code == 0, trained.stderr
-        events = Path(trained.stdout.strip()).with_suffix(".events").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in events] == [0, 2]
-        # A mistake ends the run with the line of the file.
-        broken = tmp_path / "broken.py"
-        broken.write_text(OBSERVER.replace("events_file", "broken").replace('"loss"]', '"lsos"]'))
-        failed = typed("train", *words, "seed=1", "--plugin", broken)
-        assert failed.exit_code == 1 and "broken.py:" in failed.stderr and "lsos" in failed.stderr
+    trained = typed("train", *words)
+    assert trained.exit_code == 0, trained.stderr
+    events = Path(trained.stdout.strip()).with_suffix(".events").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in events] == [0, 2]
+    # A mistake ends the run with the line of the file.
+    broken = tmp_path / "broken.py"
+    broken.write_text(OBSERVER.replace("events_file", "broken").replace('"loss"]', '"lsos"]'))
+    failed = typed("train", *words, "seed=1", "--plugin", broken)
+    assert failed.exit_code == 1 and "broken.py:" in failed.stderr and "lsos" in failed.stderr

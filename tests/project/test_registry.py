@@ -10,7 +10,7 @@ import pytest
 from deepstack.config import ROLES
 from deepstack.config.schema import sections
 from deepstack.errors import ConfigError, PluginError
-from deepstack.registry import Registry, nearest, restored_registries
+from deepstack.registry import Registry, nearest
 
 LITERALS = {
     "optimizer": ["adamw", "adam", "sgd", "muon"],
@@ -107,14 +107,3 @@ def test_a_name_belongs_to_one_object() -> None:
     assert charts["bars"] is new
     with pytest.raises(PluginError, match=r"'bars' is already taken by .*Plugin"):
         charts.register("bars", int)
-
-
-def test_registries_are_restored_also_after_an_error() -> None:
-    things: Registry[int] = Registry("thing")
-    things.register("one", 1)
-    with pytest.raises(ValueError), restored_registries():
-        things.register("two", 2)
-        created: Registry[int] = Registry("other")
-        created.register("three", 3)
-        raise ValueError
-    assert things.names() == ["one"] and created.names() == ["three"]

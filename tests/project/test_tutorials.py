@@ -10,7 +10,6 @@ from helpers import ROOT
 from helpers.command_line import TINY, typed
 
 from deepstack.records import find_runs
-from deepstack.registry import restored_registries
 
 
 @pytest.fixture
@@ -33,8 +32,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=["scheme", "task"],
 )
 def test_a_plugin_of_a_tutorial_trains(words: list[str], files: Path) -> None:
-    with restored_registries():
-        result = typed("train", "quick", *TINY, *words, "-q")
+    result = typed("train", "quick", *TINY, *words, "-q")
     assert result.exit_code == 0, result.stderr
     assert [run.state for run in find_runs("results")] == ["done"]
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 from helpers.command_line import typed
 from helpers.ended_runs import TINY
+from helpers.registries import restored_names
 from helpers.small_runs import reseal
 
 import deepstack
@@ -22,7 +22,6 @@ from deepstack import plugins
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, DifferenceError, Interrupted
 from deepstack.records import Run, RunFolder
-from deepstack.registry import restored_registries
 from deepstack.training import Observer
 from deepstack.training import run as training_run
 from deepstack.training.rerun import check
@@ -236,7 +235,7 @@ def test_a_missing_plugin_is_refused_and_a_given_one_is_used(tmp_path: Path) -> 
         "        return norm(2 * x + G(x))\n"
     )
     config = with_overrides(Config(), TINY | {"model.scheme": "twice"})
-    with restored_registries(), patch.dict(plugins.LOADED):
+    with restored_names():
         plugins.load_plugins([plugin])
         run = deepstack.train(config, out=tmp_path)
     result = rerun(run.path, "--check")

@@ -1,0 +1,30 @@
+"""Names that are registered for the time of a block."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from deepstack import plugins
+from deepstack.bench.peers import PEERS
+from deepstack.depth_use import MEASURES
+from deepstack.diagnostics import DIAGNOSTICS
+from deepstack.plots import CHARTS
+from deepstack.registry import Registry
+from deepstack.schemes import SCHEMES
+from deepstack.tasks import TASKS
+from deepstack.theory import CLAIMS
+from deepstack.training.observer import OBSERVERS
+
+REGISTRIES: tuple[Registry[Any], ...] = (
+    CHARTS, CLAIMS, DIAGNOSTICS, MEASURES, OBSERVERS, PEERS, SCHEMES, TASKS
+)  # fmt: skip
+
+
+@contextmanager
+def restored_names() -> Iterator[None]:
+    """Forget on exit the names and plugins that the block has added, as a new process would."""
+    with ExitStack() as stack:
+        for names in (*(registry._objects for registry in REGISTRIES), plugins.LOADED):
+            stack.enter_context(patch.dict(names))
+        yield
