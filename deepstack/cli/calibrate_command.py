@@ -45,8 +45,7 @@ def calibrate_command(
     over that at the full one (0.5: linear).
     """
     settings = conf.load_config(config, overrides)
-    name = f"{conf.study_name(settings, config)}_calibration" if study is None else study
-    name = conf.checked_study(name)
+    name = conf.study_name(settings, config, study, "_calibration")
     opt.load_plugins(plugin)
     from deepstack.sweeps import calibrate
 

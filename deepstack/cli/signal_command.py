@@ -37,8 +37,7 @@ def signal_command(
     exponent counts toward the input; above 0, gradients explode.
     """
     described = conf.load_study(config, overrides)
-    name = f"{conf.study_name(described.base, config)}_signal" if study is None else study
-    name = conf.checked_study(name)
+    name = conf.study_name(described.base, config, study, "_signal")
     opt.load_plugins(plugin)
     from deepstack.sweeps import signal
 

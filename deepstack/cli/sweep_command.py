@@ -108,7 +108,7 @@ def sweep_command(
     lists |= {"model.d_model": widths, "train.flops": flops}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
     described = conf.load_study(path, settings)
-    name = conf.study_name(described.base, path) if study is None else conf.checked_study(study)
+    name = conf.study_name(described.base, path, study)
     opt.load_plugins(plugin)
     if refine is not None:
         search = {"name": name, "out": out, "workers": workers}

@@ -12,7 +12,7 @@ import typer
 from deepstack.cli import options as opt
 from deepstack.cli.output import log, show_work
 from deepstack.cli.signals import stop_on_signal
-from deepstack.config import checked_study, load_config, study_name
+from deepstack.config import load_config, study_name
 from deepstack.gc_control import gc_paused
 from deepstack.records import RunFolder
 
@@ -41,7 +41,7 @@ def train_command(
     if extend is not None and RunFolder(config).exists():
         config = RunFolder(config).config_path
     settings = load_config(config, overrides)
-    study = study_name(settings, config) if study is None else checked_study(study)
+    study = study_name(settings, config, study)
     opt.load_plugins(plugin)
     from deepstack.cli.finding import next_command, run_finding
 

@@ -65,16 +65,21 @@ def run_name(config: Config) -> str:
     return f"{model.scheme}-d{model.depth}-s{config.seed}-{config_hash(config)}"
 
 
-def study_name(config: Config, path: str | os.PathLike[str]) -> str:
-    """Return the study of a run: the configuration's `name`, else the stem of its file.
+def study_name(
+    config: Config, path: str | os.PathLike[str], given: str | None = None, suffix: str = ""
+) -> str:
+    """Return the study of a run: the given name, else that of the configuration or its file.
 
     The config.yaml of a run without a name stays with the study in whose folder the run lies.
+    suffix: of a name that is not given.  Raises ConfigError for a name that no study may have.
     """
+    if given is not None:
+        return checked_study(given)
     file = Path(path).absolute()
     of_a_run = file.name == "config.yaml" and file.with_name("status.json").is_file()
     stem = file.parent.parent.name if of_a_run else file.stem
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-")[:LONGEST_NAME]
-    return config.name or stem or "runs"
+    return checked_study((config.name or stem or "runs") + suffix)
 
 
 def checked_study(name: str) -> str:
