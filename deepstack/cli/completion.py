@@ -60,8 +60,8 @@ def complete_setting(incomplete: str) -> list[str]:
     return [f"{each}=" for each in matches]
 
 
-def complete_value(incomplete: str, values: list[str]) -> list[str]:
-    """Return the values that continue the last one of `key=a,b`."""
+def complete_value(incomplete: str, values: Iterable[str]) -> list[str]:
+    """Return the values that continue the last one of `a,b` or `key=a,b`."""
     key, equals, typed = incomplete.rpartition("=")
     earlier, comma, start = typed.rpartition(",")
     return [f"{key}{equals}{earlier}{comma}{one}" for one in starting(values, start)]
@@ -112,8 +112,7 @@ def complete_names(package: str, kind: str) -> Complete:
     """Return a completion of a comma-separated list of names that a package registers."""
 
     def complete(incomplete: str) -> list[str]:
-        earlier, comma, start = incomplete.rpartition(",")
-        return [f"{earlier}{comma}{name}" for name in starting(declarations(package, kind), start)]
+        return complete_value(incomplete, declarations(package, kind))
 
     return complete
 
