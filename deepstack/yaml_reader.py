@@ -139,6 +139,11 @@ def parse_scalar(text: str) -> Scalar:
     return text
 
 
+def printable(text: str) -> str:
+    """Return a text with escapes for letters that cannot be printed; Python and YAML read them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def shorten(text: str, limit: int = 48) -> str:
     """Return a text cut to a length that fits into a message."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -19,6 +19,7 @@ from deepstack.yaml_reader import (
     Node,
     Problem,
     parse_scalar,
+    printable,
     quote,
     quote_key,
     read,
@@ -157,7 +158,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
 
 def override_place(override: str) -> str:
     """Return the place of an override in messages."""
-    return f"{_printable(shorten(override))} on the command line"
+    return f"{printable(shorten(override))} on the command line"
 
 
 def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
@@ -229,11 +230,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 def printable_path(path: str | os.PathLike[str]) -> str:
     """Return a path as one printable line."""
-    return _printable(os.fspath(path))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(os.fspath(path))
 
 
 def example_paths() -> dict[str, Path]:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from deepstack.config.schema import Config
-from deepstack.yaml_reader import parse_scalar
+from deepstack.yaml_reader import parse_scalar, printable
 
 # words that need no quotes, also inside [a, b]
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
@@ -72,16 +72,8 @@ def _scalar(value: Any) -> str:
         return repr(float(value) if isinstance(value, float) else int(value))
     if _PLAIN.fullmatch(value) and isinstance(parse_scalar(value), str):
         return value
-    return '"' + "".join(map(_escaped, value)) + '"'
-
-
-def _escaped(letter: str) -> str:
-    if letter in '"\\':
-        return "\\" + letter
-    if letter.isprintable():
-        return letter
-    code = ord(letter)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    quoted = value.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{printable(quoted)}"'
 
 
 def annotated_defaults(schema_file: str) -> str:
