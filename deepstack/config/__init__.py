@@ -11,7 +11,6 @@ from deepstack.config.estimate import parameter_count as parameter_count
 from deepstack.config.estimate import recompute_every as recompute_every
 from deepstack.config.estimate import refuse_absurd as refuse_absurd
 from deepstack.config.estimate import width_inside as width_inside
-from deepstack.config.flops import StepFlops as StepFlops
 from deepstack.config.flops import step_flops as step_flops
 from deepstack.config.identity import checked_study as checked_study
 from deepstack.config.identity import config_hash as config_hash
@@ -29,18 +28,14 @@ from deepstack.config.load import with_overrides as with_overrides
 from deepstack.config.model_schema import Family as Family
 from deepstack.config.model_schema import Init as Init
 from deepstack.config.model_schema import Model as Model
-from deepstack.config.model_schema import Norm as Norm
 from deepstack.config.roles import ROLES as ROLES
 from deepstack.config.schema import MAX_RUNS as MAX_RUNS
 from deepstack.config.schema import Config as Config
-from deepstack.config.schema import Log as Log
-from deepstack.config.schema import Muon as Muon
 from deepstack.config.schema import Runtime as Runtime
 from deepstack.config.schema import Task as Task
 from deepstack.config.schema import Train as Train
 from deepstack.config.schema import json_schema as json_schema
 from deepstack.config.study import Combination as Combination
-from deepstack.config.study import Override as Override
 from deepstack.config.study import Study as Study
 from deepstack.config.study import load_study as load_study
 from deepstack.config.study import parse_study as parse_study
