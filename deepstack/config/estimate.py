@@ -40,10 +40,10 @@ SIZES = (
 _FP32 = 4
 
 
-def parameter_count(config: Config, vocab_size: int, *, final_norm: bool = False) -> dict[str, int]:
-    """Return the number of parameters by role, without those of the scheme and empty roles.
+def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
+    """Return the number of parameters by role, without empty roles and those that a scheme adds.
 
-    final_norm: whether the scheme has a final norm.
+    A scheme decides whether there is a final norm too.
     """
     model, (depth, beside) = config.model, depths(config)
     d, d_ff = model.d_model, width_inside(config)
@@ -54,8 +54,6 @@ def parameter_count(config: Config, vocab_size: int, *, final_norm: bool = False
     scalar = NORM_KINDS[model.norm.kind].scalars
     gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
     of_heads, d_head = 2 * (every + crossing - averaged) * model.qk_norm, d // model.n_heads
-    has_gain = model.norm.final_gain
-    final_gain = gain if has_gain is None else gain + d * (has_gain - model.norm.gain)
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
     counts = {
         **dict.fromkeys(("q", "k"), (every + averaged) * d * d),
@@ -67,7 +65,6 @@ def parameter_count(config: Config, vocab_size: int, *, final_norm: bool = False
         "bias": (every * (4 * d + d_ff * (1 + model.gated) + d) + crossing * 4 * d) * model.bias,
         "norm_gain": sublayers * gain + of_heads * (d_head * model.norm.gain + scalar),
         "norm_bias": sublayers * bias + of_heads * d_head * model.norm.bias,
-        "final_norm": (1 + bool(beside)) * (final_gain + bias) * int(final_norm),
         "embedding": vocab_size * d,
         "position": positions(config) * d if model.positions == "learned" else 0,
         "head": head + vocab_size,

@@ -5,24 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers import QUICK
+from helpers.command_line import TINY, typed
 from helpers.small_runs import small
 
 import deepstack
 from deepstack import config as conf
 from deepstack.config import estimate
-from deepstack.errors import ConfigError, ResourceError
-from deepstack.model import build_model
+from deepstack.errors import ResourceError
 from deepstack.schemes import scheme_memory
-from deepstack.training import Observer
-
-
-@pytest.mark.parametrize(
-    "model", ["", "{head: bert, positions: sinusoidal, norm: {gain: false, bias: false}}"]
-)
-def test_parameter_count_is_that_of_the_model(model: str) -> None:
-    config = conf.parse_config(f"model: {model}")
-    built = build_model(config, vocab_size=257, device="meta").banks.count()
-    assert conf.parameter_count(config, 257) == {role: n for role, n in built.items() if n}
 
 
 @pytest.mark.parametrize(
@@ -97,16 +88,6 @@ def test_layers_are_recomputed_by_default_only_where_memory_is_short(
     assert every == 0 or needed < memory
 
 
-def test_absurd_runs_are_refused_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "machine_memory", lambda: 2**30)
-    monkeypatch.setattr(estimate, "on_gpu", lambda config: False)
-    conf.refuse_absurd(conf.Config())
-    with pytest.raises(ConfigError) as error:
-        conf.refuse_absurd(conf.parse_config("model: {depth: 5000}", "f"))
-    message = str(error.value)
-    assert "model.depth: found 5000, a run of about" in message and error.value.key == "model.depth"
-
-
 @pytest.mark.parametrize(
     ("device", "there", "visible", "expected"),
     [
@@ -135,15 +116,9 @@ def test_machine_memory_is_plausible() -> None:
 def test_a_run_for_which_memory_is_short_says_so_at_its_start(
     limit: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Listens(Observer):
-        def notify(self, line: str) -> None:
-            heard.append(line)
-
-    heard: list[str] = []
     monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: limit)
-    deepstack.train(small(), out=tmp_path, observer=Listens())
-    found = [line for line in heard if "of memory are needed and 100 MB are here" in line]
-    assert len(found) == lines
+    trained = typed("train", QUICK, *TINY, "--out", tmp_path)
+    assert trained.stderr.count("of memory are needed and 100 MB are here") == lines
 
 
 def test_a_run_beyond_the_machine_is_refused(
