@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from deepstack.config.estimate import (
-    BYTES_VOCABULARY,
     StackSizes,
     depths,
     recompute_every,
@@ -59,17 +58,10 @@ class StepFlops(NamedTuple):
         return sum(self)
 
 
-def no_flops(sizes: StackSizes) -> int:
-    """Return the FLOPs that Pre-LN adds: none."""
-    return 0
-
-
-def step_flops(
-    config: Config, vocab_size: int = BYTES_VOCABULARY, scheme_flops: SchemeFlops = no_flops
-) -> StepFlops:
+def step_flops(config: Config, vocab_size: int, scheme_flops: SchemeFlops) -> StepFlops:
     """Return the FLOPs of a training step.
 
-    scheme_flops: `deepstack.schemes.scheme_flops(config)`; without it, that of Pre-LN.
+    scheme_flops: `deepstack.schemes.scheme_flops(config)`.
     """
     batch, d = config.train.batch_size, config.model.d_model
     tokens = batch * config.task.seq_len

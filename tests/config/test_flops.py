@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from deepstack import config as conf
+from deepstack.config.flops import StepFlops
 from deepstack.model import build_model
 from deepstack.schemes import SCHEMES, Scheme, cross_layer, scheme_flops
 
@@ -81,11 +82,14 @@ def test_flops_are_those_of_the_products(
 
 
 def test_recomputed_layers_and_untrained_matrices() -> None:
-    usual, d = conf.step_flops(config(), VOCAB), 16
-    again = conf.step_flops(config(runtime__recompute_every=2), VOCAB)
+    def flops_with(**changes: Any) -> StepFlops:
+        return conf.step_flops(config(**changes), VOCAB, scheme_flops(config()))
+
+    usual, d = flops_with(), 16
+    again = flops_with(runtime__recompute_every=2)
     of_head = 2 * 2 * SEQ * d * VOCAB
     assert again == usual._replace(recompute=usual.forward - of_head)
     assert (again.step, again.total) == (usual.step, usual.total + again.recompute)
-    fixed = conf.step_flops(config(train__trainable=["w1", "norm_gain"]), VOCAB)
+    fixed = flops_with(train__trainable=["w1", "norm_gain"])
     of_w1, of_attention = 3 * 2 * 2 * SEQ * d * 4 * d, 3 * 4 * 2 * SEQ * SEQ * d
     assert fixed == usual._replace(backward=usual.forward + of_w1 + of_attention)
