@@ -27,6 +27,8 @@ BAD_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
     "override, surrogate": ("", ["name=\udcff"], "found the control character"),
 }  # fmt: skip
 
+AXES = "sweep:\n  grid: {model.scheme: [post_ln, deepnorm], model.depth: [6, 48]}\n"
+
 BAD_STUDIES: dict[str, tuple[str, str]] = {
     "unknown axis": ("sweep:\n  grid:\n    model.detph: [6]\n",
      "f.yaml:3:5: sweep.grid.model.detph: found 'model.detph'; … did you mean 'model.depth'?"),
@@ -40,11 +42,40 @@ BAD_STUDIES: dict[str, tuple[str, str]] = {
      "f.yaml:1:8: sweep: found 3; allowed a section with the keys grid"),
     "an axis in another": ("sweep: {grid: {train.lr_factors: [{q: 1}], train.lr_factors.k: [2]}}",
      "sweep.grid.train.lr_factors.k: found this key and train.lr_factors"),
+    "two lengths as axes": ("sweep: {grid: {train.flops: [1e9, 2e9], train.steps: [3, 4]}}",
+     "train.steps: found this key and train.flops; allowed one of them"),
     "too many keys": ("sweep:\n  grid:\n" + "".join(f"    task.k{i}: [1]\n" for i in range(33)),
      "sweep.grid: found too many entries; allowed at most 32"),
-    "a grid too large": (
-     f"sweep: {{grid: {{seed: {[*range(3200)]}, train.steps: {[*range(1, 3201)]}}}}}",
-     "f.yaml:1:8: sweep: found 10,240,000 runs; allowed at most 10,000"),
+    "unknown part": ("sweep: {zipp: {}}",
+     "f.yaml:1:9: sweep.zipp: found the unknown key 'zipp'; did you mean 'zip'? allowed: grid, "),
+    "unequal": ("sweep: {zip: {seed: [1, 2], model.depth: [1]}}",
+     "f.yaml:1:29: sweep.zip.model.depth: found 1 values; allowed 2, as seed has"),
+    "wrong zipped value": ("sweep: {zip: {seed: [1, 2], model.depth: [1, 0]}}",
+     "f.yaml:1:46: model.depth: found 0; allowed an integer from 1"),
+    "key twice": ("sweep: {grid: {seed: [1]}, zip: {seed: [1], model.depth: [1]}}",
+     "f.yaml:1:34: sweep.zip.seed: found this key and seed; allowed one of them"),
+    "exclude of a section": (AXES + "  exclude: {model.depth: 6}",
+     "f.yaml:3:12: sweep.exclude: found a section; allowed a list of: a section"),
+    "exclude, unknown key": (AXES + "  exclude: [{model.shceme: post_ln}]",
+     "f.yaml:3:14: sweep.exclude.model.shceme: unknown swept key 'model.shceme'; did you mean "
+     "'model.scheme'? allowed: model.scheme, model.depth"),
+    "exclude, wrong value": (AXES + "  exclude: [{model.scheme: [post_ln, deepnrm]}]",
+     "f.yaml:3:38: sweep.exclude.model.scheme: unknown swept value 'deepnrm'; did you mean "
+     "'deepnorm'? allowed: post_ln, deepnorm"),
+    "exclude of all": (AXES + "  exclude: [{model.depth: [6, 48]}]",
+     "f.yaml:2:3: sweep.exclude: found that every run is left out"),
+    "override of the excluded": (AXES + "  exclude: [{model.depth: 48}]\n"
+     "  overrides: [{where: {model.depth: 48}, set: {train.lr: 1}}]",
+     "f.yaml:4:15: sweep.overrides: found an entry that matches no cell"),
+    "override of a swept key": (
+     AXES + "  overrides: [{where: {model.depth: 48}, set: {model.scheme: pre_ln}}]",
+     "f.yaml:3:48: sweep.overrides.set.model.scheme: found 'model.scheme', which the sweep varies"),
+    "override, unknown key": (AXES + "  overrides: [{where: {model.depth: 6}, set: {train.rl: 1}}]",
+     "f.yaml:3:47: sweep.overrides.set.train.rl: found 'train.rl'; allowed a dotted "
+     "key such as model.depth; did you mean 'train.lr'?"),
+    "override, wrong value": (
+     AXES + "  overrides: [{where: {model.depth: 6}, set: {train.lr: -1}}]",
+     "f.yaml:3:57: train.lr: found -1; allowed a number above 0"),
 }  # fmt: skip
 
 BAD_STUDY_OVERRIDES: dict[str, tuple[str, list[str], str]] = {

@@ -58,23 +58,6 @@ def test_each_cell_of_a_sweep_has_its_own_steps(tmp_path: Path) -> None:
         assert not cell.config.train.has_budget
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("train: {steps: 3, flops: 1e9}", "train: found steps and flops; allowed one of"),
-        ("train: {tokens: 3, flops: 1e9}", "found tokens and flops; allowed one of steps"),
-        ("train: {tokens: 0}", "train.tokens: found 0"),
-        (
-            "sweep: {grid: {train.flops: [1e9, 2e9], train.steps: [3, 4]}}",
-            "train.steps: found this key and train.flops; allowed one of them",
-        ),
-    ],
-)
-def test_two_lengths_are_refused(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        conf.parse_study(text)
-
-
 def test_a_budget_below_a_step_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"train.flops: found 1, \S+ steps of") as caught:
         with_steps(small(train__flops=1.0))

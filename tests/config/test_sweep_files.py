@@ -100,49 +100,6 @@ def test_values_are_compared_as_numbers_lists_and_words() -> None:
         assert study.total - study.size == left_out
 
 
-AXES = "sweep:\n  grid: {model.scheme: [post_ln, deepnorm], model.depth: [6, 48]}\n"
-
-BAD: dict[str, tuple[str, str]] = {
-    "unknown part": ("sweep: {zipp: {}}",
-     "f.yaml:1:9: sweep.zipp: found the unknown key 'zipp'; did you mean 'zip'? allowed: grid, "),
-    "unequal": ("sweep: {zip: {seed: [1, 2], model.depth: [1]}}",
-     "f.yaml:1:29: sweep.zip.model.depth: found 1 values; allowed 2, as seed has"),
-    "wrong zipped value": ("sweep: {zip: {seed: [1, 2], model.depth: [1, 0]}}",
-     "f.yaml:1:46: model.depth: found 0; allowed an integer from 1"),
-    "key twice": ("sweep: {grid: {seed: [1]}, zip: {seed: [1], model.depth: [1]}}",
-     "f.yaml:1:34: sweep.zip.seed: found this key and seed; allowed one of them"),
-    "exclude of a section": (AXES + "  exclude: {model.depth: 6}",
-     "f.yaml:3:12: sweep.exclude: found a section; allowed a list of: a section"),
-    "exclude, unknown key": (AXES + "  exclude: [{model.shceme: post_ln}]",
-     "f.yaml:3:14: sweep.exclude.model.shceme: unknown swept key 'model.shceme'; did you mean "
-     "'model.scheme'? allowed: model.scheme, model.depth"),
-    "exclude, wrong value": (AXES + "  exclude: [{model.scheme: [post_ln, deepnrm]}]",
-     "f.yaml:3:38: sweep.exclude.model.scheme: unknown swept value 'deepnrm'; did you mean "
-     "'deepnorm'? allowed: post_ln, deepnorm"),
-    "exclude of all": (AXES + "  exclude: [{model.depth: [6, 48]}]",
-     "f.yaml:2:3: sweep.exclude: found that every run is left out"),
-    "override of the excluded": (AXES + "  exclude: [{model.depth: 48}]\n"
-     "  overrides: [{where: {model.depth: 48}, set: {train.lr: 1}}]",
-     "f.yaml:4:15: sweep.overrides: found an entry that matches no cell"),
-    "override of a swept key": (
-     AXES + "  overrides: [{where: {model.depth: 48}, set: {model.scheme: pre_ln}}]",
-     "f.yaml:3:48: sweep.overrides.set.model.scheme: found 'model.scheme', which the sweep varies"),
-    "override, unknown key": (AXES + "  overrides: [{where: {model.depth: 6}, set: {train.rl: 1}}]",
-     "f.yaml:3:47: sweep.overrides.set.train.rl: found 'train.rl'; allowed a dotted "
-     "key such as model.depth; did you mean 'train.lr'?"),
-    "override, wrong value": (
-     AXES + "  overrides: [{where: {model.depth: 6}, set: {train.lr: -1}}]",
-     "f.yaml:3:57: train.lr: found -1; allowed a number above 0"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_sweep_file_and_its_message(name: str) -> None:
-    text, part = BAD[name]
-    message = said(text)
-    assert part in message and "\n" not in message, message
-
-
 def test_mistakes_in_all_parts_of_a_sweep_are_reported_together() -> None:
     text = "sweep:\n  grid: {model.depth: [0], seed: 3}\n  zip: {seed: [1]}\n"
     text += "  exclude: [{}]\n  overrides: [{where: {}, sett: {}}]\n  extra: 1\n"
