@@ -27,23 +27,10 @@ TINY = [QUICK, *SMALL]
 DEEPSTACK = [sys.executable, "-m", "deepstack"]
 
 
-def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_process(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*DEEPSTACK, *map(str, words)], capture_output=True, text=True, timeout=120, **options
     )
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("trained")
-    done = typed("train", *TINY, "-q", "--out", out)
-    assert done.exit_code == 0, done.stderr
-    return Path(done.stdout.strip())
-
-
-@pytest.fixture
-def copied(trained: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "quick" / trained.name))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +45,7 @@ def test_a_signal_during_an_import_prints_one_line(
         f"import os\ntry: os.kill(os.getpid(), {int(number)})\n"
         "except BaseException: raise ImportError('broken') from None\n"
     )
-    found = run("check", QUICK, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    found = run_process("check", QUICK, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert (found.returncode, found.stderr) == (128 + number, "deepstack: interrupted\n")
 
 
@@ -66,7 +53,7 @@ def test_an_import_without_memory_prints_one_line(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "raise ImportError('libtorch.so: failed to map segment from shared object')"
     )
-    found = run("check", QUICK, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    found = run_process("check", QUICK, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert found.returncode == 5 and found.stderr.startswith("deepstack: out of memory")
     assert found.stderr.count("\n") == 1
 
@@ -75,7 +62,7 @@ def test_a_small_address_space_is_refused() -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (300_000_000, 300_000_000))
 
-    found = run("check", QUICK, preexec_fn=limit)
+    found = run_process("check", QUICK, preexec_fn=limit)
     assert found.returncode == 5 and found.stderr.count("\n") == 1
     assert "limited to 300 MB" in found.stderr and "needs 700 MB" in found.stderr
 
@@ -116,36 +103,36 @@ def test_a_link_to_itself_is_refused(
     assert "loop" in capfd.readouterr().err
 
 
-def test_a_hostile_array_is_named(copied: Path) -> None:
+def test_a_hostile_array_is_named(run: Path) -> None:
     header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "-" * 5000 + "1, 2), }\n"
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
-    (copied / "layers" / "stream_norm.npy").write_bytes(data)
+    (run / "layers" / "stream_norm.npy").write_bytes(data)
     for words in (["plot", "layer_step_heat_map", "--diagnostic", "stream_norm"], ["report"]):
-        found = typed(*words, copied)
+        found = typed(*words, run)
         assert found.exit_code == 5 and "stream_norm.npy: is no array" in found.stderr, words
-    assert typed("compare", copied).exit_code == 0  # reads no layers
+    assert typed("compare", run).exit_code == 0  # reads no layers
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("scheme", "[]"), ("scheme", "{a: 1}"), ("depth", "x"), ("depth", "null")]
 )
 def test_a_run_whose_scheme_or_depth_has_no_sense_is_damaged(
-    key: str, value: str, copied: Path
+    key: str, value: str, run: Path
 ) -> None:
-    path = copied / "config.yaml"
+    path = run / "config.yaml"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(f"  {key}: {value}" if x.startswith(f"  {key}:") else x
                               for x in lines) + "\n")  # fmt: skip
-    listed = typed("ls", copied)
+    listed = typed("ls", run)
     assert listed.exit_code == 0 and f"as model.{key}" in listed.stderr
-    assert typed("compare", copied).exit_code == 5
+    assert typed("compare", run).exit_code == 5
 
 
-def test_nested_lists_in_configs_are_compared(copied: Path) -> None:
-    other = Path(shutil.copytree(copied, copied.with_name("other")))
+def test_nested_lists_in_configs_are_compared(run: Path) -> None:
+    other = Path(shutil.copytree(run, run.with_name("other")))
     path = other / "config.yaml"
     path.write_text(path.read_text().replace("  name: text", "  name: text\n  mine: [[1], {a: 2}]"))
-    assert typed("compare", copied.parent).exit_code == 0
+    assert typed("compare", run.parent).exit_code == 0
 
 
 def test_a_report_names_a_study_that_is_not_utf8(
@@ -181,12 +168,12 @@ def test_a_sweep_without_space_for_its_temporary_files_says_so(
     ("command", "number"), [("sweep", signal.SIGTERM), ("rerun", signal.SIGHUP)]
 )
 def test_a_signal_removes_temporary_folders(
-    command: str, number: signal.Signals, copied: Path, tmp_path: Path
+    command: str, number: signal.Signals, run: Path, tmp_path: Path
 ) -> None:
     if command == "rerun":  # many steps to make again
-        path = copied / "config.yaml"
+        path = run / "config.yaml"
         path.write_text(path.read_text().replace("steps: 2", "steps: 100000"))
-        words = [copied, "--check", "--allow-env-change"]
+        words = [run, "--check", "--allow-env-change"]
     else:
         words = [*TINY, "--dry-run", "model.d_model=64", "task.seq_len=64"]
     temporary = tmp_path / "temporary"

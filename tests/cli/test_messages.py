@@ -152,9 +152,8 @@ def test_the_trash_is_listed_before_it_is_emptied(tmp_path: Path, monkeypatch: A
     assert emptied.exit_code == 0 and "run" in emptied.stderr and not list_trash("results")
 
 
-def test_an_export_prints_its_files_on_lines(tmp_path: Path) -> None:
-    run = typed("train", QUICK, *TINY, "--out", tmp_path, "-q").stdout.strip()
-    exported = typed("export", run, "--to", tmp_path / "model")
+def test_an_export_prints_its_files_on_lines(trained: Path, tmp_path: Path) -> None:
+    exported = typed("export", trained, "--to", tmp_path / "model")
     assert exported.exit_code == 0 and "[" not in exported.stdout
     for name in ("weights.safetensors", "weights.yaml", "weights.json"):
         assert any(line.rstrip().endswith(name) for line in exported.stdout.splitlines()), name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,18 +65,6 @@ def test_a_wrong_call_says_the_right_one(name: str, tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigError, match=said):
         call()
     assert not any(tmp_path.iterdir())
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("trained")
-    return Path(typed("train", QUICK, *TINY, "--out", out, "-q").stdout.strip())
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of a finished run."""
-    return Path(shutil.copytree(trained, tmp_path / "quick" / trained.name))
 
 
 def test_a_run_that_is_done_says_that_nothing_was_trained(run: Path, tmp_path: Path) -> None:

@@ -1,0 +1,24 @@
+"""A finished run, for the commands that read one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers import QUICK
+from helpers.command_line import TINY, typed
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that no test changes."""
+    done = typed("train", QUICK, *TINY, "-q", "--out", tmp_path_factory.mktemp("trained"))
+    assert done.exit_code == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of that run."""
+    return Path(shutil.copytree(trained, tmp_path / "quick" / trained.name))
