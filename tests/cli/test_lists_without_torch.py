@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from deepstack.cli import list_command as lists
+from deepstack.cli.declarations import declarations
+from deepstack.tasks import TASKS
 
 PROGRAM = """
 import sys
@@ -31,6 +33,10 @@ def test_help_errors_and_lists_import_no_torch() -> None:
     assert result.returncode == 0, result.stderr
     assert "nothing.yaml: no such file" in result.stderr
     assert all(word in result.stdout for word in ("deepnorm", "grad_norm", "C36", "loss_vs_step"))
+
+
+def test_every_task_is_declared_for_completion() -> None:
+    assert list(declarations("tasks", "task")) == TASKS.names()
 
 
 @pytest.mark.parametrize("kind", lists.DECLARED)

@@ -10,7 +10,6 @@ from helpers import ROOT
 
 from deepstack.config import load_config, load_study, with_overrides
 from deepstack.config.load import example
-from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.schemes import stack_positions
 from deepstack.sweeps import expand
@@ -56,8 +55,3 @@ def test_the_three_1000_layer_configs_differ_in_their_scheme_alone() -> None:
 def test_the_built_in_study_has_the_settings_of_deepnorm_1000() -> None:
     study = load_study(example("depth_sweep"))
     assert load_config(example("deepnorm_1000")) in expand(study)
-
-
-def test_an_example_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'quick'"):
-        example("quik")
