@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import ROOT
-from helpers.command_line import typed
+from helpers.command_line import TINY, typed
 
 import deepstack as package
 from deepstack.config import parse_config, to_yaml
@@ -30,10 +30,6 @@ SECRETS = {
     "DATABASE_URL": "postgres://someone:hunter2hunter2@db.example",
     "MAIL_OF_SOMEONE": "someone.private@mail.example",
 }
-TINY = {
-    "model.depth": 2, "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2,
-    "train.steps": 6, "train.eval_batches": 1, "log.probe_sequences": 1,
-}  # fmt: skip
 
 # A sitecustomize.py: every Python process that has it on its path is watched from its first line
 # on, the fork server of a sweep and the runs that are forked from it too.
@@ -158,11 +154,8 @@ def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     """
     data = tmp_path_factory.mktemp("data")
     (data / "text.txt").write_text(f"a text of {CANARY}, import os; " * 60)
-    config = parse_config("", overrides=[f"{k}={v}" for k, v in TINY.items()])
-    config = parse_config(
-        to_yaml(config).replace("name: null", f"name: {CANARY}", 1),
-        overrides=[f"task.path={data / 'text.txt'}", "log.layers_every=2"],
-    )
+    text = [f"task.path={data / 'text.txt'}", "train.steps=6", "log.layers_every=2"]
+    config = parse_config(f"name: {CANARY}", overrides=[*TINY, *text])
     (data / "config.yaml").write_text(to_yaml(config))
     with pytest.raises(Interrupted):
         package.train(config, study=CANARY, out=data / "out", stop=lambda: 15)
@@ -254,14 +247,15 @@ def test_the_watch_sees_what_is_planted(tmp_path: Path) -> None:
 
 
 def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
-    run = package.train(parse_config("", overrides=[f"{k}={v}" for k, v in TINY.items()]),
-                        out=tmp_path)  # fmt: skip
-    kept = (run.path / "layers" / "grad_norm.npy").read_bytes()
+    array = (
+        package.train(parse_config("", overrides=TINY), out=tmp_path).path / "layers/grad_norm.npy"
+    )
+    kept = array.read_bytes()
     buffer = io.BytesIO()
     np.save(buffer, np.array([Planted(tmp_path / "planted")], dtype=object), allow_pickle=True)
     words = ["plot", "layer_step_heat_map", "--diagnostic", "grad_norm", str(tmp_path)]
     for content, code in ((buffer.getvalue(), 5), (pickle.dumps(3), 5), (kept, 0)):
-        (run.path / "layers" / "grad_norm.npy").write_bytes(content)
+        array.write_bytes(content)
         result = typed(*words)
         assert result.exit_code == code, result.stderr
         assert "Traceback" not in result.stderr
