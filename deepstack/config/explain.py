@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import chain
+from itertools import takewhile
 from operator import ge, gt, le, lt
 from typing import Any
 
@@ -19,6 +19,9 @@ from deepstack.yaml_reader import Node, Problem, parse_scalar, quote, shorten
 
 MAX_PROBLEMS = 20
 
+Error = dict[str, Any]
+"""What pydantic says about one value: `type`, `loc`, `msg`, `ctx`."""
+
 # Gated feed-forwards, as papers call them, and the activation of their gate.
 _GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid"}
 _NUMBERS: dict[Any, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
@@ -32,7 +35,7 @@ _SEVERAL = re.compile(r".*,.*|\d+(-|\.\.+|:)\d+")
 def raise_problems(problems: list[Problem]) -> None:
     """Raise ConfigError with one line for each problem, if any, in the order of the file."""
     if problems:
-        problems = sorted(problems, key=lambda problem: place_order(problem.where))
+        problems = sorted(problems, key=lambda problem: position(problem.where))
         lines = list(dict.fromkeys(map(str, problems)))
         if len(lines) > MAX_PROBLEMS:
             lines = [*lines[:MAX_PROBLEMS], "... and more"]
@@ -44,50 +47,42 @@ def validate(tree: Node, model: type[Section] = Config) -> tuple[Any, list[Probl
     if not isinstance(tree.value, dict):
         text = f"found {tree.shown}; allowed `key: value` lines"
         return None, [Problem(tree.where, "", text)]
-    data = tree.plain()
     try:
-        return model.model_validate(data), []
+        return model.model_validate(tree.plain()), []
     except ValidationError as error:
-        wrong = distinct_errors(error, data)
-    wrong.sort(key=lambda pair: place_order(tree.at(pair[0]).where))
-    # of thousands, only those that are shown are examined
-    return None, [_problem(path, item, tree) for path, item in wrong[: MAX_PROBLEMS + 1]]
+        errors = _errors_by_path(error, tree)
+    paths = sorted(errors, key=lambda path: position(tree.at(path).where))
+    # of thousands, only those that are shown are explained
+    return None, [_problem(path, errors[path], tree) for path in paths[: MAX_PROBLEMS + 1]]
 
 
-def distinct_errors(error: ValidationError, data: Any) -> list[tuple[KeyPath, dict[str, Any]]]:
-    """Return pydantic's errors, one for each path in the data.
+def _errors_by_path(error: ValidationError, tree: Node) -> dict[KeyPath, Error]:
+    """Return pydantic's errors, one for each path in the tree.
 
-    A union reports each of its branches: of two errors the one deeper in the data is kept.
+    A union reports each of its branches: of two errors the one deeper in the tree is kept.
     """
-    errors: dict[KeyPath, dict[str, Any]] = {}
-    for item in error.errors(include_url=False):
-        errors.setdefault(_path(item["loc"], data), dict(item))
-    covered = {path[:i] for path in errors for i in range(len(path))}
-    return [(path, item) for path, item in errors.items() if path not in covered]
+    errors: dict[KeyPath, Error] = {}
+    for each in error.errors(include_url=False):
+        errors.setdefault(_path(each["loc"], tree), dict(each))
+    above = {path[:i] for path in errors for i in range(len(path))}
+    return {path: each for path, each in errors.items() if path not in above}
 
 
-def place_order(where: str) -> tuple[int, ...]:
-    """Return a sort key of a place: line and column; overrides come last."""
-    position = re.search(r":(\d{1,9}):(\d{1,9})$", where)
-    return tuple(map(int, position.groups())) if position else (10**9,)
-
-
-def _path(loc: tuple[str | int, ...], data: Any) -> KeyPath:
-    """Return pydantic's location without the names of union branches."""
+def _path(loc: KeyPath, tree: Node) -> KeyPath:
+    """Return pydantic's location without '[key]' and the names of branches of unions."""
     path: KeyPath = ()
-    for part in loc:
-        if part == "[key]":
-            break
-        if isinstance(data, dict) and part in data:
-            data = data[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-        elif isinstance(part, str) and part in schema_at(path).get("properties", ()):
-            data = None
-        else:
-            continue  # the name of a branch of a union
-        path = (*path, part)
+    for part in takewhile(lambda part: part != "[key]", loc):
+        node = tree.at(path)
+        # a key that is missing has a default that is wrong
+        if node.at((part,)) is not node or part in schema_at(path).get("properties", ()):
+            path = (*path, part)
     return path
+
+
+def position(where: str) -> tuple[int, ...]:
+    """Return line and column of a place, to sort by; overrides come last."""
+    numbers = re.search(r":(\d{1,9}):(\d{1,9})$", where)
+    return tuple(map(int, numbers.groups())) if numbers else (10**9,)
 
 
 def suggest_key(path: KeyPath) -> str | None:
@@ -105,23 +100,23 @@ def hint_for(suggestion: str | None) -> str:
     return f"; did you mean {suggestion!r}?" if suggestion else ""
 
 
-def _problem(path: KeyPath, item: dict[str, Any], tree: Node) -> Problem:
+def _problem(path: KeyPath, error: Error, tree: Node) -> Problem:
     """Return the message for one of pydantic's errors."""
-    node, key, kind = tree.at(path), dotted_key(path), item["type"]
+    node, key, kind = tree.at(path), dotted_key(path), error["type"]
     key_where = node.key_where or node.where
     if kind == "extra_forbidden":
         return Problem(key_where, key, _unknown_key(path))
-    if item["loc"][-1] == "[key]":
+    if error["loc"][-1] == "[key]":
         word, names = str(path[-1]), ROLES if kind == "literal_error" else ()
         allowed = ", ".join(names) or PATTERNS[IDENTIFIER]
         hint = hint_for(nearest(word, names))
         return Problem(key_where, key, f"found the key {quote(word)}; allowed {allowed}{hint}")
     if kind == "relation":
-        return Problem(node.where, key, shorten(item["msg"], 200), relation=True)
+        return Problem(node.where, key, shorten(error["msg"], 200), relation=True)
     if kind == "too_short":
-        text = f"found too few entries; allowed at least {item['ctx']['min_length']}"
+        text = f"found too few entries; allowed at least {error['ctx']['min_length']}"
     elif kind == "too_long":
-        text = f"found too many entries; allowed at most {item['ctx']['max_length']}"
+        text = f"found too many entries; allowed at most {error['ctx']['max_length']}"
     else:
         text = _wrong_value(path, node)
     return Problem(node.where, key, text)
@@ -138,19 +133,19 @@ def _unknown_key(path: KeyPath) -> str:
 
 
 def _wrong_value(path: KeyPath, node: Node) -> str:
-    """Return the message for a value that the schema refuses."""
+    """Return the message for a value that the schema refuses, with the value that was meant."""
     value, schema = node.value, schema_at(path)
     text = f"found {node.shown}; allowed {describe(schema)}"
-    number = _meant_number(value, schema)
     if dotted_key(path) == "model.activation" and (gate := _GATED.get(str(value).lower())):
-        text += f"; {value} is model.activation={gate} with model.gated=true"
-    elif number is not None:
-        text += f"; did you mean {number}?"
-    elif isinstance(value, str):
-        text += hint_for(nearest(value, map(str, chain(*map(literals, alternatives(schema))))))
-        if "command line" in node.where and _SEVERAL.fullmatch(value):
-            text += "; several values make a sweep: deepstack sweep, with commas between them "
-            text += "(0,1,2)"
+        return f"{text}; {value} is model.activation={gate} with model.gated=true"
+    if (number := _meant_number(value, schema)) is not None:
+        return f"{text}; did you mean {number}?"
+    if not isinstance(value, str):
+        return text
+    choices = [str(choice) for option in alternatives(schema) for choice in literals(option)]
+    text += hint_for(nearest(value, choices))
+    if "command line" in node.where and _SEVERAL.fullmatch(value):
+        text += "; several values make a sweep: deepstack sweep, with commas between them (0,1,2)"
     return text
 
 
@@ -161,7 +156,7 @@ def _meant_number(value: Any, schema: Schema) -> int | float | None:
         number = int(number)
     for option in alternatives(schema):
         if type(number) in _NUMBERS.get(option.get("type"), ()):
-            fits = all(test(number, option[limit]) for limit, test in _LIMITS if limit in option)
-            if fits and repr(number) != repr(value):
+            is_allowed = all(test(number, option[key]) for key, test in _LIMITS if key in option)
+            if is_allowed and repr(number) != repr(value):
                 return number
     return None
