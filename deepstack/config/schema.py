@@ -312,8 +312,8 @@ class Sweep(Section):
         return {key: value for key, value in data.items() if value is not None}
 
 
-class SweepFile(Section):
-    """The part of a file that is a study's alone."""
+class StudyFile(Config):
+    """A configuration, with `sweep:` a study.  Every key has a default."""
 
     sweep: Sweep = Sweep()
 
@@ -324,9 +324,7 @@ KeyPath = tuple[str | int, ...]
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of configurations and studies, for editors."""
-    schema, sweep = Config.model_json_schema(), Sweep.model_json_schema()
-    schema["$defs"] |= sweep.pop("$defs")
-    schema["properties"]["sweep"] = sweep
+    schema = StudyFile.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -337,8 +335,8 @@ def config_schema() -> Schema:
 
 
 @cache
-def _sweep_schema() -> Schema:
-    return schema_of(SweepFile)
+def _study_schema() -> Schema:
+    return schema_of(StudyFile)
 
 
 @cache
@@ -361,7 +359,7 @@ def setting_keys() -> list[str]:
 
 def schema_at(path: KeyPath) -> Schema:
     """Return the JSON schema at a path; {} where anything is allowed or nothing is known."""
-    schema = _sweep_schema() if path[:1] == ("sweep",) else config_schema()
+    schema = _study_schema() if path[:1] == ("sweep",) else config_schema()
     for part in path:
         inside = (_inside(option, part) for option in alternatives(schema))
         schema = next((inner for inner in inside if isinstance(inner, dict)), {})

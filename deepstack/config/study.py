@@ -25,7 +25,7 @@ from deepstack.config.load import (
     rival_lengths,
     to_node,
 )
-from deepstack.config.schema import MAX_RUNS, Config, SweepFile, Where, sections, setting_keys
+from deepstack.config.schema import MAX_RUNS, Config, StudyFile, Where, sections, setting_keys
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
 from deepstack.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, read
@@ -134,7 +134,7 @@ def parse_study(
     tree, problems = read_tree(text, source, [each for each in overrides if axes[each] is None])
     sweep = tree.section.pop("sweep", None) or Node({}, source)
     base, more = validate(tree)
-    _, wrong_form = validate(Node({"sweep": sweep}, sweep.where), SweepFile)
+    _, wrong_form = validate(Node({"sweep": sweep}, sweep.where), StudyFile)
     raise_problems(merge_problems(problems, [*more, *wrong_form]))
     groups: list[Group] = [{key: node} for key, node in _inner(sweep, "grid").section.items()]
     groups += [dict(group.section) for group in _inner(sweep, "zip").items()]
