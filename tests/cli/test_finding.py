@@ -29,9 +29,8 @@ def test_a_run_is_described_and_a_sweep_by_depth() -> None:
     ]
 
 
-def test_train_names_another_scheme_and_then_the_charts(tmp_path: Path) -> None:
-    words = ["train", "quick", "model.scheme=deepnorm"]
-    one = Run(Path(typed("train", QUICK, *TINY, "-q", "--out", tmp_path).stdout.strip()))
+def test_train_names_another_scheme_and_then_the_charts(run: Path, tmp_path: Path) -> None:
+    words, one = ["train", "quick", "model.scheme=deepnorm"], Run(run)
     assert next_command(one, words) == "deepstack train quick model.scheme=post_ln"
     other = ["train", QUICK, *TINY, "model.scheme=post_ln", "--out", tmp_path]
     shown = typed(*other)

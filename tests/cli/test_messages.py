@@ -55,7 +55,6 @@ def test_before_any_run_the_first_one_is_named(
         (["report", STUDY, "--out", "x"], "No such option: --out; did you mean --to?"),
         (["ls", "--tag", "good"], "No such option: --tag; did you mean --where tag=WORD?"),
         (["plot", "metric", STUDY, "--x", "dpth", "--y", "loss"], "did you mean 'model.depth'?"),
-        (["train", "nothing.yaml"], "nothing.yaml: no such file"),
         (["train", "model.depth=12"], "the configuration, as in: FILE.yaml model.depth=12"),
         (["train", QUICK, "task.name=txt"], "did you mean 'text'?"),
         (["train", QUICK, "task.mask_rat=0.3"], "did you mean 'mask_rate'?"),
