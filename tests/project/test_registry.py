@@ -7,20 +7,16 @@ import string
 
 import pytest
 
+from deepstack.cli.completion import values_of
 from deepstack.config import ROLES
-from deepstack.config.schema import sections
+from deepstack.config.schema import sections, setting_keys
 from deepstack.errors import ConfigError, PluginError
 from deepstack.registry import Registry, nearest
 
-LITERALS = {
-    "optimizer": ["adamw", "adam", "sgd", "muon"],
-    "schedule": ["constant", "linear", "cosine", "inverse_sqrt"],
-    "distribution": ["xavier_normal", "xavier_uniform"],
-    "head": ["tied", "separate", "bert"],
-    "device": ["auto", "cpu", "cuda"],
-    "positions": ["learned", "sinusoidal"],
-    "scheme": ["post_ln", "pre_ln", "deepnorm", "rezero", "sub_ln", "admin", "ds_init"],
-    "task": ["copy", "reverse", "markov", "text"],
+CHOICES = {
+    **sections(),
+    **{key: choices for key in setting_keys() if len(choices := values_of(key)) > 2},
+    "role": list(ROLES),
 }
 
 
@@ -38,9 +34,9 @@ def slips(word: str) -> set[str]:
     return found - {word, ""}
 
 
-@pytest.mark.parametrize("kind", [*sections(), "role", *LITERALS])
+@pytest.mark.parametrize("kind", CHOICES)
 def test_nearest_is_right_for_95_percent_of_single_typing_errors(kind: str) -> None:
-    choices = {**sections(), **LITERALS, "role": list(ROLES)}[kind]
+    choices = CHOICES[kind]
     random.seed(0)
     right = total = 0
     for word in choices:
