@@ -2,7 +2,6 @@
 
 from deepstack.config.estimate import StackSizes as StackSizes
 from deepstack.config.estimate import available_memory as available_memory
-from deepstack.config.estimate import depths as depths
 from deepstack.config.estimate import disk_estimate as disk_estimate
 from deepstack.config.estimate import machine_memory as machine_memory
 from deepstack.config.estimate import memory_estimate as memory_estimate

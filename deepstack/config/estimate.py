@@ -45,26 +45,23 @@ def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
 
     A scheme decides whether there is a final norm too.
     """
-    model, (depth, beside) = config.model, depths(config)
-    d, d_ff = model.d_model, width_inside(config)
-    every, merged = depth + beside, model.decoder_attention == "merged"
-    crossing = 0 if merged else beside  # layers with a separate cross-attention
-    averaged = beside * (model.decoder_attention == "average")  # gates read two streams
-    sublayers = 2 * every + crossing
+    model, layers = config.model, layer_counts(config)
+    d, d_ff, every, cross = model.d_model, width_inside(config), layers.all, layers.cross
+    averaged = layers.decoder * (model.decoder_attention == "average")  # gates read two streams
     scalar = NORM_KINDS[model.norm.kind].scalars
     gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
-    of_heads, d_head = 2 * (every + crossing - averaged) * model.qk_norm, d // model.n_heads
+    of_heads, d_head = 2 * (every + cross - averaged) * model.qk_norm, d // model.n_heads
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
     counts = {
         **dict.fromkeys(("q", "k"), (every + averaged) * d * d),
         **dict.fromkeys(("v", "o"), every * d * d),
-        **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), crossing * d * d),
+        **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), cross * d * d),
         "w1": every * d * d_ff,
         "w2": every * d_ff * d,
         "w3": every * d_ff * d * model.gated,
-        "bias": (every * (4 * d + d_ff * (1 + model.gated) + d) + crossing * 4 * d) * model.bias,
-        "norm_gain": sublayers * gain + of_heads * (d_head * model.norm.gain + scalar),
-        "norm_bias": sublayers * bias + of_heads * d_head * model.norm.bias,
+        "bias": (every * (4 * d + d_ff * (1 + model.gated) + d) + cross * 4 * d) * model.bias,
+        "norm_gain": layers.sublayers * gain + of_heads * (d_head * model.norm.gain + scalar),
+        "norm_bias": layers.sublayers * bias + of_heads * d_head * model.norm.bias,
         "embedding": vocab_size * d,
         "position": positions(config) * d if model.positions == "learned" else 0,
         "head": head + vocab_size,
@@ -72,17 +69,33 @@ def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
     return {role: count for role, count in counts.items() if count}
 
 
-def depths(config: Config) -> tuple[int, int]:
-    """The layers of the first stack, and those of a decoder beside it."""
+class LayerCounts(NamedTuple):
+    """The numbers of layers of a model.
+
+    depth: of its stack, or of its encoder.  decoder: of the decoder that reads an encoder, else 0.
+    cross: layers of that decoder whose cross-attention is a sublayer, not merged with another.
+    """
+
+    depth: int
+    decoder: int
+    cross: int
+
+    @property
+    def all(self) -> int:
+        """The layers of both stacks."""
+        return self.depth + self.decoder
+
+    @property
+    def sublayers(self) -> int:
+        """The sublayers of both stacks."""
+        return 2 * self.all + self.cross
+
+
+def layer_counts(config: Config) -> LayerCounts:
+    """Return the numbers of layers of a model."""
     model = config.model
-    both = model.family == "encoder_decoder"
-    return model.depth, (model.decoder_depth or model.depth) if both else 0
-
-
-def sublayers(config: Config) -> int:
-    """The sublayers of all layers: cross-attention is one where it is not merged."""
-    every, (_, beside) = sum(depths(config)), depths(config)
-    return 2 * every + (beside if config.model.decoder_attention != "merged" else 0)
+    decoder = (model.decoder_depth or model.depth) if model.family == "encoder_decoder" else 0
+    return LayerCounts(model.depth, decoder, decoder * (model.decoder_attention != "merged"))
 
 
 def positions(config: Config) -> int:
@@ -137,7 +150,7 @@ def memory_terms(
     data: int = 0,
 ) -> dict[str, int]:
     """Return the bytes at the peak of a run, term by term: of a training step, or of a snapshot."""
-    train, depth, d = config.train, sum(depths(config)), config.model.d_model
+    train, layers, d = config.train, layer_counts(config), config.model.d_model
     by_role = parameter_count(config, vocab_size)
     weights = sum(by_role.values()) * _FP32
     chosen = by_role if train.trainable == "all" else train.trainable
@@ -154,7 +167,7 @@ def memory_terms(
         "gradients": trained * train.shards,
         "optimizer moments": moments(config, by_role),
         "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * bank_bytes,
-        "modules and graph": depth * LAYER_OVERHEAD,
+        "modules and graph": layers.all * LAYER_OVERHEAD,
         "activations": activations(config, scheme_memory),
         "gradients of activations": 3 * tokens * max(width_inside(config), 3 * d) * _FP32,
         "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
@@ -165,26 +178,25 @@ def memory_terms(
         # WᵀW of every matrix; further gradients, one bank of q, k, v or w1 at a time
         bank = max(3 * by_role.get("q", 0), by_role.get("w1", 0)) * _FP32
         terms["spectral penalty"] = 6 * by_role.get("q", 0) * _FP32 + 2 * bank
-    looked, attributed = config.log.layers_every != 0, config.log.attribution_every != 0
-    if looked or attributed:
+    has_snapshots, has_attribution = config.log.layers_every != 0, config.log.attribution_every != 0
+    if has_snapshots or has_attribution:
         # θ_0, kept by the host; held over the step: the weights before it
-        copies = weights * (looked + (not on_gpu(config)))
+        copies = weights * (has_snapshots + (not on_gpu(config)))
         after = 0
-        if looked:  # further gradients and differences, the branches' outputs, and values of some
-            # sublayers at a time, with the stream of all layers once more
-            seen = 4 * depth + 6 * min(sublayers(config), SUBLAYERS_AT_A_TIME)
-            states = seen * probe * positions(config) * d * _FP32
+        if has_snapshots:  # further gradients and differences, the branches' outputs, and values of
+            # some sublayers at a time, with the stream of all layers once more
+            stream = probe * positions(config) * d * _FP32
+            states = (4 * layers.all + 6 * min(layers.sublayers, SUBLAYERS_AT_A_TIME)) * stream
             if config.log.stream_update:  # x_l at θ_0, kept, and a difference
-                start = depth * probe * positions(config) * d * _FP32
-                copies, states = copies + start, states + start
+                copies, states = copies + layers.all * stream, states + layers.all * stream
             saved = saved_by_layers(config, probe, scheme_memory)
             after = 2 * weights + saved + states
             if config.log.noise_scale:  # a gradient; in double precision its rows and their sum
                 after = max(after, 5 * trained + saved)
-        if attributed:  # θ_t, and to first order the difference, zeros, and tangents of a part
+        if has_attribution:  # θ_t, and to first order the difference, zeros, and tangents of a part
             after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * bank_bytes)
         during = terms["activations"] + terms["temporaries of the optimizer"]
-        terms["looks at every layer"] = copies + max(0, after - during)
+        terms["snapshots and attribution"] = copies + max(0, after - during)
     if config.log.sharpness_every:
         # vectors in double precision with gradients, and the graph of a gradient
         graph = 4 * saved_by_layers(config, probe, scheme_memory)
@@ -232,7 +244,7 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
         snapshots = 2 * math.log(config.train.steps + 1, 1.6) if every == "log" else (
             config.train.steps / every
         )  # fmt: skip
-        logs += int(LAYER_FILES * _FP32 * sum(depths(config)) * (snapshots + 2))
+        logs += int(LAYER_FILES * _FP32 * layer_counts(config).all * (snapshots + 2))
     optimizer = moments(config, by_role)
     checkpoint = (optimizer + logs) * config.runtime.keep_optimizer
     return weights + logs + checkpoint, 3 * (weights + optimizer + logs) + logs
@@ -250,21 +262,21 @@ def recompute_every(config: Config) -> int:
     keeping = config.runtime.model_copy(update={"recompute_every": 0})
     needed = memory_estimate(config.model_copy(update={"runtime": keeping}))
     short = not on_gpu(config) and needed > machine_memory()
-    return math.isqrt(sum(depths(config))) if short else 0
+    return math.isqrt(layer_counts(config).all) if short else 0
 
 
 def activations(config: Config, scheme_memory: SchemeMemory) -> int:
     """Return the bytes kept for the backward pass: of all layers, or of those not recomputed."""
-    depth, every, batch = (
-        sum(depths(config)),
+    layers, every, batch = (
+        layer_counts(config).all,
         recompute_every(config),
         config.train.batch_size,
     )
     saved = saved_by_layers(config, batch, scheme_memory)
-    if not every or every >= depth:
+    if not every or every >= layers:
         return saved
-    boundaries = -(-depth // every) * batch * config.task.seq_len * config.model.d_model * _FP32
-    return boundaries + every * saved // depth
+    boundaries = -(-layers // every) * batch * config.task.seq_len * config.model.d_model * _FP32
+    return boundaries + every * saved // layers
 
 
 def saved_by_layers(config: Config, batch: int, scheme_memory: SchemeMemory) -> int:
@@ -286,19 +298,18 @@ def saved_by_layers(config: Config, batch: int, scheme_memory: SchemeMemory) -> 
     # input; hidden values after and before the activation: gelu needs these, and relu leaves a hole
     # of their size, which the allocator fills only in part; under a gate another half, and both
     feed_forward = common + (stream + 2 * hidden * (1 + model.gated)) * matmul
-    depth, beside = depths(config)
-    crossing = sublayers(config) - 2 * (depth + beside)  # each keeps as much as a self-attention
-    saved = (depth + beside) * (attention + feed_forward) + crossing * attention
+    layers = layer_counts(config)  # cross-attention keeps as much as self-attention
+    saved = layers.all * (attention + feed_forward) + layers.cross * attention
     return saved + sum(map(scheme_memory, stack_sizes(config, batch)))
 
 
 def stack_sizes(config: Config, batch: int) -> list[StackSizes]:
     """Return the sizes of the stack of a configuration, or of both, for a batch."""
-    model, (depth, beside) = config.model, depths(config)
+    model, layers = config.model, layer_counts(config)
     common = batch, config.task.seq_len, model.n_heads, model.d_model, _replayed(config)
-    sizes = [StackSizes(depth, 2 * depth, *common)]
-    if beside:
-        sizes.append(StackSizes(beside, sublayers(config) - 2 * depth, *common))
+    sizes = [StackSizes(layers.depth, 2 * layers.depth, *common)]
+    if layers.decoder:
+        sizes.append(StackSizes(layers.decoder, 2 * layers.decoder + layers.cross, *common))
     return sizes
 
 

@@ -23,10 +23,9 @@ from typing import NamedTuple
 
 from deepstack.config.estimate import (
     StackSizes,
-    depths,
+    layer_counts,
     recompute_every,
     stack_sizes,
-    sublayers,
     width_inside,
 )
 from deepstack.config.schema import Config
@@ -86,16 +85,15 @@ def layer_flops(config: Config, batch: int, scheme_flops: SchemeFlops) -> dict[s
     """Return the FLOPs of a forward pass of all layers by role, and under "" those of no role."""
     model, seq = config.model, config.task.seq_len
     d, tokens = model.d_model, batch * seq
-    depth, beside = depths(config)
-    every, crossing = depth + beside, sublayers(config) - 2 * (depth + beside)
-    merged = beside if model.decoder_attention == "merged" else 0
+    layers = layer_counts(config)
+    every, cross, merged = layers.all, layers.cross, layers.decoder - layers.cross
     square, inside = 2 * tokens * d * d, 2 * tokens * d * width_inside(config)
     scheme_part = sum(map(scheme_flops, stack_sizes(config, batch)))
     return {
         **dict.fromkeys(("q", "k", "o"), every * square),
         "v": (every + merged) * square,  # of the decoder's stream, and of the encoder's output
-        **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), crossing * square),
+        **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), cross * square),
         **dict.fromkeys(("w1", "w2"), every * inside),
         "w3": every * inside * model.gated,
-        "": (every + crossing) * 4 * tokens * seq * d + scheme_part,
+        "": (every + cross) * 4 * tokens * seq * d + scheme_part,
     }
