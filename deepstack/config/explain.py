@@ -20,7 +20,7 @@ from deepstack.yaml_reader import Node, Problem, parse_scalar, quote, shorten
 MAX_PROBLEMS = 20
 
 Error = dict[str, Any]
-"""What pydantic says about one value: `type`, `loc`, `msg`, `ctx`."""
+"""An error of pydantic: `type`, `loc`, `msg`, `ctx`."""
 
 # Gated feed-forwards, as papers call them, and the activation of their gate.
 _GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid"}
