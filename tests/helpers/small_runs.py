@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import deepstack
-from deepstack.config import Config, Study, with_overrides
+from deepstack.config import Config, Study
 from deepstack.errors import Interrupted
 from deepstack.records import CHECKSUMS, Run, RunFolder, sha256
 from deepstack.sweeps import expand
+from helpers.configs import config_with
 
 SMALL = {
     "model.depth": 4, "model.d_model": 16, "task.seq_len": 16, "train.batch_size": 4,
@@ -26,8 +27,7 @@ SMALL = {
 
 
 def small(**changes: Any) -> Config:
-    dotted = {key.replace("__", "."): value for key, value in changes.items()}
-    return with_overrides(Config(), SMALL | dotted)
+    return config_with(SMALL, **changes)
 
 
 def data_of(run: Run) -> dict[str, bytes]:

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from helpers import QUICK
 from helpers.command_line import TINY
 
 import deepstack
-from deepstack.records import RunFolder
+from deepstack.records import Run, RunFolder
 from deepstack.sweeps import Progress
 from deepstack.training import PlainLines
 from deepstack.training.observer import Observer
@@ -70,15 +69,6 @@ def test_progress_is_printed_where_it_is_asked_for(tmp_path: Path, capsys: Any) 
     assert again.path == run.path and "done already" in capsys.readouterr().out
 
 
-def test_ctrl_c_in_a_cell_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
-    config = deepstack.load_config(QUICK, TINY)
-    with pytest.raises(KeyboardInterrupt):
-        deepstack.train(config, out=tmp_path, stop=Mock(side_effect=KeyboardInterrupt))
-    (row,) = deepstack.load_runs(tmp_path).to_dict("records")
-    assert row["state"] == "interrupted"
-    assert deepstack.train(config, out=tmp_path).state == "done"
-
-
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_in_a_cell_saves_and_a_second_one_ends_at_once(tmp_path: Path, times: int) -> None:
@@ -93,6 +83,7 @@ def test_ctrl_c_in_a_cell_saves_and_a_second_one_ends_at_once(tmp_path: Path, ti
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     (run,) = tmp_path.glob("*/*")
     assert RunFolder(run).checkpoints() == ([1] if times == 1 else [])
+    assert Run(run).state == "interrupted"
     assert deepstack.train(config, out=tmp_path).state == "done"
 
 
