@@ -126,18 +126,23 @@ def mhc(p: Any, stream: Any, iterations: int = 20) -> Any:
     return around_streams(p, stream, weights)
 
 
-def res_former(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
-    """Equation of section 3 with both coefficients 0.5, and v_1 as it is in the first layer."""
+def res_former(p: Any, stream: Any, a: Any = 0.5, b: Any = 0.5, last: int = 99) -> Any:
+    """Equation of section 3, with v_1 as it is in the first layer; the `last` layers mix."""
     x, first = stream
     firsts = []
 
     def values(qkv: Tensor) -> Any:
         q, k, v = qkv
         firsts.append(v if first is None else first)
-        return q, k, v if first is None else 0.5 * first + 0.5 * v
+        return q, k, v if first is None or p.l <= p.N - last else a * first + b * v
 
     x = x + p.A(p.a[0](x), qkv=values)
     return x + p.F(p.f[0](x)), firsts[0]
+
+
+def learnable_res_former(p: Any, stream: Any) -> Any:
+    slot = p.slot("mixed_values")
+    return res_former(p, stream, slot.of_first, slot.of_own)
 
 
 def pre_ln(p: Any, x: Tensor) -> Tensor:
@@ -229,19 +234,12 @@ def ngpt(p: Any, x: Tensor, start: float = 0.05) -> Tensor:
 
 
 LONG: dict[str, Callable[[Any, Any], Any]] = {
-    "real_former": real_former,
-    "hyper_connections": hyper_connections,
-    "mhc": mhc,
-    "dense_former": dense_former,
-    "attn_res": attn_res,
-    "res_former": res_former,
-    "x0_lambdas": x0_lambdas,
-    "siamese_norm": siamese_norm,
-    "ngpt": ngpt,
-    "mv_split": mv_split,
-    "laurel": laurel,
-    "frac_connections": frac_connections,
-}
+    literal.__name__: literal
+    for literal in (
+        real_former, hyper_connections, mhc, dense_former, attn_res, res_former, x0_lambdas,
+        siamese_norm, ngpt, mv_split, laurel, frac_connections,
+    )
+}  # fmt: skip
 
 
 def stream_into(name: str, l: int, x: Tensor) -> Any:
@@ -262,7 +260,7 @@ def stream_into(name: str, l: int, x: Tensor) -> Any:
     }.get(name, x)
 
 
-def enter(name: str, x: Tensor) -> Any:
+def enter(name: str, x: Tensor, streams: int = 4) -> Any:
     """What the first layer reads."""
     several = {
         "residual": (x, x),
@@ -271,8 +269,8 @@ def enter(name: str, x: Tensor) -> Any:
         "real_former": (x, None),
         "res_former": (x, None),
         "x0_lambdas": (x, x),
-        "hyper_connections": (x, torch.stack([x] * 4)),
-        "mhc": (x, torch.stack([x] * 4)),
+        "hyper_connections": (x, torch.stack([x] * streams)),
+        "mhc": (x, torch.stack([x] * streams)),
         "dense_former": (x, (x,)),
         "attn_res": (x, None, (x,)),
         "ngpt": direction(x),

@@ -128,6 +128,7 @@ STARTS: list[tuple[str, int, dict[str, Any], str, float]] = [
     ("mv_split", 2, {"mean": 0.5}, "_centred", 0.03),
     ("x0_lambdas", 2, {"start": 0.1}, ".s", 0.1),
     ("res_post_norm", 2, {"start": 0.25}, "_norms.0.gain", 0.25),
+    *(("ngpt", 3, {"start": start}, "_alpha", D**-0.5) for start in (0.2, None)),
     ("admin", 6, {"start": "log"}, "_omega", math.sqrt(13 / math.log(13) - 1)),
     ("admin", 6, {"start": "one"}, "_omega", math.sqrt(12)),
     ("admin", 6, {"start": "linear"}, "_omega", 1.0),
