@@ -49,24 +49,21 @@ def test_layers_in_parts_or_recomputed_are_the_same_layers(name: str, fused: boo
     runner = model.last.runner
     tokens = torch.randint(0, 11, (2, 12), generator=torch.Generator().manual_seed(1))
     marks: list[str] = []
-    way = ""
 
     def results() -> list[torch.Tensor]:
         """Loss and gradients."""
-        nonlocal way
         model.zero_grad(set_to_none=False)
-        way = "there"
         loss = model(tokens).float().square().sum()
-        way = "back"
+        marks.append("turn")
         loss.backward()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         return [loss.detach(), *gradients]
 
     found = []
     for every in (5, 2):
-        with in_parts(model, every, lambda: marks.append(way)):
+        with in_parts(model, every, lambda: marks.append("part")):
             found.append(results())
-    assert marks == ["there", "back"] + ["there"] * 3 + ["back"] * 3
+    assert marks == ["part", "turn", "part", *["part"] * 3, "turn", *["part"] * 3]
     assert model.last.runner is runner
     for every in (1, 3):
         enable_fast_paths(model, paths, every, print)
@@ -103,10 +100,9 @@ def test_every_way_through_a_decoder_trains_alike(
 
 
 @pytest.mark.parametrize("every", some([2, 1, 5, 9], 4))
-@pytest.mark.parametrize("fused", [True, False])
-def test_recomputation_changes_no_number(every: int, fused: bool, tmp_path: Path) -> None:
-    given = config(runtime__fused=fused, model__dropout=0.0 if fused else 0.1)
-    whole, again = runs_with(given, tmp_path, {}, {"runtime.recompute_every": every})
+def test_recomputation_draws_the_same_random_numbers(every: int, tmp_path: Path) -> None:
+    changes = {}, {"runtime.recompute_every": every}
+    whole, again = runs_with(config(model__dropout=0.1), tmp_path, *changes)
     assert (whole.path / "steps.csv").read_bytes() == (again.path / "steps.csv").read_bytes()
 
 
@@ -195,7 +191,20 @@ CPU = {"gpu": False, "parallel": None, "fusible": False}
 GPU = CPU | {"gpu": True, "fusible": True}
 DROPOUT, RECOMPUTE = {"model.dropout": 0.1}, {"runtime.recompute_every": 2}
 UNLIKE, EAGER = {"model.scheme": "dlcl"}, {"runtime.compile": False}
-CHANGING = {"model.scheme": "changing"}  # a scheme that does not declare itself static
+CHANGING = {"model.scheme": "changing"}
+
+
+@pytest.fixture
+def changing() -> None:
+    """Register a scheme that does not declare itself static."""
+
+    class Changing(Scheme, name="changing", label="Changing", paper="none"):
+        """x <- x + G(x)."""
+
+        norms_per_sublayer = 0
+
+        def residual(self, x: Any, G: Any) -> Any:
+            return x + G(x)
 
 
 @pytest.mark.parametrize(
@@ -225,12 +234,10 @@ CHANGING = {"model.scheme": "changing"}  # a scheme that does not declare itself
         (EAGER | DROPOUT | RECOMPUTE, GPU, FastPaths(False, False, False)),
     ],
 )
+@pytest.mark.usefixtures("changing")
 def test_auto_is_a_fixed_rule(
     changes: dict[str, Any], there: dict[str, Any], expected: FastPaths
 ) -> None:
-    class Changing(Scheme, name="changing", label="Changing", paper="none"):
-        """x <- x + G(x)."""
-
     given = with_overrides(Config(), {"train.steps": 50} | changes)
     assert choose_fast_paths(given, **there) == expected
 
@@ -249,9 +256,11 @@ def test_auto_is_a_fixed_rule(
             {"runtime.replay": True, "model.dropout": 0.1, "runtime.recompute_every": 2},
             "runtime.replay.*needs runtime.recompute_every=0 with dropout",
         ),
-        ({"runtime.compile": True, "model.scheme": "dlcl"}, "needs a scheme whose layers are"),
+        ({"runtime.compile": True} | UNLIKE, "needs a scheme whose layers are"),
+        ({"runtime.replay": True} | CHANGING, "needs a scheme that declares static=True"),
     ],
 )
+@pytest.mark.usefixtures("changing")
 def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=needs):
         deepstack.train(with_overrides(config(), given), out=tmp_path)

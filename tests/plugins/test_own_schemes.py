@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.small_runs import small
 
+import deepstack
 from deepstack.config import with_overrides
 from deepstack.errors import ConfigError, PluginError
 from deepstack.model import build_model
@@ -183,6 +185,29 @@ def test_class_methods_of_earlier_plugins_receive_what_they_name() -> None:
         (scheme,) = stack_schemes(config).values()
         assert scheme.gain("q", 1) == gain
         assert scheme.optim("q").lr == lr * scheme.depth
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_buffer_that_a_step_writes_into_is_refused(
+    dropout: float, replay: bool, tmp_path: Path
+) -> None:
+    """A running mean, for example: it would begin anew in a resumed run."""
+
+    class Own(Scheme, name="own", label="Own", paper="none", static=True):
+        """x <- LN(s x + G(x)), s 1.01 times as large in every pass."""
+
+        s: torch.Tensor
+
+        def setup(self, parts: Parts) -> None:
+            self.register_buffer("s", torch.ones(()), persistent=False)
+
+        def residual(self, x: Any, G: Any, norm: Any) -> Any:
+            return norm(self.s.mul_(1.01).clone() * x + G(x))
+
+    config = small(model__scheme="own", model__dropout=dropout, runtime__replay=replay)
+    with pytest.raises(PluginError, match="a step writes into the buffer s of Own, which no"):
+        deepstack.train(config, out=tmp_path)
 
 
 def test_dropout_of_a_scheme_s_own_that_would_never_be_on_is_refused() -> None:

@@ -236,6 +236,15 @@ def test_many_layers_are_finite_forward_and_backward(name: str, depth: int) -> N
         assert torch.isfinite(bank.gradients()).all(), bank.key
 
 
+def test_every_scheme_of_deepstack_is_static_and_a_subclass_declares_for_itself() -> None:
+    assert all(scheme.static for _, scheme in SCHEMES.items())
+
+    class Mine(SCHEMES["deepnorm"], name="mine", label="Mine", paper="none"):  # type: ignore[misc]
+        """x <- LN(alpha x + G(x))."""
+
+    assert not Mine.static
+
+
 def test_the_equation_shown_to_users_is_the_docstrings_first() -> None:
     assert SCHEMES["deepnorm"].equation == "x <- LN(alpha x + G(x)), alpha = (2N)^(1/4)"
     assert SCHEMES["pre_ln"].equation == "x <- x + G(LN(x))"
