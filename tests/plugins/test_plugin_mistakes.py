@@ -63,6 +63,11 @@ SCHEMES: dict[str, tuple[str, str]] = {
         POST_LN + "final_norms = True",
         "has no final_norms; did you mean final_norm",
     ),
+    "no family": (
+        "families = ()",
+        r"own: families is \(\); allowed: some of encoder, decoder, enc",
+    ),
+    "no known family": ("families = 'encodr',", r"families is \('encodr',\); allowed: some of enc"),
     "gain with self": (
         POST_LN + "def gain(self, role, layer, depth):\n    return 1.0",
         r"line 10: gain takes self; .* @classmethod def gain\(cls, role, layer, dep",
