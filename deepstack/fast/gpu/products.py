@@ -114,7 +114,7 @@ class DeviceProduct(Product):
         dx = self.apply_scale(torch.mm(dy.value, weight))
         if self.after_relu:
             if wants_sums and (sums := kernels("sum_kernels")):
-                return Gradient(dx, sums.gate(dx, x))
+                return Gradient(dx, sums.summed(dx, x))
             relu_gradient(dx, x)
         return Gradient(dx if add_to is None else add_to.add_(dx))
 
