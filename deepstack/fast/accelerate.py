@@ -171,10 +171,13 @@ def step_recorder(
     """
     if paths.replayed:
         threads = 1 if config.model.dropout else threads  # random numbers have an order
-        return partial(ReplayedStep, said=notify, threads=threads)
+        return partial(ReplayedStep, notify=notify, threads=threads)
     if paths.captured:
-        concurrent = not model.schemes[0].changes_by_step
-        insist = config.runtime.cuda_graph is True
-        parts = partial(in_parts, model)
-        return partial(CapturedStep, said=notify, insist=insist, joint=concurrent, parts=parts)
+        return partial(
+            CapturedStep,
+            notify=notify,
+            required=config.runtime.cuda_graph is True,
+            concurrent=not model.schemes[0].changes_by_step,
+            parts=partial(in_parts, model),
+        )
     return with_probe

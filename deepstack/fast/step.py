@@ -197,9 +197,9 @@ def make_step(
     project = built.projection()
     make_update = bare_step(optimizer)
     untyped: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
-    alive = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
-    last_update = torch.zeros_like(alive)  # ‖ΔF‖ of the previous step
-    batch = ShardedBatch(loss, built.banks, train.shards, alive.device)
+    undiverged = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
+    last_update = torch.zeros_like(undiverged)  # ‖ΔF‖ of the previous step
+    batch = ShardedBatch(loss, built.banks, train.shards, undiverged.device)
 
     def total() -> LossAndNorm:
         value = batch.total()
@@ -208,9 +208,9 @@ def make_step(
     def apply(value: Tensor, norm: Tensor) -> Measured:
         # Each is False for NaN.
         good = (norm < math.inf) & (value <= train.max_loss) & (last_update < math.inf)
-        alive.mul_(good)
+        undiverged.mul_(good)
         # torch's fused optimizers divide gradients by grad_scale and skip the step on found_inf.
-        untyped.found_inf = 1.0 - alive
+        untyped.found_inf = 1.0 - undiverged
         if train.clip is not None:
             untyped.grad_scale = (norm / train.clip).clamp(min=1.0)
         make_update()
