@@ -31,6 +31,7 @@ INIT = (
     POST_LN
     + "def __init__(self, layer, depth, parts):\n    super().__init__(layer, depth, parts)\n    "
 )
+ONES = "self.scale = parameter({}, role='scheme', start='one')"
 
 # body of the class -> what is said; lines count from the top of the file
 SCHEMES: dict[str, tuple[str, str]] = {
@@ -80,6 +81,46 @@ SCHEMES: dict[str, tuple[str, str]] = {
     "gain nan": (GAIN + "return float('nan')", r"own.py:10: gain\('embedding', 0, 2\) gave nan"),
     "1/l": (GAIN + "return 1 / layer", "own.py:12, in .*: ZeroDivisionError: division by zero"),
     "optim a number": (OPTIM + "return 0.5", r"gave 0.5; allowed deepstack.schemes.Optim\(lr="),
+    "a value that no sublayer has": (
+        "def residual(self, x, G, norm, *, s):\n    return norm(x + s * G(x))",
+        "own.py:8: residual has the argument s, which no sublayer has",
+    ),
+    "an option without a default": (
+        POST_LN + "def __init__(self, layer, depth, parts, *, a: float):\n    pass",
+        "own: option 'a' needs a type annotation and a default",
+    ),
+    "a slot's slip": (
+        INIT + "self.slots['after_activations'] = torch.nn.Identity()",
+        "own: unknown slot 'after_activations'; did you mean",
+    ),
+    "a slot of cross-attention in an encoder": (
+        INIT + "self.slots['before_cross_out'] = torch.nn.Identity()",
+        "own: unknown slot 'before_cross_out'",
+    ),
+    "dropout that is never on": (
+        INIT + "self.slots['after_activation'] = torch.nn.Dropout(0.5)",
+        "model.dropout: found 0, .* slots.after_act",
+    ),
+    "sizes by layer": (
+        INIT + ONES.format("layer"),
+        r"layer 2 has the parameter scale \(2,\), layer 1 .* \(1,\)",
+    ),
+    "a parameter of one layer": (
+        INIT + f"if layer == 2:\n        {ONES.format(1)}",
+        r"layer 2 has the parameter scale \(1,\), layer 1 no parameter scale",
+    ),
+    "a module of torch's": (
+        INIT + "self.map = torch.nn.Linear(8, 3)",
+        r"its parameter map.weight is torch's.*schemes.parameter\(3, 8, role=",
+    ),
+    "a parameter of two layers": (
+        "shared = parameter(1, role='scheme', start='one')\n" + INIT + "self.scale = self.shared",
+        "scale of layer 2 is the same parameter as scale of layer 1",
+    ),
+    "a parameter with two names": (
+        INIT + ONES.format(1) + "\n    self.b = self.scale",
+        "b of layer 1 is the same parameter as scale of layer 1",
+    ),
     "a tensor": (
         INIT + "self.g = torch.ones(3)",
         r"g is a tensor of its own, .*parameter\(3, role",
