@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -125,9 +124,7 @@ def enable_fast_paths(
         stack.runner = runner
 
 
-def compiled(
-    notify: Callable[[str], None], backend: str | Callable[..., Any] = "inductor"
-) -> LayerRunner:
+def compiled(notify: Callable[[str], None]) -> LayerRunner:
     """Return a function that runs every layer by torch.compile of the forward they share.
 
     Equal layers share one graph per mode (with and without gradients).  Its inputs are parameters,
@@ -144,7 +141,7 @@ def compiled(
         notify("compiling a layer; this takes up to a minute, once for all layers")
         # A new code object: another stack of this process would use up the limit of this one.
         forward = FunctionType(kind.forward.__code__.replace(), kind.forward.__globals__)
-        return torch.compile(forward, dynamic=False, fullgraph=True, backend=backend)
+        return torch.compile(forward, dynamic=False, fullgraph=True)
 
     def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         for layer in layers:
