@@ -8,11 +8,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import FunctionType
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
@@ -134,10 +135,9 @@ def compiled(notify: Callable[[str], None]) -> LayerRunner:
     # While compiling, torch reads the gradients of inputs and warns about its own access.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
-    # By kind of layer and whether it reads a memory: torch limits the graphs of a code object.
-    forwards: dict[tuple[type[nn.Module], bool], Callable[..., Stream]] = {}
 
-    def prepare(kind: type[nn.Module]) -> Callable[..., Stream]:
+    @cache  # also by whether it reads a memory: torch limits the graphs of a code object
+    def prepare(kind: Any, reads_memory: bool) -> Callable[..., Stream]:
         notify("compiling a layer; this takes up to a minute, once for all layers")
         # A new code object: another stack of this process would use up the limit of this one.
         forward = FunctionType(kind.forward.__code__.replace(), kind.forward.__globals__)
@@ -145,10 +145,8 @@ def compiled(notify: Callable[[str], None]) -> LayerRunner:
 
     def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         for layer in layers:
-            kind = type(layer), memory is None
-            if kind not in forwards:
-                forwards[kind] = prepare(type(layer))
-            x = forwards[kind](layer, x, memory)
+            kind: Any = type(layer)
+            x = prepare(kind, memory is not None)(layer, x, memory)
         return x
 
     return run

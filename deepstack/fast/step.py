@@ -89,10 +89,7 @@ class ShardedBatch:
         sums = [*(shard.copies for shard in earlier), last.gradients]
         for first, following in pairwise(sums):
             torch._foreach_add_(following, first)
-        loss = self.losses[0].clone()
-        for more in self.losses[1:]:
-            loss = loss + more
-        return loss
+        return sum(self.losses[1:], start=self.losses[0].clone())
 
 
 class Measured(NamedTuple):

@@ -208,17 +208,6 @@ def test_initial_standard_deviations(
     assert matrices >= (both if family == "encoder_decoder" else {(family, "v")})
 
 
-def test_a_class_method_receives_the_configuration_if_it_names_it() -> None:
-    class Wide(SCHEMES["post_ln"], name="wide", label="Wide", paper="none"):  # type: ignore[misc]
-        """x <- LN(x + G(x)), matrices start at 1/d_model."""
-
-        @classmethod
-        def gain(cls, role: str, layer: int, depth: int, *, config: Any) -> float:
-            return 1 / config.model.d_model
-
-    assert built("wide", 2).schemes["encoder"].gain("v", 1) == 1 / D
-
-
 DEEP = [
     *some([(name, 100) for name in SCHEMES.names()], 3, 1),
     ("deepnorm", 1000),
