@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from textwrap import dedent, indent
-from typing import Any
 
 import pytest
 from helpers import QUICK
@@ -141,14 +140,6 @@ def said(file: Path, text: str, *words: object) -> str:
     return str(result.stderr)
 
 
-@pytest.mark.parametrize("what", SCHEMES)
-def test_a_scheme_that_is_none(what: str, tmp_path: Path) -> None:
-    body, wanted = SCHEMES[what]
-    text = f"{FIRST}\n{indent(body, '    ')}\n"
-    found = said(tmp_path / "own.py", text, "model.scheme=own")
-    assert re.search(wanted, found.strip()), found
-
-
 FILES: dict[str, tuple[str, str]] = {
     "name missing": (
         "from deepstack.schemes import Scheme\nclass Own(Scheme):\n    '''x'''",
@@ -177,15 +168,6 @@ FILES: dict[str, tuple[str, str]] = {
         r"own.py:2: @task stands without a name; write @task\('own'\)",
     ),
 }
-
-
-@pytest.mark.parametrize("what", FILES)
-def test_a_file_that_cannot_be_loaded(what: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(Path(QUICK).parent)
-    text, wanted = FILES[what]
-    found = said(tmp_path / "own.py", text)
-    assert re.search(wanted, found), found
-    assert not (tmp_path / "r").exists() and not Path("results").exists()
 
 
 TASK = '''
@@ -227,12 +209,26 @@ TASKS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", TASKS)
-def test_a_task_that_is_none(what: str, tmp_path: Path) -> None:
-    text, wanted = TASKS[what]
-    found = said(tmp_path / "own.py", text, "task.name=own")
-    assert re.search(wanted, found), found
-    assert not (tmp_path / "r").exists()
+def own_scheme(body: str) -> str:
+    return f"{FIRST}\n{indent(body, '    ')}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "wanted"),
+    [
+        *((own_scheme(body), "model.scheme=own", wanted) for body, wanted in SCHEMES.values()),
+        *((text, "seed=0", wanted) for text, wanted in FILES.values()),
+        *((text, "task.name=own", wanted) for text, wanted in TASKS.values()),
+    ],
+    ids=[*SCHEMES, *FILES, *TASKS],
+)
+def test_a_file_with_a_mistake(
+    text: str, word: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(QUICK).parent)
+    found = said(tmp_path / "own.py", text, word)
+    assert re.search(wanted, found.strip()), found
+    assert not list(tmp_path.rglob("status.json")) and not Path("results").exists()
 
 
 def test_a_diagnostic_that_changes_what_others_read_or_fails(tmp_path: Path) -> None:
