@@ -142,12 +142,12 @@ WIRINGS = {
 
 
 QUICK = [("deepnorm", "decoder"), ("keel", "encoder")]
-GRAPHS = [name for name in SCHEMES.names() if SCHEMES[name].uniform]  # others' inputs grow
-
-
-DECODERS = product(("decoder", "encoder_decoder"), ("deepnorm", "pre_ln", "fixup", "residual"))
-WIRED = [(name, "encoder") for name in GRAPHS] + [
-    (name, family) for family, name in DECODERS if family in SCHEMES[name].families
+WIRED = [
+    (name, family)
+    for name, scheme in SCHEMES.items()
+    for family in scheme.families
+    if scheme.uniform  # others' inputs grow
+    and (family == "encoder" or name in ("deepnorm", "pre_ln", "fixup", "residual"))
 ]
 
 
