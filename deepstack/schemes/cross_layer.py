@@ -133,14 +133,14 @@ class AttentionResiduals(
     def setup(self, parts: Parts) -> None:
         count = len(parts.sublayers)
         passed = range((self.layer_index - 1) * count, self.layer_index * count + 1)
-        whole = [self.whole_blocks(sublayers, self.depth * count) for sublayers in passed]
-        self.completes = [after > before for before, after in pairwise(whole)]
+        complete = [self.complete_blocks(sublayers, self.depth * count) for sublayers in passed]
+        self.completes = [after > before for before, after in pairwise(complete)]
         # the query of the next reader: the sublayer after, or at the end the final norm
         d = parts.d_model
         self.add_per_sublayer("query", lambda: parameter(d, role="scheme", start="zero"))
 
     @classmethod
-    def whole_blocks(cls, passed: int, total: int) -> int:
+    def complete_blocks(cls, passed: int, total: int) -> int:
         """Return how many blocks are complete after some of all sublayers of a stack."""
         return passed * min(cls.blocks or total, total) // total
 
@@ -155,7 +155,7 @@ class AttentionResiduals(
     def extra_flops(cls, sizes: StackSizes) -> int:
         """Return the FLOPs of wᵀ RMS(v) and of the weighted sum, at every sublayer."""
         total = sizes.sublayers
-        steps = pairwise(cls.whole_blocks(passed, total) for passed in range(total + 1))
+        steps = pairwise(cls.complete_blocks(passed, total) for passed in range(total + 1))
         # x_0, complete blocks, and the current sum unless a block is complete
         sources = sum(1 + after + (after == before) for before, after in steps)
         return 4 * sources * sizes.numbers

@@ -153,7 +153,7 @@ def refuse_without_rule(config: Config) -> None:
     distribution, decay = config.model.init.distribution, config.train.weight_decay
     adds_decay = config.train.optimizer == "adam" and decay > 0
     with_adam = f"{decay:g} with adam, which adds it to the gradient; allowed: 0, or "
-    for key, has_no_rule, found in (
+    for key, has_no_rule, problem in (
         ("model.head", config.model.head == "bert", "bert; allowed: tied, separate"),
         (
             "model.init.distribution",
@@ -164,7 +164,7 @@ def refuse_without_rule(config: Config) -> None:
     ):
         if has_no_rule:
             raise ConfigError(
-                f"{key}: found {found} (µP has no rule for it; model.scheme_options.base_width "
+                f"{key}: found {problem} (µP has no rule for it; model.scheme_options.base_width "
                 "is set)",
                 key=key,
             )

@@ -59,13 +59,13 @@ def connected(c: Any, H: Tensor, *starts: Tensor) -> list[Tensor]:
     """Start + trained difference + s tanh(norm(H) W) of each matrix; the last one has its own s."""
     widths = [start.shape[1] for start in starts]
     static = c.static.view(len(H), -1).split(widths, dim=1)
-    found = [x + y for x, y in zip(starts, static, strict=True)]
+    matrices = [x + y for x, y in zip(starts, static, strict=True)]
     if c.dynamic:
         scales, normed = [c.scale_a] * (len(starts) - 1) + [c.scale_b], norm(c.norm)(H)
         terms = zip(scales, c.map.T.split(widths, dim=1), strict=True)
         moves = [s * torch.tanh(normed @ W) for s, W in terms]
-        found = [x + move for x, move in zip(found, moves, strict=True)]
-    return found
+        matrices = [x + move for x, move in zip(matrices, moves, strict=True)]
+    return matrices
 
 
 def hyper_connections(p: Any, stream: Any) -> tuple[Tensor, Tensor]:

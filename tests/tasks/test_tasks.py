@@ -134,7 +134,7 @@ def test_a_function_that_is_no_task_is_refused() -> None:
 
     def vague(*, seq_len: int, seed: int, family: str) -> Task: ...
 
-    for function, said in (
+    for function, message in (
         (positional, "parameter 'seq_len' must be keyword-only"),
         (bare, "'size' must be keyword-only; an option also needs a type annotation"),
         (required, "'size' must be keyword-only; an option also needs"),
@@ -143,7 +143,7 @@ def test_a_function_that_is_no_task_is_refused() -> None:
         (vague, "parameter 'family' must be a Literal"),
     ):
         function.__doc__ = None if function is silent else "Docstring."
-        with pytest.raises(PluginError, match=f"task 'mine': .*{said}"):
+        with pytest.raises(PluginError, match=f"task 'mine': .*{message}"):
             task("mine")(function)
         assert "mine" not in TASKS
 
