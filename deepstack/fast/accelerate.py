@@ -117,10 +117,9 @@ def enable_fast_paths(
         torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
     plain = run_fused if paths.fused else run_layers
     runner = compiled(notify) if paths.compiled else plain
-    model.infers = runner is run_fused
+    model.infers = runner is run_fused and not recompute_every
     if recompute_every:
         runner = recomputing(runner, recompute_every, model.training)
-        model.infers = False
     for stack in model.stacks.values():
         stack.runner = runner
 

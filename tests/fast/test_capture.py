@@ -48,13 +48,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     @contextmanager
     def graph(one: Graph, **how: Any) -> Iterator[None]:
         begun.append(one)
-        ended = False
         try:
             yield
-            ended = True
-        finally:
-            if not ended:
-                raise RuntimeError("a capture that was ended by an error")
+        except RuntimeError:
+            raise RuntimeError("a capture that was ended by an error") from None
 
     stand_ins = {
         "CUDAGraph": Graph, "Stream": Stream, "graph": graph, "stream": nullcontext,
