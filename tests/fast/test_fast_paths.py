@@ -70,6 +70,14 @@ def test_layers_in_parts_or_recomputed_are_the_same_layers(name: str, fused: boo
         found.append(results())
     for one in found[1:]:
         assert all(map(torch.equal, found[0], one))
+    enable_fast_paths(model, paths, 0, print)
+    modes: list[bool] = []
+    with (
+        torch.no_grad(),
+        in_parts(model, 1, lambda: modes.append(torch.is_inference_mode_enabled())),
+    ):
+        model.hidden(tokens)
+    assert modes == [fused] * 5
 
 
 FUSED = [(name, activation) for activation in ("relu", "gelu") for name in SCHEMES.names()]
@@ -293,16 +301,3 @@ def test_which_layers_are_fused_on_a_gpu_except_for_a_few_sums(
     changes: dict[str, Any], fusible: bool
 ) -> None:
     assert is_fully_fused(two_layers(with_overrides(Config(), changes))) is fusible
-
-
-def test_the_probe_s_pass_is_the_same_in_parts() -> None:
-    built = build_model(config(), vocab_size=11)
-    enable_fast_paths(built.model, FastPaths(True, False, False), 0, print)
-    seen: list[bool] = []
-
-    def between() -> None:
-        seen.append(torch.is_inference_mode_enabled())
-
-    with torch.no_grad(), in_parts(built.model, 1, between):
-        built.model.hidden(torch.zeros(1, 4, dtype=torch.int64))
-    assert seen and all(seen)
