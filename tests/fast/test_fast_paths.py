@@ -91,7 +91,7 @@ def test_fused_sublayers_train_as_plain_ones(name: str, activation: str, tmp_pat
     assert_same_losses(*runs, tolerance=1e-4)
 
 
-WAYS: list[dict[str, Any]] = [
+SETTINGS: list[dict[str, Any]] = [
     {"runtime.banks": False},
     {"runtime.fused": False},
     {"runtime.recompute_every": 2},
@@ -99,12 +99,14 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("way", "family"), some(product(WAYS, ("decoder", "encoder_decoder")), 3))
-def test_every_way_through_a_decoder_trains_alike(
-    family: str, way: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize(
+    ("setting", "family"), some(product(SETTINGS, ("decoder", "encoder_decoder")), 3)
+)
+def test_every_fast_path_of_a_decoder_trains_alike(
+    family: str, setting: dict[str, Any], tmp_path: Path
 ) -> None:
-    runs = runs_with(config(model__family=family, train__steps=6), tmp_path, {}, way)
-    assert_same_losses(*runs, tolerance=1e-12 if "runtime.banks" in way else 1e-4)
+    runs = runs_with(config(model__family=family, train__steps=6), tmp_path, {}, setting)
+    assert_same_losses(*runs, tolerance=1e-12 if "runtime.banks" in setting else 1e-4)
 
 
 @pytest.mark.parametrize("every", some([2, 1, 5, 9], 4))
@@ -143,14 +145,14 @@ def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None
 
 # kinds of layer in one stack, where there is not one alone: the first of real_former is handed no
 # logits, that of res_former no values, others one tensor in the place of several
-WIRINGS = {
+LAYER_KINDS = {
     "keel": 2, "mix_ln": 2, "real_former": 2, "hyper_connections": 2, "mhc": 2, "res_former": 2,
     "x0_lambdas": 2, "siamese_norm": 2,
 }  # fmt: skip
 
 
-QUICK = [("deepnorm", "decoder"), ("keel", "encoder")]
-WIRED = [
+NOT_SLOW = [("deepnorm", "decoder"), ("keel", "encoder")]
+COMPILED = [
     (name, family)
     for name, scheme in SCHEMES.items()
     for family in scheme.families
@@ -161,7 +163,7 @@ WIRED = [
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [w if w in QUICK else pytest.param(*w, marks=pytest.mark.slow) for w in WIRED],
+    [w if w in NOT_SLOW else pytest.param(*w, marks=pytest.mark.slow) for w in COMPILED],
 )
 def test_one_graph_for_all_layers_of_a_kind_in_each_mode(
     name: str, family: str, monkeypatch: pytest.MonkeyPatch
@@ -184,7 +186,7 @@ def test_one_graph_for_all_layers_of_a_kind_in_each_mode(
         with torch.no_grad():
             torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
         model(tokens).mean().backward()
-    kinds = WIRINGS.get(name, 1) if family == "encoder" else len(model.stacks)
+    kinds = LAYER_KINDS.get(name, 1) if family == "encoder" else len(model.stacks)
     assert len(graphs) == 2 * kinds, "with gradients and without"
 
 
@@ -219,7 +221,7 @@ def changing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "there", "expected"),
+    ("changes", "machine", "expected"),
     [
         ({}, CPU, FastPaths(True, False, False, True)),
         ({"train.steps": 49}, CPU, FastPaths(True, False, False, False)),
@@ -247,10 +249,10 @@ def changing() -> None:
 )
 @pytest.mark.usefixtures("changing")
 def test_auto_is_a_fixed_rule(
-    changes: dict[str, Any], there: dict[str, Any], expected: FastPaths
+    changes: dict[str, Any], machine: dict[str, Any], expected: FastPaths
 ) -> None:
     given = with_overrides(Config(), {"train.steps": 50} | changes)
-    assert choose_fast_paths(given, **there) == expected
+    assert choose_fast_paths(given, **machine) == expected
 
 
 @pytest.mark.parametrize(
