@@ -8,12 +8,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
@@ -117,17 +117,14 @@ def enable_fast_paths(
         torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
     plain = run_fused if paths.fused else run_layers
     runner = compiled(notify) if paths.compiled else plain
-    model.infers = runner is run_fused
+    model.infers = runner is run_fused and not recompute_every
     if recompute_every:
         runner = recomputing(runner, recompute_every, model.training)
-        model.infers = False
     for stack in model.stacks.values():
         stack.runner = runner
 
 
-def compiled(
-    notify: Callable[[str], None], backend: str | Callable[..., Any] = "inductor"
-) -> LayerRunner:
+def compiled(notify: Callable[[str], None]) -> LayerRunner:
     """Return a function that runs every layer by torch.compile of the forward they share.
 
     Equal layers share one graph per mode (with and without gradients).  Its inputs are parameters,
@@ -137,21 +134,18 @@ def compiled(
     # While compiling, torch reads the gradients of inputs and warns about its own access.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
-    # By kind of layer and whether it reads a memory: torch limits the graphs of a code object.
-    forwards: dict[tuple[type[nn.Module], bool], Callable[..., Stream]] = {}
 
-    def prepare(kind: type[nn.Module]) -> Callable[..., Stream]:
+    @cache  # also by whether it reads a memory: torch limits the graphs of a code object
+    def prepare(kind: Any, reads_memory: bool) -> Callable[..., Stream]:
         notify("compiling a layer; this takes up to a minute, once for all layers")
         # A new code object: another stack of this process would use up the limit of this one.
         forward = FunctionType(kind.forward.__code__.replace(), kind.forward.__globals__)
-        return torch.compile(forward, dynamic=False, fullgraph=True, backend=backend)
+        return torch.compile(forward, dynamic=False, fullgraph=True)
 
     def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         for layer in layers:
-            kind = type(layer), memory is None
-            if kind not in forwards:
-                forwards[kind] = prepare(type(layer))
-            x = forwards[kind](layer, x, memory)
+            kind: Any = type(layer)
+            x = prepare(kind, memory is not None)(layer, x, memory)
         return x
 
     return run
@@ -171,10 +165,13 @@ def step_recorder(
     """
     if paths.replayed:
         threads = 1 if config.model.dropout else threads  # random numbers have an order
-        return partial(ReplayedStep, said=notify, threads=threads)
+        return partial(ReplayedStep, notify=notify, threads=threads)
     if paths.captured:
-        concurrent = not model.schemes[0].changes_by_step
-        insist = config.runtime.cuda_graph is True
-        parts = partial(in_parts, model)
-        return partial(CapturedStep, said=notify, insist=insist, joint=concurrent, parts=parts)
+        return partial(
+            CapturedStep,
+            notify=notify,
+            required=config.runtime.cuda_graph is True,
+            concurrent=not model.schemes[0].changes_by_step,
+            parts=partial(in_parts, model),
+        )
     return with_probe

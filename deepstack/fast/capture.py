@@ -51,7 +51,7 @@ class Graphs(list[torch.cuda.CUDAGraph]):
 class _Recorded(NamedTuple):
     gradients: Graphs
     apply: Graphs
-    probe: Graphs | None
+    probe: Graphs  # none without a probe
     measured: Measured
 
 
@@ -61,11 +61,11 @@ class CapturedStep:
     Inputs and targets are copied into tensors of the graphs.  The returned tensors belong to the
     graphs too; the next call overwrites them.  Learning rates must be tensors, changed in place;
     nothing in the update may wait for the device.
-    said: receives the time of the capture, or why it failed.  Kernels are then launched one by
-    one, with the same bits.  insist: raise ResourceError instead.
+    notify: receives the time of the capture, or why it failed.  Kernels are then launched one by
+    one, with the same bits.  required: raise ResourceError instead.
 
-    joint: whether the probe may run concurrently with the next call (`Measured.settle`).  It must
-    be False if anything that the model reads changes between two calls.
+    concurrent: whether the probe may run beside the next call (`Measured.settle`).  It must be
+    False if anything that the model reads changes between two calls.
     parts: splits the layers over several graphs if memory is too small for one.
     """
 
@@ -73,18 +73,18 @@ class CapturedStep:
         self,
         update: Update,
         probe: Probe | None,
-        said: Callable[[str], None],
-        insist: bool = False,
+        notify: Callable[[str], None],
+        required: bool = False,
         *,
-        joint: bool = True,
+        concurrent: bool = True,
         parts: Parts | None = None,
     ) -> None:
-        self.update, self.probe, self.said, self.parts = update, probe, said, parts
-        self.insist, self.joint = insist, joint and probe is not None
+        self.update, self.probe, self.notify, self.parts = update, probe, notify, parts
+        self.required, self.concurrent = required, concurrent and probe is not None
         self.stream, self.beside = torch.cuda.Stream(), torch.cuda.Stream()
         self.calls, self.refused = 0, False
         self.graphs: _Recorded | None = None
-        self.late = False  # whether the probe of the last call is still to be measured
+        self.is_probe_due = False  # for the last call
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
         self.calls += 1
@@ -105,7 +105,7 @@ class CapturedStep:
 
     def replay(self, graphs: _Recorded) -> Measured:
         """Launch the step, concurrently with the probe of the previous step."""
-        if self.late and graphs.probe is not None:
+        if self.is_probe_due:
             now = torch.cuda.current_stream()
             self.beside.wait_stream(now)
             with torch.cuda.stream(self.beside):
@@ -115,16 +115,16 @@ class CapturedStep:
         else:
             graphs.gradients.replay()
         graphs.apply.replay()
-        self.late = graphs.probe is not None
-        if not self.joint:
+        self.is_probe_due = bool(graphs.probe)
+        if not self.concurrent:
             self.settle()
         return graphs.measured
 
     def settle(self) -> None:
         """Run the probe that was left to the next call."""
-        if self.late and self.graphs is not None and self.graphs.probe is not None:
+        if self.is_probe_due and self.graphs is not None:
             self.graphs.probe.replay()
-        self.late = False
+        self.is_probe_due = False
 
     def record(self) -> None:
         """Capture the step and the probe; this launches nothing."""
@@ -136,11 +136,11 @@ class CapturedStep:
             how += f" of {LAYERS} layers each"
             cause = self.attempt(self.parts)
         if cause is None:
-            self.said(f"captured a step as {how} in {time.perf_counter() - began:.1f} s")
-        elif not self.insist:
+            self.notify(f"captured a step as {how} in {time.perf_counter() - began:.1f} s")
+        elif not self.required:
             self.refused = True
             why = str(cause).splitlines()[0]
-            self.said(f"kernels are launched one by one; a step cannot be captured: {why}")
+            self.notify(f"kernels are launched one by one; a step cannot be captured: {why}")
         elif isinstance(cause, torch.OutOfMemoryError):
             raise cause from None
         else:
@@ -165,11 +165,11 @@ class CapturedStep:
                 lambda: self.update.apply(*measurements), pools[0], self.stream
             )
             graphs += second
-            third = None
+            third = Graphs()
             if self.probe is not None:
                 third, values = capture_graphs(self.probe, pools[1], self.beside, parts)
                 measured = measured._replace(
-                    probe=values, settle=weakly(self.settle) if self.joint else None
+                    probe=values, settle=weakly(self.settle) if self.concurrent else None
                 )
         except RuntimeError as error:
             abandon(pools, random)

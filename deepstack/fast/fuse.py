@@ -122,10 +122,9 @@ def norm_function(norm: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return a norm of the stack as a function that is faster than its module, or the module."""
     if isinstance(norm, LayerNorm) and norm.gain is not None and norm.gain.is_cuda:
         return DeviceNorm(norm.gain, norm.bias, *norm.shape, norm.eps)
-    if isinstance(norm, RMSNorm):
-        if any(p.is_cpu for p in norm.parameters()):
-            node = FusedSublayer([RootMeanSquare(norm)])
-            return lambda z: node(in_fp32(z))
+    if isinstance(norm, RMSNorm) and any(p.is_cpu for p in norm.parameters()):
+        node = FusedSublayer([RootMeanSquare(norm)])
+        return lambda z: node(in_fp32(z))
     if isinstance(norm, DynamicTanh):
         scale, gain, bias = norm.scale, norm.gain, norm.bias
         if gain is not None and bias is not None:

@@ -9,10 +9,9 @@ halves a step at 24 layers of width 256.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,8 +96,7 @@ def uses_onednn() -> bool:
     return torch._C._get_fp32_precision_getter("mkldnn", "matmul") == "bf16"
 
 
-@dataclass(frozen=True)
-class ProductFunctions:
+class ProductFunctions(NamedTuple):
     """torch's functions for products, by one library."""
 
     mm: Callable[..., Tensor]
@@ -108,12 +106,7 @@ class ProductFunctions:
 
 
 MKL = ProductFunctions(torch.mm, torch.addmm, Tensor.addmm_, torch.bmm)
-ONEDNN = ProductFunctions(
-    with_onednn(torch.mm),
-    with_onednn(torch.addmm),
-    with_onednn(Tensor.addmm_),
-    with_onednn(torch.bmm),
-)
+ONEDNN = ProductFunctions(*map(with_onednn, MKL))
 
 
 def linear_mm(a: Tensor, b: Tensor) -> Tensor:

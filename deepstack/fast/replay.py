@@ -45,8 +45,8 @@ class ReplayedStep:
     """A step, update then probe, whose third and later calls replay the second call.
 
     The step must run the same operations at every call.  threads: that replay the shards of a
-    batch; 1 if shards draw random numbers, whose order would otherwise change.  said: receives the
-    reason if the update reads a value; every step then runs eagerly.
+    batch; 1 if shards draw random numbers, whose order would otherwise change.  notify: receives
+    the reason if the update reads a value; every step then runs eagerly.
 
     Inputs and targets are copied into tensors of the recording.  The returned tensors belong to the
     recording too; the next call overwrites them.  Learning rates must be tensors, changed in place.
@@ -57,10 +57,10 @@ class ReplayedStep:
         self,
         update: Update,
         probe: Probe | None,
-        said: Callable[[str], None],
+        notify: Callable[[str], None],
         threads: int = 1,
     ) -> None:
-        self.update, self.said = update, said
+        self.update, self.notify = update, notify
         self.threads = min(threads, len(update.shards))
         self.whole = with_probe(update, probe)
         self.finish = with_probe(lambda *_: update.apply(*update.total()), probe)
@@ -104,7 +104,7 @@ class ReplayedStep:
         assert measured is not None
         if reason := next((r.refused for r in recordings if r.refused), ""):
             self.refused = True
-            self.said(f"a step cannot be replayed: {reason}")
+            self.notify(f"a step cannot be replayed: {reason}")
         else:
             self.prepare(recordings)
         return measured

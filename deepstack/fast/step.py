@@ -89,10 +89,7 @@ class ShardedBatch:
         sums = [*(shard.copies for shard in earlier), last.gradients]
         for first, following in pairwise(sums):
             torch._foreach_add_(following, first)
-        loss = self.losses[0].clone()
-        for more in self.losses[1:]:
-            loss = loss + more
-        return loss
+        return sum(self.losses[1:], start=self.losses[0].clone())
 
 
 class Measured(NamedTuple):
@@ -197,9 +194,9 @@ def make_step(
     project = built.projection()
     make_update = bare_step(optimizer)
     untyped: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
-    alive = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
-    last_update = torch.zeros_like(alive)  # ‖ΔF‖ of the previous step
-    batch = ShardedBatch(loss, built.banks, train.shards, alive.device)
+    undiverged = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
+    last_update = torch.zeros_like(undiverged)  # ‖ΔF‖ of the previous step
+    batch = ShardedBatch(loss, built.banks, train.shards, undiverged.device)
 
     def total() -> LossAndNorm:
         value = batch.total()
@@ -208,9 +205,9 @@ def make_step(
     def apply(value: Tensor, norm: Tensor) -> Measured:
         # Each is False for NaN.
         good = (norm < math.inf) & (value <= train.max_loss) & (last_update < math.inf)
-        alive.mul_(good)
+        undiverged.mul_(good)
         # torch's fused optimizers divide gradients by grad_scale and skip the step on found_inf.
-        untyped.found_inf = 1.0 - alive
+        untyped.found_inf = 1.0 - undiverged
         if train.clip is not None:
             untyped.grad_scale = (norm / train.clip).clamp(min=1.0)
         make_update()

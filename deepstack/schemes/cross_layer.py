@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated
 
 import torch
@@ -131,17 +132,17 @@ class AttentionResiduals(
 
     def setup(self, parts: Parts) -> None:
         count = len(parts.sublayers)
-        total, first = self.depth * count, (self.layer_index - 1) * count
-        blocks = self.blocks or total
-
-        def block(sublayers: int) -> int:
-            """Return how many blocks are complete after so many sublayers of the stack."""
-            return sublayers * blocks // total
-
-        self.completes = [block(first + i + 1) > block(first + i) for i in range(count)]
+        passed = range((self.layer_index - 1) * count, self.layer_index * count + 1)
+        complete = [self.complete_blocks(sublayers, self.depth * count) for sublayers in passed]
+        self.completes = [after > before for before, after in pairwise(complete)]
         # the query of the next reader: the sublayer after, or at the end the final norm
         d = parts.d_model
         self.add_per_sublayer("query", lambda: parameter(d, role="scheme", start="zero"))
+
+    @classmethod
+    def complete_blocks(cls, passed: int, total: int) -> int:
+        """Return how many blocks are complete after some of all sublayers of a stack."""
+        return passed * min(cls.blocks or total, total) // total
 
     @classmethod
     def extra_memory(cls, sizes: StackSizes) -> int:
@@ -153,13 +154,10 @@ class AttentionResiduals(
     @classmethod
     def extra_flops(cls, sizes: StackSizes) -> int:
         """Return the FLOPs of wᵀ RMS(v) and of the weighted sum, at every sublayer."""
-        total, sources, whole_blocks = sizes.sublayers, 0, 0
-        blocks = cls.blocks or total
-        for i in range(1, total + 1):
-            completes = i * blocks // total > (i - 1) * blocks // total
-            whole_blocks += completes
-            # x_0, complete blocks, and the current sum
-            sources += 1 + whole_blocks + (not completes)
+        total = sizes.sublayers
+        steps = pairwise(cls.complete_blocks(passed, total) for passed in range(total + 1))
+        # x_0, complete blocks, and the current sum unless a block is complete
+        sources = sum(1 + after + (after == before) for before, after in steps)
         return 4 * sources * sizes.numbers
 
     def enter(self, x: Tensor) -> Stream:
@@ -310,19 +308,16 @@ class MixedValues(nn.Module):
 
     def __init__(self, mixes: bool, a: float, b: float, learnable: bool) -> None:
         super().__init__()
-        self.mixes, self.a, self.b = mixes, a, b
-        self.learnable = learnable
-        if learnable:
-            self.of_first = parameter(1, role="scheme", start=a)
-            self.of_own = parameter(1, role="scheme", start=b)
+        self.mixes = mixes
+        self.of_first, self.of_own = (
+            parameter(1, role="scheme", start=value) if learnable else value for value in (a, b)
+        )
 
     def forward(self, own: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         first = own if before is None else before
         if before is None or not self.mixes:
             return own, first
-        if self.learnable:
-            return self.of_first * first + self.of_own * own, first
-        return self.a * first + self.b * own, first
+        return self.of_first * first + self.of_own * own, first
 
 
 class ResFormer(

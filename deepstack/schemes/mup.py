@@ -150,17 +150,19 @@ def has_wide_head(config: Config) -> bool:
 
 def refuse_without_rule(config: Config) -> None:
     """Raise ConfigError for settings for which no paper gives a rule for width."""
-    problems = {
-        "model.head": config.model.head == "bert" and "bert; allowed: tied, separate",
-        "model.init.distribution": config.model.init.distribution in ("ntk", "zero_identity")
-        and f"{config.model.init.distribution}; allowed: another",
-        "train.weight_decay": config.train.optimizer == "adam"
-        and config.train.weight_decay
-        and f"{config.train.weight_decay:g} with adam, which adds it to the gradient; allowed: 0, "
-        "or train.optimizer=adamw",
-    }
-    for key, problem in problems.items():
-        if problem:
+    distribution, decay = config.model.init.distribution, config.train.weight_decay
+    adds_decay = config.train.optimizer == "adam" and decay > 0
+    with_adam = f"{decay:g} with adam, which adds it to the gradient; allowed: 0, or "
+    for key, has_no_rule, problem in (
+        ("model.head", config.model.head == "bert", "bert; allowed: tied, separate"),
+        (
+            "model.init.distribution",
+            distribution in ("ntk", "zero_identity"),
+            f"{distribution}; allowed: another",
+        ),
+        ("train.weight_decay", adds_decay, with_adam + "train.optimizer=adamw"),
+    ):
+        if has_no_rule:
             raise ConfigError(
                 f"{key}: found {problem} (µP has no rule for it; model.scheme_options.base_width "
                 "is set)",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -162,12 +161,8 @@ class Parallel(Scheme, name="parallel", label="Parallel", paper="arXiv:2204.0231
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         z = self.before_both(x)
         for G in sublayers:
-            x = self.residual(x, partial(self.branch, G, z))
+            x = self.residual(x, lambda _, G=G: G(z))
         return x
-
-    def branch(self, G: Sublayer, z: Tensor, x: Tensor) -> Tensor:
-        """Return G(z), regardless of the stream x."""
-        return G(z)
 
     def residual(self, x: Tensor, G: Sublayer) -> Tensor:
         return x + G(x)

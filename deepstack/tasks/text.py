@@ -2,11 +2,10 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -136,17 +135,12 @@ def context_free_entropy(p: Floats, h: Floats, mask_split: Sequence[float]) -> f
     return loss - float((h[:, None] * shown * np.log(posterior)).sum())
 
 
-@dataclass(frozen=True, eq=False)
-class Corpus:
-    """A text as UTF-8, and its name in records (never a path)."""
+class Corpus(NamedTuple):
+    """A text as UTF-8, its sha256, and its name in records (never a path)."""
 
     name: str
     content: bytes | bytearray
-
-    @cached_property
-    def sha256(self) -> str:
-        """The sha256 of the content."""
-        return hashlib.sha256(self.content).hexdigest()
+    sha256: str
 
 
 def read_corpus(path: str | None, encoding: str = "utf-8") -> Corpus:
@@ -174,7 +168,7 @@ def _read_files(name: str, files: Sequence[Path], encoding: str, states: object)
             if part := text.encode("utf-8"):
                 content += between + part
                 between = b""
-    return Corpus(name, content)
+    return Corpus(name, content, hashlib.sha256(content).hexdigest())
 
 
 def _python_topics() -> Corpus:
@@ -185,4 +179,4 @@ def _python_topics() -> Corpus:
             "this Python has no pydoc_data.topics, the default text; give a file"
         ) from error
     content = "\n\n".join(topics[key] for key in sorted(topics)).encode("utf-8")
-    return Corpus("cpython-topics", content)
+    return Corpus("cpython-topics", content, hashlib.sha256(content).hexdigest())

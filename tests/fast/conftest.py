@@ -6,6 +6,13 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from helpers.kernels import DEVICES
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Any:
+    """The device on which kernels run."""
+    return request.param
 
 
 @pytest.fixture

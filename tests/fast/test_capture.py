@@ -48,13 +48,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     @contextmanager
     def graph(one: Graph, **how: Any) -> Iterator[None]:
         begun.append(one)
-        ended = False
         try:
             yield
-            ended = True
-        finally:
-            if not ended:
-                raise RuntimeError("a capture that was ended by an error")
+        except RuntimeError:
+            raise RuntimeError("a capture that was ended by an error") from None
 
     stand_ins = {
         "CUDAGraph": Graph, "Stream": Stream, "graph": graph, "stream": nullcontext,
@@ -69,10 +66,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
 
 
 class FailingStep:
-    """A step of which the part `where` fails when it is captured first."""
+    """A step of which the part `where` fails in its first capture, and must leave nothing then."""
 
-    def __init__(self, where: str, graphs: list[Graph], **options: Any) -> None:
-        self.where, self.graphs = where, graphs
+    def __init__(self, where: str, graphs: list[Graph], parts: Any) -> None:
+        self.where, self.graphs, self.begun = where, graphs, 0
         self.failed: list[weakref.ref[Held]] = []
         self.calls: list[str] = []
         self.lines: list[str] = []
@@ -82,57 +79,41 @@ class FailingStep:
             lambda: (zero, zero),
             lambda value, norm: Measured(value, norm, {}),
         )
-        captured = CapturedStep(update, lambda: self.call("probe"), self.lines.append, **options)
+        captured = CapturedStep(update, lambda: self.call("probe"), self.lines.append, parts=parts)
         self.run = partial(captured, zero, zero)
 
     def call(self, part: str) -> dict[str, Tensor]:
         self.calls.append(part)
-        if part == self.where and self.graphs and not self.failed:
-            held = Held()
+        if self.failed:
+            assert self.failed[0]() is None
+            assert not any(graph.held for graph in self.graphs[: self.begun])
+        elif part == self.where and self.graphs:
+            held, self.begun = Held(), len(self.graphs)
             self.failed.append(weakref.ref(held))
             raise torch.OutOfMemoryError("out of memory")
         return {}
 
 
 @pytest.mark.parametrize("where", ["gradients", "probe", "nowhere"])
-def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(
-    where: str, graphs: list[Graph]
+@pytest.mark.parametrize("parts", [None, lambda every, between: nullcontext()])
+def test_a_capture_that_fails_holds_nothing_and_is_made_in_parts_or_not_at_all(
+    where: str, parts: Any, graphs: list[Graph]
 ) -> None:
-    """Nothing that the failed capture held stays in memory."""
-    step = FailingStep(where, graphs)
+    step = FailingStep(where, graphs, parts)
     gc.collect()
     gc.disable()
     try:
-        for _ in range(4):
+        for _ in range(5):
+            step.calls.clear()
             step.run()
-        assert not any(reference() for reference in step.failed)
     finally:
         gc.enable()
-    step.calls.clear()
-    step.run()
-    if where == "nowhere":
-        assert step.lines[0].startswith("captured a step as CUDA graphs in ") and not step.calls
+    assert bool(step.failed) == (where != "nowhere")
+    if step.failed and parts is None:
+        reason = "kernels are launched one by one; a step cannot be captured: out of memory"
+        assert step.lines == [reason] and step.calls == ["gradients", "probe"]
     else:
-        assert step.lines == [
-            "kernels are launched one by one; a step cannot be captured: out of memory"
-        ]
-        assert step.failed and step.calls == ["gradients", "probe"]
-
-
-@pytest.mark.parametrize(("where", "begun"), [("gradients", 1), ("probe", 3)])
-def test_a_capture_that_failed_holds_nothing_while_the_next_is_made(
-    where: str, begun: int, graphs: list[Graph]
-) -> None:
-    class CheckedStep(FailingStep):
-        def call(self, part: str) -> dict[str, Tensor]:
-            if self.failed:
-                assert self.failed[0]() is None
-                assert not any(graph.held for graph in graphs[:begun])
-            return super().call(part)
-
-    step = CheckedStep(where, graphs, parts=lambda every, between: nullcontext())
-    for _ in range(4):
-        step.run()
-    assert step.failed and len(graphs) == begun + 3
-    assert step.lines[0].startswith("captured a step as CUDA graphs of")
-    assert all(graph.held for graph in graphs[-3:])
+        size = " of 250 layers each" if step.failed else ""
+        assert step.lines[0].startswith(f"captured a step as CUDA graphs{size} in ")
+        assert [graph.held for graph in graphs] == [False] * step.begun + [True] * 3
+        assert not step.calls

@@ -49,30 +49,35 @@ def test_layers_in_parts_or_recomputed_are_the_same_layers(name: str, fused: boo
     runner = model.last.runner
     tokens = torch.randint(0, 11, (2, 12), generator=torch.Generator().manual_seed(1))
     marks: list[str] = []
-    way = ""
 
     def results() -> list[torch.Tensor]:
         """Loss and gradients."""
-        nonlocal way
         model.zero_grad(set_to_none=False)
-        way = "there"
         loss = model(tokens).float().square().sum()
-        way = "back"
+        marks.append("turn")
         loss.backward()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         return [loss.detach(), *gradients]
 
     found = []
     for every in (5, 2):
-        with in_parts(model, every, lambda: marks.append(way)):
+        with in_parts(model, every, lambda: marks.append("part")):
             found.append(results())
-    assert marks == ["there", "back"] + ["there"] * 3 + ["back"] * 3
+    assert marks == ["part", "turn", "part", *["part"] * 3, "turn", *["part"] * 3]
     assert model.last.runner is runner
     for every in (1, 3):
         enable_fast_paths(model, paths, every, print)
         found.append(results())
     for one in found[1:]:
         assert all(map(torch.equal, found[0], one))
+    enable_fast_paths(model, paths, 0, print)
+    modes: list[bool] = []
+    with (
+        torch.no_grad(),
+        in_parts(model, 1, lambda: modes.append(torch.is_inference_mode_enabled())),
+    ):
+        model.hidden(tokens)
+    assert modes == [fused] * 5
 
 
 FUSED = [(name, activation) for activation in ("relu", "gelu") for name in SCHEMES.names()]
@@ -86,7 +91,7 @@ def test_fused_sublayers_train_as_plain_ones(name: str, activation: str, tmp_pat
     assert_same_losses(*runs, tolerance=1e-4)
 
 
-WAYS: list[dict[str, Any]] = [
+SETTINGS: list[dict[str, Any]] = [
     {"runtime.banks": False},
     {"runtime.fused": False},
     {"runtime.recompute_every": 2},
@@ -94,19 +99,20 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("way", "family"), some(product(WAYS, ("decoder", "encoder_decoder")), 3))
-def test_every_way_through_a_decoder_trains_alike(
-    family: str, way: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize(
+    ("setting", "family"), some(product(SETTINGS, ("decoder", "encoder_decoder")), 3)
+)
+def test_every_fast_path_of_a_decoder_trains_alike(
+    family: str, setting: dict[str, Any], tmp_path: Path
 ) -> None:
-    runs = runs_with(config(model__family=family, train__steps=6), tmp_path, {}, way)
-    assert_same_losses(*runs, tolerance=1e-12 if "runtime.banks" in way else 1e-4)
+    runs = runs_with(config(model__family=family, train__steps=6), tmp_path, {}, setting)
+    assert_same_losses(*runs, tolerance=1e-12 if "runtime.banks" in setting else 1e-4)
 
 
 @pytest.mark.parametrize("every", some([2, 1, 5, 9], 4))
-@pytest.mark.parametrize("fused", [True, False])
-def test_recomputation_changes_no_number(every: int, fused: bool, tmp_path: Path) -> None:
-    given = config(runtime__fused=fused, model__dropout=0.0 if fused else 0.1)
-    whole, again = runs_with(given, tmp_path, {}, {"runtime.recompute_every": every})
+def test_recomputation_draws_the_same_random_numbers(every: int, tmp_path: Path) -> None:
+    changes = {}, {"runtime.recompute_every": every}
+    whole, again = runs_with(config(model__dropout=0.1), tmp_path, *changes)
     assert (whole.path / "steps.csv").read_bytes() == (again.path / "steps.csv").read_bytes()
 
 
@@ -139,27 +145,29 @@ def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None
 
 # kinds of layer in one stack, where there is not one alone: the first of real_former is handed no
 # logits, that of res_former no values, others one tensor in the place of several
-WIRINGS = {
+LAYER_KINDS = {
     "keel": 2, "mix_ln": 2, "real_former": 2, "hyper_connections": 2, "mhc": 2, "res_former": 2,
     "x0_lambdas": 2, "siamese_norm": 2,
 }  # fmt: skip
 
 
-QUICK = [("deepnorm", "decoder"), ("keel", "encoder")]
-GRAPHS = [name for name in SCHEMES.names() if SCHEMES[name].uniform]  # others' inputs grow
-
-
-DECODERS = product(("decoder", "encoder_decoder"), ("deepnorm", "pre_ln", "fixup", "residual"))
-WIRED = [(name, "encoder") for name in GRAPHS] + [
-    (name, family) for family, name in DECODERS if family in SCHEMES[name].families
+NOT_SLOW = [("deepnorm", "decoder"), ("keel", "encoder")]
+COMPILED = [
+    (name, family)
+    for name, scheme in SCHEMES.items()
+    for family in scheme.families
+    if scheme.uniform  # others' inputs grow
+    and (family == "encoder" or name in ("deepnorm", "pre_ln", "fixup", "residual"))
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [w if w in QUICK else pytest.param(*w, marks=pytest.mark.slow) for w in WIRED],
+    [w if w in NOT_SLOW else pytest.param(*w, marks=pytest.mark.slow) for w in COMPILED],
 )
-def test_one_graph_for_all_layers_of_a_kind_in_each_mode(name: str, family: str) -> None:
+def test_one_graph_for_all_layers_of_a_kind_in_each_mode(
+    name: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graphs = []
 
     def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
@@ -170,14 +178,15 @@ def test_one_graph_for_all_layers_of_a_kind_in_each_mode(name: str, family: str)
     model = build_model(given, vocab_size=11).model
     tokens = torch.arange(2 * (12 + model.source_len)).view(2, -1) % 11
     expected = model(tokens).detach()
-    runner = compiled(print, count)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
+    runner = compiled(print)
     for stack in model.stacks.values():
         stack.runner = runner
     for _ in range(2):
         with torch.no_grad():
             torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
         model(tokens).mean().backward()
-    kinds = WIRINGS.get(name, 1) if family == "encoder" else len(model.stacks)
+    kinds = LAYER_KINDS.get(name, 1) if family == "encoder" else len(model.stacks)
     assert len(graphs) == 2 * kinds, "with gradients and without"
 
 
@@ -195,11 +204,24 @@ CPU = {"gpu": False, "parallel": None, "fusible": False}
 GPU = CPU | {"gpu": True, "fusible": True}
 DROPOUT, RECOMPUTE = {"model.dropout": 0.1}, {"runtime.recompute_every": 2}
 UNLIKE, EAGER = {"model.scheme": "dlcl"}, {"runtime.compile": False}
-CHANGING = {"model.scheme": "changing"}  # a scheme that does not declare itself static
+CHANGING = {"model.scheme": "changing"}
+
+
+@pytest.fixture
+def changing() -> None:
+    """Register a scheme that does not declare itself static."""
+
+    class Changing(Scheme, name="changing", label="Changing", paper="none"):
+        """x <- x + G(x)."""
+
+        norms_per_sublayer = 0
+
+        def residual(self, x: Any, G: Any) -> Any:
+            return x + G(x)
 
 
 @pytest.mark.parametrize(
-    ("changes", "there", "expected"),
+    ("changes", "machine", "expected"),
     [
         ({}, CPU, FastPaths(True, False, False, True)),
         ({"train.steps": 49}, CPU, FastPaths(True, False, False, False)),
@@ -225,14 +247,12 @@ CHANGING = {"model.scheme": "changing"}  # a scheme that does not declare itself
         (EAGER | DROPOUT | RECOMPUTE, GPU, FastPaths(False, False, False)),
     ],
 )
+@pytest.mark.usefixtures("changing")
 def test_auto_is_a_fixed_rule(
-    changes: dict[str, Any], there: dict[str, Any], expected: FastPaths
+    changes: dict[str, Any], machine: dict[str, Any], expected: FastPaths
 ) -> None:
-    class Changing(Scheme, name="changing", label="Changing", paper="none"):
-        """x <- x + G(x)."""
-
     given = with_overrides(Config(), {"train.steps": 50} | changes)
-    assert choose_fast_paths(given, **there) == expected
+    assert choose_fast_paths(given, **machine) == expected
 
 
 @pytest.mark.parametrize(
@@ -249,9 +269,11 @@ def test_auto_is_a_fixed_rule(
             {"runtime.replay": True, "model.dropout": 0.1, "runtime.recompute_every": 2},
             "runtime.replay.*needs runtime.recompute_every=0 with dropout",
         ),
-        ({"runtime.compile": True, "model.scheme": "dlcl"}, "needs a scheme whose layers are"),
+        ({"runtime.compile": True} | UNLIKE, "needs a scheme whose layers are"),
+        ({"runtime.replay": True} | CHANGING, "needs a scheme that declares static=True"),
     ],
 )
+@pytest.mark.usefixtures("changing")
 def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=needs):
         deepstack.train(with_overrides(config(), given), out=tmp_path)
@@ -281,16 +303,3 @@ def test_which_layers_are_fused_on_a_gpu_except_for_a_few_sums(
     changes: dict[str, Any], fusible: bool
 ) -> None:
     assert is_fully_fused(two_layers(with_overrides(Config(), changes))) is fusible
-
-
-def test_the_probe_s_pass_is_the_same_in_parts() -> None:
-    built = build_model(config(), vocab_size=11)
-    enable_fast_paths(built.model, FastPaths(True, False, False), 0, print)
-    seen: list[bool] = []
-
-    def between() -> None:
-        seen.append(torch.is_inference_mode_enabled())
-
-    with torch.no_grad(), in_parts(built.model, 1, between):
-        built.model.hidden(torch.zeros(1, 4, dtype=torch.int64))
-    assert seen and all(seen)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import helpers.kernels
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.kernels import DEVICES, HALF
-from torch import Tensor
+from helpers.kernels import HALF
 
 KERNELS = "norm_kernels"
 
 
-def close(one: Tensor, two: Tensor, error: float = 2e-6) -> bool:
-    """Whether they are as close as sums of fp32 numbers are."""
-    return bool((one.double() - two.double()).norm() <= error * two.double().norm())
+close = partial(helpers.kernels.close, error=2e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("added", [None, "fp32", "half"])
 @pytest.mark.parametrize(("gain", "bias"), [(True, True), (False, True), (True, False)])
 @pytest.mark.parametrize("shape", [(2, 3, 32), (300, 40), (5, 5000)], ids=str)
@@ -41,7 +39,7 @@ def test_the_norm_of_a_sum_and_its_gradients(
 
     found = kernels.normed(x, g, b, 1e-5, plus=y, scale=1.5, copy=HALF[device])
     assert close(found.out, right)
-    assert found.copy.dtype is HALF[device] and close(found.copy, found.out, 4e-3)
+    assert found.copy.dtype is HALF[device] and close(found.copy, found.out, error=4e-3)
     alone = kernels.normed(x, g, b, 1e-5, plus=y, scale=1.5, save=False)
     assert close(alone.out, found.out) and alone.copy is alone.saved is None
     dx, dy, sums = kernels.normed_backward(
@@ -49,17 +47,18 @@ def test_the_norm_of_a_sum_and_its_gradients(
     )
     assert close(dx, terms[0].grad)
     if y is not None:
-        assert dy.dtype is kind and close(dy, terms[1].grad, 2e-6 if added == "fp32" else 1e-2)
+        assert dy.dtype is kind and close(
+            dy, terms[1].grad, error=2e-6 if added == "fp32" else 1e-2
+        )
     right_sums = {name: t.grad for name, t in own.items()}
     if y is not None:
         right_sums["y"] = terms[1].grad.sum(0 if y.ndim == 2 else (0, 1))
     for name, sum_ in zip("gby", sums.sum(0), strict=False):
         if name in right_sums:
-            assert close(sum_, right_sums[name], 1e-5)
+            assert close(sum_, right_sums[name], error=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter's numpy
-@pytest.mark.parametrize("device", DEVICES)
 def test_what_lies_apart_in_memory_and_what_is_no_number(device: str, kernels: Any) -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 96, device=device)[:, ::3]

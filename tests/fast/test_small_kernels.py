@@ -7,19 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.kernels import DEVICES, dtype_of
-from torch import Tensor
+from helpers.kernels import close, dtype_of
 
 KERNELS = "small_kernels"
 
 
-def close(one: Tensor, two: Tensor) -> bool:
-    """Whether they are as close as sums of such numbers can be."""
-    error = 1e-5 if one.dtype is torch.float32 else 1e-2
-    return bool((one.float() - two.float()).norm() <= error * two.float().norm())
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["float32", "half"])
 @pytest.mark.parametrize("shape", [(64, 64, 96), (33, 48, 80), (16, 20, 24), (7, 136, 40)])
 def test_products(shape: tuple[int, int, int], precision: str, device: str, kernels: Any) -> None:
@@ -39,7 +31,6 @@ def test_products(shape: tuple[int, int, int], precision: str, device: str, kern
     assert close(gated, torch.where(gate > 0, right, 0.0))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
     torch.manual_seed(0)
     wide, weight = torch.randn(16, 96, device=device), torch.randn(24, 32, device=device)
@@ -51,7 +42,6 @@ def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
         assert close(kernels.attend(given, 16, 2, False), kernels.attend(wide, 16, 2, False))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_what_is_not_a_number_stays_none(device: str, kernels: Any) -> None:
     x, weight = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device)
     x[3, 5] = float("nan")
@@ -59,7 +49,6 @@ def test_what_is_not_a_number_stays_none(device: str, kernels: Any) -> None:
     assert bool(found[3].isnan().all()) and not bool(found[:3].isnan().any())
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "half"])
 @pytest.mark.parametrize("shape", [(2, 32, 2, 32), (3, 20, 2, 16), (2, 17, 3, 24), (1, 32, 1, 64)])

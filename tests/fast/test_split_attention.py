@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.kernels import DEVICES, error_of, on_devices
+from helpers.kernels import error_of, on_devices
 from torch import Tensor
 
 KERNELS = "split_attention"
@@ -47,7 +47,6 @@ def test_it_is_as_exact_as_fp32(
     assert torch.equal(found, kernels.split_attention(qkv, seq, heads, causal))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("blocks", [(16, 32), (32, 16), (16, 128), (32, 64), (64, 32)])
 def test_any_blocks(blocks: tuple[int, int], causal: bool, device: str, kernels: Any) -> None:
@@ -60,7 +59,6 @@ def test_any_blocks(blocks: tuple[int, int], causal: bool, device: str, kernels:
         assert torch.equal(found, again)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_of_any_size(causal: bool, device: str, kernels: Any) -> None:
     """Weights that are all alike, or but for one 0; and a largest logit that grows by block."""
@@ -77,14 +75,12 @@ def test_weights_of_any_size(causal: bool, device: str, kernels: Any) -> None:
     assert error_of(found, right(qkv, 80, 1, causal)) < 1e-6
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
     qkv = drawn(2, 20, 4, 24, device)[:, ::4]
     found = kernels.split_attention(qkv, 20, 1, False)
     assert error_of(found, right(qkv, 20, 1, False)) < 1e-6
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("bad", ["nan", "inf", "-inf", "last bit", "all bits"])
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, of inf - inf
@@ -107,6 +103,5 @@ def test_what_is_not_finite(bad: str, causal: bool, device: str, kernels: Any) -
         assert bool(found[:seq].isfinite().all()) and bool(found[:, :head].isfinite().all())
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_none(device: str, kernels: Any) -> None:
     assert kernels.split_attention(drawn(0, 8, 2, 16, device), 8, 2, True).shape == (0, 32)

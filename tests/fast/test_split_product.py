@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.kernels import DEVICES, error_of, on_devices
+from helpers.kernels import error_of, on_devices
 from torch import Tensor
 
 KERNELS = "split_product"
@@ -17,8 +17,9 @@ LARGE = [(512, 1536, 512), (512, 512, 512), (512, 2048, 512), (512, 512, 2048)]
 def drawn(rows: int, columns: int, depth: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """x, W and b."""
     torch.manual_seed(0)
-    x, weight = torch.randn(rows, depth), torch.randn(columns, depth)
-    return x.to(device), weight.to(device), torch.randn(columns).to(device)
+    shapes = (rows, depth), (columns, depth), (columns,)
+    x, weight, bias = (torch.randn(shape).to(device) for shape in shapes)
+    return x, weight, bias
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -36,7 +37,6 @@ def test_it_is_as_exact_as_fp32(
     assert torch.equal(found, kernels.split_product(x, weight, bias, relu=relu))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("parts", [1, 3, 16])
 @pytest.mark.parametrize("tile", [(16, 64, 16), (64, 32, 64)])
 def test_any_tiles_and_parts(
@@ -51,7 +51,6 @@ def test_any_tiles_and_parts(
     assert torch.equal(found, again)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1e15])
 def test_any_size(size: float, device: str, kernels: Any) -> None:
     x, weight, _ = drawn(20, 24, 100, device)
@@ -59,14 +58,12 @@ def test_any_size(size: float, device: str, kernels: Any) -> None:
     assert error_of(kernels.split_product(x, weight), x.double() @ weight.double().t()) < 5e-7
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
     wide, weight, _ = drawn(20, 24, 96, device)
     x, weight = wide[:, ::3], weight[:, :32].contiguous()
     assert error_of(kernels.split_product(x, weight), x.double() @ weight.double().t()) < 5e-7
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # NumPy's, of inf - inf
 def test_what_is_not_finite(parts: int, device: str, kernels: Any) -> None:
@@ -86,7 +83,6 @@ def test_what_is_not_finite(parts: int, device: str, kernels: Any) -> None:
         assert bool(found.isfinite().all())
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_large_numbers_do_not_overflow(device: str, kernels: Any) -> None:
     most = 0.99 * torch.finfo(torch.float32).max
     x = torch.full((16, 1), most, device=device)
@@ -96,7 +92,6 @@ def test_large_numbers_do_not_overflow(device: str, kernels: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_none(device: str, kernels: Any) -> None:
     for rows, columns in ((0, 8), (8, 0)):
         x, weight, _ = drawn(rows, columns, 16, device)
@@ -104,8 +99,7 @@ def test_none(device: str, kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", LARGE)
-@pytest.mark.parametrize("device", ["cpu"])
-def test_the_tiles_fill_a_gpu(shape: tuple[int, int, int], device: str, kernels: Any) -> None:
+def test_the_tiles_fill_a_gpu(shape: tuple[int, int, int], kernels: Any) -> None:
     rows, columns, depth = shape
     tiles = kernels.tiles_for(rows, columns, depth)
     programs = -(-rows // tiles.M) * -(-columns // tiles.N) * tiles.parts

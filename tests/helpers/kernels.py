@@ -28,6 +28,12 @@ def dtype_of(precision: str, device: str) -> torch.dtype:
     return HALF[device] if precision == "half" else torch.float32
 
 
+def close(one: Tensor, two: Tensor, error: float | None = None) -> bool:
+    """Return whether they are as close as sums of such numbers are, or up to this error."""
+    error = error or (1e-5 if one.dtype is torch.float32 else 1e-2)
+    return bool((one.double() - two.double()).norm() <= error * two.double().norm())
+
+
 def error_of(found: Tensor, right: Tensor) -> float:
     """Return ‖y − y*‖ / ‖y*‖ in float64; infinite if a number is missing."""
     assert found.dtype is torch.float32 and found.shape == right.shape

@@ -55,20 +55,26 @@ def around_streams(p: Any, stream: Any, weights: Callable[..., Any]) -> tuple[Te
     return H[0], H
 
 
+def connected(c: Any, H: Tensor, *starts: Tensor) -> list[Tensor]:
+    """Start + trained difference + s tanh(norm(H) W) of each matrix; the last one has its own s."""
+    widths = [start.shape[1] for start in starts]
+    static = c.static.view(len(H), -1).split(widths, dim=1)
+    matrices = [x + y for x, y in zip(starts, static, strict=True)]
+    if c.dynamic:
+        scales, normed = [c.scale_a] * (len(starts) - 1) + [c.scale_b], norm(c.norm)(H)
+        terms = zip(scales, c.map.T.split(widths, dim=1), strict=True)
+        moves = [s * torch.tanh(normed @ W) for s, W in terms]
+        matrices = [x + move for x, move in zip(matrices, moves, strict=True)]
+    return matrices
+
+
 def hyper_connections(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
     """Equations 1 to 5 and 10 to 14."""
 
     def weights(c: Any, k: int, H: Tensor) -> Any:
-        n = len(H)
-        static = c.static.view(n, n + 2)
-        A_m, A_r = torch.eye(n)[k] + static[:, 0], torch.eye(n) + static[:, 1:-1]
-        B = torch.ones(n) + static[:, -1]
-        if c.dynamic:
-            normed, (W_m, W_r, W_b) = norm(c.norm)(H), c.map.T.split([1, n, 1], dim=1)
-            A_m = A_m + c.scale_a * torch.tanh(normed @ W_m)[:, 0]
-            A_r = A_r + c.scale_a * torch.tanh(normed @ W_r)
-            B = B + c.scale_b * torch.tanh(normed @ W_b)[:, 0]
-        return A_m, A_r.T, B
+        one = torch.eye(len(H))
+        A_m, A_r, B = connected(c, H, one[:, k, None], one, torch.ones(len(H), 1))
+        return A_m[:, 0], A_r.T, B[:, 0]
 
     return around_streams(p, stream, weights)
 
@@ -126,18 +132,23 @@ def mhc(p: Any, stream: Any, iterations: int = 20) -> Any:
     return around_streams(p, stream, weights)
 
 
-def res_former(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
-    """Equation of section 3 with both coefficients 0.5, and v_1 as it is in the first layer."""
+def res_former(p: Any, stream: Any, a: Any = 0.5, b: Any = 0.5, last: int = 99) -> Any:
+    """Equation of section 3, with v_1 as it is in the first layer; the `last` layers mix."""
     x, first = stream
     firsts = []
 
     def values(qkv: Tensor) -> Any:
         q, k, v = qkv
         firsts.append(v if first is None else first)
-        return q, k, v if first is None else 0.5 * first + 0.5 * v
+        return q, k, v if first is None or p.l <= p.N - last else a * first + b * v
 
     x = x + p.A(p.a[0](x), qkv=values)
     return x + p.F(p.f[0](x)), firsts[0]
+
+
+def learnable_res_former(p: Any, stream: Any) -> Any:
+    slot = p.slot("mixed_values")
+    return res_former(p, stream, slot.of_first, slot.of_own)
 
 
 def pre_ln(p: Any, x: Tensor) -> Tensor:
@@ -187,20 +198,12 @@ def frac_connections(p: Any, x: Tensor) -> Tensor:
     for name, G, n in p.each():
         c = getattr(p.s, f"{name}_connections")
         m = len(c.static)
-        static = c.static.view(m, 2 * m + 1)
         h, mixed, given = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
         for b, t in torch.cartesian_prod(*map(torch.arange, x.shape[:2])).tolist():
             H = x[b, t].reshape(m, -1)  # the paper's matrix, (m, d/m)
-            Y = torch.eye(m) + static[:, :m]
-            A = torch.eye(m) + static[:, m : 2 * m]
-            B = torch.ones(m) + static[:, -1]
-            if c.dynamic:
-                normed, (W_y, W_a, W_b) = norm(c.norm)(H), c.map.T.split([m, m, 1], dim=1)
-                Y = Y + c.scale_a * torch.tanh(normed @ W_y)
-                A = A + c.scale_a * torch.tanh(normed @ W_a)
-                B = B + c.scale_b * torch.tanh(normed @ W_b)[:, 0]
+            Y, A, B = connected(c, H, torch.eye(m), torch.eye(m), torch.ones(m, 1))
             h[b, t], mixed[b, t] = (Y.T @ H).flatten(), (A.T @ H).flatten()
-            given[b, t] = B.repeat_interleave(x.shape[-1] // m)
+            given[b, t] = B[:, 0].repeat_interleave(x.shape[-1] // m)
         x = mixed + given * G(n[0](h))
     return x
 
@@ -229,19 +232,12 @@ def ngpt(p: Any, x: Tensor, start: float = 0.05) -> Tensor:
 
 
 LONG: dict[str, Callable[[Any, Any], Any]] = {
-    "real_former": real_former,
-    "hyper_connections": hyper_connections,
-    "mhc": mhc,
-    "dense_former": dense_former,
-    "attn_res": attn_res,
-    "res_former": res_former,
-    "x0_lambdas": x0_lambdas,
-    "siamese_norm": siamese_norm,
-    "ngpt": ngpt,
-    "mv_split": mv_split,
-    "laurel": laurel,
-    "frac_connections": frac_connections,
-}
+    literal.__name__: literal
+    for literal in (
+        real_former, hyper_connections, mhc, dense_former, attn_res, res_former, x0_lambdas,
+        siamese_norm, ngpt, mv_split, laurel, frac_connections,
+    )
+}  # fmt: skip
 
 
 def stream_into(name: str, l: int, x: Tensor) -> Any:
@@ -262,7 +258,7 @@ def stream_into(name: str, l: int, x: Tensor) -> Any:
     }.get(name, x)
 
 
-def enter(name: str, x: Tensor) -> Any:
+def enter(name: str, x: Tensor, streams: int = 4) -> Any:
     """What the first layer reads."""
     several = {
         "residual": (x, x),
@@ -271,8 +267,8 @@ def enter(name: str, x: Tensor) -> Any:
         "real_former": (x, None),
         "res_former": (x, None),
         "x0_lambdas": (x, x),
-        "hyper_connections": (x, torch.stack([x] * 4)),
-        "mhc": (x, torch.stack([x] * 4)),
+        "hyper_connections": (x, torch.stack([x] * streams)),
+        "mhc": (x, torch.stack([x] * streams)),
         "dense_former": (x, (x,)),
         "attn_res": (x, None, (x,)),
         "ngpt": direction(x),

@@ -12,12 +12,9 @@ from torch import Tensor
 from deepstack.config import Config
 from deepstack.model import Layer, build_model
 from helpers.configs import config_with
-from helpers.scheme_literals import norm
+from helpers.scheme_literals import One, norm
 
 D, HEADS, D_FF = 12, 3, 20
-
-
-One = Callable[[Tensor], Tensor]
 
 
 def same(y: Any) -> Any:

@@ -85,6 +85,8 @@ def test_generated_tokens_are_the_most_probable_ones() -> None:
         generate(perturbed().model, target[:, :2], 4)
     with pytest.raises(ConfigError, match="allowed decoder"):
         generate(model, target[:, :2], 4)
+    with pytest.raises(ConfigError, match="a source of 9 tokens, allowed at most 8"):
+        generate(model, target[:, :1], 2, source=torch.zeros(1, 9, dtype=torch.int64))
 
 
 def test_merged_attention_is_its_equation() -> None:

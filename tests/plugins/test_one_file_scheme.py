@@ -12,7 +12,6 @@ from helpers.command_line import TINY, typed
 
 import deepstack
 from deepstack.config import memory_terms
-from deepstack.errors import PluginError
 from deepstack.plugins import load_plugins
 from deepstack.schemes import scheme_memory, scheme_options
 
@@ -104,18 +103,3 @@ def test_the_estimate_has_its_memory(echo: Path) -> None:
     added = memory_terms(config, 257, scheme_memory(config))["activations"] - without
     batch = config.train.batch_size + config.log.probe_sequences
     assert added in [2 * 4 * n * 8 * 8 * 4 for n in (config.train.batch_size, batch)]
-
-
-def test_an_argument_of_residual_that_no_sublayer_has_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "lacks.py"
-    file.write_text(
-        "from deepstack.schemes import Scheme\n"
-        "class Lacks(Scheme, name='lacks', label='Lacks', paper='none'):\n"
-        "    '''x <- LN(x + s G(x)).'''\n"
-        "    def residual(self, x, G, norm, *, s):\n"
-        "        return norm(x + s * G(x))\n"
-    )
-    load_plugins([file])
-    config = deepstack.load_config(QUICK, [*TINY, "model.scheme=lacks"])
-    with pytest.raises(PluginError, match=r"lacks.py:4: residual has the argument s, which no"):
-        deepstack.build_model(config, vocab_size=5)

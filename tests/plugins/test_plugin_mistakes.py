@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from textwrap import dedent, indent
-from typing import Any
 
 import pytest
 from helpers import QUICK
@@ -31,6 +30,7 @@ INIT = (
     POST_LN
     + "def __init__(self, layer, depth, parts):\n    super().__init__(layer, depth, parts)\n    "
 )
+ONES = "self.scale = parameter({}, role='scheme', start='one')"
 
 # body of the class -> what is said; lines count from the top of the file
 SCHEMES: dict[str, tuple[str, str]] = {
@@ -63,6 +63,11 @@ SCHEMES: dict[str, tuple[str, str]] = {
         POST_LN + "final_norms = True",
         "has no final_norms; did you mean final_norm",
     ),
+    "no family": (
+        "families = ()",
+        r"own: families is \(\); allowed: some of encoder, decoder, enc",
+    ),
+    "no known family": ("families = 'encodr',", r"families is \('encodr',\); allowed: some of enc"),
     "gain with self": (
         POST_LN + "def gain(self, role, layer, depth):\n    return 1.0",
         r"line 10: gain takes self; .* @classmethod def gain\(cls, role, layer, dep",
@@ -75,6 +80,46 @@ SCHEMES: dict[str, tuple[str, str]] = {
     "gain nan": (GAIN + "return float('nan')", r"own.py:10: gain\('embedding', 0, 2\) gave nan"),
     "1/l": (GAIN + "return 1 / layer", "own.py:12, in .*: ZeroDivisionError: division by zero"),
     "optim a number": (OPTIM + "return 0.5", r"gave 0.5; allowed deepstack.schemes.Optim\(lr="),
+    "a value that no sublayer has": (
+        "def residual(self, x, G, norm, *, s):\n    return norm(x + s * G(x))",
+        "own.py:8: residual has the argument s, which no sublayer has",
+    ),
+    "an option without a default": (
+        POST_LN + "def __init__(self, layer, depth, parts, *, a: float):\n    pass",
+        "own: option 'a' needs a type annotation and a default",
+    ),
+    "a slot's slip": (
+        INIT + "self.slots['after_activations'] = torch.nn.Identity()",
+        "own: unknown slot 'after_activations'; did you mean",
+    ),
+    "a slot of cross-attention in an encoder": (
+        INIT + "self.slots['before_cross_out'] = torch.nn.Identity()",
+        "own: unknown slot 'before_cross_out'",
+    ),
+    "dropout that is never on": (
+        INIT + "self.slots['after_activation'] = torch.nn.Dropout(0.5)",
+        "model.dropout: found 0, .* slots.after_act",
+    ),
+    "sizes by layer": (
+        INIT + ONES.format("layer"),
+        r"layer 2 has the parameter scale \(2,\), layer 1 .* \(1,\)",
+    ),
+    "a parameter of one layer": (
+        INIT + f"if layer == 2:\n        {ONES.format(1)}",
+        r"layer 2 has the parameter scale \(1,\), layer 1 no parameter scale",
+    ),
+    "a module of torch's": (
+        INIT + "self.map = torch.nn.Linear(8, 3)",
+        r"its parameter map.weight is torch's.*schemes.parameter\(3, 8, role=",
+    ),
+    "a parameter of two layers": (
+        "shared = parameter(1, role='scheme', start='one')\n" + INIT + "self.scale = self.shared",
+        "scale of layer 2 is the same parameter as scale of layer 1",
+    ),
+    "a parameter with two names": (
+        INIT + ONES.format(1) + "\n    self.b = self.scale",
+        "b of layer 1 is the same parameter as scale of layer 1",
+    ),
     "a tensor": (
         INIT + "self.g = torch.ones(3)",
         r"g is a tensor of its own, .*parameter\(3, role",
@@ -93,14 +138,6 @@ def said(file: Path, text: str, *words: object) -> str:
     assert "Traceback" not in result.stderr and result.stderr.startswith("deepstack: ")
     assert len(result.stderr.splitlines()) == 1
     return str(result.stderr)
-
-
-@pytest.mark.parametrize("what", SCHEMES)
-def test_a_scheme_that_is_none(what: str, tmp_path: Path) -> None:
-    body, wanted = SCHEMES[what]
-    text = f"{FIRST}\n{indent(body, '    ')}\n"
-    found = said(tmp_path / "own.py", text, "model.scheme=own")
-    assert re.search(wanted, found.strip()), found
 
 
 FILES: dict[str, tuple[str, str]] = {
@@ -131,15 +168,6 @@ FILES: dict[str, tuple[str, str]] = {
         r"own.py:2: @task stands without a name; write @task\('own'\)",
     ),
 }
-
-
-@pytest.mark.parametrize("what", FILES)
-def test_a_file_that_cannot_be_loaded(what: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(Path(QUICK).parent)
-    text, wanted = FILES[what]
-    found = said(tmp_path / "own.py", text)
-    assert re.search(wanted, found), found
-    assert not (tmp_path / "r").exists() and not Path("results").exists()
 
 
 TASK = '''
@@ -181,12 +209,26 @@ TASKS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", TASKS)
-def test_a_task_that_is_none(what: str, tmp_path: Path) -> None:
-    text, wanted = TASKS[what]
-    found = said(tmp_path / "own.py", text, "task.name=own")
-    assert re.search(wanted, found), found
-    assert not (tmp_path / "r").exists()
+def own_scheme(body: str) -> str:
+    return f"{FIRST}\n{indent(body, '    ')}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "wanted"),
+    [
+        *((own_scheme(body), "model.scheme=own", wanted) for body, wanted in SCHEMES.values()),
+        *((text, "seed=0", wanted) for text, wanted in FILES.values()),
+        *((text, "task.name=own", wanted) for text, wanted in TASKS.values()),
+    ],
+    ids=[*SCHEMES, *FILES, *TASKS],
+)
+def test_a_file_with_a_mistake(
+    text: str, word: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(QUICK).parent)
+    found = said(tmp_path / "own.py", text, word)
+    assert re.search(wanted, found.strip()), found
+    assert not list(tmp_path.rglob("status.json")) and not Path("results").exists()
 
 
 def test_a_diagnostic_that_changes_what_others_read_or_fails(tmp_path: Path) -> None:

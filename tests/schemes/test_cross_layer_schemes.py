@@ -2,66 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.scheme_literals import (
-    attn_res,
-    dense_former,
-    enter,
-    frac_connections,
-    hyper_connections,
-    laurel,
-    mhc,
-    real_former,
-    stream_into,
-)
+from helpers.scheme_literals import stream_into
 from helpers.scheme_pieces import TOKENS, built, perturbed, pieces
 
-from deepstack.schemes import visible
 from deepstack.schemes.hyper_connections import sinkhorn
-
-OPTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
-    ("attn_res", {"blocks": 0}, lambda p, x: attn_res(p, x, blocks=2 * p.N)),
-    ("attn_res", {"blocks": 1}, lambda p, x: attn_res(p, x, blocks=1)),
-    ("attn_res", {"blocks": 3}, lambda p, x: attn_res(p, x, blocks=3)),
-    ("attn_res", {"blocks": 99}, lambda p, x: attn_res(p, x, blocks=2 * p.N)),
-    ("dense_former", {"dilation": 2}, lambda p, x: dense_former(p, x, 2, 1)),
-    ("dense_former", {"period": 3}, lambda p, x: dense_former(p, x, 1, 3)),
-    ("dense_former", {"dilation": 3, "period": 2}, lambda p, x: dense_former(p, x, 3, 2)),
-    ("mhc", {"iterations": 3}, lambda p, x: mhc(p, x, iterations=3)),
-    ("mhc", {"streams": 2}, mhc),
-    ("mhc", {"streams": 1}, mhc),
-    ("hyper_connections", {"dynamic": False}, hyper_connections),
-    ("hyper_connections", {"streams": 3}, hyper_connections),
-    ("hyper_connections", {"streams": 1}, hyper_connections),
-    ("real_former", {}, real_former),
-    ("real_former", {"mean": True}, lambda p, x: real_former(p, x, mean=True)),
-    ("laurel", {"rank": 1}, laurel),
-    ("laurel", {"rank": 5}, laurel),
-    ("frac_connections", {"fractions": 2}, frac_connections),
-    ("frac_connections", {"fractions": 6, "dynamic": False}, frac_connections),
-    ("frac_connections", {"fractions": 1}, frac_connections),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "literal"), OPTIONS)
-def test_a_stack_with_options_is_its_equation(
-    name: str, options: dict[str, Any], literal: Callable[..., Any]
-) -> None:
-    model = perturbed(name, 7, model__scheme_options=options)
-    x = torch.randn(2, 6, 12)
-    expected = enter(name, x)
-    if name in ("mhc", "hyper_connections"):
-        expected = x, torch.stack([x] * options.get("streams", 4))
-    stream = model.last.enter(x)
-    for l, layer in enumerate(model.layers, start=1):
-        expected = literal(pieces(layer, l, 7), expected)
-        stream = layer(stream)
-        torch.testing.assert_close(visible(stream), visible(expected), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 9])

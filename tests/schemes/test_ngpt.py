@@ -9,26 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.scheme_literals import direction, ngpt
-from helpers.scheme_pieces import TOKENS, D, built, perturbed, pieces
+from helpers.scheme_literals import direction
+from helpers.scheme_pieces import TOKENS, D, built, perturbed
 from helpers.small_runs import small, weights_of
 
 import deepstack
 from deepstack.schemes.ngpt import unit
-
-
-@pytest.mark.parametrize(("start", "value"), [(0.2, 0.2), (None, 1 / 3)])
-def test_steps_towards_branches_start_where_they_are_told(start: Any, value: float) -> None:
-    options = {"model__scheme_options": {"start": start}}
-    for layer in built("ngpt", 3, **options).model.layers:
-        for alpha in layer.scheme.each("alpha"):
-            torch.testing.assert_close(alpha * layer.scheme.factor, torch.full((D,), value))
-            torch.testing.assert_close(alpha, torch.full((D,), D**-0.5))
-    model = perturbed("ngpt", 3, **options)
-    x = torch.randn(2, 6, D)
-    for l, layer in enumerate(model.layers, start=1):
-        expected = ngpt(pieces(layer, l, 3), x, start=value)
-        torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bias", [True, False])

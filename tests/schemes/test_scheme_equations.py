@@ -9,7 +9,23 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.scheme_literals import LONG, enter, norm, pre_ln, stream_into
+from helpers.scheme_literals import (
+    LONG,
+    attn_res,
+    dense_former,
+    enter,
+    frac_connections,
+    hyper_connections,
+    laurel,
+    learnable_res_former,
+    mhc,
+    ngpt,
+    norm,
+    pre_ln,
+    real_former,
+    res_former,
+    stream_into,
+)
 from helpers.scheme_pieces import (
     HEADS,
     TOKENS,
@@ -24,7 +40,7 @@ from helpers.scheme_pieces import (
 from torch import Tensor
 
 from deepstack.fast.fuse import fuse
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import SCHEMES, visible
 
 
 def every(step: Callable[..., Tensor], own: str = "") -> Callable[[Any, Tensor], Tensor]:
@@ -115,6 +131,10 @@ def deepnorm(alpha: Callable[[int], float]) -> Callable[[Pieces, Tensor], Tensor
     return every(lambda x, G, n, p: n[0](alpha(p.N) * x + G(x)))
 
 
+def deep_scale_lm(b2: float) -> Callable[[Pieces, Tensor], Tensor]:
+    return every(lambda x, G, n, p: math.sqrt(1 - b2) * x + math.sqrt(b2) * G(n[0](x)))
+
+
 LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "post_ln": every(post),
     "post_ln_init": every(post),
@@ -151,9 +171,7 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "depth_mup": every(lambda x, G, n, p: x + (p.N / 2) ** -0.5 * G(n[0](x))),
     "complete_p": every(lambda x, G, n, p: x + (p.N / 2) ** -1 * G(n[0](x))),
     "looped": every(lambda x, G, n, p: x + p.N**-0.5 * G(n[0](x))),
-    "deep_scale_lm": every(
-        lambda x, G, n, p: math.sqrt(1 - 2 / p.N) * x + math.sqrt(2 / p.N) * G(n[0](x))
-    ),
+    "deep_scale_lm": lambda p, x: deep_scale_lm(2 / p.N)(p, x),
     "rezero": every(lambda x, G, n, p: x + p.s.scale * G(x)),
     "skip_init": every(lambda x, G, n, a: x + a * G(x), "scale"),
     "t_fixup": every(lambda x, G, n, p: x + G(x)),
@@ -208,36 +226,54 @@ def test_a_layer_of_three_sublayers_is_its_equation(name: str) -> None:
         torch.testing.assert_close(layer(stream, memory), expected, rtol=1e-4, atol=1e-4)
 
 
-OPTIONS: list[tuple[str, dict[str, Any], int, Callable[[Pieces, Any], Any]]] = [
-    ("mix_ln", {"share": 0.5}, 6, lambda p, x: every(post if p.l <= 3 else pre)(p, x)),
-    ("depth_mup", {"base": 1}, 6, every(lambda x, G, n, p: x + 6**-0.5 * G(n[0](x)))),
-    ("complete_p", {"base": 3}, 6, every(lambda x, G, n, p: x + 0.5 * G(n[0](x)))),
-    ("deepnorm_power", {"power": 0.5}, 6, deepnorm(lambda N: math.sqrt(12))),
-    ("branch_norm", {"ramp_steps": 14}, 3, every(lambda x, G, n, p: n[0](x + 0.5 * G(x)))),
-    (
-        "deep_scale_lm",
-        {"k": 1.0},
-        4,
-        every(lambda x, G, n, p: math.sqrt(0.75) * x + 0.5 * G(n[0](x))),
-    ),
-    (
-        "deep_scale_lm",  # k/N would be 2/3
-        {},
-        3,
-        every(lambda x, G, n, p: math.sqrt(0.5) * x + math.sqrt(0.5) * G(n[0](x))),
-    ),
+# scheme, options, literal of a stack of 7 layers at step 7
+OPTIONS: list[tuple[str, dict[str, Any], Callable[[Pieces, Any], Any]]] = [
+    ("mix_ln", {"share": 0.5}, lambda p, x: every(post if p.l <= 3 else pre)(p, x)),
+    ("depth_mup", {"base": 1}, every(lambda x, G, n, p: x + 7**-0.5 * G(n[0](x)))),
+    ("complete_p", {"base": 3}, every(lambda x, G, n, p: x + 3 / 7 * G(n[0](x)))),
+    ("deepnorm_power", {"power": 0.5}, deepnorm(lambda N: math.sqrt(14))),
+    ("branch_norm", {"ramp_steps": 14}, every(lambda x, G, n, p: n[0](x + 0.5 * G(x)))),
+    ("deep_scale_lm", {"k": 1.0}, deep_scale_lm(1 / 7)),
+    ("deep_scale_lm", {"k": 4.0}, deep_scale_lm(1 / 2)),  # k/N would be 4/7
+    ("attn_res", {"blocks": 0}, lambda p, x: attn_res(p, x, blocks=14)),
+    ("attn_res", {"blocks": 1}, lambda p, x: attn_res(p, x, blocks=1)),
+    ("attn_res", {"blocks": 3}, lambda p, x: attn_res(p, x, blocks=3)),
+    ("attn_res", {"blocks": 99}, lambda p, x: attn_res(p, x, blocks=14)),
+    ("dense_former", {"dilation": 2}, lambda p, x: dense_former(p, x, 2, 1)),
+    ("dense_former", {"period": 3}, lambda p, x: dense_former(p, x, 1, 3)),
+    ("dense_former", {"dilation": 3, "period": 2}, lambda p, x: dense_former(p, x, 3, 2)),
+    ("mhc", {"iterations": 3}, lambda p, x: mhc(p, x, iterations=3)),
+    ("mhc", {"streams": 2}, mhc),
+    ("mhc", {"streams": 1}, mhc),
+    ("hyper_connections", {"dynamic": False}, hyper_connections),
+    ("hyper_connections", {"streams": 3}, hyper_connections),
+    ("hyper_connections", {"streams": 1}, hyper_connections),
+    ("real_former", {"mean": True}, lambda p, x: real_former(p, x, mean=True)),
+    ("res_former", {"first": 2.0, "own": 1.0}, lambda p, x: res_former(p, x, 2, 1)),
+    ("res_former", {"first": 1.0, "own": 0.0}, lambda p, x: res_former(p, x, 1, 0)),
+    ("res_former", {"learnable": True}, learnable_res_former),
+    ("res_former", {"last": 2}, lambda p, x: res_former(p, x, last=2)),
+    ("res_former", {"last": 9}, res_former),
+    ("laurel", {"rank": 1}, laurel),
+    ("laurel", {"rank": 5}, laurel),
+    ("frac_connections", {"fractions": 2}, frac_connections),
+    ("frac_connections", {"fractions": 6, "dynamic": False}, frac_connections),
+    ("frac_connections", {"fractions": 1}, frac_connections),
+    ("ngpt", {"start": 0.2}, lambda p, x: ngpt(p, x, start=0.2)),
+    ("ngpt", {"start": None}, lambda p, x: ngpt(p, x, start=1 / 7)),
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "depth", "literal"), OPTIONS)
-def test_an_option_changes_the_equation(
-    name: str, options: dict[str, Any], depth: int, literal: Callable[[Pieces, Any], Any]
+@pytest.mark.parametrize(("name", "options", "literal"), OPTIONS)
+def test_a_stack_with_options_is_its_equation(
+    name: str, options: dict[str, Any], literal: Callable[[Pieces, Any], Any]
 ) -> None:
-    model = perturbed(name, depth, model__scheme_options=options)
+    model = perturbed(name, 7, model__scheme_options=options)
     x = torch.randn(2, 6, D)
-    for index, layer in enumerate(model.layers):
-        expected = literal(pieces(layer, index + 1, depth), x)
-        torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=2e-5)
+    stream, expected = model.last.enter(x), enter(name, x, options.get("streams", 4))
+    for l, layer in enumerate(model.layers, start=1):
+        stream, expected = layer(stream), literal(pieces(layer, l, 7), expected)
+        torch.testing.assert_close(visible(stream), visible(expected), rtol=1e-4, atol=1e-4)
 
 
 def test_residuals_scale_is_that_of_the_second_stream() -> None:

@@ -128,6 +128,7 @@ STARTS: list[tuple[str, int, dict[str, Any], str, float]] = [
     ("mv_split", 2, {"mean": 0.5}, "_centred", 0.03),
     ("x0_lambdas", 2, {"start": 0.1}, ".s", 0.1),
     ("res_post_norm", 2, {"start": 0.25}, "_norms.0.gain", 0.25),
+    *(("ngpt", 3, {"start": start}, "_alpha", D**-0.5) for start in (0.2, None)),
     ("admin", 6, {"start": "log"}, "_omega", math.sqrt(13 / math.log(13) - 1)),
     ("admin", 6, {"start": "one"}, "_omega", math.sqrt(12)),
     ("admin", 6, {"start": "linear"}, "_omega", 1.0),
@@ -207,17 +208,6 @@ def test_initial_standard_deviations(
     assert matrices >= (both if family == "encoder_decoder" else {(family, "v")})
 
 
-def test_a_class_method_receives_the_configuration_if_it_names_it() -> None:
-    class Wide(SCHEMES["post_ln"], name="wide", label="Wide", paper="none"):  # type: ignore[misc]
-        """x <- LN(x + G(x)), matrices start at 1/d_model."""
-
-        @classmethod
-        def gain(cls, role: str, layer: int, depth: int, *, config: Any) -> float:
-            return 1 / config.model.d_model
-
-    assert built("wide", 2).schemes["encoder"].gain("v", 1) == 1 / D
-
-
 DEEP = [
     *some([(name, 100) for name in SCHEMES.names()], 3, 1),
     ("deepnorm", 1000),
@@ -233,6 +223,15 @@ def test_many_layers_are_finite_forward_and_backward(name: str, depth: int) -> N
     assert torch.isfinite(loss)
     for bank in model.banks:
         assert torch.isfinite(bank.gradients()).all(), bank.key
+
+
+def test_every_scheme_of_deepstack_is_static_and_a_subclass_declares_for_itself() -> None:
+    assert all(scheme.static for _, scheme in SCHEMES.items())
+
+    class Mine(SCHEMES["deepnorm"], name="mine", label="Mine", paper="none"):  # type: ignore[misc]
+        """x <- LN(alpha x + G(x))."""
+
+    assert not Mine.static
 
 
 def test_the_equation_shown_to_users_is_the_docstrings_first() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.scheme_pieces import HEADS, TOKENS, D, Pieces, built, config, perturbed, pieces
+from helpers.scheme_pieces import HEADS, TOKENS, D, built, config
 
 from deepstack.config import with_overrides
 from deepstack.config.roles import MATRICES
@@ -107,57 +106,6 @@ def test_dropout_falls_on_attention_weights_and_outputs(monkeypatch: pytest.Monk
 
 
 # -- values, maps and parts of the stream ----------------------------------------------------------
-
-
-def with_values(a: Any, b: Any, reads: Callable[[int, int], bool]) -> Callable[..., Any]:
-    """Value residuals in the layers that read v_1: a and b numbers, or given the slot."""
-
-    def layer(p: Pieces, stream: Any) -> Any:
-        x, first = stream
-        kept = []
-
-        def values(qkv: torch.Tensor) -> Any:
-            q, k, v = qkv
-            kept.append(v if p.l == 1 else first)
-            slot = p.slot("mixed_values")
-            of_first, of_own = (n(slot) if callable(n) else n for n in (a, b))
-            return q, k, of_first * kept[0] + of_own * v if reads(p.l, p.N) else v
-
-        x = x + p.A(p.a[0](x), qkv=values)
-        return x + p.F(p.f[0](x)), kept[0]
-
-    return layer
-
-
-def after_first(l: int, N: int) -> bool:
-    return l > 1
-
-
-VARIANTS: list[tuple[dict[str, Any], Callable[..., Any]]] = [
-    ({"first": 2.0, "own": 1.0}, with_values(2, 1, after_first)),
-    (
-        {"learnable": True},
-        with_values(lambda slot: slot.of_first, lambda slot: slot.of_own, after_first),
-    ),
-    ({"last": 2, "first": 5.0, "own": 1.0}, with_values(5, 1, lambda l, N: l > N - 2)),
-    ({"last": 9}, with_values(0.5, 0.5, after_first)),
-    ({"first": 1.0, "own": 0.0}, with_values(1, 0, after_first)),
-]
-
-
-@pytest.mark.parametrize(
-    ("options", "literal"), VARIANTS, ids=[str(options) for options, _ in VARIANTS]
-)
-def test_variants_of_value_residuals_are_their_equations(
-    options: dict[str, Any], literal: Callable[..., Any]
-) -> None:
-    model = perturbed("res_former", 5, model__scheme_options=options)
-    x = torch.randn(2, 6, D)
-    stream, expected = model.last.enter(x), (x, None)
-    for l, layer in enumerate(model.layers, start=1):
-        stream, expected = layer(stream), literal(pieces(layer, l, 5), expected)
-        for ours, theirs in zip(stream, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_learnable_coefficients_start_at_a_half_and_are_trained() -> None:

@@ -113,8 +113,9 @@ def test_folding_the_norms_keeps_the_function_when_it_unties_the_head() -> None:
 class MupModel(nn.Module):
     """CompleteP's encoder in the units of the package mup, with its layers."""
 
-    def __init__(self, mup: Any, width: int, head: str, layers: int = 2, heads: int = 2) -> None:
+    def __init__(self, mup: Any, width: int, head: str) -> None:
         super().__init__()
+        layers, heads = 4, 2
         self.heads, self.factor = heads, 2 / layers
         # mup leaves the scale of 1/d_head to the model: here 1/sqrt(d_head) at the base
         self.scale = math.sqrt(BASE / heads) / (width / heads)
@@ -155,15 +156,10 @@ class MupModel(nn.Module):
         self.position.weight.copy_(model.position * math.sqrt(d / 2))
         for i, layer in enumerate(model.layers):
             weights = dict(layer.named_parameters())
-            q, k, v, o, w1, w2 = self.maps[6 * i : 6 * i + 6]
-            for into, part in zip((q, k, v), weights["attention.qkv"].chunk(3), strict=True):
-                into.weight.copy_(part)
-            for into, name in (
-                (o, "attention.o"),
-                (w1, "feed_forward.w1"),
-                (w2, "feed_forward.w2"),
-            ):
-                into.weight.copy_(weights[name])
+            own = [weights[name] for name in ("attention.o", "feed_forward.w1", "feed_forward.w2")]
+            matrices = [*weights["attention.qkv"].chunk(3), *own]
+            for linear, matrix in zip(self.maps[6 * i : 6 * i + 6], matrices, strict=True):
+                linear.weight.copy_(matrix)
         for linear in self.maps:
             linear.bias.zero_()
         if "head.weight" in dict(model.named_parameters()):
@@ -185,7 +181,7 @@ def test_training_is_that_of_the_package_mup(head: str, optimizer: str) -> None:
     ours = make_optimizer(config.train, built)
     for group in ours.param_groups:
         group["lr"] = rate * group["factor"]
-    models = [MupModel(mup, m * BASE, head, layers=4) for m in (1, 2, M)]
+    models = [MupModel(mup, m * BASE, head) for m in (1, 2, M)]
     base, delta, model = models
     mup.set_base_shapes(model, base, delta=delta, rescale_params=False)
     with torch.no_grad():

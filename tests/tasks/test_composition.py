@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.plot_runs import make_chart, make_run, rows
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.tasks import IGNORE, build_task
+from deepstack.tasks import IGNORE, Batch, build_task
 from deepstack.training.evaluation import Evaluation
-from tests.helpers.plot_runs import make_chart, make_run, rows
 
 
 @pytest.mark.parametrize(("n", "max_k", "seq_len"), [(2, 1, 6), (5, 7, 22), (8, 40, 32)])
@@ -73,10 +74,10 @@ def test_unigrams_are_the_frequencies_of_the_answers() -> None:
 class Oracle(torch.nn.Module):
     """Answers as the task up to a level and wrongly above it."""
 
-    def __init__(self, task: Any, most: int) -> None:
+    def __init__(self, task: Any, most: int, batches: Iterable[Batch]) -> None:
         super().__init__()
         self.task, self.most, self.statistics = task, most, lambda _: torch.no_grad()
-        self.batches = iter(())
+        self.batches = iter(batches)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         batch = next(self.batches)
@@ -89,9 +90,7 @@ def test_accuracy_of_each_k_and_the_largest_solved(most: int, solved: int) -> No
     config = with_overrides(Config(), {"task.name": "group", "task.seq_len": 40})
     task = build_task("group", {"degree": 3}, seq_len=40, seed=0)
     evaluation = Evaluation(task, config.train, torch.device("cpu"))
-    model = Oracle(task, most)
-    model.batches = iter(evaluation.batches)
-    row = evaluation.measure(model, torch.no_grad)
+    row = evaluation.measure(Oracle(task, most, evaluation.batches), torch.no_grad)
     assert list(row) == list(evaluation.columns)[1:]
     accuracies = {int(k.split("_")[1]): row[k] for k in row if k.startswith("accuracy_")}
     assert list(accuracies) == [*range(1, 33), 40]

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import types
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from helpers.configs import config_with
 
 from deepstack.config import with_overrides
-from deepstack.errors import ConfigError, PluginError
-from deepstack.model import build_model
-from deepstack.model.decoding import generate
-from deepstack.schemes import Scheme
+from deepstack.errors import ConfigError
 from deepstack.tasks import task_of
 from deepstack.tasks.synthetic import random_chain, stationary_distribution
 from deepstack.tasks.text import read_corpus
@@ -76,19 +71,3 @@ def test_a_cut_window_put_together_is_text() -> None:
 def test_a_decoder_of_text_predicts_the_next_byte() -> None:
     batch = task_of(config(model__family="decoder", task__name="text")).train_batch(3, 4)
     assert (batch.inputs[:, 1:] == batch.targets[:, :-1]).all() and batch.masked.all()
-
-
-@pytest.mark.parametrize(("families", "said"), [((), "some of"), (("encodr",), "encoder_decoder")])
-def test_a_scheme_of_no_known_family_is_refused(families: tuple[str, ...], said: str) -> None:
-    with pytest.raises(PluginError, match=f"the scheme lost.*{said}"):
-        body = {"families": families, "__doc__": "x <- x."}
-        types.new_class("Lost", (Scheme,), {"name": "lost", "label": "L", "paper": "none"},
-                        lambda namespace: namespace.update(body))  # fmt: skip
-
-
-def test_what_cannot_be_said_is_refused() -> None:
-    given = config(model__family="encoder_decoder", task__name="reverse", task__seq_len=4)
-    model = build_model(given, vocab_size=8).model
-    tokens = torch.zeros(1, 5, dtype=torch.int64)
-    with pytest.raises(ConfigError, match="a source of 5 tokens, allowed at most 4"):
-        generate(model, tokens[:, :1], 2, source=tokens)

@@ -11,7 +11,6 @@ import shutil
 import sysconfig
 from functools import cache
 from importlib import import_module, metadata
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,11 +23,9 @@ def kernels(module: str) -> Any:
 
 
 @cache
-def split_kernels() -> Any:
-    """Return the kernels for split fp32 numbers, or None except on compute capability 9."""
-    if not makes_kernels() or torch.cuda.get_device_capability()[0] != 9:
-        return None
-    return SimpleNamespace(product=kernels("split_product"), attention=kernels("split_attention"))
+def splits_fp32() -> bool:
+    """Return whether kernels may split fp32 numbers: on compute capability 9."""
+    return makes_kernels() and torch.cuda.get_device_capability()[0] == 9
 
 
 def makes_kernels() -> bool:

@@ -14,17 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 WIDEST = 16384  # row that one tile holds
-
-
-class Tiles(NamedTuple):
-    """numbers: of a tile, as many rows as fit; programs: at the most, each leaves a row of sums."""
-
-    numbers: int
-    warps: int
-    programs: int = 0
-
-
-FORWARD, BACKWARD = Tiles(1024, 2), Tiles(2048, 2, 528)
+FORWARD, BACKWARD = 1024, 2048  # numbers of a tile: as many rows as fit
+PROGRAMS = 528  # of the backward pass, at most; each leaves a row of sums
 
 
 @triton.jit
@@ -136,7 +127,7 @@ def normed(
         x, y, x if gain is None else gain, x if bias is None else bias,
         z, out, out if second is None else second, mean, rstd, scale, eps, rows, width,
         SUM=plus is not None, GAIN=gain is not None, BIAS=bias is not None,
-        COPY=second is not None, SAVE=save, R=R, D=D, num_warps=warps(FORWARD, D),
+        COPY=second is not None, SAVE=save, R=R, D=D, num_warps=warps(D),
     )  # fmt: skip
     return Normed(out, second, (z, mean, rstd) if save else None)
 
@@ -161,24 +152,24 @@ def normed_backward(
     dx = torch.empty_like(z)
     dy = torch.empty_like(z, dtype=plus) if plus else None
     R, D = tile(BACKWARD, rows, width)
-    programs = min(BACKWARD.programs, triton.cdiv(rows, R))
+    programs = min(PROGRAMS, triton.cdiv(rows, R))
     kinds = 2 if dy is None else 3
     sums = z.new_empty(programs, kinds, width)
     _backward[(programs,)](
         dout, z, mean, rstd, z if gain is None else gain, dx, dx if dy is None else dy, sums,
         scale, rows, width,
         SUM=dy is not None, GAIN=gain is not None, KINDS=kinds, R=R, D=D,
-        num_warps=warps(BACKWARD, D),
+        num_warps=warps(D),
     )  # fmt: skip
     return dx, dy, sums
 
 
-def tile(tiles: Tiles, rows: int, width: int) -> tuple[int, int]:
-    """Return the rows and columns of a tile."""
+def tile(numbers: int, rows: int, width: int) -> tuple[int, int]:
+    """Return the rows and columns of a tile of so many numbers."""
     D = triton.next_power_of_2(width)
-    return max(1, min(tiles.numbers // D, triton.next_power_of_2(rows))), D
+    return max(1, min(numbers // D, triton.next_power_of_2(rows))), D
 
 
-def warps(tiles: Tiles, columns: int) -> int:
+def warps(columns: int) -> int:
     """Return the warps of a program: more for long rows, which need more registers."""
-    return max(tiles.warps, min(16, columns // 512))
+    return max(2, min(16, columns // 512))

@@ -24,7 +24,7 @@ from deepstack.fast.fused_sublayers import (
     relu_gradient,
     stacked,
 )
-from deepstack.fast.gpu.available import kernels, mixes, relu_keeps_nan, split_kernels
+from deepstack.fast.gpu.available import kernels, mixes, relu_keeps_nan, splits_fp32
 from deepstack.fast.gpu.deferred_gradients import Deferred, add_rows, running_queue
 
 aten = torch.ops.aten
@@ -83,8 +83,8 @@ class DeviceProduct(Product):
 
     def large_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, half: bool) -> Tensor:
         """Return y by kernels of split fp32 numbers, or by those of a library."""
-        if not half and (split := self.split_kernels(x)):
-            return split.product.split_product(x, weight, bias, relu=self.relu)
+        if not half and self.splits(x):
+            return kernels("split_product").split_product(x, weight, bias, relu=self.relu)
         if half and bias is not None and self.scale == 1.0:
             return biased_product(x, weight, bias, self.relu)
         y = self.apply_scale(torch.mm(x, weight.t()))
@@ -114,7 +114,7 @@ class DeviceProduct(Product):
         dx = self.apply_scale(torch.mm(dy.value, weight))
         if self.after_relu:
             if wants_sums and (sums := kernels("sum_kernels")):
-                return Gradient(dx, sums.gate(dx, x))
+                return Gradient(dx, sums.summed(dx, x))
             relu_gradient(dx, x)
         return Gradient(dx if add_to is None else add_to.add_(dx))
 
@@ -129,10 +129,10 @@ class DeviceProduct(Product):
         fits = self.scale == 1.0 and tokens * self.weight.numel() <= SMALLER
         return kernels("small_kernels") if fits else None
 
-    def split_kernels(self, x: Tensor) -> Any:
-        """Return the kernels for fp32 products on tensor cores, for inference only, or None."""
+    def splits(self, x: Tensor) -> bool:
+        """Return whether tensor cores compute the product of fp32 numbers; only for inference."""
         fits = self.scale == 1.0 and x.dtype is torch.float32 and x.is_cuda and len(x) >= FEW_ROWS
-        return split_kernels() if fits and torch.is_inference_mode_enabled() else None
+        return fits and torch.is_inference_mode_enabled() and splits_fp32()
 
     def defers(self, tokens: int) -> bool:
         """Return whether gradients of so few tokens are deferred and need no sums of dy."""

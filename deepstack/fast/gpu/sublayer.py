@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack.fast.fused_sublayers import ACTIVATIONS, FusedSublayer
-from deepstack.fast.gpu.available import kernels, since_ampere, split_kernels
+from deepstack.fast.gpu.available import kernels, since_ampere, splits_fp32
 from deepstack.fast.gpu.products import DeviceProduct, Gradient
 
 aten = torch.ops.aten
@@ -39,9 +39,9 @@ class DeviceAttention:
             saved.append(x)
             return small.attend(x, seq, self.n_heads, self.causal)
         tokens, width = x.shape
-        if x.dtype is torch.float32 and torch.is_inference_mode_enabled():
-            if split := split_kernels():
-                return split.attention.split_attention(x, seq, self.n_heads, self.causal)
+        if x.dtype is torch.float32 and torch.is_inference_mode_enabled() and splits_fp32():
+            split = kernels("split_attention").split_attention
+            return split(x, seq, self.n_heads, self.causal)
         heads = x.view(tokens // seq, seq, 3, self.n_heads, width // (3 * self.n_heads))
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, head, seq, d_head)
         if not flash(x.dtype):

@@ -17,7 +17,7 @@ WARPS = 4
 
 
 @triton.jit
-def _gate(  # type: ignore[no-untyped-def]
+def _sum(  # type: ignore[no-untyped-def]
     dy, y, dx, sums, rows, width, GATE: tl.constexpr,
     BLOCK: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
@@ -36,25 +36,16 @@ def _gate(  # type: ignore[no-untyped-def]
     tl.store(sums + block * width + column, tl.sum(total, 0), mask=column < width)
 
 
-def gate(dy: Tensor, y: Tensor) -> Tensor:
-    """Set dy to 0 where y <= 0, in place, and return its sums over rows, (blocks, columns).
+def summed(dy: Tensor, y: Tensor | None = None) -> Tensor:
+    """Return sums of dy over blocks of rows, (blocks, columns); with y, set dy to 0 where y <= 0.
 
     dy, y: (rows, columns) of one precision, contiguous; y = max(x, 0).  NaN in y keeps dy.
     """
-    return _summed(dy, y)
-
-
-def summed(dy: Tensor) -> Tensor:
-    """Return sums of dy, (rows, columns), contiguous, over blocks of rows: (blocks, columns)."""
-    return _summed(dy, None)
-
-
-def _summed(dy: Tensor, y: Tensor | None) -> Tensor:
     rows, width = dy.shape
     blocks = triton.cdiv(rows, BLOCK)
     sums = torch.empty(blocks, width, device=dy.device)
     grid = (blocks, triton.cdiv(width, COLUMNS))
-    _gate[grid](
+    _sum[grid](
         dy, dy if y is None else y, dy, sums, rows, width, GATE=y is not None,
         BLOCK=BLOCK, R=ROWS, C=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
