@@ -119,38 +119,43 @@ def expand(
     Raises ConfigError for an empty list of values, a value that is not allowed, or more than
     conf.MAX_RUNS cells.
     """
-    return [config for config, _, _ in _cells(base, grid, CellCache())]
+    return [config for config, _, _ in _cells(as_study(base, grid), CellCache())]
 
 
-def axis(key: str, values: object) -> list[Any]:
-    """Return the values of one axis of a grid; ConfigError for a single value."""
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise ConfigError(
-            f"sweep.grid.{key}: found {values!r}; allowed a list of values, such as [{values!r}]"
-        )
-    return list(values)
+def as_study(
+    config: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None = None
+) -> conf.Study:
+    """Return the study of a configuration and a grid; a study is returned as it is.
+
+    Raises ConfigError for an axis with a single value in place of a list.
+    """
+    if isinstance(config, conf.Study):
+        return config
+    axes: dict[str, list[Any]] = {}
+    for key, values in (grid or {}).items():
+        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+            example = f"allowed a list of values, such as [{values!r}]"
+            raise ConfigError(f"sweep.grid.{key}: found {values!r}; {example}")
+        axes[key] = list(values)
+    return conf.Study(config, axes)
 
 
-def _cells(
-    base: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None, cache: CellCache
-) -> list[tuple[conf.Config, str, conf.Combination]]:
+def _cells(study: conf.Study, cache: CellCache) -> list[tuple[conf.Config, str, conf.Combination]]:
     """Return configuration, name of the run and swept values of every cell, equal ones once."""
-    if isinstance(base, conf.Config):
-        base = conf.Study(base, {key: axis(key, values) for key, values in (grid or {}).items()})
-    for key, values in base.grid.items():
+    for key, values in study.grid.items():
         if not values:
             raise ConfigError(f"sweep.grid.{key}: found no value; give at least one")
-    if base.total > conf.MAX_RUNS:
-        sizes = " x ".join(f"{len(v)} {k}" for k, v in base.grid.items())
+    if study.total > conf.MAX_RUNS:
+        sizes = " x ".join(f"{len(v)} {k}" for k, v in study.grid.items())
         raise ConfigError(
-            f"sweep.grid: {base.total:,} runs ({sizes}); allowed at most {conf.MAX_RUNS:,}: "
+            f"sweep.grid: {study.total:,} runs ({sizes}); allowed at most {conf.MAX_RUNS:,}: "
             "give fewer values"
         )
     cells: list[tuple[conf.Config, str, conf.Combination]] = []
     by_name: dict[str, list[conf.Config]] = {}  # two cells may share the six digits of a hash
-    for combination in base.combinations():
+    for combination in study.combinations():
         with named_in_errors(combination):
-            config = conf.with_overrides(base.base, combination.settings)
+            config = conf.with_overrides(study.base, combination.settings)
             conf.refuse_absurd(config, scheme_memory(config))
             config = with_steps(config, lambda config: cache.task(config).vocab_size)
         plain = without_defaults(config)
@@ -190,7 +195,7 @@ def plan(
     existing = names_in(out / study)
     cells = []
     used_names: set[str] = set()
-    for config, name, combination in _cells(base, grid, cache):
+    for config, name, combination in _cells(as_study(base, grid), cache):
         state = "new"
         with named_in_errors(combination):
             task = cache.task(config)
