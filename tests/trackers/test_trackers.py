@@ -25,7 +25,7 @@ import deepstack
 from deepstack.config import config_hash, parse_config, to_yaml
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Run, RunFolder
-from deepstack.trackers import export_logs, heat_maps, require_tensorboard, scalars
+from deepstack.trackers import export_logs, heat_maps, scalars
 
 SETTINGS = (
     "model.depth=3 model.d_model=8 task.seq_len=8 train.batch_size=2 train.steps=12 "
@@ -134,7 +134,6 @@ def assert_logged(read: dict[int, dict[str, Any]], run: Run) -> None:
 @pytest.mark.slow
 @needs_tensorboard
 def test_tensorboard_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
-    require_tensorboard("")
     result = export(runs["done"], "--logs", "tensorboard", "--to", str(tmp_path / "tb"), "--json")
     assert json.loads(result.stdout)[0]["runs"] == 2
     for run in runs.values():
@@ -305,11 +304,11 @@ def test_trackio_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
         assert pictures == {key for key, _, _ in heat_maps(run)}
 
 
-@pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow", "trackio"])
 def test_an_export_without_its_package_names_the_extra(
     tracker: str, runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("wandb", "mlflow", "mlflow.entities", "trackio"):
+    for name in (tracker, "mlflow.entities", "tensorboard.compat.proto"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"of the extra \[{tracker}\]"):
         export_logs(list(runs.values()), tracker, tmp_path / "x")
