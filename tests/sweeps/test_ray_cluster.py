@@ -22,6 +22,7 @@ import pytest
 from helpers import QUICK
 from helpers.cluster_results import results, runs_of
 from helpers.cluster_results import until as until_within
+from helpers.command_line import TINY
 
 from deepstack.records import Run, find_runs
 
@@ -30,11 +31,10 @@ pytestmark = pytest.mark.ray
 until = partial(until_within, seconds=400)
 
 STEPS = int(os.environ.get("CLUSTER_STEPS", "400"))
-SETTINGS = {
-    "model.d_model": 8, "task.name": "slowed", "task.seq_len": 8, "train.batch_size": 2,
-    "train.eval_batches": 1, "log.probe_sequences": 1, "log.layers_every": 40,
-    "runtime.checkpoint_seconds": 1,
-}  # fmt: skip
+SETTINGS = [
+    "task.name=slowed", f"train.steps={STEPS}", "log.layers_every=40",
+    "runtime.checkpoint_seconds=1",
+]  # fmt: skip
 # No run ends while the file {slow} is there: what is done to runs meets them at work.
 PLUGIN = '''
 import time
@@ -202,7 +202,7 @@ def sweep(cluster: Cluster, out: Path, *, here: bool = False) -> list[str]:
         cluster.slow.touch()
     words = [sys.executable, "-m", "deepstack", "sweep", QUICK, "--out", str(out), "--study", "s"]
     words += ["--depths", "1,2", "--schemes", "deepnorm", "--seeds", "0,1"]
-    words += [f"{key}={value}" for key, value in (SETTINGS | {"train.steps": STEPS}).items()]
+    words += [*TINY, *SETTINGS]
     return words + ["--plugin", str(cluster.plugin)] + ([] if here else ["--ray", cluster.address])
 
 

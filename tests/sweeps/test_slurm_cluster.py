@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from helpers.cluster_results import results, runs_of
 from helpers.cluster_results import until as until_within
+from helpers.command_line import TINY
 
 from deepstack.records import Run, find_runs
 
@@ -27,11 +28,10 @@ pytestmark = pytest.mark.slurm
 
 until = partial(until_within, seconds=900.0)
 STEPS = int(os.environ.get("CLUSTER_STEPS", "3000"))  # some seconds a run
-SETTINGS = {
-    "model.depth": 2, "model.scheme": "deepnorm", "model.d_model": 8, "task.seq_len": 8,
-    "train.batch_size": 2, "train.steps": STEPS, "train.eval_batches": 1, "log.probe_sequences": 1,
-    "log.layers_every": 100, "runtime.checkpoint_seconds": 600, "seed": "0,1,2,3,4,5,6,7",
-}  # fmt: skip
+SETTINGS = [
+    "model.scheme=deepnorm", f"train.steps={STEPS}", "log.layers_every=100",
+    "runtime.checkpoint_seconds=600", "seed=0,1,2,3,4,5,6,7",
+]  # fmt: skip
 
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
@@ -226,4 +226,4 @@ def ended(run: Run) -> str | None:
 
 def sweep(out: Path) -> list[str]:
     words = [sys.executable, "-m", "deepstack", "sweep", "--out", str(out), "--study", "s"]
-    return words + [f"{key}={value}" for key, value in SETTINGS.items()]
+    return [*words, *TINY, *SETTINGS]

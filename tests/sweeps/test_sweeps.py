@@ -11,11 +11,18 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from helpers.cluster_results import until
+from helpers.cluster_results import steps_made, until
+from helpers.command_line import TINY
 from helpers.sampling import some
 
 import deepstack
-from deepstack.config import Config, machine_memory, memory_estimate, to_yaml, with_overrides
+from deepstack.config import (
+    machine_memory,
+    memory_estimate,
+    parse_config,
+    to_yaml,
+    with_overrides,
+)
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import find_runs
@@ -23,15 +30,7 @@ from deepstack.schemes import SCHEMES, Scheme
 from deepstack.sweeps import Local, Pool, default_workers, expand, plan
 from deepstack.sweeps.plan import CellCache
 
-TINY = {
-    "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.steps": 3,
-    "train.eval_batches": 1, "log.probe_sequences": 1,
-}  # fmt: skip
-BASE = with_overrides(Config(), TINY)
-
-
-def overrides(steps: int) -> list[str]:
-    return [f"{key}={value}" for key, value in (TINY | {"train.steps": steps}).items()]
+BASE = parse_config("", overrides=TINY)
 
 
 def test_a_grid_is_every_combination_and_each_once() -> None:
@@ -104,7 +103,16 @@ def test_a_run_that_no_machine_holds_is_refused_before_any_begins(tmp_path: Path
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "deepstack", "sweep", *overrides(700), "--depths", "1,2"]
+    command = [
+        sys.executable,
+        "-m",
+        "deepstack",
+        "sweep",
+        *TINY,
+        "train.steps=700",
+        "--depths",
+        "1,2",
+    ]
     command += ["--schemes", "post_ln", "--out", str(tmp_path), "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until(lambda: [rows > 30 for rows in steps_made(tmp_path)] == [True, True])
@@ -121,7 +129,7 @@ def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None
 
 def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     words = ["sweep", "--depths", "1,2", "--out", str(tmp_path), "--workers", "2"]
-    words += overrides(100_000)
+    words += [*TINY, "train.steps=100000"]
     beside = tmp_path / "temporary"
     beside.mkdir()
     environment = os.environ | {"TMPDIR": str(beside)}
@@ -182,8 +190,3 @@ def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
     local = Local(cells, "one", tmp_path, 1)
     assert [entry.state for entry in Pool(cells, local).run()] == ["done"]
     assert local._server is None
-
-
-def steps_made(out: Path, study: str = "*") -> list[int]:
-    """Rows of every run's log of steps so far."""
-    return [log.read_text().count("\n") - 1 for log in out.glob(f"{study}/*/steps.csv")]
