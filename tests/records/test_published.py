@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY, typed
+from helpers.record_runs import contents
 
 from deepstack.records import Run, find_runs
 from deepstack.records.published import writable
@@ -28,10 +29,6 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = contents(tmp_path / "results/published")
     yield tmp_path
     assert contents(tmp_path / "results/published") == before
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_published_studies_are_small_and_whole() -> None:
