@@ -167,6 +167,7 @@ def test_a_bend_shows_as_curvature_and_is_followed_by_interpolation() -> None:
     assert factors["v"] == pytest.approx(np.exp(0.3 * (np.log(6) ** 2 - np.log(48) ** 2)))
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_the_command_writes_a_config_that_trains_and_prints_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

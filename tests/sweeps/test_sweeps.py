@@ -9,6 +9,7 @@ import sys
 from contextlib import closing
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.cluster_results import steps_made, until
@@ -43,12 +44,13 @@ def test_a_grid_is_every_combination_and_each_once() -> None:
     ("grid", "said"),
     [
         ({"model.depth": []}, "at least one"),
+        ({"model.depth": 6}, r"found 6; allowed a list of values, such as \[6\]"),
         ({"model.depht": [1]}, "depth"),
         ({"model.depth": [0]}, "model.depth"),
         ({"seed": list(range(1000)), "model.depth": list(range(1, 1001))}, "1,000,000 runs"),
     ],
 )
-def test_a_grid_that_cannot_be(grid: dict[str, list[int]], said: str) -> None:
+def test_a_grid_that_cannot_be(grid: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         expand(BASE, grid)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.command_line import typed
+from helpers.command_line import TINY, typed
 from helpers.plot_runs import make_run
 from helpers.small_runs import interrupted
 
@@ -27,14 +27,11 @@ from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Run, RunFolder
 from deepstack.trackers import export_logs, heat_maps, scalars
 
-SETTINGS = (
-    "model.depth=3 model.d_model=8 task.seq_len=8 train.batch_size=2 train.steps=12 "
-    "train.eval_every=4 train.eval_batches=1 log.probe_sequences=1 log.attribution_every=6"
-).split()
+SETTINGS = ("model.depth=3", "train.steps=12", "train.eval_every=4", "log.attribution_every=6")
 
 
 def settings(*more: str) -> Any:
-    return parse_config("", overrides=[*SETTINGS, *more])
+    return parse_config("", overrides=[*TINY, *SETTINGS, *more])
 
 
 @pytest.fixture(scope="module")
