@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ from deepstack.config import (
 )
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
-from deepstack.records import find_runs
+from deepstack.records import RunFolder, find_runs
 from deepstack.schemes import SCHEMES, Scheme
-from deepstack.sweeps import Local, Pool, default_workers, expand, plan
+from deepstack.sweeps import Local, default_workers, expand, plan
 from deepstack.sweeps.plan import CellCache
 
 BASE = parse_config("", overrides=TINY)
@@ -152,10 +153,16 @@ def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
     # What lies in the present folder is not imported.
     (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
     monkeypatch.chdir(tmp_path)
-    (cell,) = plan(with_overrides(BASE, {"train.steps": 100_000}), study="s", out=tmp_path)
-    with closing(Local([cell], "s", tmp_path, 1, budget=2 * 10**9)) as local:
+    long = with_overrides(BASE, {"train.steps": 100_000})
+    cell, waiting = (
+        replace(cell, folder=RunFolder(f"{cell.folder.path}-2"))
+        for cell in plan(long, {"seed": [0, 1]}, study="s", out=tmp_path)
+    )
+    with closing(Local([cell, waiting], "s", tmp_path, 1, budget=2 * 10**9)) as local:
         first = local.start(cell)
-        assert first is not None and local.start(cell) is None
+        # A run has its folder, with a number in its name, once it starts and no earlier.
+        assert first is not None and cell.folder.exists()
+        assert local.start(waiting) is None and not waiting.folder.path.exists()
         until(lambda: steps_made(tmp_path) != [] and steps_made(tmp_path)[0] > 0)
         assert local._server is not None
         killed = local._server
@@ -174,8 +181,8 @@ def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
         second.send_signal(signal.SIGINT)
         # One that is refused, one that is killed, and one that is done.
         out = ["--out", str(tmp_path), "--study", "ends", "--quiet"]
-        long = to_yaml(with_overrides(BASE, {"seed": 1, "train.steps": 100_000}))
-        runs = [local._server.start(text, out) for text in ("depth: 1", long, to_yaml(BASE))]
+        texts = ("depth: 1", to_yaml(long), to_yaml(BASE))
+        runs = [local._server.start(text, out) for text in texts]
         until(lambda: any(rows > 3 for rows in steps_made(tmp_path, "ends")))
         runs[1].send_signal(signal.SIGKILL)
         until(lambda: None not in [run.poll() for run in (second, *runs)])
@@ -184,11 +191,3 @@ def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
         errors = [run.stderr_text() for run in runs]
     assert errors[0].startswith("deepstack: depth: found the unknown key")
     assert errors[1:] == ["", ""]
-
-
-def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
-    deepstack.train(BASE, study="one", out=tmp_path)
-    cells = plan(BASE, study="one", out=tmp_path)
-    local = Local(cells, "one", tmp_path, 1)
-    assert [entry.state for entry in Pool(cells, local).run()] == ["done"]
-    assert local._server is None
