@@ -181,14 +181,6 @@ def test_errors_of_the_system_name_file_and_cause(tmp_path: Path) -> None:
 # --- files that are replaced ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"state": "done"', "\x00"])
-def test_a_broken_status_names_the_file(tmp_path: Path, text: str) -> None:
-    folder = make_run(tmp_path / "run")
-    folder.status_path.write_text(text)
-    with pytest.raises(ResourceError, match=r"status\.json: "):
-        folder.read_status()
-
-
 def test_status_has_known_states_only(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'finished' is none of running, done"):
         RunFolder(tmp_path).write_status("finished", 3)

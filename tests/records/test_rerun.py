@@ -25,7 +25,6 @@ from deepstack.errors import ConfigError, DifferenceError, Interrupted
 from deepstack.records import Run, RunFolder
 from deepstack.registry import restored_registries
 from deepstack.training import Observer
-from deepstack.training import run as training_run
 from deepstack.training.rerun import check, later_difference
 
 rerun = partial(typed, "rerun")
@@ -185,19 +184,6 @@ def test_both_rows_are_shown_and_training_stops_there(folder: RunFolder) -> None
         line for line in result.stderr.splitlines() if line[:10] in ("  on disk:", "  now:    ")
     )
     assert f",{changed}," in was and f",{true}," in now
-
-
-def test_another_learning_rate_in_the_code_is_found(
-    trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = training_run.learning_rate
-    monkeypatch.setattr(
-        training_run, "learning_rate", lambda train, t: before(train, t) * (1 + 1e-6 * (t >= 3))
-    )
-    watch = Counting()
-    with pytest.raises(DifferenceError):
-        check(trained["done"], observer=watch)
-    assert watch.last == 2
 
 
 # --- what is refused ---------------------------------------------------------------------------
