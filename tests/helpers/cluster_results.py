@@ -1,4 +1,4 @@
-"""Waiting for runs, and what those of a cluster and of this machine must agree on."""
+"""Waits for runs and ends processes; the data on which a cluster and this machine must agree."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ def results(out: Path, count: int) -> dict[str, dict[str, bytes]]:
     runs = find_runs(out)
     assert [run.state for run in runs] == ["done"] * count
     return {run.name: data_of(run) for run in runs}
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ask a process to end, and kill it after some seconds."""
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def until(

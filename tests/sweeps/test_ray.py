@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.ended_runs import TINY
+from helpers.small_runs import data_of
 
 import deepstack
 from deepstack import config as conf
@@ -175,12 +176,8 @@ def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
 
     assert work(order, exchange) == (0, "")
     assert heard[0] == {"shared"} and heard[-1] == {"changes"}
-    run = Run(here.path)
-    assert run.state == "done"
-    for name in ("steps.csv", "evals.csv"):
-        assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
-    assert run.folder.checkpoints() == [4]
-    assert contents(run.folder.layers_dir) == contents(whole.folder.layers_dir)
+    assert Run(here.path).state == "done"
+    assert data_of(Run(here.path)) == data_of(whole)
 
 
 def test_a_run_that_is_stopped_before_it_began_never_begins(tmp_path: Path) -> None:

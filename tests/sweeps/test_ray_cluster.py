@@ -5,7 +5,6 @@ python -m pytest -m ray -n0 tests/sweeps/test_ray_cluster.py
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from helpers import QUICK
-from helpers.cluster_results import results, runs_of
+from helpers.cluster_results import end, results, runs_of
 from helpers.cluster_results import until as until_within
 from helpers.command_line import TINY
 
@@ -97,7 +96,7 @@ class Cluster:
     def second(self) -> None:
         """Start the second node, in the place of one that was killed."""
         if self.node is not None:
-            end(self.node)
+            end_session(self.node)
         self.node = self._start(f"--address={self.address}")
         time.sleep(3)  # until the head has heard of it
 
@@ -111,7 +110,7 @@ class Cluster:
     def close(self) -> None:
         for process in (self.node, self.head):
             if process is not None:
-                end(process)
+                end_session(process)
         shutil.rmtree(self.session, ignore_errors=True)
 
 
@@ -217,39 +216,13 @@ def underway(out: Path) -> list[Run]:
 
 
 def raylet(process: subprocess.Popen[bytes]) -> int | None:
-    """The process id of the raylet among the descendants of `ray start --block`."""
-    for pid in descendants(process.pid):
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet"):
-                return pid
-    return None
+    """Return the process id of the raylet of `ray start --block`, whose session it shares."""
+    words = ["pgrep", "--session", str(process.pid), "--exact", "raylet"]
+    found = subprocess.run(words, capture_output=True, text=True).stdout
+    return int(found) if found else None
 
 
-def descendants(pid: int) -> list[int]:
-    """Ids of all processes that a process has started, and of those that these have."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            after = stat.read_text().rpartition(")")[2].split()
-            parents.setdefault(int(after[1]), []).append(int(stat.parent.name))
-    found, ahead = [], [pid]
-    while ahead:
-        children = parents.get(ahead.pop(), [])
-        found += children
-        ahead += children
-    return found
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End `ray start --block` and what it has started: nothing else of Ray on this host."""
-    started = descendants(process.pid)
-    process.terminate()
-    try:
-        process.wait(timeout=15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pid in started:
-        with contextlib.suppress(OSError):
-            if b"ray" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """End `ray start --block` and the processes of its session: nothing else of Ray here."""
+    end(process)
+    subprocess.run(["pkill", "--signal", "KILL", "--session", str(process.pid)])

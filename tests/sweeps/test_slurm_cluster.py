@@ -9,7 +9,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.cluster_results import results, runs_of
+from helpers.cluster_results import end, results, runs_of
 from helpers.cluster_results import until as until_within
 from helpers.command_line import TINY
 
@@ -130,12 +129,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
                 subprocess.run(["scancel", "--full", "--user=root"], env=environment)
                 until(lambda: not listed(environment), what="empty queue", seconds=60)
         for process in reversed(started):
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
 
 
 def idle_nodes(environment: dict[str, str]) -> int:
