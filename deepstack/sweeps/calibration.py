@@ -106,13 +106,13 @@ def calibrate(
         raise ConfigError(f"--steps: found {list(steps)}; allowed steps from 1 on, as in 1,10")
     name = study or f"{config.name or 'runs'}_calibration"
     rate = config.train.lr * SMALL if lr is None else lr
-    chosen = sorted(set(steps))
+    sizes, chosen = sorted(set(depths)), sorted(set(steps))
 
     def run(
         base: conf.Config, suffix: str, rates: Sequence[float], roles: Sequence[str] = ()
     ) -> list[Run]:
         grid: dict[str, Sequence[Any]] = {
-            "model.depth": sorted(set(depths)),
+            "model.depth": sizes,
             "train.lr": list(rates),
             "seed": [config.seed + i for i in range(seeds)],
         }
@@ -125,9 +125,7 @@ def calibrate(
         return sweep(short, grid, study=where, out=out, workers=workers, show=show)
 
     before = run(config, "before", [rate, rate / 2])
-    measured = Calibration(
-        config=config, depths=tuple(sorted(set(depths))), steps=tuple(chosen), before=before
-    )
+    measured = Calibration(config=config, depths=tuple(sizes), steps=tuple(chosen), before=before)
     if alone:
         trained = config.train.trainable
         roles = [

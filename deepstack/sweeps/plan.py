@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -103,12 +103,11 @@ def retry_states(text: str | None) -> frozenset[str]:
 
     Raises ConfigError for any other word.
     """
-    chosen: set[str] = set()
-    for word in (part.strip() for part in (text or "").split(",") if part.strip()):
+    words = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for word in words:
         if word not in (*RUN_AGAIN, "all"):
             raise ConfigError(unknown("--retry", word, [*RUN_AGAIN, "all"]))
-        chosen |= {*RUN_AGAIN} if word == "all" else {word}
-    return frozenset(chosen)
+    return frozenset(RUN_AGAIN if "all" in words else words)
 
 
 def expand(
@@ -231,18 +230,15 @@ class CellCache:
     """Computes the values that cells share once: tasks and numbers of parameters."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Any] = {}
-
-    def _once(self, key: tuple[object, ...], compute: Callable[[], Any]) -> Any:
-        if key not in self._known:
-            self._known[key] = compute()
-        return self._known[key]
+        self._tasks: dict[tuple[object, ...], Task] = {}
+        self._counts: dict[tuple[object, ...], list[int]] = {}
 
     def task(self, config: conf.Config) -> Task:
         """Return the task of a configuration, whose vocabulary and data do not depend on seeds."""
-        key = ("task", repr(config.task), config.model.family)
-        task: Task = self._once(key, lambda: task_of(config))
-        return task
+        key = (repr(config.task), config.model.family)
+        if key not in self._tasks:
+            self._tasks[key] = task_of(config)
+        return self._tasks[key]
 
     def parameters(self, config: conf.Config, vocab_size: int) -> int:
         """Return the exact number of parameters, extrapolated from three shallow stacks.
@@ -254,12 +250,12 @@ class CellCache:
             return count_parameters(config, vocab_size, config.model.depth)
         model = config.model.model_copy(update={"depth": 1})
         key = (repr(model), vocab_size, config.task.seq_len, config.train.trainable)
-        one, two, three = self._once(
-            key, lambda: [count_parameters(config, vocab_size, depth) for depth in (1, 2, 3)]
-        )
+        if key not in self._counts:
+            depths = (1, 2, 3)
+            self._counts[key] = [count_parameters(config, vocab_size, depth) for depth in depths]
+        one, two, three = self._counts[key]
         more = config.model.depth - 1
-        count: int = one + more * (two - one) + more * (more - 1) // 2 * (three - 2 * two + one)
-        return count
+        return one + more * (two - one) + more * (more - 1) // 2 * (three - 2 * two + one)
 
 
 def count_parameters(config: conf.Config, vocab_size: int, depth: int) -> int:

@@ -328,8 +328,8 @@ def test_without_ray_or_without_a_cluster_it_is_said_what_to_do(
         free.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ResourceError, match="ray start --head"):
-        ray_cluster.refuse_silent(where, "start one with `ray start --head`")
-    ray_cluster.refuse_silent("auto", "")
+        ray_cluster.refuse_silent(where)
+    ray_cluster.refuse_silent("auto")
 
     def refuse(name: str) -> None:
         raise ImportError(name)
