@@ -1,4 +1,4 @@
-"""Run folders: what is on disk after anything, and what is read back."""
+"""Logs of a run: the same bytes after any interruption, and files that cannot be read."""
 
 from pathlib import Path
 
@@ -170,11 +170,11 @@ def test_timing_is_appended_and_the_last_of_a_step_counts(tmp_path: Path) -> Non
 
 
 def test_errors_of_the_system_name_file_and_cause(tmp_path: Path) -> None:
-    for error, said in (
+    for error, message in (
         (OSError(28, "No space left on device"), r"f: No space left on device \(\d+ MB free\)$"),
         (PermissionError(13, "Permission denied"), "f: Permission denied$"),
     ):
-        with pytest.raises(ResourceError, match=said), trouble(tmp_path / "f"):
+        with pytest.raises(ResourceError, match=message), trouble(tmp_path / "f"):
             raise error
 
 

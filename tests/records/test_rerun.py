@@ -186,7 +186,7 @@ def test_both_rows_are_shown_and_training_stops_there(folder: RunFolder) -> None
     assert f",{changed}," in was and f",{true}," in now
 
 
-# --- what is refused ---------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------
 
 
 def test_another_environment_is_refused_by_name(

@@ -264,7 +264,7 @@ def test_a_damaged_run_is_named_and_the_others_are_read(
     assert [row["model.depth"] for row in rows[::2]] == [97, 99] and rows[1]["loss"] is None
     found = typed("ls", tmp_path)
     assert found.exit_code == 0 and found.stdout.count("done") == 2
-    (said,) = found.stderr.splitlines()
-    assert said.startswith("run b is damaged: ")
-    assert said.endswith(f"`deepstack verify {tmp_path / 'study' / 'b'}` says more")
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("run b is damaged: ")
+    assert line.endswith(f"`deepstack verify {tmp_path / 'study' / 'b'}` says more")
     assert Run(tmp_path / "study" / "b").state == state

@@ -1,4 +1,4 @@
-"""Sweeps on Ray, without Ray: what is sent back from a node, and what becomes of a lost one.
+"""Sweeps on Ray, tested without Ray: files sent back from a node, and the loss of a node.
 
 test_ray_cluster.py runs them on two nodes.
 """
@@ -246,10 +246,10 @@ def process_of(cluster: FakeCluster, tmp_path: Path, **resources: float) -> Proc
 
 def test_a_run_lost_with_its_node_is_sent_again_and_in_the_end_interrupted(tmp_path: Path) -> None:
     lost = [RayError("node died\nand pages")] * (LOST_AT_MOST + 1)
-    cluster = FakeCluster(*lost[:2], (0, "said"))
+    cluster = FakeCluster(*lost[:2], (0, "stderr"))
     process = process_of(cluster, tmp_path)
     assert [process.poll() for _ in range(3)] == [None, None, 0]
-    assert process.stderr_text() == "said"
+    assert process.stderr_text() == "stderr"
     assert cluster.orders == ["run.0", "run.1", "run.2"]
     process = process_of(FakeCluster(*lost), tmp_path)
     assert [process.poll() for _ in lost] == [None] * LOST_AT_MOST + [143]

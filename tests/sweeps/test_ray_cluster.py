@@ -34,7 +34,7 @@ SETTINGS = [
     "task.name=slowed", f"train.steps={STEPS}", "log.layers_every=40",
     "runtime.checkpoint_seconds=1",
 ]  # fmt: skip
-# No run ends while the file {slow} is there: what is done to runs meets them at work.
+# No run ends while the file {slow} exists, so that a lost node interrupts its run.
 PLUGIN = '''
 import time
 from dataclasses import replace
@@ -54,7 +54,7 @@ def slowed(*, seq_len, seed):
     return replace(copy, name="slowed", draw=draw)
 '''
 RAY = Path(sys.executable).with_name("ray")
-# A node in a mount namespace of its own does not see what the sweep writes in this folder.
+# A node in a separate mount namespace does not see the sweep's files in this folder.
 APART = 'mount -t tmpfs none "$1" && shift && exec "$@"'
 
 
@@ -86,9 +86,9 @@ class Cluster:
         command += ["--block", "--num-cpus=1", "--num-gpus=1", *words]
         environment = dict(os.environ, RAY_worker_niceness="0")  # 15 is slow on a busy machine
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # Ray gives none out that is hidden
-        with open(self.folder / "ray.out", "ab") as said:
+        with open(self.folder / "ray.out", "ab") as log:
             process = subprocess.Popen(
-                command, env=environment, stdout=said, stderr=said, start_new_session=True
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
             )
         until(lambda: raylet(process) is not None, process)
         return process
@@ -131,7 +131,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def local(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, bytes]]:
-    """What a sweep on this machine alone gives."""
+    """Return the results of a sweep on this machine alone."""
     out = tmp_path_factory.mktemp("local")
     done = subprocess.run(sweep(cluster, out, here=True), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -146,9 +146,9 @@ def test_a_lost_node_costs_no_run(
     until(lambda: len(underway(tmp_path)) == 2, driver)  # one on each node
     cluster.lose()
     cluster.slow.unlink()
-    said, errors = driver.communicate(timeout=600)
+    shown, errors = driver.communicate(timeout=600)
     assert driver.returncode == 0, errors
-    assert "raylet" not in said + errors
+    assert "raylet" not in shown + errors
     assert results(tmp_path, 4) == local
     assert any("resumed" in run.meta for run in find_runs(tmp_path))
     assert not list(tmp_path.glob("*/.ray-*"))

@@ -1,4 +1,4 @@
-"""Job arrays for Slurm: what the script says, and what it does when it is run."""
+"""Job arrays for Slurm: the directives of the script, and its actions when it runs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_is_no_option_of_sbatch_is_refused(line: str, tmp_path: Path) -> No
 def test_what_sbatch_says_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ResourceError, match=r"sbatch '/a b/x\.sh'") as raised:
-        submit(Path("/a b/x.sh"))  # there is none: it is said where to type what
+        submit(Path("/a b/x.sh"))
     assert raised.value.exit_code == 5
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     program(tmp_path / "sbatch", 'echo "17;cluster"')
@@ -138,17 +138,17 @@ def test_the_run_of_the_task_gets_its_words_and_its_exit_code_is_kept(
 ) -> None:
     node = Node(tmp_path, monkeypatch, 'printf "%s\\n" "$@"; exit 5')
     process = node.start()
-    said, errors = process.communicate(timeout=20)
+    shown, errors = process.communicate(timeout=20)
     assert process.returncode == 5, errors
     config = node.out / "s" / "slurm" / "second one.yaml"
     wanted = ["-m", "deepstack", "train", str(config), "--quiet", "--out", str(node.out)]
-    assert said.splitlines() == [*wanted, "--study", "s"]
+    assert shown.splitlines() == [*wanted, "--study", "s"]
     assert node.requeued() == ""
     assert shlex.quote("second one") in node.script.read_text()
 
 
 @pytest.mark.parametrize(
-    ("does", "sent", "said", "code", "requeued"),
+    ("does", "sent", "stdout", "code", "requeued"),
     [
         # The number of the task, because that of the job may be that of the whole array.
         (SAVES, signal.SIGUSR1, "saved\n", 143, "requeue 7_1\n"),
@@ -157,7 +157,7 @@ def test_the_run_of_the_task_gets_its_words_and_its_exit_code_is_kept(
     ],
 )
 def test_a_run_comes_back_if_it_has_saved_before_its_time_is_up(
-    does: str, sent: int, said: str, code: int, requeued: str,
+    does: str, sent: int, stdout: str, code: int, requeued: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Slurm sends SIGUSR1 to the script then; to end a task, it sends SIGTERM to all of it."""
@@ -166,7 +166,7 @@ def test_a_run_comes_back_if_it_has_saved_before_its_time_is_up(
     until((tmp_path / "ready").exists, seconds=20)
     send = process.send_signal if sent == signal.SIGUSR1 else partial(os.killpg, process.pid)
     send(sent)
-    assert process.communicate(timeout=20)[0] == said
+    assert process.communicate(timeout=20)[0] == stdout
     assert (process.returncode, node.requeued()) == (code, requeued)
 
 

@@ -124,7 +124,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         until(lambda: idle_nodes(environment) == 2, what="two idle nodes", seconds=60)
         yield environment
     finally:
-        if len(started) == 4:  # what a job has started outlives the daemons
+        if len(started) == 4:  # a job's processes outlive the daemons
             with contextlib.suppress(AssertionError):
                 subprocess.run(["scancel", "--full", "--user=root"], env=environment)
                 until(lambda: not listed(environment), what="empty queue", seconds=60)
@@ -197,7 +197,7 @@ def test_an_array_of_eight_ends_equal_whatever_slurm_does(
     ]  # fmt: skip
 
     def over() -> bool:
-        # Slurm lets what was requeued wait for two minutes: so long a test need not take.
+        # A requeued task would wait for two minutes.
         waiting = ask("squeue", "--noheader", "--format=%i %r").splitlines()
         for line in waiting:
             if line.endswith("BeginTime"):

@@ -1,4 +1,4 @@
-"""A sweep's plan: what is expanded, counted and ordered before anything runs."""
+"""Sweeps on this machine: their plan, their server of runs, and their interruptions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_grid_is_every_combination_and_each_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grid", "said"),
+    ("grid", "message"),
     [
         ({"model.depth": []}, "at least one"),
         ({"model.depth": 6}, r"found 6; allowed a list of values, such as \[6\]"),
@@ -51,8 +51,8 @@ def test_a_grid_is_every_combination_and_each_once() -> None:
         ({"seed": list(range(1000)), "model.depth": list(range(1, 1001))}, "1,000,000 runs"),
     ],
 )
-def test_a_grid_that_cannot_be(grid: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_grid_that_cannot_be(grid: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         expand(BASE, grid)
 
 
@@ -78,7 +78,7 @@ def test_parameters_are_counted_exactly(scheme: str, head: str) -> None:
 def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:
     """A run that could not begin is an error, after the others."""
     one, two = (memory_estimate(with_overrides(BASE, {"model.depth": n})) for n in (1000, 2000))
-    depth = 2000 * machine_memory() // (two - one)  # twice what the machine has
+    depth = 2000 * machine_memory() // (two - one)  # twice the memory of the machine
     with pytest.raises(ConfigError, match=r"1 of 3 runs could not begin: .* are needed"):
         deepstack.sweep(BASE, {"model.depth": [1, 2, depth]}, study="lib", out=tmp_path, workers=2)
     table = deepstack.load_runs(tmp_path)
@@ -98,8 +98,8 @@ def test_a_scheme_of_this_process_alone_is_refused_before_a_run_begins(tmp_path:
 
 def test_a_run_that_no_machine_holds_is_refused_before_any_begins(tmp_path: Path) -> None:
     config = with_overrides(BASE, {"model.d_model": 2048})
-    said = r"in the run of model\.depth=100000: model\.depth: found 100000, a run of about"
-    with pytest.raises(ConfigError, match=said):
+    message = r"in the run of model\.depth=100000: model\.depth: found 100000, a run of about"
+    with pytest.raises(ConfigError, match=message):
         deepstack.sweep(config, {"model.depth": [1, 10**5]}, study="lib", out=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -150,7 +150,7 @@ def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
 def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What lies in the present folder is not imported.
+    # Files of the present folder are not imported.
     (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
     monkeypatch.chdir(tmp_path)
     long = with_overrides(BASE, {"train.steps": 100_000})

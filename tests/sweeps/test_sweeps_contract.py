@@ -1,4 +1,4 @@
-"""What one run of a sweep does to itself stays its own, and what kills a sweep loses nothing."""
+"""A run that ends badly leaves the others of its sweep alone; a killed sweep loses nothing."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ def check_states(out: Path, good: list[int], bad: list[int]) -> None:
     assert sorted(runs) == sorted(good + bad)
     assert {seed: runs[seed].state for seed in good} == dict.fromkeys(good, "done")
     assert {seed: runs[seed].state for seed in bad} == {seed: ENDS[seed] for seed in bad}
-    for seed in bad:  # what they had trained is there, and they say why they ended
+    for seed in bad:  # their steps are kept, with the reason of their end
         assert runs[seed].status["step"] == len(runs[seed].steps) == 2
-    said = {seed: runs[seed].status["error"] for seed in bad}
-    assert said.get(KILLED, "killed by SIGKILL") == "killed by SIGKILL"
-    assert said.get(CRASHED, "killed by SIGSEGV") == "killed by SIGSEGV"
+    errors = {seed: runs[seed].status["error"] for seed in bad}
+    assert errors.get(KILLED, "killed by SIGKILL") == "killed by SIGKILL"
+    assert errors.get(CRASHED, "killed by SIGSEGV") == "killed by SIGSEGV"
     if HUNG in bad:
-        assert "took longer than --run-timeout" in said[HUNG]
+        assert "took longer than --run-timeout" in errors[HUNG]
     if MEMORY in bad:
         status = runs[MEMORY].status
         assert status["phase"] == "the training step" and status["limit_mb"] < 2000

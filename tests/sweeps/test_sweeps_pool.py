@@ -1,4 +1,4 @@
-"""How a pool ends runs and what it says of those that ended badly, with processes that only act."""
+"""How a pool ends runs and reports those that ended badly, with processes that only act."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def cells_of(out: Path, seeds: int = 1) -> list[Cell]:
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
 
 
-# exit codes by signal, what the run's folder says -> state, error in status.json
+# exit codes by signal, state in the run's folder -> state, error in status.json
 ENDS: list[tuple[dict[int, int], str, str, str | None]] = [
     ({0: 0}, "done", "done", None),
     ({0: 0}, "diverged", "diverged", None),
@@ -83,7 +83,7 @@ ENDS: list[tuple[dict[int, int], str, str, str | None]] = [
     ({0: -TERM}, "running", "interrupted", None),  # before it could listen
     ({0: -KILL}, "running", "failed", "killed by SIGKILL"),
     ({0: -int(signal.SIGSEGV)}, "running", "failed", "killed by SIGSEGV"),
-    ({0: 1}, "failed", "failed", None),  # it has said so itself
+    ({0: 1}, "failed", "failed", None),  # the run itself wrote it
     ({0: 1}, "running", "failed", "RuntimeError: broken"),
     ({0: 0}, "running", "failed", "RuntimeError: broken"),  # it leaves in the midst
     ({0: 5}, "running", "interrupted", None),  # a full disk: the same command goes on
@@ -175,7 +175,7 @@ def test_what_fails_before_it_has_a_folder_is_recorded_too(tmp_path: Path) -> No
     assert cell.state == "failed" and Run(cell.folder.path).status["error"] == "killed by SIGSEGV"
 
 
-SAID = {
+ERROR_LINES = {
     "a warning\ndeepstack: was X, is Y\nto go on: --allow-env-change\n": (
         "was X, is Y; to go on: --allow-env-change"
     ),
@@ -184,9 +184,9 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("said", SAID)
-def test_the_error_line_of_a_run_are_its_error_whole(said: str) -> None:
-    assert error_line(said) == SAID[said]
+@pytest.mark.parametrize("stderr", ERROR_LINES)
+def test_the_error_line_of_a_run_is_its_whole_error(stderr: str) -> None:
+    assert error_line(stderr) == ERROR_LINES[stderr]
 
 
 LEAVES = '''
