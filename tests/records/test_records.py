@@ -13,9 +13,9 @@ from deepstack.records import (
     Run,
     RunFolder,
     extent,
-    number_text,
     trouble,
 )
+from deepstack.records.append_log import number_text
 
 
 @pytest.mark.parametrize(

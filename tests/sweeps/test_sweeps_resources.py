@@ -13,8 +13,8 @@ import torch
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import RunFolder
-from deepstack.sweeps import Cell, Local, Resources, default_workers, local, memory_budget
-from deepstack.sweeps.local import CONTEXT_BYTES, Gpu, Reservation
+from deepstack.sweeps import Cell, Local, default_workers, local, memory_budget
+from deepstack.sweeps.local import CONTEXT_BYTES, Gpu, Reservation, Resources
 
 GB = 10**9
 
