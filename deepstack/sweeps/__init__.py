@@ -2,7 +2,7 @@
 
 from deepstack.sweeps.calibration import Calibration, calibrate
 from deepstack.sweeps.initial_signals import Signals, signal
-from deepstack.sweeps.local import Local, Resources, default_workers, memory_budget
+from deepstack.sweeps.local import Local, default_workers, memory_budget
 from deepstack.sweeps.plan import (
     RUN_AGAIN,
     Cell,
@@ -23,7 +23,6 @@ __all__ = [
     "Local",
     "Pool",
     "Progress",
-    "Resources",
     "Signals",
     "calibrate",
     "default_workers",

@@ -17,12 +17,20 @@ from deepstack.analysis.calibration import HEAD, TOGETHER, DepthExponents, inter
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.sweeps.pool import Progress
-from deepstack.sweeps.run import sweep
+from deepstack.sweeps.run import MEASURE_ONLY, sweep
 
 DEPTHS = (6, 12, 24, 48, 96)
 STEPS = (1, 10)
 SMALL = 0.01  # the measured learning rate over that of the configuration
 SECOND = 10  # the rate of a second measurement over that of the first; its updates grow as rate²
+# The settings of a run that measures the update of each role and nothing else.
+SHORT = MEASURE_ONLY | {
+    "train.clip": None,
+    "train.weight_decay": 0.0,
+    "model.dropout": 0.0,
+    "log.layers_every": 0,
+    "log.stream_update": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +106,18 @@ def calibrate(
         raise ConfigError(f"--steps: found {list(steps)}; allowed steps from 1 on, as in 1,10")
     name = study or f"{config.name or 'runs'}_calibration"
     rate = config.train.lr * SMALL if lr is None else lr
-    chosen = sorted(set(steps))
+    sizes, chosen = sorted(set(depths)), sorted(set(steps))
 
     def run(
         base: conf.Config, suffix: str, rates: Sequence[float], roles: Sequence[str] = ()
     ) -> list[Run]:
         grid: dict[str, Sequence[Any]] = {
-            "model.depth": sorted(set(depths)),
+            "model.depth": sizes,
             "train.lr": list(rates),
             "seed": [config.seed + i for i in range(seeds)],
         }
-        short = conf.with_overrides(base, short_settings(base, chosen))
+        lengths = {"train.steps": max(chosen), "log.attribution_every": math.gcd(*chosen)}
+        short = conf.with_overrides(base, SHORT | lengths)
         if roles:
             grid = {"train.trainable": [[role] for role in roles]} | grid
             short = conf.with_overrides(short, {"log.attribution_every": 0})
@@ -116,9 +125,7 @@ def calibrate(
         return sweep(short, grid, study=where, out=out, workers=workers, show=show)
 
     before = run(config, "before", [rate, rate / 2])
-    measured = Calibration(
-        config=config, depths=tuple(sorted(set(depths))), steps=tuple(chosen), before=before
-    )
+    measured = Calibration(config=config, depths=tuple(sizes), steps=tuple(chosen), before=before)
     if alone:
         trained = config.train.trainable
         roles = [
@@ -138,23 +145,3 @@ def calibrate(
     origin = {"log.attribution_from": "current" if measured.second else "initial"}
     corrected = conf.with_overrides(measured.corrected, origin)
     return replace(measured, after=run(corrected, "after", [rate]))
-
-
-def short_settings(config: conf.Config, steps: Sequence[int]) -> dict[str, Any]:
-    """Return the settings of a run that measures the roles at these steps and nothing else."""
-    return {
-        "train.steps": max(steps),
-        "train.schedule": "constant",
-        "train.decay_period": None,
-        "train.warmup_steps": 0,
-        "train.clip": None,
-        "train.weight_decay": 0.0,
-        "train.eval_every": 0,
-        "train.eval_batches": 1,
-        "model.dropout": 0.0,
-        "log.layers_every": 0,
-        "log.stream_update": False,
-        "log.skipped_layers": 0,
-        "log.attribution_every": math.gcd(*steps),
-        "log.first_order": False,
-    }

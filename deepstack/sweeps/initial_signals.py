@@ -11,24 +11,19 @@ from typing import TYPE_CHECKING, Any
 from deepstack import config as conf
 from deepstack.analysis.initial_signals import signal_layers, signal_table
 from deepstack.records import Run
+from deepstack.sweeps.plan import as_study
 from deepstack.sweeps.pool import Progress
-from deepstack.sweeps.run import sweep
+from deepstack.sweeps.run import MEASURE_ONLY, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
 START: Mapping[str, Any] = {
+    **MEASURE_ONLY,
     "train.steps": 0,
-    "train.warmup_steps": 0,
-    "train.schedule": "constant",
-    "train.decay_period": None,
-    "train.eval_every": 0,
-    "train.eval_batches": 1,
     "log.layers_every": 1,
     "log.jacobian": True,
-    "log.skipped_layers": 0,
     "log.attribution_every": 0,
-    "log.first_order": False,
 }
 """The settings of a run that measures the initial signals and nothing else."""
 
@@ -68,8 +63,7 @@ def signal(
     in `<out>/<study>`; a repeated call measures only missing ones.  workers, show: see
     `deepstack.sweep`.
     """
-    lists = {key: list(values) for key, values in (grid or {}).items()}
-    described = config if isinstance(config, conf.Study) else conf.Study(config, lists)
+    described = as_study(config, grid)
     base = described.base
     more: dict[str, list[Any]] = {"seed": [base.seed + i for i in range(seeds)]}
     if depths is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -103,12 +103,11 @@ def retry_states(text: str | None) -> frozenset[str]:
 
     Raises ConfigError for any other word.
     """
-    chosen: set[str] = set()
-    for word in (part.strip() for part in (text or "").split(",") if part.strip()):
+    words = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for word in words:
         if word not in (*RUN_AGAIN, "all"):
             raise ConfigError(unknown("--retry", word, [*RUN_AGAIN, "all"]))
-        chosen |= {*RUN_AGAIN} if word == "all" else {word}
-    return frozenset(chosen)
+    return frozenset(RUN_AGAIN if "all" in words else words)
 
 
 def expand(
@@ -119,38 +118,43 @@ def expand(
     Raises ConfigError for an empty list of values, a value that is not allowed, or more than
     conf.MAX_RUNS cells.
     """
-    return [config for config, _, _ in _cells(base, grid, CellCache())]
+    return [config for config, _, _ in _cells(as_study(base, grid), CellCache())]
 
 
-def axis(key: str, values: object) -> list[Any]:
-    """Return the values of one axis of a grid; ConfigError for a single value."""
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise ConfigError(
-            f"sweep.grid.{key}: found {values!r}; allowed a list of values, such as [{values!r}]"
-        )
-    return list(values)
+def as_study(
+    config: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None = None
+) -> conf.Study:
+    """Return the study of a configuration and a grid; a study is returned as it is.
+
+    Raises ConfigError for an axis with a single value in place of a list.
+    """
+    if isinstance(config, conf.Study):
+        return config
+    axes: dict[str, list[Any]] = {}
+    for key, values in (grid or {}).items():
+        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+            example = f"allowed a list of values, such as [{values!r}]"
+            raise ConfigError(f"sweep.grid.{key}: found {values!r}; {example}")
+        axes[key] = list(values)
+    return conf.Study(config, axes)
 
 
-def _cells(
-    base: conf.Config | conf.Study, grid: Mapping[str, Sequence[Any]] | None, cache: CellCache
-) -> list[tuple[conf.Config, str, conf.Combination]]:
+def _cells(study: conf.Study, cache: CellCache) -> list[tuple[conf.Config, str, conf.Combination]]:
     """Return configuration, name of the run and swept values of every cell, equal ones once."""
-    if isinstance(base, conf.Config):
-        base = conf.Study(base, {key: axis(key, values) for key, values in (grid or {}).items()})
-    for key, values in base.grid.items():
+    for key, values in study.grid.items():
         if not values:
             raise ConfigError(f"sweep.grid.{key}: found no value; give at least one")
-    if base.total > conf.MAX_RUNS:
-        sizes = " x ".join(f"{len(v)} {k}" for k, v in base.grid.items())
+    if study.total > conf.MAX_RUNS:
+        sizes = " x ".join(f"{len(v)} {k}" for k, v in study.grid.items())
         raise ConfigError(
-            f"sweep.grid: {base.total:,} runs ({sizes}); allowed at most {conf.MAX_RUNS:,}: "
+            f"sweep.grid: {study.total:,} runs ({sizes}); allowed at most {conf.MAX_RUNS:,}: "
             "give fewer values"
         )
     cells: list[tuple[conf.Config, str, conf.Combination]] = []
     by_name: dict[str, list[conf.Config]] = {}  # two cells may share the six digits of a hash
-    for combination in base.combinations():
+    for combination in study.combinations():
         with named_in_errors(combination):
-            config = conf.with_overrides(base.base, combination.settings)
+            config = conf.with_overrides(study.base, combination.settings)
             conf.refuse_absurd(config, scheme_memory(config))
             config = with_steps(config, lambda config: cache.task(config).vocab_size)
         plain = without_defaults(config)
@@ -190,7 +194,7 @@ def plan(
     existing = names_in(out / study)
     cells = []
     used_names: set[str] = set()
-    for config, name, combination in _cells(base, grid, cache):
+    for config, name, combination in _cells(as_study(base, grid), cache):
         state = "new"
         with named_in_errors(combination):
             task = cache.task(config)
@@ -226,18 +230,15 @@ class CellCache:
     """Computes the values that cells share once: tasks and numbers of parameters."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Any] = {}
-
-    def _once(self, key: tuple[object, ...], compute: Callable[[], Any]) -> Any:
-        if key not in self._known:
-            self._known[key] = compute()
-        return self._known[key]
+        self._tasks: dict[tuple[object, ...], Task] = {}
+        self._counts: dict[tuple[object, ...], list[int]] = {}
 
     def task(self, config: conf.Config) -> Task:
         """Return the task of a configuration, whose vocabulary and data do not depend on seeds."""
-        key = ("task", repr(config.task), config.model.family)
-        task: Task = self._once(key, lambda: task_of(config))
-        return task
+        key = (repr(config.task), config.model.family)
+        if key not in self._tasks:
+            self._tasks[key] = task_of(config)
+        return self._tasks[key]
 
     def parameters(self, config: conf.Config, vocab_size: int) -> int:
         """Return the exact number of parameters, extrapolated from three shallow stacks.
@@ -249,12 +250,12 @@ class CellCache:
             return count_parameters(config, vocab_size, config.model.depth)
         model = config.model.model_copy(update={"depth": 1})
         key = (repr(model), vocab_size, config.task.seq_len, config.train.trainable)
-        one, two, three = self._once(
-            key, lambda: [count_parameters(config, vocab_size, depth) for depth in (1, 2, 3)]
-        )
+        if key not in self._counts:
+            depths = (1, 2, 3)
+            self._counts[key] = [count_parameters(config, vocab_size, depth) for depth in depths]
+        one, two, three = self._counts[key]
         more = config.model.depth - 1
-        count: int = one + more * (two - one) + more * (more - 1) // 2 * (three - 2 * two + one)
-        return count
+        return one + more * (two - one) + more * (more - 1) // 2 * (three - 2 * two + one)
 
 
 def count_parameters(config: conf.Config, vocab_size: int, depth: int) -> int:

@@ -50,7 +50,7 @@ class OnRay(Launcher):
         self, study: str, out: Path, workers: int | None = None, address: str | None = None
     ) -> None:
         self.study, self.out, self._limit = study, out.absolute(), workers
-        self._running: dict[Process, Cell] = {}
+        self._running: list[Process] = []
         self._plugins = plugin_files()
         self.ray = connect(address)
         with self.cluster():
@@ -66,8 +66,11 @@ class OnRay(Launcher):
             self._token = tempfile.NamedTemporaryFile(prefix=".ray-", dir=folder)
 
     def start(self, cell: Cell) -> Process | None:
-        self._running = {p: other for p, other in self._running.items() if p.poll() is None}
-        if not self._has_capacity(cell):
+        self._running = [process for process in self._running if process.poll() is None]
+        nodes = self.nodes()
+        resources = resources_of(cell, nodes, self._gpu_bytes)
+        taken = [process.order.resources for process in self._running]
+        if not has_capacity(resources, taken, nodes, self._limit):
             return None
         cell.claim()
         order = Order(
@@ -78,40 +81,14 @@ class OnRay(Launcher):
             here=os.getcwd(),
             token=self._token.name,
             plugins=self._plugins,
-            resources=self.resources_of(cell, self._nodes()),
+            resources=resources,
         )
         process = Process(self, cell.folder, order)
-        self._running[process] = cell
+        self._running.append(process)
         return process
-
-    def _has_capacity(self, cell: Cell) -> bool:
-        if self._limit is not None:
-            return len(self._running) < self._limit
-        return not self._running or self._fits([*self._running.values(), cell])
 
     def close(self) -> None:
         self._token.close()
-
-    def resources_of(self, cell: Cell, nodes: Sequence[Resources]) -> Resources:
-        """Return a run's cores, bytes of memory, and share of a GPU: 0, 1, or less if small."""
-        required = requirements_of(cell, has_gpu=most_of_a_node(nodes, "GPU") > 0)
-        gpu = required.gpu_memory
-        return {
-            "num_cpus": required.cores,
-            "num_gpus": share_of_gpu(gpu, self._gpu_bytes) if gpu else 0,
-            # Ray would wait for ever for a node with more memory than any has.
-            "memory": int(min(required.memory, most_of_a_node(nodes, "memory"))),
-        }
-
-    def refuse_too_large(self, resources: Resources) -> None:
-        """Raise ResourceError for a run that no node can ever hold."""
-        nodes = self._nodes()
-        for name, text in (
-            ("num_cpus", "cores; fewer with runtime.threads=…"),
-            ("num_gpus", "GPU; without one: runtime.device=cpu"),
-        ):
-            if resources[name] > most_of_a_node(nodes, RESOURCES[name]):
-                raise ResourceError(f"no node of the Ray cluster has {resources[name]:g} {text}")
 
     def submit(self, order: Order) -> Any:
         """Submit a run to Ray; max_retries=0 because the sweep itself submits it again."""
@@ -147,32 +124,24 @@ class OnRay(Launcher):
         except (self.ray.exceptions.RayError, ConnectionError, TimeoutError) as error:
             raise ResourceError(f"the Ray cluster does not answer: {first_line(error)}") from error
 
-    def _nodes(self) -> list[Resources]:
+    def nodes(self) -> list[Resources]:
         """Return the resources of every node that is alive."""
         with self.cluster():
             return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-
-    def _fits(self, cells: Sequence[Cell]) -> bool:
-        nodes = self._nodes()
-        required = [self.resources_of(cell, nodes) for cell in cells]
-        return all(
-            sum(run[name] for run in required) <= sum(node.get(key, 0) for node in nodes) + 1e-6
-            for name, key in RESOURCES.items()
-        )
 
 
 class Process:
     """A run on the cluster, submitted again when its node is lost."""
 
     def __init__(self, cluster: OnRay, folder: RunFolder, order: Order) -> None:
-        self._cluster, self._folder, self._order = cluster, folder, order
+        self.order, self._cluster, self._folder = order, cluster, folder
         self._lock = ExitStack()  # of the copy, if the node does not share the folder
         self._locked = self._begun = False
         self._signal = 0
         self._code: int | None = None
         self._stderr = ""
         try:
-            cluster.refuse_too_large(order.resources)
+            refuse_too_large(order.resources, cluster.nodes())
             self._task = cluster.submit(order)
         except ResourceError as error:
             self._end(error.exit_code, str(error))
@@ -184,7 +153,7 @@ class Process:
         try:
             # Asked first: a task that has ended sends nothing after the messages below.
             ended = self._cluster.has_ended(self._task)
-            for message in self._cluster.receive(self._order.key):
+            for message in self._cluster.receive(self.order.key):
                 self._handle(message)
             if ended:
                 self._take_result()
@@ -199,7 +168,7 @@ class Process:
         if self._code is not None:
             return
         self._signal = number
-        self._cluster.send(self._order.key, {"signal": int(number)})
+        self._cluster.send(self.order.key, {"signal": int(number)})
         if not self._begun:
             self._cluster.ray.cancel(self._task)
 
@@ -218,7 +187,7 @@ class Process:
                 self._locked = True
             content = Source(self._folder).changes()
         self._begun = True
-        self._cluster.send(self._order.key, {"begin": tuple(content)})
+        self._cluster.send(self.order.key, {"begin": tuple(content)})
 
     def _take_result(self) -> None:
         ray = self._cluster.ray
@@ -229,18 +198,59 @@ class Process:
         except ray.exceptions.RayError as error:  # cancelled, or its node is lost
             if self._signal:
                 self._end(128 + self._signal, "")
-            elif self._order.lost >= LOST_AT_MOST:
+            elif self.order.lost >= LOST_AT_MOST:
                 text = f"lost {LOST_AT_MOST + 1} times with its node, last: {first_line(error)}"
                 self._end(128 + signal.SIGTERM, text)
             else:
                 # If it still runs, it saves and ends.
-                self._cluster.send(self._order.key, {"signal": int(signal.SIGTERM)})
-                self._order = replace(self._order, lost=self._order.lost + 1)
-                self._begun, self._task = False, self._cluster.submit(self._order)
+                self._cluster.send(self.order.key, {"signal": int(signal.SIGTERM)})
+                self.order = replace(self.order, lost=self.order.lost + 1)
+                self._begun, self._task = False, self._cluster.submit(self.order)
 
     def _end(self, code: int, stderr: str) -> None:
         self._code, self._stderr = code, stderr
         self._lock.close()
+
+
+def resources_of(cell: Cell, nodes: Sequence[Resources], gpu_bytes: int | None) -> Resources:
+    """Return a run's cores, bytes of memory, and share of a GPU: 0, 1, or less if small.
+
+    gpu_bytes: of the cluster's smallest GPU, None if unknown.
+    """
+    required = requirements_of(cell, has_gpu=most_of_a_node(nodes, "GPU") > 0)
+    gpu = required.gpu_memory
+    return {
+        "num_cpus": required.cores,
+        "num_gpus": share_of_gpu(gpu, gpu_bytes) if gpu else 0,
+        # Ray would wait for ever for a node with more memory than any has.
+        "memory": int(min(required.memory, most_of_a_node(nodes, "memory"))),
+    }
+
+
+def has_capacity(
+    resources: Resources, taken: Sequence[Resources], nodes: Sequence[Resources], limit: int | None
+) -> bool:
+    """Return whether a run fits beside those that run.
+
+    limit: the number of runs at a time, which counts alone; by default the nodes' resources do.
+    A run that is alone always fits; if it is too large for a node, it is refused when submitted.
+    """
+    if limit is not None:
+        return len(taken) < limit
+    return not taken or all(
+        sum(run[name] for run in (*taken, resources)) <= sum(n.get(key, 0) for n in nodes) + 1e-6
+        for name, key in RESOURCES.items()
+    )
+
+
+def refuse_too_large(resources: Resources, nodes: Sequence[Resources]) -> None:
+    """Raise ResourceError for a run that no node can ever hold."""
+    for name, text in (
+        ("num_cpus", "cores; fewer with runtime.threads=…"),
+        ("num_gpus", "GPU; without one: runtime.device=cpu"),
+    ):
+        if resources[name] > most_of_a_node(nodes, RESOURCES[name]):
+            raise ResourceError(f"no node of the Ray cluster has {resources[name]:g} {text}")
 
 
 def most_of_a_node(nodes: Sequence[Resources], key: str) -> float:

@@ -17,6 +17,7 @@ from deepstack.records import trouble
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 120.0
+ADVICE = "start one with `ray start --head`, then --ray ADDRESS with what it prints"
 
 
 def mailbox_class() -> type:
@@ -57,15 +58,14 @@ def connect(address: str | None) -> Any:
             "--ray: Ray is not installed: pip install '.[ray]' in deepstack's folder"
         ) from error
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
-    how = "start one with `ray start --head`, then --ray ADDRESS with what it prints"
-    refuse_silent(where, how)
+    refuse_silent(where)
     # Ray replaces the handlers that let runs save and end.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(address=where, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
         cause = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        raise ResourceError(f"--ray: no Ray cluster at {where}: {cause}\n{how}") from error
+        raise ResourceError(f"--ray: no Ray cluster at {where}: {cause}\n{ADVICE}") from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -75,7 +75,7 @@ def connect(address: str | None) -> Any:
     return ray
 
 
-def refuse_silent(where: str, how: str) -> None:
+def refuse_silent(where: str) -> None:
     """Raise ResourceError if nothing listens at host:port; Ray itself would try for minutes."""
     host, _, port = where.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
@@ -83,7 +83,7 @@ def refuse_silent(where: str, how: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise ResourceError(f"--ray: nothing answers at {where}: {error}\n{how}") from error
+        raise ResourceError(f"--ray: nothing answers at {where}: {error}\n{ADVICE}") from error
 
 
 def check_nodes(ray: Any) -> int | None:

@@ -13,6 +13,7 @@ from deepstack.analysis.statistics import final_value, has_diverged, loss_column
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.registry import unknown
+from deepstack.sweeps.plan import as_study
 from deepstack.sweeps.pool import Progress
 from deepstack.sweeps.run import sweep
 
@@ -110,7 +111,7 @@ def refine(
 
     Raises ConfigError for a key that is no positive number, or a tolerance that is not above 1.
     """
-    described = study if isinstance(study, conf.Study) else conf.Study(study)
+    described = as_study(study)
     start = start_value(described, key)
     if not tolerance > 1:
         raise ConfigError(f"--tolerance: found {tolerance:g}; allowed a ratio above 1, as in 1.26")

@@ -19,6 +19,17 @@ from deepstack.sweeps.plan import Cell, plan, retry_states
 from deepstack.sweeps.pool import Pool, Progress
 from deepstack.tasks import TASKS
 
+# Settings of a run that measures a stack as it starts, and neither evaluates nor schedules.
+MEASURE_ONLY: dict[str, Any] = {
+    "train.schedule": "constant",
+    "train.decay_period": None,
+    "train.warmup_steps": 0,
+    "train.eval_every": 0,
+    "train.eval_batches": 1,
+    "log.skipped_layers": 0,
+    "log.first_order": False,
+}
+
 
 def sweep(
     config: conf.Config | conf.Study,

@@ -3,12 +3,11 @@
 Values of layers become summaries over layers and heat maps: never one key for each layer.
 """
 
-from deepstack.trackers.export import TRACKERS, export_logs
+from deepstack.trackers.export import export_logs
 from deepstack.trackers.tensorboard import EventLog, require_tensorboard
 from deepstack.trackers.values import heat_maps, layer_summaries, scalars, settings
 
 __all__ = [
-    "TRACKERS",
     "EventLog",
     "export_logs",
     "heat_maps",

@@ -15,7 +15,7 @@ from typing import Any
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.registry import unknown
-from deepstack.trackers.tensorboard import EventLog, require_tensorboard
+from deepstack.trackers.tensorboard import EventLog
 from deepstack.trackers.values import heat_maps, scalars, settings
 
 MLFLOW_BATCH = 1000  # metrics in one call
@@ -45,7 +45,6 @@ def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:
 
 def to_tensorboard(runs: Sequence[Run], to: Path) -> None:
     """Write one event file for each run, in <to>/<study>/<run>."""
-    require_tensorboard("--logs")
     for run in runs:
         log = EventLog(to / run.study / run.name)
         log.text(0, "settings", settings(run))
@@ -60,7 +59,6 @@ def to_wandb(runs: Sequence[Run], to: Path) -> None:
     """Write one offline run of W&B for each run, in <to>/wandb; `wandb sync` sends them."""
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     import wandb
-    from PIL import Image
 
     to.mkdir(parents=True)
     quiet = wandb.Settings(
@@ -71,11 +69,7 @@ def to_wandb(runs: Sequence[Run], to: Path) -> None:
             mode="offline", dir=str(to), project=run.study, name=run.name, settings=quiet,
             config=settings(run), reinit="create_new",
         )  # fmt: skip
-        last = 0
-        for last, values in scalars(run):
-            log.log(values, step=last)
-        pictures = {key: wandb.Image(Image.open(io.BytesIO(png))) for key, _, png in heat_maps(run)}
-        log.log(pictures, step=last)
+        log_values(run, log.log, wandb.Image)
         log.finish()
     wandb.teardown()  # waits until the process that writes the files has written all
 
@@ -120,7 +114,6 @@ def to_trackio(runs: Sequence[Run], to: Path) -> None:
     """Write a database of trackio for each study, with the pictures beside it."""
     os.environ["TRACKIO_DIR"] = str(to.resolve())  # read once, by the import
     import trackio
-    from PIL import Image
 
     if Path(trackio.TRACKIO_DIR) != to.resolve():
         raise ConfigError(f"trackio writes to {trackio.TRACKIO_DIR} until this process ends")
@@ -129,12 +122,19 @@ def to_trackio(runs: Sequence[Run], to: Path) -> None:
             project=run.study, name=run.name, config=settings(run), embed=False, resume="never",
             auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
-        last = 0
-        for last, values in scalars(run):
-            trackio.log(values, step=last)
-        pictures = {k: trackio.Image(Image.open(io.BytesIO(png))) for k, _, png in heat_maps(run)}
-        trackio.log(pictures, step=last)
+        log_values(run, trackio.log, trackio.Image)
         trackio.finish()
+
+
+def log_values(run: Run, log: Callable[..., Any], picture: Callable[[Any], Any]) -> None:
+    """Log the values of each step, and the pictures with the last one."""
+    from PIL import Image
+
+    last = 0
+    for last, values in scalars(run):
+        log(values, step=last)
+    pictures = {key: picture(Image.open(io.BytesIO(png))) for key, _, png in heat_maps(run)}
+    log(pictures, step=last)
 
 
 Export = Callable[[Sequence[Run], Path], Any]

@@ -15,13 +15,11 @@ from deepstack.errors import ConfigError
 FLUSH_SECONDS = 5
 
 
-def require_tensorboard(key: str) -> None:
-    """Raise ConfigError if the package is not installed.  key: of the setting that asks for it."""
+def require_tensorboard() -> None:
+    """Raise ConfigError for `log.to: [tensorboard]` if the package is not installed."""
     if find_spec("tensorboard") is None:
-        raise ConfigError(
-            f"{key}: tensorboard needs the package tensorboard, of the extra [tensorboard]",
-            key=key,
-        )
+        text = "log.to: tensorboard needs the package tensorboard, of the extra [tensorboard]"
+        raise ConfigError(text, key="log.to")
 
 
 class EventLog:

@@ -94,7 +94,7 @@ def preflight(
     refuse_missing_plugins(config, study_folder)
     tracks = "tensorboard" in config.log.to
     if tracks:
-        require_tensorboard("log.to")
+        require_tensorboard()
     task = task_of(config)
     model = build_model(shallow(config), vocab_size=task.vocab_size, device="meta").model
     check_scheme(config)

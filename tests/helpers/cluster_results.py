@@ -1,4 +1,4 @@
-"""Waiting for runs, and what those of a cluster and of this machine must agree on."""
+"""Waits for runs and ends processes; the data on which a cluster and this machine must agree."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack.records import Run, find_runs
+from helpers.small_runs import data_of
 
 
 def runs_of(out: Path) -> list[Run]:
@@ -16,16 +17,26 @@ def runs_of(out: Path) -> list[Run]:
     return find_runs(out) if any(out.glob("*/*/config.yaml")) else []
 
 
+def steps_made(out: Path, study: str = "*") -> list[int]:
+    """Return the number of rows in every run's log of steps so far."""
+    return [log.read_text().count("\n") - 1 for log in out.glob(f"{study}/*/steps.csv")]
+
+
 def results(out: Path, count: int) -> dict[str, dict[str, bytes]]:
-    """Of every run, which must be done: logs, layers and weights, byte for byte."""
-    found = {}
-    for run in find_runs(out):
-        assert run.state == "done", run.name
-        paths = [run.folder.steps_path, run.folder.evals_path]
-        paths += [*run.folder.layers_dir.iterdir(), *run.path.rglob("*.safetensors")]
-        found[run.name] = {str(path.relative_to(run.path)): path.read_bytes() for path in paths}
-    assert len(found) == count
-    return found
+    """Return the data of every run by its name; all of them must be done."""
+    runs = find_runs(out)
+    assert [run.state for run in runs] == ["done"] * count
+    return {run.name: data_of(run) for run in runs}
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ask a process to end, and kill it after some seconds."""
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def until(

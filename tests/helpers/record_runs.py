@@ -8,7 +8,7 @@ from pathlib import Path
 from deepstack.records import STEPS_COLUMNS, RunFolder, write_end
 from helpers import ROOT
 
-# A process that locks a folder; with the word "fork" a child of it stays behind.
+# A process that locks a folder; with the word "fork" it leaves a child behind.
 HOLDER = """
 import os, sys, time
 from deepstack.records import RunFolder
@@ -46,6 +46,11 @@ def make_run(
             log.write({"step": step, "loss": 4.0 - step, "model_update": 0.1 * step})
     folder.write_status(state, rows)
     return folder
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return the bytes of every file below a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def end(folder: RunFolder, step: int = 3) -> RunFolder:

@@ -5,15 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.ended_runs import copied, train_three
+from helpers.ended_runs import TINY, copied
+from helpers.small_runs import interrupted
 
+import deepstack
+from deepstack.config import Config, with_overrides
 from deepstack.records import RunFolder
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One that is done, one that diverged and one that was interrupted, once for all tests."""
-    return train_three(tmp_path_factory.mktemp("runs"))
+    """A run that is done, one that diverged and one interrupted after four of six steps."""
+    out, config = tmp_path_factory.mktemp("runs"), with_overrides(Config(), TINY)
+    done = deepstack.train(config, study="done", out=out)
+    bound = {"train.max_loss": float(done.steps["loss"][2:].max() - 1e-3)}
+    diverged = deepstack.train(with_overrides(config, bound), study="diverged", out=out)
+    assert diverged.state == "diverged" and len(diverged.steps) < 6
+    stopped = interrupted(config, out, 4, "stopped")
+    return {"done": done.path, "diverged": diverged.path, "interrupted": stopped.path}
 
 
 @pytest.fixture

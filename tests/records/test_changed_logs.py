@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,13 @@ from helpers.small_runs import data_of, interrupted, small, stop_at
 import deepstack
 from deepstack.config import Config
 from deepstack.errors import ChangedLogError, DifferenceError, Interrupted
-from deepstack.records import Inspection, Run, RunFolder
+from deepstack.records import Inspection, Run, RunFolder, write_end
 from deepstack.training import Observer, checkpoint
 from deepstack.training import run as training_run
+from deepstack.training.observer import Started
 
 LOGS = ("steps.csv", "evals.csv", "timing.csv", "attribution.csv")
+SMALL = small()
 CONFIG = small(
     model__depth=1, model__d_model=8, train__steps=8, log__layers_every=0,
     log__attribution_every=4,
@@ -52,18 +55,25 @@ def add(path: Path) -> None:
         file.write(b"11,1.0\n")
 
 
-class Change(Observer):
-    """Changes a file of the run once, after a step."""
+def end(path: Path) -> None:
+    """End the process, as far as its run can tell."""
+    raise KeyboardInterrupt
 
-    def __init__(self, change: Callable[[Path], None], name: str, at: int = 6) -> None:
+
+class Change(Observer):
+    """Changes a file of the run once, after a step, and keeps the notices of the run."""
+
+    def __init__(
+        self, change: Callable[[Path], None] | None = None, name: str = "steps.csv", at: int = 6
+    ) -> None:
         self.change, self.name, self.at = change, name, at
         self.lines: list[str] = []
 
-    def started(self, run: object) -> None:
-        self.path: Path = run.folder.path  # type: ignore[attr-defined]
+    def started(self, run: Started) -> None:
+        self.path = run.folder.path
 
     def stepped(self, step: int, row: object) -> None:
-        if step == self.at:
+        if self.change is not None and step == self.at:
             self.change(self.path / self.name)
 
     def notify(self, line: str) -> None:
@@ -108,12 +118,12 @@ def test_the_next_checkpoint_notices_it_and_earlier_ones_are_not_used(
     change: Callable[[Path], None], tmp_path: Path
 ) -> None:
     config = small(runtime__checkpoint_seconds=0.0)
-    changing = Change(change, "steps.csv")
+    changing = Change(change)
     with pytest.raises(ChangedLogError):
         deepstack.train(config, out=tmp_path, observer=changing)
     folder = RunFolder(changing.path)
     assert folder.checkpoints() == [4, 5] and folder.read_status()["step"] == 6
-    listener = Change(lambda path: None, "steps.csv")
+    listener = Change()
     deepstack.train(config, out=tmp_path, observer=listener)
     assert any("starting again from step 0" in line for line in listener.lines)
     assert (folder.path / "aside" / "1-steps.csv").exists()
@@ -122,33 +132,20 @@ def test_the_next_checkpoint_notices_it_and_earlier_ones_are_not_used(
 def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def late(folder: RunFolder, *words: object, **more: object) -> None:
+    def changed_first(folder: RunFolder, *words: Any, **more: Any) -> None:
         digit(folder.steps_path)
-        seal(folder, *words, **more)  # type: ignore[arg-type]
+        write_end(folder, *words, **more)
 
-    seal = training_run.write_end
-    monkeypatch.setattr(training_run, "write_end", late)
-    run = deepstack.train(small(), out=tmp_path)
+    monkeypatch.setattr(training_run, "write_end", changed_first)
+    run = deepstack.train(SMALL, out=tmp_path)
     assert any("steps.csv" in problem for problem in Inspection(run.folder).problems)
 
 
-class Lost(Observer):
-    """Ends the process, as it were, after the rows of a step."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def stepped(self, step: int, row: object) -> None:
-        if step == self.at:
-            raise KeyboardInterrupt
-
-
-def lost(out: Path, at: int, config: Config | None = None) -> Path:
-    """Stop a run after four steps; let it go on, and lose it after the rows of another step."""
-    config = config or small()
+def lost(out: Path, at: int, config: Config = SMALL) -> Path:
+    """Stop a run after four steps, resume it, and lose it after the rows of step `at`."""
     steps = interrupted(config, out, 4).steps_path
     with pytest.raises(KeyboardInterrupt):
-        deepstack.train(config, out=out, observer=Lost(at))
+        deepstack.train(config, out=out, observer=Change(end, at=at))
     return steps
 
 
@@ -156,19 +153,19 @@ def test_a_log_that_changes_as_its_run_resumes_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the comparison with the checkpoint and the opening of the log."""
-    steps = interrupted(small(), tmp_path, 4).steps_path
+    steps = interrupted(SMALL, tmp_path, 4).steps_path
     fitting = checkpoint.fitting
 
-    def changed_after(*words: object) -> checkpoint.Checkpoint | None:
-        newest = fitting(*words)  # type: ignore[arg-type]
+    def changed_after(*words: Any) -> checkpoint.Checkpoint | None:
+        newest = fitting(*words)
         digit(steps)
         return newest
 
     monkeypatch.setattr(checkpoint, "fitting", changed_after)
     with pytest.raises(ChangedLogError, match=r"steps\.csv: changed while its run resumed"):
-        deepstack.train(small(), out=tmp_path)
+        deepstack.train(SMALL, out=tmp_path)
     monkeypatch.undo()
-    assert deepstack.train(small(), out=tmp_path).state == "done"
+    assert deepstack.train(SMALL, out=tmp_path).state == "done"
 
 
 def test_a_row_changed_after_the_checkpoint_of_a_lost_run_is_shown_beside_the_recomputed_one(
@@ -178,7 +175,7 @@ def test_a_row_changed_after_the_checkpoint_of_a_lost_run_is_shown_beside_the_re
     changed = steps.read_bytes().replace(b"\n6,", b"\n6,9", 1)
     steps.write_bytes(changed)
     with pytest.raises(DifferenceError, match=r"on disk: 6,9\S+\n +now: +6,") as caught:
-        deepstack.train(small(), out=tmp_path)
+        deepstack.train(SMALL, out=tmp_path)
     assert caught.value.exit_code == 6 and steps.read_bytes() == changed
 
 
@@ -191,14 +188,12 @@ def test_without_determinism_a_slightly_different_row_is_reported_and_marked(
     loss, rest = row.split(",", 1)
     changed = f"{head}\n6,{float(loss) * 1.001:.6g},{rest}"
     steps.write_text(changed)
-    notices: list[str] = []
-    observer = Observer()
-    observer.notify = notices.append  # type: ignore[method-assign]
+    observer = Change()
     with pytest.raises(Interrupted):
         deepstack.train(config, out=tmp_path, observer=observer, stop=stop_at(4))
     run = deepstack.train(config, out=tmp_path, observer=observer)
     notice = "rows computed again differ within 1%: 1 of steps.csv"
-    assert [text for text in notices if "differ" in text] == [notice]
+    assert [text for text in observer.lines if "differ" in text] == [notice]
     assert run.meta["differing_logs"] == ["steps.csv"] and steps.read_text().startswith(changed)
 
 
@@ -207,7 +202,7 @@ def test_rows_behind_the_last_step_are_not_sealed(tmp_path: Path) -> None:
     with open(lost(tmp_path, at=12), "ab") as file:
         file.write(b"13,1.0,1.0,1.0,1.0,1.0,1.0,1.0\n")
     with pytest.raises(ChangedLogError, match=r"steps\.csv: was changed"):
-        deepstack.train(small(), out=tmp_path)
+        deepstack.train(SMALL, out=tmp_path)
 
 
 def test_the_external_probe_seals_no_changed_log(tmp_path: Path) -> None:

@@ -8,18 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.command_line import typed
-from typer.testing import CliRunner
+from helpers.command_line import TINY, typed
 
 import deepstack as package
-from deepstack.cli import app
 from deepstack.config import load_config, parse_config, to_yaml
 from deepstack.errors import Interrupted
-
-TINY = {
-    "model.depth": 2, "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2,
-    "train.steps": 6, "train.eval_batches": 1, "log.probe_sequences": 1,
-}  # fmt: skip
 
 BAD_NAMES = {
     "above": "../x", "far above": "../../x", "absolute": "/tmp/x", "nothing": "", "here": ".",
@@ -82,7 +75,7 @@ def test_unfit_data_are_refused_before_anything_is_made(task: str, tmp_path: Pat
     for name, path in corpora(tmp_path / "texts", task).items():
         words = ["train", tmp_path / "c.yaml", f"task.path={path}", f"task.name={task}"]
         words += ["--out", tmp_path / "out"]
-        result = CliRunner().invoke(app, [str(word) for word in words])
+        result = typed(*words)
         assert result.exit_code == 2, name
         assert len(result.stderr.splitlines()) == 1, result.stderr
         assert str(path) in result.stderr or "part is too short" in result.stderr
@@ -94,7 +87,7 @@ def test_unfit_data_are_refused_before_anything_is_made(task: str, tmp_path: Pat
 def test_data_that_changed_since_the_checkpoint_are_refused(name: str, tmp_path: Path) -> None:
     text, out = tmp_path / {"text": "data.txt", "tokens": "data.bin"}[name], tmp_path / "out"
     text.write_text("the first text " * 200)
-    settings = [*(f"{k}={v}" for k, v in TINY.items()), f"task.path={text}", f"task.name={name}"]
+    settings = [*TINY, "train.steps=6", f"task.path={text}", f"task.name={name}"]
     if name == "tokens":
         settings.append("task.vocab_size=65536")
     (tmp_path / "c.yaml").write_text(to_yaml(parse_config("", overrides=settings)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY, typed
+from helpers.record_runs import contents
 
 from deepstack.records import Run, find_runs
 from deepstack.records.published import writable
@@ -28,10 +28,6 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = contents(tmp_path / "results/published")
     yield tmp_path
     assert contents(tmp_path / "results/published") == before
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_published_studies_are_small_and_whole() -> None:
@@ -105,8 +101,7 @@ def test_weights_may_be_missing_only_there(clone: Path) -> None:
     assert result.exit_code == 6 and "weights.safetensors: missing" in result.stderr
 
 
-def test_output_on_published_runs_goes_to_figures(tmp_path: Path) -> None:
-    folder = tmp_path / "results" / "published"
-    assert writable(folder / "study/figures") == tmp_path / "results/figures/study"
+def test_output_of_an_absolute_path_stays_absolute(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "published" / "study" / "figures"
+    assert writable(folder) == tmp_path / "results/figures/study"
     assert writable(tmp_path / "published") == tmp_path / "published"
-    assert not os.path.isabs(writable(Path("results/published/x")))

@@ -1,4 +1,4 @@
-"""Run folders: what is on disk after anything, and what is read back."""
+"""Logs of a run: the same bytes after any interruption, and files that cannot be read."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from deepstack.records import (
     Run,
     RunFolder,
     extent,
-    number_text,
     trouble,
 )
+from deepstack.records.append_log import number_text
 
 
 @pytest.mark.parametrize(
@@ -170,23 +170,15 @@ def test_timing_is_appended_and_the_last_of_a_step_counts(tmp_path: Path) -> Non
 
 
 def test_errors_of_the_system_name_file_and_cause(tmp_path: Path) -> None:
-    for error, said in (
+    for error, message in (
         (OSError(28, "No space left on device"), r"f: No space left on device \(\d+ MB free\)$"),
         (PermissionError(13, "Permission denied"), "f: Permission denied$"),
     ):
-        with pytest.raises(ResourceError, match=said), trouble(tmp_path / "f"):
+        with pytest.raises(ResourceError, match=message), trouble(tmp_path / "f"):
             raise error
 
 
 # --- files that are replaced ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '{"state": "done"', "\x00"])
-def test_a_broken_status_names_the_file(tmp_path: Path, text: str) -> None:
-    folder = make_run(tmp_path / "run")
-    folder.status_path.write_text(text)
-    with pytest.raises(ResourceError, match=r"status\.json: "):
-        folder.read_status()
 
 
 def test_status_has_known_states_only(tmp_path: Path) -> None:

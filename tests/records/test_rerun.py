@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers.command_line import typed
 from helpers.ended_runs import TINY
+from helpers.record_runs import contents
 from helpers.registries import restored_names
 from helpers.small_runs import reseal
 
@@ -23,13 +24,12 @@ from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, DifferenceError, Interrupted
 from deepstack.records import Run, RunFolder
 from deepstack.training import Observer
-from deepstack.training import run as training_run
-from deepstack.training.rerun import check
+from deepstack.training.rerun import check, later_difference
 
 rerun = partial(typed, "rerun")
 
 
-def change(path: Path, step: int, column: str) -> tuple[str, str]:
+def change_cell(path: Path, step: int, column: str) -> tuple[str, str]:
     """Change the last digit of one cell of a CSV file; return the cell before and after."""
     header, *rows = path.read_text().splitlines()
     at = header.split(",").index(column)
@@ -59,15 +59,14 @@ def test_a_run_comes_out_again(
     state: str, trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before = {p: p.read_bytes() for p in trained[state].rglob("*") if p.is_file()}
+    before = contents(trained[state])
     result = rerun(trained[state], "--check", "-q")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("identical")
     assert ": evals.csv, steps.csv" in result.stdout or ": steps.csv, evals.csv" in result.stdout
     assert ("up to step 4" in result.stdout) == (state == "interrupted")
     assert ("checkpoint" in result.stdout) == (state != "diverged")
-    after = {p: p.read_bytes() for p in trained[state].rglob("*") if p.is_file()}
-    assert after == before and not list(tmp_path.iterdir())
+    assert contents(trained[state]) == before and not list(tmp_path.iterdir())
 
 
 def test_a_killed_run_is_compared_as_far_as_its_rows_go(folder: RunFolder) -> None:
@@ -75,8 +74,7 @@ def test_a_killed_run_is_compared_as_far_as_its_rows_go(folder: RunFolder) -> No
     shutil.rmtree(folder.checkpoint_dir)
     rows = folder.steps_path.read_bytes().splitlines(keepends=True)
     folder.steps_path.write_bytes(b"".join(rows[:5]) + b"5,3.")
-    for name in ("evals", "attribution"):
-        path = folder.path / f"{name}.csv"
+    for path in (folder.evals_path, folder.csv_path("attribution")):
         kept = [r for r in path.read_text().splitlines(keepends=True) if r[0] not in "456"]
         path.write_text("".join(kept))
     for name in (*folder.layer_names(), "steps"):
@@ -85,7 +83,7 @@ def test_a_killed_run_is_compared_as_far_as_its_rows_go(folder: RunFolder) -> No
     watch = Counting()
     assert check(folder.path, observer=watch).startswith("identical up to step 4: steps.csv, ")
     assert watch.last == 4
-    change(folder.steps_path, 4, "loss")
+    change_cell(folder.steps_path, 4, "loss")
     with pytest.raises(DifferenceError, match=r"steps\.csv: a row written again differs"):
         check(folder.path)
 
@@ -121,52 +119,60 @@ def flip_weight(folder: RunFolder) -> None:
     reseal(path.parent)
 
 
-Action = Callable[[RunFolder], object]
+Change = Callable[[RunFolder], object]
 
 
-def cell(name: str, step: int, column: str) -> Action:
-    return lambda folder: change(folder.path / name, step, column)
+def cut_rows(folder: RunFolder) -> None:
+    """Leave the header and the first row of evals.csv."""
+    rows = folder.evals_path.read_text().splitlines(keepends=True)
+    folder.evals_path.write_text("".join(rows[:2]))
 
 
-def lines(name: str, act: Callable[[list[str]], list[str]]) -> Action:
-    """Return an action that changes the lines of a file."""
-
-    def write(folder: RunFolder) -> None:
-        path = folder.path / name
-        path.write_text("".join(act(path.read_text().splitlines(keepends=True))))
-
-    return write
+def add_row(folder: RunFolder) -> None:
+    """Add a row to steps.csv after the last step."""
+    with open(folder.steps_path, "a") as log:
+        log.write("7,1,1,1,1,1,1,1\n")
 
 
-CHANGES: list[tuple[Action, str]] = [
-    (cell("evals.csv", 4, "loss"), r"evals\.csv: a row .* differs .* at step 4 in column loss"),
-    (cell("attribution.csv", 3, "q"), r"attribution\.csv: .* at step 3 in column q"),
+CHANGES: list[tuple[Change, str]] = [
     (flip_layer, r"layers/stream_norm\.npy at step 3, layer 2: was "),
     (lambda f: (f.layers_dir / "grad_norm.npy").unlink(), r"layers/grad_norm\.npy: only one"),
     (lambda f: (f.layers_dir / "grad_norm.npy").write_bytes(b""), r"grad_norm\.npy: is no array"),
     (lambda f: shutil.rmtree(f.checkpoint_dir), "checkpoint/6 is not in the record"),
-    (flip_weight, "checkpoint 6: .* in weights.safetensors differs"),
     (lambda f: f.write_status("diverged", 6), "its state was diverged at step 6, is done at"),
-    (lines("steps.csv", lambda x: [*x[:2], "2,1,9,9,9,9,9,9\n", *x[2:]]), r"steps\.csv: a row"),
-    (lines("evals.csv", lambda x: x[:2]), r"evals\.csv has more rows now"),
-    (
-        lines("steps.csv", lambda x: [*x, "7,1,1,1,1,1,1,1\n"]),
-        r"steps\.csv: was changed, .*worked\n`deepstack",
-    ),
-    (lines("evals.csv", lambda x: [y[:-1] + ",x\n" for y in x]), r"evals\.csv: a row"),
+    (cut_rows, r"evals\.csv has more rows now"),
     (lambda f: (f.checkpoint_path(6) / "weights.safetensors").write_bytes(b"x"), "checkpoint 6: "),
 ]
 
 
-@pytest.mark.parametrize(("act", "problem"), CHANGES)
-def test_a_difference_is_named(act: Action, problem: str, folder: RunFolder) -> None:
-    act(folder)
+@pytest.mark.parametrize(("change", "problem"), CHANGES)
+def test_a_difference_behind_equal_rows_is_named(
+    change: Change, problem: str, trained: dict[str, Path], folder: RunFolder
+) -> None:
+    change(folder)
+    difference = later_difference(folder, RunFolder(trained["done"]), ended=True)
+    assert re.search(problem, str(difference))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (flip_weight, "checkpoint 6: .* in weights.safetensors differs"),
+        (
+            lambda f: change_cell(f.path / "attribution.csv", 3, "q"),
+            r"attribution\.csv: a row .* at step 3 in column q",
+        ),
+        (add_row, r"steps\.csv: was changed, .*worked\n`deepstack"),
+    ],
+)
+def test_a_difference_is_named(change: Change, problem: str, folder: RunFolder) -> None:
+    change(folder)
     with pytest.raises(DifferenceError, match=f"is not reproduced: .*{problem}"):
         check(folder.path)
 
 
 def test_both_rows_are_shown_and_training_stops_there(folder: RunFolder) -> None:
-    true, changed = change(folder.steps_path, 2, "model_update")
+    true, changed = change_cell(folder.steps_path, 2, "model_update")
     watch = Counting()
     with pytest.raises(DifferenceError):
         check(folder.path, observer=watch)
@@ -179,20 +185,7 @@ def test_both_rows_are_shown_and_training_stops_there(folder: RunFolder) -> None
     assert f",{changed}," in was and f",{true}," in now
 
 
-def test_another_learning_rate_in_the_code_is_found(
-    trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = training_run.learning_rate
-    monkeypatch.setattr(
-        training_run, "learning_rate", lambda train, t: before(train, t) * (1 + 1e-6 * (t >= 3))
-    )
-    watch = Counting()
-    with pytest.raises(DifferenceError):
-        check(trained["done"], observer=watch)
-    assert watch.last == 2
-
-
-# --- what is refused ---------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------
 
 
 def test_another_environment_is_refused_by_name(
@@ -208,7 +201,7 @@ def test_another_environment_is_refused_by_name(
         assert "--allow-env-change" in result.stderr
     result = rerun(folder.path, "--check", "--allow-env-change")
     assert result.exit_code == 0 and "environment: torch was '1.0', is " in result.stderr
-    change(folder.steps_path, 1, "loss")
+    change_cell(folder.steps_path, 1, "loss")
     result = rerun(folder.path, "--check", "--allow-env-change")
     assert result.exit_code == 6 and "environment: threads was 7, is 1" in result.stderr
 

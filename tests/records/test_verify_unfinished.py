@@ -34,8 +34,8 @@ def test_flips_in_an_interrupted_run_are_noticed(stopped: RunFolder) -> None:
             flip(path, int(bit))
             found = problems(stopped)
             name = path.relative_to(stopped.path)
-            said = f"checkpoint/{name.parts[1]}: " if len(name.parts) > 1 else f"{path.name}: "
-            assert any(line.startswith(said) for line in found), (name, bit, found)
+            start = f"checkpoint/{name.parts[1]}: " if len(name.parts) > 1 else f"{path.name}: "
+            assert any(line.startswith(start) for line in found), (name, bit, found)
             path.write_bytes(whole)
     assert problems(stopped) == []
 
@@ -117,13 +117,13 @@ def test_a_run_of_an_earlier_version_is_read_and_counted(tmp_path: Path, folder:
     assert result.exit_code == 0 and "no checksums" in result.stdout
     assert "1 of 1 runs have no checksums: an earlier version wrote them" in result.stderr
     rows = folder.steps_path.read_text()
-    for text, said in (
+    for text, start in (
         (rows[:-1], "steps.csv: does not end at step 6, as status.json says"),
         (rows.replace("\n3,", "\nthree,"), "steps.csv: unreadable ("),
         (rows.replace("\n3,", "\n3,1,"), "steps.csv: unreadable ("),
     ):
         folder.steps_path.write_text(text)
-        assert problems(folder)[0].startswith(said), text
+        assert problems(folder)[0].startswith(start), text
     folder.steps_path.write_text(rows)
     (folder.layers_dir / "grad_norm.npy").write_bytes(b"\x93NUMPY nothing")
     folder.meta_path.write_text("{")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import pandas as pd
 import pytest
 from helpers import small_runs
 from helpers.command_line import typed
-from helpers.sampling import some
-from helpers.small_runs import data_of
 
 import deepstack
 from deepstack.analysis.calibration import interpolated_factors, role_exponents
@@ -114,19 +111,6 @@ def test_after_one_step_a_role_s_part_is_its_update_when_trained_alone(
         assert parts[role].iloc[0] == pytest.approx(alone, rel=1e-4), role
 
 
-@pytest.mark.parametrize(
-    ("scheme", "optimizer"), some(product(["deepnorm", "depth_mup"], ["adamw", "sgd", "muon"]), 2)
-)
-def test_exponents_are_factors_at_each_depth(tmp_path: Path, scheme: str, optimizer: str) -> None:
-    """(8/2)^(-1/2) = 1/2 and (8/2)^(1) = 4."""
-    base = small(model__depth=8, model__scheme=scheme, train__optimizer=optimizer, train__steps=4)
-    powers = {"train.base_depth": 2, "train.lr_exponents": {"v": 0.5, "norm_gain": -1.0}}
-    factors = {"train.lr_factors": {"v": 0.5, "norm_gain": 4.0}}
-    runs = [deepstack.train(with_overrides(base, one), out=tmp_path) for one in (powers, factors)]
-    assert data_of(runs[0]) == data_of(runs[1])
-    assert data_of(runs[0]) != data_of(deepstack.train(base, out=tmp_path))
-
-
 def test_exponents_multiply_the_factors_of_user_and_scheme() -> None:
     config = small(
         model__scheme="deepnorm_rates", model__depth=24, train__lr_factors={"v": 3.0},
@@ -167,6 +151,7 @@ def test_a_bend_shows_as_curvature_and_is_followed_by_interpolation() -> None:
     assert factors["v"] == pytest.approx(np.exp(0.3 * (np.log(6) ** 2 - np.log(48) ** 2)))
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_the_command_writes_a_config_that_trains_and_prints_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Sweeps on Ray, without Ray: what is sent back from a node, and what becomes of a lost one.
+"""Sweeps on Ray, tested without Ray: files sent back from a node, and the loss of a node.
 
 test_ray_cluster.py runs them on two nodes.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.ended_runs import TINY
+from helpers.small_runs import data_of
 
 import deepstack
 from deepstack import config as conf
@@ -28,7 +29,14 @@ from deepstack.sweeps import plan, ray_cluster, ray_node
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
 from deepstack.sweeps.fork_server import ForkServer
 from deepstack.sweeps.plan import requirements_of
-from deepstack.sweeps.ray import LOST_AT_MOST, OnRay, Process, share_of_gpu
+from deepstack.sweeps.ray import (
+    LOST_AT_MOST,
+    Process,
+    has_capacity,
+    refuse_too_large,
+    resources_of,
+    share_of_gpu,
+)
 from deepstack.sweeps.ray_node import Order, is_shared, work
 
 BASE = with_overrides(Config(), TINY | {"train.steps": 4})
@@ -168,12 +176,8 @@ def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
 
     assert work(order, exchange) == (0, "")
     assert heard[0] == {"shared"} and heard[-1] == {"changes"}
-    run = Run(here.path)
-    assert run.state == "done"
-    for name in ("steps.csv", "evals.csv"):
-        assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
-    assert run.folder.checkpoints() == [4]
-    assert contents(run.folder.layers_dir) == contents(whole.folder.layers_dir)
+    assert Run(here.path).state == "done"
+    assert data_of(Run(here.path)) == data_of(whole)
 
 
 def test_a_run_that_is_stopped_before_it_began_never_begins(tmp_path: Path) -> None:
@@ -217,9 +221,8 @@ class FakeCluster:
             raise end
         return end
 
-    def refuse_too_large(self, resources: dict[str, float]) -> None:
-        if resources.get("num_cpus", 0) > 4:
-            raise ResourceError("too large")
+    def nodes(self) -> list[dict[str, float]]:
+        return [{"CPU": 4.0}]
 
     def submit(self, order: Order) -> Any:
         self.orders.append(order.key)
@@ -237,16 +240,16 @@ class FakeCluster:
 
 
 def process_of(cluster: FakeCluster, tmp_path: Path, **resources: float) -> Process:
-    order = order_of(tmp_path, resources=resources)
+    order = order_of(tmp_path, resources={"num_cpus": 1, "num_gpus": 0} | resources)
     return Process(cluster, RunFolder(tmp_path / "driver" / "s" / "run"), order)  # type: ignore[arg-type]
 
 
 def test_a_run_lost_with_its_node_is_sent_again_and_in_the_end_interrupted(tmp_path: Path) -> None:
     lost = [RayError("node died\nand pages")] * (LOST_AT_MOST + 1)
-    cluster = FakeCluster(*lost[:2], (0, "said"))
+    cluster = FakeCluster(*lost[:2], (0, "stderr"))
     process = process_of(cluster, tmp_path)
     assert [process.poll() for _ in range(3)] == [None, None, 0]
-    assert process.stderr_text() == "said"
+    assert process.stderr_text() == "stderr"
     assert cluster.orders == ["run.0", "run.1", "run.2"]
     process = process_of(FakeCluster(*lost), tmp_path)
     assert [process.poll() for _ in lost] == [None] * LOST_AT_MOST + [143]
@@ -265,7 +268,7 @@ def test_errors_of_a_task_and_what_no_node_can_hold_end_the_run(tmp_path: Path) 
     process = process_of(FakeCluster(RayTaskError("no space")), tmp_path)
     assert process.poll() == 1 and process.stderr_text() == "no space"
     process = process_of(FakeCluster(), tmp_path, num_cpus=5)
-    assert process.poll() == 5 and process.stderr_text() == "too large"
+    assert process.poll() == 5 and "has 5 cores" in process.stderr_text()
 
 
 def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
@@ -285,32 +288,29 @@ def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
     assert process.poll() == 0 and folder.holder() is None
 
 
-def test_runs_share_what_the_cluster_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = plan(BASE, {"seed": [0, 1, 2]}, study="s", out=tmp_path)
-    memory = requirements_of(cells[0], has_gpu=False).memory
-    on_ray = object.__new__(OnRay)
-    on_ray._limit, on_ray._gpu_bytes = None, None
+def test_runs_share_the_resources_of_the_cluster(tmp_path: Path) -> None:
+    (cell,) = plan(BASE, study="s", out=tmp_path)
+    memory = requirements_of(cell, has_gpu=False).memory
 
-    def fit(*nodes: dict[str, float]) -> list[bool]:
+    def most(*nodes: dict[str, float], limit: int | None = None) -> int:
+        """Return how many of three such runs go together."""
         known = [{"CPU": 1.0, "memory": 9.0 * memory} | node for node in nodes]
-        monkeypatch.setattr(on_ray, "_nodes", lambda: known)
-        fitting = []
-        for number in range(3):
-            vars(on_ray)["_running"] = dict(enumerate(cells[:number]))
-            fitting.append(on_ray._has_capacity(cells[2]))
-        return fitting
+        run = resources_of(cell, known, gpu_bytes=None)
+        return sum(has_capacity(run, [run] * taken, known, limit) for taken in range(3))
 
-    assert fit({}, {}) == [True, True, False]
-    assert fit({"CPU": 9.0, "memory": 2.5 * memory}) == [True, True, False]
-    gpus = {"CPU": 9.0, "GPU": 2.0, "memory": 1e12}
-    assert fit(gpus) == [True, True, False]  # auto takes a GPU where there are
-    assert fit({"CPU": 4.0}, {"CPU": 2.0}) == [True, True, True]
-    on_ray.refuse_too_large({"num_cpus": 4, "num_gpus": 0})
-    for cpus, gpus_asked, text in ((5, 0, "cores"), (1, 1, "GPU")):
+    assert most({}, {}) == 2
+    assert most({"CPU": 9.0, "memory": 2.5 * memory}) == 2
+    assert most({"CPU": 9.0, "GPU": 2.0, "memory": 1e12}) == 2  # auto takes a GPU
+    assert most({"CPU": 4.0}, {"CPU": 2.0}) == 3
+    assert most({"CPU": 9.0}, limit=1) == 1
+
+
+def test_a_run_that_no_node_can_hold_is_refused() -> None:
+    nodes = [{"CPU": 4.0}, {"CPU": 2.0}]
+    refuse_too_large({"num_cpus": 4, "num_gpus": 0}, nodes)
+    for cpus, gpus, text in ((5, 0, "cores"), (1, 1, "GPU")):
         with pytest.raises(ResourceError, match=text):
-            on_ray.refuse_too_large({"num_cpus": cpus, "num_gpus": gpus_asked})
-    on_ray._limit = 1
-    assert fit({"CPU": 9.0}) == [True, False, False]
+            refuse_too_large({"num_cpus": cpus, "num_gpus": gpus}, nodes)
 
 
 @pytest.mark.parametrize(
@@ -328,8 +328,8 @@ def test_without_ray_or_without_a_cluster_it_is_said_what_to_do(
         free.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ResourceError, match="ray start --head"):
-        ray_cluster.refuse_silent(where, "start one with `ray start --head`")
-    ray_cluster.refuse_silent("auto", "")
+        ray_cluster.refuse_silent(where)
+    ray_cluster.refuse_silent("auto")
 
     def refuse(name: str) -> None:
         raise ImportError(name)

@@ -5,7 +5,6 @@ python -m pytest -m ray -n0 tests/sweeps/test_ray_cluster.py
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shutil
@@ -20,8 +19,9 @@ from pathlib import Path
 
 import pytest
 from helpers import QUICK
-from helpers.cluster_results import results, runs_of
+from helpers.cluster_results import end, results, runs_of
 from helpers.cluster_results import until as until_within
+from helpers.command_line import TINY
 
 from deepstack.records import Run, find_runs
 
@@ -30,12 +30,11 @@ pytestmark = pytest.mark.ray
 until = partial(until_within, seconds=400)
 
 STEPS = int(os.environ.get("CLUSTER_STEPS", "400"))
-SETTINGS = {
-    "model.d_model": 8, "task.name": "slowed", "task.seq_len": 8, "train.batch_size": 2,
-    "train.eval_batches": 1, "log.probe_sequences": 1, "log.layers_every": 40,
-    "runtime.checkpoint_seconds": 1,
-}  # fmt: skip
-# No run ends while the file {slow} is there: what is done to runs meets them at work.
+SETTINGS = [
+    "task.name=slowed", f"train.steps={STEPS}", "log.layers_every=40",
+    "runtime.checkpoint_seconds=1",
+]  # fmt: skip
+# No run ends while the file {slow} exists, so that a lost node interrupts its run.
 PLUGIN = '''
 import time
 from dataclasses import replace
@@ -55,7 +54,7 @@ def slowed(*, seq_len, seed):
     return replace(copy, name="slowed", draw=draw)
 '''
 RAY = Path(sys.executable).with_name("ray")
-# A node in a mount namespace of its own does not see what the sweep writes in this folder.
+# A node in a separate mount namespace does not see the sweep's files in this folder.
 APART = 'mount -t tmpfs none "$1" && shift && exec "$@"'
 
 
@@ -87,9 +86,9 @@ class Cluster:
         command += ["--block", "--num-cpus=1", "--num-gpus=1", *words]
         environment = dict(os.environ, RAY_worker_niceness="0")  # 15 is slow on a busy machine
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # Ray gives none out that is hidden
-        with open(self.folder / "ray.out", "ab") as said:
+        with open(self.folder / "ray.out", "ab") as log:
             process = subprocess.Popen(
-                command, env=environment, stdout=said, stderr=said, start_new_session=True
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
             )
         until(lambda: raylet(process) is not None, process)
         return process
@@ -97,7 +96,7 @@ class Cluster:
     def second(self) -> None:
         """Start the second node, in the place of one that was killed."""
         if self.node is not None:
-            end(self.node)
+            end_session(self.node)
         self.node = self._start(f"--address={self.address}")
         time.sleep(3)  # until the head has heard of it
 
@@ -111,7 +110,7 @@ class Cluster:
     def close(self) -> None:
         for process in (self.node, self.head):
             if process is not None:
-                end(process)
+                end_session(process)
         shutil.rmtree(self.session, ignore_errors=True)
 
 
@@ -132,7 +131,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def local(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, bytes]]:
-    """What a sweep on this machine alone gives."""
+    """Return the results of a sweep on this machine alone."""
     out = tmp_path_factory.mktemp("local")
     done = subprocess.run(sweep(cluster, out, here=True), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -147,9 +146,9 @@ def test_a_lost_node_costs_no_run(
     until(lambda: len(underway(tmp_path)) == 2, driver)  # one on each node
     cluster.lose()
     cluster.slow.unlink()
-    said, errors = driver.communicate(timeout=600)
+    shown, errors = driver.communicate(timeout=600)
     assert driver.returncode == 0, errors
-    assert "raylet" not in said + errors
+    assert "raylet" not in shown + errors
     assert results(tmp_path, 4) == local
     assert any("resumed" in run.meta for run in find_runs(tmp_path))
     assert not list(tmp_path.glob("*/.ray-*"))
@@ -202,7 +201,7 @@ def sweep(cluster: Cluster, out: Path, *, here: bool = False) -> list[str]:
         cluster.slow.touch()
     words = [sys.executable, "-m", "deepstack", "sweep", QUICK, "--out", str(out), "--study", "s"]
     words += ["--depths", "1,2", "--schemes", "deepnorm", "--seeds", "0,1"]
-    words += [f"{key}={value}" for key, value in (SETTINGS | {"train.steps": STEPS}).items()]
+    words += [*TINY, *SETTINGS]
     return words + ["--plugin", str(cluster.plugin)] + ([] if here else ["--ray", cluster.address])
 
 
@@ -217,39 +216,13 @@ def underway(out: Path) -> list[Run]:
 
 
 def raylet(process: subprocess.Popen[bytes]) -> int | None:
-    """The process id of the raylet among the descendants of `ray start --block`."""
-    for pid in descendants(process.pid):
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet"):
-                return pid
-    return None
+    """Return the process id of the raylet of `ray start --block`, whose session it shares."""
+    words = ["pgrep", "--session", str(process.pid), "--exact", "raylet"]
+    found = subprocess.run(words, capture_output=True, text=True).stdout
+    return int(found) if found else None
 
 
-def descendants(pid: int) -> list[int]:
-    """Ids of all processes that a process has started, and of those that these have."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            after = stat.read_text().rpartition(")")[2].split()
-            parents.setdefault(int(after[1]), []).append(int(stat.parent.name))
-    found, ahead = [], [pid]
-    while ahead:
-        children = parents.get(ahead.pop(), [])
-        found += children
-        ahead += children
-    return found
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End `ray start --block` and what it has started: nothing else of Ray on this host."""
-    started = descendants(process.pid)
-    process.terminate()
-    try:
-        process.wait(timeout=15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pid in started:
-        with contextlib.suppress(OSError):
-            if b"ray" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """End `ray start --block` and the processes of its session: nothing else of Ray here."""
+    end(process)
+    subprocess.run(["pkill", "--signal", "KILL", "--session", str(process.pid)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,13 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["deepstack.sweeps.refine"], "sweep", sweep_here)
 
 
-def search_for(best: float, *, start: float = 1.0, limit: int = MOST) -> Search:
-    search = Search(start, 1.26, limit)
+def search_for(loss: Callable[[float], float] | float, limit: int = MOST) -> Search:
+    """Return a search that has ended.  loss: of a value, or the best value."""
+    search = Search(1.0, 1.26, limit)
     while wanted := search.wanted():
         for i in wanted:
-            search.losses[i] = math.log(search.value(i) / best) ** 2
+            value = search.value(i)
+            search.losses[i] = loss(value) if callable(loss) else math.log(value / loss) ** 2
     return search
 
 
@@ -50,20 +53,13 @@ def test_the_limit_ends_a_search_at_an_edge() -> None:
 
 
 def test_values_that_diverge_are_left_upwards() -> None:
-    search = Search(1.0, 1.26, MOST)
-    while wanted := search.wanted():
-        for i in wanted:
-            search.losses[i] = -search.value(i) if search.value(i) < 0.02 else math.inf
-    optimum = search.optimum({})
+    optimum = search_for(lambda value: -value if value < 0.02 else math.inf).optimum({})
     assert optimum.inside
     assert optimum.value == pytest.approx(0.02, rel=0.26)
 
 
 def test_a_search_without_a_finite_loss_has_no_value() -> None:
-    search = Search(1.0, 1.26, FEWEST)
-    while wanted := search.wanted():
-        search.losses |= dict.fromkeys(wanted, math.inf)
-    assert search.optimum({}).value is None
+    assert search_for(lambda value: math.inf, FEWEST).optimum({}).value is None
 
 
 def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(

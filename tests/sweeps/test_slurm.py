@@ -1,4 +1,4 @@
-"""Job arrays for Slurm: what the script says, and what it does when it is run."""
+"""Job arrays for Slurm: the directives of the script, and its actions when it runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_what_is_no_option_of_sbatch_is_refused(line: str, tmp_path: Path) -> No
 def test_what_sbatch_says_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ResourceError, match=r"sbatch '/a b/x\.sh'") as raised:
-        submit(Path("/a b/x.sh"))  # there is none: it is said where to type what
+        submit(Path("/a b/x.sh"))
     assert raised.value.exit_code == 5
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     program(tmp_path / "sbatch", 'echo "17;cluster"')
@@ -129,10 +130,7 @@ time.sleep(60)
 '"""
 
 
-def ready(node: Node) -> subprocess.Popen[str]:
-    process = node.start()
-    until((node.folder / "ready").exists, seconds=20)
-    return process
+FAILS = "trap 'exit 1' TERM; touch {ready}; while :; do sleep 0.05; done"
 
 
 def test_the_run_of_the_task_gets_its_words_and_its_exit_code_is_kept(
@@ -140,41 +138,36 @@ def test_the_run_of_the_task_gets_its_words_and_its_exit_code_is_kept(
 ) -> None:
     node = Node(tmp_path, monkeypatch, 'printf "%s\\n" "$@"; exit 5')
     process = node.start()
-    said, errors = process.communicate(timeout=20)
+    shown, errors = process.communicate(timeout=20)
     assert process.returncode == 5, errors
     config = node.out / "s" / "slurm" / "second one.yaml"
     wanted = ["-m", "deepstack", "train", str(config), "--quiet", "--out", str(node.out)]
-    assert said.splitlines() == [*wanted, "--study", "s"]
+    assert shown.splitlines() == [*wanted, "--study", "s"]
     assert node.requeued() == ""
     assert shlex.quote("second one") in node.script.read_text()
 
 
-@pytest.mark.parametrize("sender", ["script", "group"])
-def test_before_its_time_is_up_the_run_saves_and_comes_back(
-    sender: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slurm signals the script then; when it ends a task, it signals all of it."""
-    node = Node(tmp_path, monkeypatch, SAVES.format(ready=tmp_path / "ready"))
-    process = ready(node)
-    if sender == "script":
-        process.send_signal(signal.SIGUSR1)
-    else:
-        os.killpg(process.pid, signal.SIGTERM)
-    assert process.communicate(timeout=20)[0] == "saved\n"
-    # by the task's number: that of the job is, for one of the tasks, that of the whole array
-    wanted = "requeue 7_1\n" if sender == "script" else ""
-    assert (process.returncode, node.requeued()) == (143, wanted)
-
-
-def test_a_run_that_fails_is_not_queued_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing = f"trap 'exit 1' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
-    node = Node(tmp_path, monkeypatch, failing)
-    process = ready(node)
-    process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=20)
-    assert (process.returncode, node.requeued()) == (1, "")
+@pytest.mark.parametrize(
+    ("does", "sent", "stdout", "code", "requeued"),
+    [
+        # The number of the task, because that of the job may be that of the whole array.
+        (SAVES, signal.SIGUSR1, "saved\n", 143, "requeue 7_1\n"),
+        (SAVES, signal.SIGTERM, "saved\n", 143, ""),
+        (FAILS, signal.SIGUSR1, "", 1, ""),
+    ],
+)
+def test_a_run_comes_back_if_it_has_saved_before_its_time_is_up(
+    does: str, sent: int, stdout: str, code: int, requeued: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Slurm sends SIGUSR1 to the script then; to end a task, it sends SIGTERM to all of it."""
+    node = Node(tmp_path, monkeypatch, does.format(ready=tmp_path / "ready"))
+    process = node.start()
+    until((tmp_path / "ready").exists, seconds=20)
+    send = process.send_signal if sent == signal.SIGUSR1 else partial(os.killpg, process.pid)
+    send(sent)
+    assert process.communicate(timeout=20)[0] == stdout
+    assert (process.returncode, node.requeued()) == (code, requeued)
 
 
 def test_a_run_that_never_gets_anywhere_does_not_start_for_ever(

@@ -9,7 +9,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,8 +17,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.cluster_results import results, runs_of
+from helpers.cluster_results import end, results, runs_of
 from helpers.cluster_results import until as until_within
+from helpers.command_line import TINY
 
 from deepstack.records import Run, find_runs
 
@@ -27,11 +27,10 @@ pytestmark = pytest.mark.slurm
 
 until = partial(until_within, seconds=900.0)
 STEPS = int(os.environ.get("CLUSTER_STEPS", "3000"))  # some seconds a run
-SETTINGS = {
-    "model.depth": 2, "model.scheme": "deepnorm", "model.d_model": 8, "task.seq_len": 8,
-    "train.batch_size": 2, "train.steps": STEPS, "train.eval_batches": 1, "log.probe_sequences": 1,
-    "log.layers_every": 100, "runtime.checkpoint_seconds": 600, "seed": "0,1,2,3,4,5,6,7",
-}  # fmt: skip
+SETTINGS = [
+    "model.scheme=deepnorm", f"train.steps={STEPS}", "log.layers_every=100",
+    "runtime.checkpoint_seconds=600", "seed=0,1,2,3,4,5,6,7",
+]  # fmt: skip
 
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
@@ -125,17 +124,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         until(lambda: idle_nodes(environment) == 2, what="two idle nodes", seconds=60)
         yield environment
     finally:
-        if len(started) == 4:  # what a job has started outlives the daemons
+        if len(started) == 4:  # a job's processes outlive the daemons
             with contextlib.suppress(AssertionError):
                 subprocess.run(["scancel", "--full", "--user=root"], env=environment)
                 until(lambda: not listed(environment), what="empty queue", seconds=60)
         for process in reversed(started):
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
 
 
 def idle_nodes(environment: dict[str, str]) -> int:
@@ -203,7 +197,7 @@ def test_an_array_of_eight_ends_equal_whatever_slurm_does(
     ]  # fmt: skip
 
     def over() -> bool:
-        # Slurm lets what was requeued wait for two minutes: so long a test need not take.
+        # A requeued task would wait for two minutes.
         waiting = ask("squeue", "--noheader", "--format=%i %r").splitlines()
         for line in waiting:
             if line.endswith("BeginTime"):
@@ -226,4 +220,4 @@ def ended(run: Run) -> str | None:
 
 def sweep(out: Path) -> list[str]:
     words = [sys.executable, "-m", "deepstack", "sweep", "--out", str(out), "--study", "s"]
-    return words + [f"{key}={value}" for key, value in SETTINGS.items()]
+    return [*words, *TINY, *SETTINGS]

@@ -1,4 +1,4 @@
-"""A sweep's plan: what is expanded, counted and ordered before anything runs."""
+"""Sweeps on this machine: their plan, their server of runs, and their interruptions."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers.cluster_results import until
+from helpers.cluster_results import steps_made, until
+from helpers.command_line import TINY
 from helpers.sampling import some
 
 import deepstack
-from deepstack.config import Config, machine_memory, memory_estimate, to_yaml, with_overrides
+from deepstack.config import (
+    machine_memory,
+    memory_estimate,
+    parse_config,
+    to_yaml,
+    with_overrides,
+)
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
-from deepstack.records import find_runs
+from deepstack.records import RunFolder, find_runs
 from deepstack.schemes import SCHEMES, Scheme
-from deepstack.sweeps import Local, Pool, default_workers, expand, plan
+from deepstack.sweeps import Local, default_workers, expand, plan
 from deepstack.sweeps.plan import CellCache
 
-TINY = {
-    "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2, "train.steps": 3,
-    "train.eval_batches": 1, "log.probe_sequences": 1,
-}  # fmt: skip
-BASE = with_overrides(Config(), TINY)
-
-
-def overrides(steps: int) -> list[str]:
-    return [f"{key}={value}" for key, value in (TINY | {"train.steps": steps}).items()]
+BASE = parse_config("", overrides=TINY)
 
 
 def test_a_grid_is_every_combination_and_each_once() -> None:
@@ -41,16 +42,17 @@ def test_a_grid_is_every_combination_and_each_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grid", "said"),
+    ("grid", "message"),
     [
         ({"model.depth": []}, "at least one"),
+        ({"model.depth": 6}, r"found 6; allowed a list of values, such as \[6\]"),
         ({"model.depht": [1]}, "depth"),
         ({"model.depth": [0]}, "model.depth"),
         ({"seed": list(range(1000)), "model.depth": list(range(1, 1001))}, "1,000,000 runs"),
     ],
 )
-def test_a_grid_that_cannot_be(grid: dict[str, list[int]], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_grid_that_cannot_be(grid: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         expand(BASE, grid)
 
 
@@ -76,7 +78,7 @@ def test_parameters_are_counted_exactly(scheme: str, head: str) -> None:
 def test_the_library_sweeps_and_reads_back(tmp_path: Path) -> None:
     """A run that could not begin is an error, after the others."""
     one, two = (memory_estimate(with_overrides(BASE, {"model.depth": n})) for n in (1000, 2000))
-    depth = 2000 * machine_memory() // (two - one)  # twice what the machine has
+    depth = 2000 * machine_memory() // (two - one)  # twice the memory of the machine
     with pytest.raises(ConfigError, match=r"1 of 3 runs could not begin: .* are needed"):
         deepstack.sweep(BASE, {"model.depth": [1, 2, depth]}, study="lib", out=tmp_path, workers=2)
     table = deepstack.load_runs(tmp_path)
@@ -96,15 +98,24 @@ def test_a_scheme_of_this_process_alone_is_refused_before_a_run_begins(tmp_path:
 
 def test_a_run_that_no_machine_holds_is_refused_before_any_begins(tmp_path: Path) -> None:
     config = with_overrides(BASE, {"model.d_model": 2048})
-    said = r"in the run of model\.depth=100000: model\.depth: found 100000, a run of about"
-    with pytest.raises(ConfigError, match=said):
+    message = r"in the run of model\.depth=100000: model\.depth: found 100000, a run of about"
+    with pytest.raises(ConfigError, match=message):
         deepstack.sweep(config, {"model.depth": [1, 10**5]}, study="lib", out=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "deepstack", "sweep", *overrides(700), "--depths", "1,2"]
+    command = [
+        sys.executable,
+        "-m",
+        "deepstack",
+        "sweep",
+        *TINY,
+        "train.steps=700",
+        "--depths",
+        "1,2",
+    ]
     command += ["--schemes", "post_ln", "--out", str(tmp_path), "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until(lambda: [rows > 30 for rows in steps_made(tmp_path)] == [True, True])
@@ -121,7 +132,7 @@ def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None
 
 def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     words = ["sweep", "--depths", "1,2", "--out", str(tmp_path), "--workers", "2"]
-    words += overrides(100_000)
+    words += [*TINY, "train.steps=100000"]
     beside = tmp_path / "temporary"
     beside.mkdir()
     environment = os.environ | {"TMPDIR": str(beside)}
@@ -139,13 +150,19 @@ def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
 def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What lies in the present folder is not imported.
+    # Files of the present folder are not imported.
     (tmp_path / "torch.py").write_text("raise SystemExit('from the present folder')")
     monkeypatch.chdir(tmp_path)
-    (cell,) = plan(with_overrides(BASE, {"train.steps": 100_000}), study="s", out=tmp_path)
-    with closing(Local([cell], "s", tmp_path, 1, budget=2 * 10**9)) as local:
+    long = with_overrides(BASE, {"train.steps": 100_000})
+    cell, waiting = (
+        replace(cell, folder=RunFolder(f"{cell.folder.path}-2"))
+        for cell in plan(long, {"seed": [0, 1]}, study="s", out=tmp_path)
+    )
+    with closing(Local([cell, waiting], "s", tmp_path, 1, budget=2 * 10**9)) as local:
         first = local.start(cell)
-        assert first is not None and local.start(cell) is None
+        # A run has its folder, with a number in its name, once it starts and no earlier.
+        assert first is not None and cell.folder.exists()
+        assert local.start(waiting) is None and not waiting.folder.path.exists()
         until(lambda: steps_made(tmp_path) != [] and steps_made(tmp_path)[0] > 0)
         assert local._server is not None
         killed = local._server
@@ -164,8 +181,8 @@ def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
         second.send_signal(signal.SIGINT)
         # One that is refused, one that is killed, and one that is done.
         out = ["--out", str(tmp_path), "--study", "ends", "--quiet"]
-        long = to_yaml(with_overrides(BASE, {"seed": 1, "train.steps": 100_000}))
-        runs = [local._server.start(text, out) for text in ("depth: 1", long, to_yaml(BASE))]
+        texts = ("depth: 1", to_yaml(long), to_yaml(BASE))
+        runs = [local._server.start(text, out) for text in texts]
         until(lambda: any(rows > 3 for rows in steps_made(tmp_path, "ends")))
         runs[1].send_signal(signal.SIGKILL)
         until(lambda: None not in [run.poll() for run in (second, *runs)])
@@ -174,16 +191,3 @@ def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
         errors = [run.stderr_text() for run in runs]
     assert errors[0].startswith("deepstack: depth: found the unknown key")
     assert errors[1:] == ["", ""]
-
-
-def test_a_finished_sweep_starts_nothing(tmp_path: Path) -> None:
-    deepstack.train(BASE, study="one", out=tmp_path)
-    cells = plan(BASE, study="one", out=tmp_path)
-    local = Local(cells, "one", tmp_path, 1)
-    assert [entry.state for entry in Pool(cells, local).run()] == ["done"]
-    assert local._server is None
-
-
-def steps_made(out: Path, study: str = "*") -> list[int]:
-    """Rows of every run's log of steps so far."""
-    return [log.read_text().count("\n") - 1 for log in out.glob(f"{study}/*/steps.csv")]

@@ -1,4 +1,4 @@
-"""What one run of a sweep does to itself stays its own, and what kills a sweep loses nothing."""
+"""A run that ends badly leaves the others of its sweep alone; a killed sweep loses nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from helpers import QUICK
-from helpers.cluster_results import until
-from helpers.command_line import typed
+from helpers.cluster_results import results, runs_of, steps_made, until
+from helpers.command_line import TINY, typed
+from helpers.small_runs import data_of
 
 import deepstack
 from deepstack.config import load_config
@@ -57,11 +58,6 @@ def end_badly(seed):
         time.sleep(1)
 '''
 
-SETTINGS = [
-    "task.name=unruly", "model.depth=2", "model.d_model=8", "task.seq_len=8",
-    "train.batch_size=2", "train.eval_batches=1", "log.probe_sequences=1",
-]  # fmt: skip
-
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Path:
@@ -72,9 +68,10 @@ def plugin(tmp_path: Path) -> Path:
 
 def words_of(plugin: Path, out: Path, seeds: list[int], *more: str, steps: int = 4) -> list[str]:
     """The arguments of a sweep over seeds."""
-    given = [*SETTINGS, f"train.steps={steps}", "--seeds", ",".join(map(str, seeds))]
-    given += ["--depths", "2", "--schemes", "post_ln", "--study", "s", "--workers", "2", "-q"]
-    return ["sweep", QUICK, *given, "--plugin", str(plugin), "--out", str(out), *more]
+    given = [*TINY, "task.name=unruly", f"train.steps={steps}"]
+    given += ["--seeds", ",".join(map(str, seeds)), "--depths", "2", "--schemes", "post_ln"]
+    given += ["--study", "s", "--workers", "2", "-q", "--plugin", str(plugin)]
+    return ["sweep", QUICK, *given, "--out", str(out), *more]
 
 
 def start_sweep(*arguments: str) -> subprocess.Popen[bytes]:
@@ -86,14 +83,6 @@ def start_sweep(*arguments: str) -> subprocess.Popen[bytes]:
 def by_seed(out: Path) -> dict[int, Run]:
     """The runs by their seed."""
     return {int(run.get("seed")): run for run in find_runs(out)}
-
-
-def results_of(run: Run) -> dict[str, bytes]:
-    """Everything deterministic in a run's folder."""
-    names = ["steps.csv", "evals.csv", "config.yaml", "columns.json"]
-    files = [run.path / name for name in names]
-    files += sorted(run.path.glob("layers/*.npy")) + sorted(run.path.glob("checkpoint/*/weights*"))
-    return {str(file.relative_to(run.path)): file.read_bytes() for file in files}
 
 
 def processes_with(text: str) -> list[int]:
@@ -116,13 +105,13 @@ def check_states(out: Path, good: list[int], bad: list[int]) -> None:
     assert sorted(runs) == sorted(good + bad)
     assert {seed: runs[seed].state for seed in good} == dict.fromkeys(good, "done")
     assert {seed: runs[seed].state for seed in bad} == {seed: ENDS[seed] for seed in bad}
-    for seed in bad:  # what they had trained is there, and they say why they ended
+    for seed in bad:  # their steps are kept, with the reason of their end
         assert runs[seed].status["step"] == len(runs[seed].steps) == 2
-    said = {seed: runs[seed].status["error"] for seed in bad}
-    assert said.get(KILLED, "killed by SIGKILL") == "killed by SIGKILL"
-    assert said.get(CRASHED, "killed by SIGSEGV") == "killed by SIGSEGV"
+    errors = {seed: runs[seed].status["error"] for seed in bad}
+    assert errors.get(KILLED, "killed by SIGKILL") == "killed by SIGKILL"
+    assert errors.get(CRASHED, "killed by SIGSEGV") == "killed by SIGSEGV"
     if HUNG in bad:
-        assert "took longer than --run-timeout" in said[HUNG]
+        assert "took longer than --run-timeout" in errors[HUNG]
     if MEMORY in bad:
         status = runs[MEMORY].status
         assert status["phase"] == "the training step" and status["limit_mb"] < 2000
@@ -163,21 +152,7 @@ def check_results(out: Path, alone: Path, seeds: list[int]) -> None:
     for seed in seeds:
         run = by_seed(out)[seed]
         single = deepstack.train(load_config(run.path / "config.yaml"), study="s", out=alone)
-        assert results_of(single) == results_of(run)
-
-
-def states_of(out: Path) -> dict[int, str]:
-    """The states by seed; none before there is a run."""
-    return (
-        {seed: run.state for seed, run in by_seed(out).items()}
-        if any(out.glob("*/*/config.yaml"))
-        else {}
-    )
-
-
-def rows_in(out: Path) -> int:
-    """Rows of all logs of steps, their headers not counted."""
-    return sum(log.read_bytes().count(b"\n") - 1 for log in out.glob("*/*/steps.csv"))
+        assert data_of(single) == data_of(run)
 
 
 @pytest.mark.slow
@@ -194,7 +169,7 @@ def test_a_sweep_whose_process_is_killed_ten_times_loses_nothing(
         goal = int(len(seeds) * steps * (number + dice.random()) / (kills + 1))
         process = start_sweep(*words)
         try:
-            while rows_in(killed) < goal and process.poll() is None:
+            while sum(steps_made(killed)) < goal and process.poll() is None:
                 time.sleep(0.02)
             time.sleep(dice.random())
         finally:
@@ -202,8 +177,7 @@ def test_a_sweep_whose_process_is_killed_ten_times_loses_nothing(
             process.wait()
     # a run that is still saving holds its folder: the sweep then says so, and is given again
     until(lambda: typed(*words).exit_code == 0, seconds=300)
-    wanted = {seed: results_of(run) for seed, run in by_seed(whole).items()}
-    assert {seed: results_of(run) for seed, run in by_seed(killed).items()} == wanted
+    assert results(killed, len(seeds)) == results(whole, len(seeds))
     for run in find_runs(killed):
         assert list(run.steps["step"]) == list(range(1, steps + 1))
     until(lambda: not processes_with(str(killed)), seconds=300)
@@ -213,9 +187,13 @@ def test_a_sweep_whose_process_is_killed_ten_times_loses_nothing(
 def test_a_run_that_hangs_does_not_outlive_its_killed_sweep(plugin: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start_sweep(*words_of(plugin, out, [HUNG, 0]))
-    states = {HUNG: "running", 0: "done"}
+
+    def states() -> dict[int, str]:
+        return {run.get("seed"): run.state for run in runs_of(out)}
+
     try:
-        until(lambda: states_of(out) == states and rows_in(out) >= 2 + 4, seconds=300)
+        until(lambda: states() == {HUNG: "running", 0: "done"}, seconds=300)
+        until(lambda: sum(steps_made(out)) == 2 + 4, seconds=300)
     finally:
         process.kill()
         process.wait()

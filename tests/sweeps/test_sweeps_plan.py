@@ -1,4 +1,4 @@
-"""What `sweep --dry-run` shows, and how little is built for it."""
+"""The table of `sweep --dry-run`, and the few stacks that are built and timed for it."""
 
 from __future__ import annotations
 
@@ -188,13 +188,15 @@ def test_a_number_is_the_same_with_a_point(
 
 
 @pytest.fixture
-def alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def equal_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hashes of which the first six digits are the same for all."""
     digest = conf.identity.digest
     monkeypatch.setattr(conf.identity, "digest", lambda config: "0" * 6 + digest(config)[6:])
 
 
-def test_runs_that_are_called_alike_have_folders_of_their_own(alike: None, tmp_path: Path) -> None:
+def test_runs_that_are_called_alike_have_folders_of_their_own(
+    equal_hashes: None, tmp_path: Path
+) -> None:
     base = parse_study(STUDY).base
     rates = [1e-3, 2e-3, 1e-3, 3e-3]
     expected = dict(zip(rates, ("", "-2", "", "-3"), strict=True))
@@ -223,7 +225,7 @@ def test_runs_that_are_called_alike_have_folders_of_their_own(alike: None, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("swept", "settings", "said"),
+    ("swept", "settings", "message"),
     [
         ("task: {name: markof}", [], "study.yaml:1:14: unknown"),
         (
@@ -239,10 +241,10 @@ def test_runs_that_are_called_alike_have_folders_of_their_own(alike: None, tmp_p
     ],
 )
 def test_a_name_that_no_run_can_have_is_told_with_its_place(
-    swept: str, settings: list[str], said: str, file: Path
+    swept: str, settings: list[str], message: str, file: Path
 ) -> None:
     file.write_text(swept + "\n")
     result = typed("sweep", file, *settings, "--out", file.parent)
     assert result.exit_code == 2
-    assert f"{said} task 'markof'; did you mean 'markov'?" in result.stderr
+    assert f"{message} task 'markof'; did you mean 'markov'?" in result.stderr
     assert [path.name for path in file.parent.iterdir()] == [file.name]

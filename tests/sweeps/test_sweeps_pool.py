@@ -1,19 +1,18 @@
-"""How a pool ends runs and what it says of those that ended badly, with processes that only act."""
+"""How a pool ends runs and reports those that ended badly, with processes that only act."""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.command_line import typed
 
 from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.errors import ConfigError
-from deepstack.records import Run, RunFolder
-from deepstack.sweeps import Cell, Launcher, Local, Pool, is_wanted, local, plan, pool, retry_states
+from deepstack.records import Run
+from deepstack.sweeps import RUN_AGAIN, Cell, Launcher, Pool, is_wanted, plan, pool, retry_states
 from deepstack.sweeps.pool import error_line
 
 BASE = with_overrides(Config(), {"model.depth": 1, "model.d_model": 8})
@@ -22,12 +21,16 @@ TRACE = "Traceback (most recent call last):\n  File 'a.py', line 3, in residual\
 
 
 class Actor:
-    """A process that ends by a script, signal (0: of itself) -> exit code; it ignores others."""
+    """A process that ends by a script, signal (0: of itself) -> exit code; it ignores others.
 
-    def __init__(self, cell: Cell, script: dict[int, int], writes: str | None) -> None:
+    writes: the state that its folder has; nothing is written if it is empty.
+    """
+
+    def __init__(self, cell: Cell, script: dict[int, int], writes: str) -> None:
         self.script, self.code, self.signals = script, script.get(0), list[int]()
-        cell.folder.write_config(to_yaml(cell.config))
-        cell.folder.write_status(writes or "running", 0)
+        if writes:
+            cell.folder.write_config(to_yaml(cell.config))
+            cell.folder.write_status(writes, 0)
 
     def poll(self) -> int | None:
         return self.code
@@ -43,7 +46,7 @@ class Actor:
 class Stage(Launcher):
     """Starts actors, `workers` at a time."""
 
-    def __init__(self, script: dict[int, int], writes: str | None = None, workers: int = 1) -> None:
+    def __init__(self, script: dict[int, int], writes: str = "running", workers: int = 1) -> None:
         self.script, self.writes, self.workers = script, writes, workers
         self.actors: list[Actor] = []
 
@@ -71,7 +74,7 @@ def cells_of(out: Path, seeds: int = 1) -> list[Cell]:
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
 
 
-# exit codes by signal, what the run's folder says -> state, error in status.json
+# exit codes by signal, state in the run's folder -> state, error in status.json
 ENDS: list[tuple[dict[int, int], str, str, str | None]] = [
     ({0: 0}, "done", "done", None),
     ({0: 0}, "diverged", "diverged", None),
@@ -80,38 +83,11 @@ ENDS: list[tuple[dict[int, int], str, str, str | None]] = [
     ({0: -TERM}, "running", "interrupted", None),  # before it could listen
     ({0: -KILL}, "running", "failed", "killed by SIGKILL"),
     ({0: -int(signal.SIGSEGV)}, "running", "failed", "killed by SIGSEGV"),
-    ({0: 1}, "failed", "failed", None),  # it has said so itself
+    ({0: 1}, "failed", "failed", None),  # the run itself wrote it
     ({0: 1}, "running", "failed", "RuntimeError: broken"),
     ({0: 0}, "running", "failed", "RuntimeError: broken"),  # it leaves in the midst
     ({0: 5}, "running", "interrupted", None),  # a full disk: the same command goes on
 ]
-
-
-def test_a_run_that_waits_for_its_turn_has_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An interrupt may come before its turn: a claimed folder with config.yaml alone would stay."""
-    first, second = [
-        replace(cell, folder=RunFolder(f"{cell.folder.path}-2")) for cell in cells_of(tmp_path, 2)
-    ]
-    claimed = []
-
-    class Server:
-        is_alive = True
-
-        def start(self, *arguments: Any, **more: Any) -> Actor:
-            claimed.append(first.folder.exists())
-            return Actor(first, {TERM: 143}, None)
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(local, "ForkServer", Server)
-    launcher = Local([first, second], "s", tmp_path, workers=1)
-    looks = iter((None, None, TERM))
-    entries = Pool([first, second], launcher, stop=lambda: next(looks, TERM)).run()
-    assert [entry.state for entry in entries] == ["interrupted", "new"]
-    assert claimed == [True] and not second.folder.path.exists()
 
 
 @pytest.mark.parametrize(("script", "writes", "state", "error"), ENDS)
@@ -180,13 +156,9 @@ def test_a_stop_request_is_handed_on_once_and_its_kills_are_no_failures(tmp_path
 )
 def test_retry_names_states(text: str | None, states: set[str], tmp_path: Path) -> None:
     assert retry_states(text) == states
-    for state, script in {"failed": {0: 1}, "out_of_memory": {0: 5}}.items():
-        Pool(cells_of(tmp_path / state), Stage(script, state)).run()
-        (cell,) = cells_of(tmp_path / state)
-        assert is_wanted(cell, retry_states(text)) == (state in states)
-        stage = Stage({0: 0}, "done")
-        Pool([cell], stage, retry_states(text)).run()
-        assert len(stage.actors) == (state in states)
+    (cell,) = cells_of(tmp_path)
+    for state in RUN_AGAIN:
+        assert is_wanted(replace(cell, state=state), states) == (state in states)
 
 
 def test_retry_of_another_word_is_refused() -> None:
@@ -194,24 +166,16 @@ def test_retry_of_another_word_is_refused() -> None:
         retry_states("faild")
 
 
-def test_what_fails_before_it_has_a_folder_is_recorded_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nothing(self: Any, cell: Cell, script: dict[int, int], writes: str | None) -> None:
-        self.script, self.code, self.signals = script, script[0], []
-
-    monkeypatch.setattr(Actor, "__init__", nothing)
-
-    def say(code: int) -> str:
-        return Pool(cells_of(tmp_path), Stage({0: code})).run()[0].state
-
-    assert say(2) == "failed" and not list(tmp_path.iterdir())  # refused: nothing is there
-    assert say(-11) == "failed"
+def test_what_fails_before_it_has_a_folder_is_recorded_too(tmp_path: Path) -> None:
+    (refused,) = Pool(cells_of(tmp_path), Stage({0: 2}, "")).run()
+    assert refused.state == "failed" and not list(tmp_path.iterdir())
+    (crashed,) = Pool(cells_of(tmp_path), Stage({0: -11}, "")).run()
+    assert crashed.state == "failed"
     (cell,) = cells_of(tmp_path)
     assert cell.state == "failed" and Run(cell.folder.path).status["error"] == "killed by SIGSEGV"
 
 
-SAID = {
+ERROR_LINES = {
     "a warning\ndeepstack: was X, is Y\nto go on: --allow-env-change\n": (
         "was X, is Y; to go on: --allow-env-change"
     ),
@@ -220,9 +184,9 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("said", SAID)
-def test_the_error_line_of_a_run_are_its_error_whole(said: str) -> None:
-    assert error_line(said) == SAID[said]
+@pytest.mark.parametrize("stderr", ERROR_LINES)
+def test_the_error_line_of_a_run_is_its_whole_error(stderr: str) -> None:
+    assert error_line(stderr) == ERROR_LINES[stderr]
 
 
 LEAVES = '''
