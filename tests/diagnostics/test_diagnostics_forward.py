@@ -35,7 +35,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "encoder_decoder": ROTARY | BOTH,
     "merged": QK_NORM | BOTH | {"model__decoder_attention": "merged"},
 }
-NTK = QK_NORM | {"model__init": {"distribution": "ntk"}}
+OTHERS = {
+    "ntk": QK_NORM | {"model__init": {"distribution": "ntk"}},
+    "rms": QK_NORM | {"model__norm__kind": "rms"},
+}
 # every entry of every parameter moves by this much, since θ_0 and in the last step
 SINCE_START, LAST_STEP = 0.02, 0.01
 WIRINGS = ("post_ln", "deepnorm", "pre_ln")
@@ -301,13 +304,13 @@ def expected_values(look: Look, post: bool) -> list[dict[str, float]]:
     ("scheme", "family"),
     [
         *((s, f) for f in FAMILIES for s in WIRINGS if (s, f) != UNDEFINED),
-        ("deepnorm", "ntk"),
+        *(("deepnorm", other) for other in OTHERS),
         ("admin", "encoder"),
         ("deepnorm_tight", "encoder"),
     ],
 )
 def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) -> None:
-    look = Look(model__scheme=scheme, **(FAMILIES | {"ntk": NTK})[family])
+    look = Look(model__scheme=scheme, **(FAMILIES | OTHERS)[family])
     with torch.no_grad():  # with equal gains the norm of a norm's Jacobian is known exactly
         for entry in look.model.schemes:
             for name in entry.sublayers:

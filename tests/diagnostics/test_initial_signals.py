@@ -90,19 +90,6 @@ def test_the_jacobian_is_near_its_exact_norm() -> None:
     assert estimate.tolist() == pytest.approx(exact, rel=0.25)
 
 
-def test_branches_of_zero_change_no_signal() -> None:
-    look = Look(model__scheme="rezero", model__depth=5)
-    with torch.no_grad():
-        for scheme in look.model.schemes:
-            scheme.scale.zero_()  # type: ignore[operator, union-attr]
-    values = look.values() | {
-        "jacobian": jacobian_norms(look.model, look.tokens)["encoder"][1:]
-    }  # fmt: skip
-    for name in ("stream_variance", "token_distance", "stream_grad", "jacobian"):
-        assert growth(values[name].double().numpy()[None])[0] == pytest.approx(0, abs=1e-6), name
-    assert values["jacobian"].tolist() == pytest.approx([1.0] * 5)  # F = x_N
-
-
 def test_growth_is_the_slope_of_the_logarithm() -> None:
     layers = np.arange(1.0, 8.0)
     collapsed = np.array([8.0, 4, 2, 0, 0, 0, 1])  # the layers before the first 0 count

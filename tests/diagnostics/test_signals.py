@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from helpers.command_line import typed
@@ -14,9 +12,7 @@ from helpers.sampling import some
 from helpers.snapshots import CPU, Look
 from torch.autograd.functional import jacobian
 
-import deepstack
 from deepstack.cli.list_command import diagnostic_rows
-from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import DIAGNOSTICS, describe
 from deepstack.diagnostics import stream as stream_module
 from deepstack.diagnostics.spectral import spectral_norms
@@ -25,36 +21,13 @@ from deepstack.schemes import SCHEMES
 from deepstack.training import make_optimizer, mean_loss, to_device
 
 
-def test_the_prediction_of_beta_ln_is_near_it_at_initialisation() -> None:
-    """x of variance 1 and independent of G(x), gains 1: what DS-Init's analysis supposes.
-
-    Not in the first layer, whose x is no norm's output, nor in the last, whose gradient is the
-    head's.
-    """
-    for scheme, at_most in (("post_ln", 1.0), ("deepnorm", 0.7)):
-        look = Look(model__scheme=scheme, model__d_model=64, task__seq_len=32, model__depth=5)
-        with torch.no_grad():
-            for own in look.model.schemes:
-                for norms in own.norm_functions:
-                    norms[0].gain.fill_(1.0)
-                    norms[0].bias.zero_()
-        found = look.values()
-        for name in ("attention", "feed_forward"):
-            measured, predicted = (
-                found[f"{k}_{name}"][1:-1] for k in ("beta_ln", "beta_ln_predicted")
-            )
-            assert (measured / predicted - 1).abs().max() < 0.1
-            assert (measured < at_most).all()
-
-
-@pytest.mark.parametrize("equal", [True, False])
 @pytest.mark.parametrize("kind", ["layer", "rms", "batch", "dynamic_tanh"])
-def test_ln_jacobian_is_the_norm_of_the_jacobian(kind: str, equal: bool) -> None:
+def test_ln_jacobian_of_unequal_gains_is_an_upper_bound(kind: str) -> None:
     look = Look(model__norm={"kind": kind})
     with torch.no_grad():
         for scheme in look.model.schemes:
             for (norm,) in scheme.norm_functions:
-                norm.gain.fill_(1.7) if equal else norm.gain.uniform_(0.5, 1.5)
+                norm.gain.uniform_(0.5, 1.5)
     values = look.values()
     layer, x = look.model.layers[0], look.model.start(look.tokens)
     for name in layer.names:
@@ -67,28 +40,7 @@ def test_ln_jacobian_is_the_norm_of_the_jacobian(kind: str, equal: bool) -> None
         jacobians = [jacobian(norm, token).double() for token in z.detach().flatten(0, 1)]
         mean = torch.linalg.matrix_norm(torch.stack(jacobians), ord=2).mean().item()
         gains = norm.gain.detach().abs().sort().values
-        if equal:
-            assert value == pytest.approx(mean, rel=1e-4)
-        else:
-            assert value * (gains[-3] / gains[-1]).item() < mean < value * (1 + 1e-6)
-
-
-def test_grad_norm_predicted_is_what_deepnorm_s_matrices_have(tmp_path: Path) -> None:
-    """Of all parameters it is not: the gain and bias of the stack's last norm have large ones."""
-    config = with_overrides(
-        Config(),
-        {
-            "model.scheme": "deepnorm", "model.depth": 12, "model.d_model": 64, "train.steps": 1,
-            "train.eval_batches": 1, "train.eval_every": 0, "task.seq_len": 32,
-        },
-    )  # fmt: skip
-    run = deepstack.train(config, out=tmp_path)
-    measured, predicted = (
-        run.layers(name)[1][0] for name in ("matrix_grad_norm", "grad_norm_predicted")
-    )
-    assert np.abs(measured / predicted - 1).max() < 0.2
-    whole = run.layers("grad_norm")[1][0]
-    assert (measured < whole).all() and whole[-1] > 2 * measured[-1]
+        assert value * (gains[-3] / gains[-1]).item() < mean < value * (1 + 1e-6)
 
 
 def test_the_list_of_diagnostics_keeps_the_former_key_in_json_alone() -> None:
