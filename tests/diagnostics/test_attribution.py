@@ -8,20 +8,21 @@ import math
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from helpers.configs import runs_with
 from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.sampling import some
-from helpers.small_runs import data_of, small
+from helpers.small_runs import data_of, interrupted, logs_of, small
 from helpers.snapshots import Look
 from torch import Tensor, nn
 
 import deepstack
 from deepstack.config import with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
-from deepstack.errors import NothingMatchedError
+from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.fast.fuse import fuse
 from deepstack.parameters import RoleParameter
 from deepstack.records import Run
@@ -211,6 +212,29 @@ def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -
         assert linear["whole"].iloc[0] == pytest.approx(found["whole"].iloc[0], rel=0.3)
     assert ("schedule" in found) == (changes.get("model.scheme") == "branch_norm")
     assert set(found) - {"step"} == set(looked.columns["attribution"])
+
+
+def test_a_run_records_sharpness_noise_and_losses_without_layers(tmp_path: Path) -> None:
+    logged = {"log__sharpness_every": 5, "log__noise_scale": True, "log__skipped_layers": 3}
+    logged |= {"log__layers_every": 5, "train__optimizer": "sgd", "train__lr": 0.05}
+    constant = {"train__schedule": "constant", "train__warmup_steps": 0}
+    config = small(model__depth=5, model__dropout=0.1, **logged, **constant)
+    run = deepstack.train(config, out=tmp_path / "a")
+    sharpness, noise, due = run.sharpness, run.noise_scale, [0, 5, 10, 12]
+    assert list(sharpness["step"]) == list(noise["step"]) == due
+    assert (sharpness["stability_threshold"] == 40.0).all() and (sharpness["sharpness"] > 0).all()
+    assert list(sharpness["sharpness"]) == list(sharpness["preconditioned_sharpness"])
+    layers = {name: run.layers(name) for name in ("gradient_variance", "noise_scale", "skip_loss")}
+    assert all(list(steps) == due and v.shape == (4, 5) for steps, v in layers.values())
+    by_layer = layers["gradient_variance"][1].sum(axis=1)
+    assert (by_layer < noise["model_gradient_variance"]).all()  # and the embedding's
+    assert (np.isfinite(layers["skip_loss"][1]) == [True, False, True, False, True]).all()
+    units = run.columns["columns"]["model_noise_scale"], run.columns["layers"]["skip_loss"]
+    assert [column["unit"] for column in units] == ["sequences", "nats"]
+    interrupted(config, tmp_path / "b", 7)
+    assert logs_of(deepstack.train(config, out=tmp_path / "b")) == logs_of(run)
+    with pytest.raises(ConfigError, match=r"found true under log\.probe_sequences=1"):
+        small(log__noise_scale=True, log__probe_sequences=1)
 
 
 def table(run: Run, name: str) -> pd.DataFrame:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.sampling import some
-from helpers.small_runs import interrupted, logs_of, small
 from helpers.snapshots import Look
 from torch import Tensor, nn
 
-import deepstack
 from deepstack.diagnostics.noise_scale import GradientNoise, gradient_noise
-from deepstack.errors import ConfigError
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import IGNORE
 from deepstack.training import mean_loss
@@ -91,20 +87,3 @@ def test_it_is_that_of_the_gradients_of_single_sequences(changes: dict[str, Any]
 def test_a_square_that_noise_makes_negative_has_no_scale() -> None:
     row = GradientNoise(torch.tensor([2.0, -0.5]), {}).row()
     assert math.isnan(row["model_noise_scale"]) and row["model_gradient_square"] == -0.5
-
-
-def test_a_run_records_it(tmp_path: Path) -> None:
-    config = small(log__noise_scale=True, log__layers_every=5, model__depth=2, model__dropout=0.1)
-    run = deepstack.train(config, out=tmp_path / "a")
-    steps, scale = run.layers("noise_scale")
-    assert list(steps) == list(run.noise_scale["step"]) == [0, 5, 10, 12]
-    assert scale.shape == (4, 2)
-    variance = run.layers("gradient_variance")[1]
-    rows = run.noise_scale
-    assert (variance.sum(axis=1) < rows["model_gradient_variance"]).all()  # and the embedding's
-    assert run.columns["columns"]["model_noise_scale"]["unit"] == "sequences"
-    interrupted(config, tmp_path / "b", 7)
-    resumed = deepstack.train(config, out=tmp_path / "b")
-    assert logs_of(resumed)["noise_scale.csv"] == logs_of(run)["noise_scale.csv"]
-    with pytest.raises(ConfigError, match=r"found true under log\.probe_sequences=1"):
-        small(log__noise_scale=True, log__probe_sequences=1)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from helpers.sampling import some
-from helpers.small_runs import small
 from helpers.snapshots import Look
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import deepstack
 from deepstack.config import Train
 from deepstack.diagnostics.sharpness import (
     Hessian,
@@ -181,16 +177,3 @@ def test_a_quadratic_diverges_above_the_threshold_alone(optimizer: str, beta: fl
         assert (sizes[-1] > sizes[400]) is (factor > 1)  # after the bias correction of the start
     if optimizer == "adam":
         assert stability_threshold(train, 7) == pytest.approx(38 / 0.1)
-
-
-def test_a_run_records_it(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"train__optimizer": "sgd", "train__lr": 0.05, "train__warmup_steps": 0}
-    keys |= {"train__schedule": "constant", "model__depth": 2}
-    config = small(log__sharpness_every=5, **keys)
-    run = deepstack.train(config, out=tmp_path)
-    table = run.sharpness
-    assert list(table["step"]) == [0, 5, 10, 12]
-    assert (table["stability_threshold"] == 40.0).all() and (table["sharpness"] > 0).all()
-    pd.testing.assert_series_equal(
-        table["sharpness"], table["preconditioned_sharpness"], check_names=False
-    )

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.small_runs import small
 from helpers.snapshots import Look
 
-import deepstack
 from deepstack.diagnostics.snapshot import divide_evenly
 
 
@@ -83,11 +80,3 @@ def test_layers_are_spread_over_the_depth() -> None:
             if 1 < count < total:
                 gaps = np.diff(chosen)
                 assert chosen[0] == 0 and gaps.max() - gaps.min() <= 1
-
-
-def test_a_run_writes_it_if_asked_for(tmp_path: Path) -> None:
-    run = deepstack.train(small(model__depth=5, log__skipped_layers=3), out=tmp_path)
-    steps, values = run.layers("skip_loss")
-    assert list(steps) == [0, 1, 2, 3, 5, 8, 12] and values.shape == (7, 5)
-    assert (np.isfinite(values) == [True, False, True, False, True]).all()
-    assert run.columns["layers"]["skip_loss"]["unit"] == "nats"
