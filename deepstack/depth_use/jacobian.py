@@ -49,7 +49,6 @@ def jacobian(request: Request, result: Analysis) -> None:
     of a mean Jacobian.  On the probe batch; the cost is about 3 forward passes of the layer a probe
     and 5 an iteration.
     """
-    request.refuse_no_tensor("jacobian")
     chosen = request.chosen(result)
     generator = torch.Generator().manual_seed(request.seed)
     rows: list[Tensor] = []
