@@ -312,12 +312,12 @@ def expected_values(look: Look, post: bool) -> list[dict[str, float]]:
 def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) -> None:
     look = Look(model__scheme=scheme, **(FAMILIES | OTHERS)[family])
     with torch.no_grad():  # with equal gains the norm of a norm's Jacobian is known exactly
-        for entry in look.model.schemes:
+        for layer, entry in enumerate(look.model.schemes):
             for name in entry.sublayers:
                 getattr(entry, f"{name}_norms")[0].gain.fill_(1.3)
             if scheme == "admin":  # of the theorem's form while each vector is one number
                 for number, omega in enumerate(entry.each("omega")):
-                    omega.fill_(1.5 + number)
+                    omega.fill_(1.5 + number + layer)
     values = [bank.values().clone() for bank in look.banks]
     stream = stream_states(look.model, look.tokens)
     logged = evaluate(

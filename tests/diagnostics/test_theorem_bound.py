@@ -79,16 +79,6 @@ def test_a_scheme_that_nobody_knows_is_found_out_too(residual: Any, expected: fl
         assert values == pytest.approx([expected] * 2, nan_ok=True)
 
 
-def test_two_stacks_have_alphas_of_their_own_and_merged_attention_none() -> None:
-    both = {"model__family": "encoder_decoder", "model__decoder_depth": 2}
-    encoder, decoder = 0.81 * (N**4 * 2) ** (1 / 16), 6**0.25
-    expected = [[encoder] * 2] * N + [[decoder] * 3] * 2
-    for found, wanted in zip(found_alphas("deepnorm", **both), expected, strict=True):
-        assert found == pytest.approx(wanted, rel=1e-6)
-    merged = found_alphas("post_ln", **both, model__decoder_attention="merged")
-    assert merged[0] == pytest.approx([1.0, 1.0]) and all(map(math.isnan, merged[-1]))
-
-
 def test_a_vector_counts_while_it_is_one_number() -> None:
     config = with_overrides(Config(), {"model.scheme": "admin", "model.d_model": 8})
     scheme = build_model(config, vocab_size=7).model.schemes[0]
