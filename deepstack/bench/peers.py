@@ -179,7 +179,7 @@ def torch_encoder(shape: Shape) -> PeerModel:
 @peer("torchscale", label="torchscale DeepNorm", package="torchscale")
 def torchscale_encoder(shape: Shape) -> PeerModel:
     """torchscale's Encoder with deepnorm=True, by the authors of DeepNorm; attention unfused."""
-    encoder = _torchscale()
+    encoder = import_torchscale()
     settings = importlib.import_module("torchscale.architecture.config").EncoderConfig(
         encoder_embed_dim=shape.d_model,
         encoder_attention_heads=shape.n_heads,
@@ -201,7 +201,7 @@ def torchscale_encoder(shape: Shape) -> PeerModel:
     built = encoder.Encoder(
         settings, embed_tokens=tokens, embed_positions=positions, output_projection=head
     )
-    return PeerModel(_Select(built, lambda output: output["encoder_out"]), built.layers)
+    return PeerModel(Select(built, lambda output: output["encoder_out"]), built.layers)
 
 
 @peer("x_transformers", label="x-transformers", package="x_transformers")
@@ -251,11 +251,11 @@ def bert(shape: Shape) -> PeerModel:
     head = nn.Linear(shape.d_model, shape.vocab_size)
     if shape.tied:
         head.weight = built.get_input_embeddings().weight
-    hidden = _Select(built, lambda output: output.last_hidden_state)
+    hidden = Select(built, lambda output: output.last_hidden_state)
     return PeerModel(nn.Sequential(hidden, head), built.encoder)
 
 
-class _Select(nn.Module):
+class Select(nn.Module):
     """Applies a function to the output of a model."""
 
     def __init__(self, model: nn.Module, pick: Callable[[Any], Tensor]) -> None:
@@ -281,7 +281,7 @@ def import_library(package: str) -> Any:
     return importlib.import_module(package)
 
 
-def _torchscale() -> Any:
+def import_torchscale() -> Any:
     """Import torchscale's encoder, even if timm cannot be imported.
 
     timm needs a torchvision for exactly this build of torch.  torchscale takes one function from

@@ -121,32 +121,25 @@ def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Opt
 
     One group holds all parameters.  Muon takes the matrices of the layers, AdamW all others.
     """
+    rate: dict[str, Any] = {"lr": train.lr, "weight_decay": train.weight_decay}
     parameters = list(built.model.parameters())
     if train.optimizer == "sgd":
         return [torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum)]
-    optimizers: list[torch.optim.Optimizer] = []
-    if train.optimizer == "muon":
-        matrices = [p for p in built.stack.parameters() if p.ndim == 2]
-        parameters = [p for p in parameters if all(p is not matrix for matrix in matrices)]
-        optimizers += [
-            torch.optim.Muon(
-                matrices,
-                lr=train.lr,
-                weight_decay=train.weight_decay,
-                momentum=train.muon.momentum,
-                ns_steps=train.muon.ns_steps,
-                adjust_lr_fn=train.muon.adjust_lr,
-            )
-        ]
-    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
-    main = kind(
-        parameters,
-        lr=train.lr,
-        betas=(train.betas[0], train.betas[1]),
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-    )
-    return [*optimizers, main]
+    if train.optimizer != "muon":
+        kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
+        return [kind(parameters, betas=train.betas, eps=train.eps, **rate)]
+    muon, matrices = train.muon, {p: None for p in built.stack.parameters() if p.ndim == 2}
+    others = [p for p in parameters if p not in matrices]
+    return [
+        torch.optim.Muon(
+            [*matrices],
+            momentum=muon.momentum,
+            ns_steps=muon.ns_steps,
+            adjust_lr_fn=muon.adjust_lr,
+            **rate,
+        ),
+        torch.optim.AdamW(others, betas=train.betas, eps=train.eps, **rate),
+    ]
 
 
 def torch_step(train: conf.Train, built: PeerModel, device: torch.device) -> TrainStep:
