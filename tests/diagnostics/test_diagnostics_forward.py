@@ -352,7 +352,8 @@ def test_values_of_attention_are_those_of_the_logits_in_every_scheme(scheme: str
         except ConfigError as error:  # the scheme norms q and k itself
             assert "qk_norm" in str(error)
             look = Look(model__scheme=scheme, **changes | {"model__qk_norm": False})
-        logged = look.values()
+        state, logged = torch.get_rng_state(), look.values()
+        assert torch.equal(torch.get_rng_state(), state)
         with Products() as products, torch.no_grad():
             look.model(look.tokens)
         names = [(i, n) for i, layer in enumerate(look.model.layers) for n in layer.names]
