@@ -21,7 +21,7 @@ from torch.autograd.functional import jacobian
 from torch.overrides import TorchFunctionMode
 
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
-from deepstack.diagnostics.layers import file_names
+from deepstack.diagnostics.layers import FILES
 from deepstack.diagnostics.snapshot import stream_states
 from deepstack.errors import ConfigError
 from deepstack.schemes import SCHEMES
@@ -332,7 +332,7 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
             },
         )
     )  # fmt: skip
-    assert all(set(file_names(name)) & set(logged) for name in DIAGNOSTICS)
+    assert all(set(FILES[name]) & set(logged) for name in DIAGNOSTICS)
     rows = expected_values(look, post=scheme != "pre_ln")
     assert set().union(*rows) == set(logged)
     for name, measured in logged.items():
