@@ -67,12 +67,12 @@ def bench(
     config = conf.with_overrides(config, {"runtime.device": device.type})
     rows = [Row.parse(name) for name in (usual_peers(config) if peers is None else peers)]
     parameters = own_parameters(config)
-    own = [LOGGED, UNLOGGED, *(row for row in rows if row.is_own)]
+    own_rows = [LOGGED, UNLOGGED, *(row for row in rows if row.is_own)]
     others = available_peers(config, [row for row in rows if not row.is_own], say)
     facts = facts_of(config, device)
     names = dict.fromkeys(row.name for row in others if row.name != "torch")
     facts["peers"] = {name: version_of(PEERS[name].package) for name in names}
-    processes = [RowProcess(row, config) for row in dict.fromkeys((*own, *others))]
+    processes = [RowProcess(row, config) for row in dict.fromkeys((*own_rows, *others))]
     deeper = [
         RowProcess(LOGGED, conf.with_overrides(config, {"model.depth": depth})) for depth in depths
     ]

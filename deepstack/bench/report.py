@@ -95,10 +95,10 @@ def ratios_of(processes: Sequence[RowProcess]) -> dict[str, dict[str, float]]:
     in which nothing is.
     """
     by_row = {process.row: process.steps for process in processes}
-    own = [row for row in by_row if row.is_own]
+    own_rows = [row for row in by_row if row.is_own]
     pairs = [(LOGGED, UNLOGGED)]
-    pairs += [(row, LOGGED) for row in own if row.variants]
-    pairs += [(ours, other) for other in by_row if not other.is_own for ours in own]
+    pairs += [(row, LOGGED) for row in own_rows if row.variants]
+    pairs += [(ours, other) for other in by_row if not other.is_own for ours in own_rows]
     return {
         f"{a.label} / {b.label}": summarise(
             [x / y for x, y in zip(by_row[a], by_row[b], strict=True)]

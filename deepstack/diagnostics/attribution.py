@@ -143,8 +143,8 @@ def first_order(
             mine = [bank for bank in banks if part.indices(bank)]
             tangents = {b.key: part.put_in(b, zero[b.key], moved[b.key]) for b in mine}
             vectors[part.name] = push_forward(model, mine, tangents, tokens)
-    whole = reduce(torch.add, [vectors[part.name] for part in parts if part.role is not None])
-    return {name: distance(vector) for name, vector in (vectors | {WHOLE: whole}).items()}
+    total = reduce(torch.add, [vectors[part.name] for part in parts if part.role is not None])
+    return {name: distance(vector) for name, vector in (vectors | {WHOLE: total}).items()}
 
 
 def push_forward(
