@@ -1,4 +1,4 @@
-"""deepstack bench: the same shape everywhere, rows that take turns, what is missing is named."""
+"""deepstack bench: the same shape in all rows, rows that take turns, messages on missing peers."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_every_layer_has_weights_and_gradients_of_its_own() -> None:
 
 
 class FakeProcess(RowProcess):
-    """A row that notes what it is asked, and can fail."""
+    """A row that notes each request, and can fail."""
 
     said: list[str]
 
@@ -229,7 +229,7 @@ class FakeProcess(RowProcess):
 
 
 def measured(*processes: FakeProcess, steps: int = 2) -> tuple[bool, list[Row], list[str]]:
-    """Whether they took turns, who was measured, and what was said."""
+    """Whether they took turns, the measured rows, and the messages."""
     FakeProcess.said = []
     lines: list[str] = []
     together, left = measure.measure_rows(processes, steps, CPU, lines.append)

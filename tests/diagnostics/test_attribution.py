@@ -1,4 +1,4 @@
-"""Where ‖ΔF‖ comes from: against slow literal versions, and without disturbing what is trained."""
+"""The parts of ‖ΔF‖ against slow literal versions, and runs that their logging leaves alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.configs import runs_with
 from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.sampling import some
 from helpers.small_runs import data_of, interrupted, logs_of, small
-from helpers.snapshots import Look
+from helpers.snapshots import ToyModel
 from torch import Tensor, nn
 
 import deepstack
@@ -37,7 +37,7 @@ Origin = Literal["initial", "current"]
 ROWS = ["q", "k", "v", "o", "w1", "w2", "bias", "norm_gain", "norm_bias", "embedding", "position"]
 
 
-class Moved(Look):
+class Moved(ToyModel):
     """A small model whose parameters have all moved a little from θ_0."""
 
     def __init__(self, size: float = 1e-2, **changes: Any) -> None:
@@ -89,7 +89,7 @@ class Moved(Look):
 
 
 def belongs(part: str, name: str, parameter: RoleParameter, layers: int) -> Tensor:
-    """Which entries of a parameter are of a part: ones and zeros of its shape."""
+    """Ones at the entries of a parameter that are of a part, and zeros elsewhere."""
     mask = torch.full(parameter.shape, float(part == "whole"), dtype=torch.float64)
     words_ = name.split(".")
     layer = None
@@ -197,21 +197,21 @@ def test_first_order_is_what_finite_differences_tell(changes: dict[str, Any]) ->
 )
 def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
     config = with_overrides(small(train__steps=4, train__eval_every=2), changes)
-    plain, looked = runs_with(config, tmp_path, {}, EVERYTHING)
+    plain, run = runs_with(config, tmp_path, {}, EVERYTHING)
     assert not (plain.path / "attribution.csv").exists() and plain.columns["attribution"] == {}
-    assert data_of(plain).items() <= data_of(looked).items()
-    assert list(looked.sharpness["step"]) == [0, 3, 4] and len(looked.noise_scale) == 5
+    assert data_of(plain).items() <= data_of(run).items()
+    assert list(run.sharpness["step"]) == [0, 3, 4] and len(run.noise_scale) == 5
     more = {"noise_scale", "gradient_variance", "skip_loss", "skip_loss_increase", "jacobian"}
-    assert set(looked.layer_names()) - {"stream_update", *plain.layer_names()} == more
-    found, linear = (table(looked, name) for name in ("attribution", "first_order"))
+    assert set(run.layer_names()) - {"stream_update", *plain.layer_names()} == more
+    found, linear = (table(run, name) for name in ("attribution", "first_order"))
     assert list(found["step"]) == [1, 2, 3, 4] and list(found) == list(linear)
     # The very number of steps.csv, as it stands there.
-    assert list(found["whole"]) == list(looked.steps["model_update"])
+    assert list(found["whole"]) == list(run.steps["model_update"])
     # One small step is nearly linear, whatever way through the layers the run itself takes.
     if "schedule" not in found:
         assert linear["whole"].iloc[0] == pytest.approx(found["whole"].iloc[0], rel=0.3)
     assert ("schedule" in found) == (changes.get("model.scheme") == "branch_norm")
-    assert set(found) - {"step"} == set(looked.columns["attribution"])
+    assert set(found) - {"step"} == set(run.columns["attribution"])
 
 
 def test_a_run_records_sharpness_noise_and_losses_without_layers(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_shares_against_the_step(tmp_path: Path) -> None:
     )
 
 
-def test_what_the_charts_cannot_show_is_said(tmp_path: Path) -> None:
+def test_charts_name_what_they_cannot_show(tmp_path: Path) -> None:
     make_run(tmp_path / "a" / "study")
     for name in ("attribution_vs_depth", "attribution_vs_step"):
         with pytest.raises(NothingMatchedError, match=r"log\.attribution_every is 0"):

@@ -1,4 +1,4 @@
-"""Where a step left the finite numbers: the first layer that is to blame."""
+"""The first layer of a step with a value that is not finite."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ HUGE = {"train__lr": 1e6, "train__clip": None}
 
 
 @pytest.mark.parametrize(
-    ("settings", "said", "told"),
+    ("settings", "facts", "message"),
     [
         # The bound says where it ended; every number is finite.
         ({"train__max_loss": 3.0}, ("loss", "none", {None}), ", more than train.max_loss"),
@@ -95,16 +95,19 @@ HUGE = {"train__lr": 1e6, "train__clip": None}
     ],
 )
 def test_the_status_of_a_diverged_run_names_it(
-    settings: dict[str, object], said: tuple[str, str, set[int | None]], told: str, tmp_path: Path
+    settings: dict[str, object],
+    facts: tuple[str, str, set[int | None]],
+    message: str,
+    tmp_path: Path,
 ) -> None:
     usual = {"train.optimizer": "sgd", "train.warmup_steps": 0, "train.schedule": "constant"}
     run = deepstack.train(with_overrides(small(**settings), usual), out=tmp_path)
     assert run.state == "diverged"
     status = run.status
-    quantity, found_in, layers = said
+    quantity, found_in, layers = facts
     assert (status["quantity"], status["found_in"]) == (quantity, found_in)
     assert status["first_bad_layer"] in layers
-    assert told in run.folder.log_path.read_text()
+    assert message in run.folder.log_path.read_text()
 
 
 def test_a_replayed_run_names_what_diverged_as_one_that_is_not(

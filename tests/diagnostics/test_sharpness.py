@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.sampling import some
-from helpers.snapshots import Look
+from helpers.snapshots import ToyModel
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,21 +37,21 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def trained_a_little(look: Look) -> torch.optim.Optimizer:
+def trained_a_little(toy: ToyModel) -> torch.optim.Optimizer:
     """Take three steps of Adam; return the optimizer."""
-    look.built.banks.tie()
-    optimizer = make_optimizer(ADAM, look.built)
+    toy.built.banks.tie()
+    optimizer = make_optimizer(ADAM, toy.built)
     for _ in range(3):
-        look.built.banks.zero_gradients()
-        look.loss(look.model(look.tokens)).backward()
-        look.built.banks.sum_repeats()
+        toy.built.banks.zero_gradients()
+        toy.loss(toy.model(toy.tokens)).backward()
+        toy.built.banks.sum_repeats()
         optimizer.step()
     return optimizer
 
 
-def dense(look: Look, names: list[str], unique: int | None) -> Tensor:
+def dense(toy: ToyModel, names: list[str], unique: int | None) -> Tensor:
     """Return the Hessian by these parameters, (entries, entries), in double precision."""
-    model = copy.deepcopy(look.model).double()
+    model = copy.deepcopy(toy.model).double()
     named = dict(model.named_parameters())
     sizes = [named[name].numel() for name in names]
 
@@ -65,7 +65,7 @@ def dense(look: Look, names: list[str], unique: int | None) -> Tensor:
                 words[at] = str(int(words[at]) % unique)
                 if (first := ".".join(words)) in values:
                     values[name] = values[first]
-        return entropy(functional_call(model, values, (look.tokens,)), look.targets)
+        return entropy(functional_call(model, values, (toy.tokens,)), toy.targets)
 
     start = torch.cat([named[name].detach().flatten() for name in names])
     with sdpa_kernel(SDPBackend.MATH):
@@ -83,27 +83,27 @@ def top(H: Tensor) -> float:
 
 @pytest.mark.parametrize("changes", CASES)
 def test_both_eigenvalues_are_those_of_the_dense_hessian(changes: dict[str, Any]) -> None:
-    look = Look(**TINY | changes)
-    optimizer, unique = trained_a_little(look), look.built.banks.unique
-    scales = preconditioner_scales(optimizer, look.built.trained)
-    plain, own = sharpness(look.built, look.tokens, look.loss, scales)
+    toy = ToyModel(**TINY | changes)
+    optimizer, unique = trained_a_little(toy), toy.built.banks.unique
+    scales = preconditioner_scales(optimizer, toy.built.trained)
+    plain, own = sharpness(toy.built, toy.tokens, toy.loss, scales)
 
-    names_by_id = {id(p): name for name, p in look.model.named_parameters()}
-    tied = tied_parameters(look.built)
+    names_by_id = {id(p): name for name, p in toy.model.named_parameters()}
+    tied = tied_parameters(toy.built)
     names = [names_by_id[id(copies[0])] for copies in tied]
-    H = dense(look, names, unique)
+    H = dense(toy, names, unique)
     assert plain.value == pytest.approx(top(H), rel=1e-3)
 
     P = []  # literally, of each parameter
     for group in optimizer.param_groups:
-        for bank in look.built.trained:
+        for bank in toy.built.trained:
             for p in (p for p in bank.parameters if any(p is q for q in group["params"])):
                 state = optimizer.state[p]
                 v = state["exp_avg_sq"] / (1 - 0.98**3)
                 P.append((id(bank), (1 - 0.9**3) * (v.sqrt() + group["eps"]) / group["factor"]))
                 assert group["factor"] == (0.25 if "w1" in bank.roles else 1.0)
     rows = []
-    for bank in look.built.trained:
+    for bank in toy.built.trained:
         whole = bank.shaped(torch.cat([value for key, value in P if key == id(bank)]))
         moments = torch.cat([optimizer.state[p]["exp_avg_sq"] for p in bank.parameters])
         whole = torch.where(bank.shaped(moments) > 0, whole, math.inf)
@@ -135,22 +135,22 @@ def test_a_quadratic_function_has_its_own_eigenvalues(
 
 @pytest.mark.parametrize("scheme", some([n for n in SCHEMES.names() if n != "gpas"], 6, 1))
 def test_products_are_differences_of_gradients_in_every_scheme(scheme: str) -> None:
-    look = Look(**TINY | {"model__scheme": scheme})
-    look.model.double()
-    tied = tied_parameters(look.built)
+    toy = ToyModel(**TINY | {"model__scheme": scheme})
+    toy.model.double()
+    tied = tied_parameters(toy.built)
     tensors = [copies[0] for copies in tied]
 
     def gradient_at(shift: float) -> Tensor:
         with torch.no_grad():
             torch._foreach_add_(tensors, parts, alpha=shift)
-        loss = entropy(look.model(look.tokens), look.targets)
+        loss = entropy(toy.model(toy.tokens), toy.targets)
         gradients = torch.autograd.grad(loss, tensors, materialize_grads=True)
         with torch.no_grad():
             torch._foreach_sub_(tensors, parts, alpha=shift)
         return torch.cat([g.flatten() for g in gradients])
 
-    with twice_differentiable(look.model):
-        H = Hessian(entropy(look.model(look.tokens), look.targets), tied)
+    with twice_differentiable(toy.model):
+        H = Hessian(entropy(toy.model(toy.tokens), toy.targets), tied)
         random = torch.Generator().manual_seed(0)
         v = torch.randn(H.entries, generator=random, dtype=torch.float64)
         parts = [

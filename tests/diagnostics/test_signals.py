@@ -13,7 +13,7 @@ from helpers.command_line import typed
 from helpers.configs import runs_with
 from helpers.sampling import some
 from helpers.small_runs import data_of, small
-from helpers.snapshots import Look
+from helpers.snapshots import ToyModel
 from torch.autograd.functional import jacobian
 
 from deepstack.cli.list_command import diagnostic_rows
@@ -25,13 +25,13 @@ from deepstack.schemes import SCHEMES
 
 @pytest.mark.parametrize("kind", ["layer", "rms", "batch", "dynamic_tanh"])
 def test_ln_jacobian_of_unequal_gains_is_an_upper_bound(kind: str) -> None:
-    look = Look(model__norm={"kind": kind})
+    toy = ToyModel(model__norm={"kind": kind})
     with torch.no_grad():
-        for scheme in look.model.schemes:
+        for scheme in toy.model.schemes:
             for (norm,) in scheme.norm_functions:
                 norm.gain.uniform_(0.5, 1.5)
-    values = look.values()
-    layer, x = look.model.layers[0], look.model.start(look.tokens)
+    values = toy.values()
+    layer, x = toy.model.layers[0], toy.model.start(toy.tokens)
     for name in layer.names:
         (norm,) = getattr(layer.scheme, f"{name}_norms")
         z = layer.scheme.coefficient * x + getattr(layer, name)(x)
@@ -73,8 +73,8 @@ def test_snapshots_of_every_scheme_leave_its_training_as_it_was(
 
 
 def test_the_stream_of_known_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = Look(model__depth=7, task__seq_len=16)
-    (snapshot,) = look.snapshots()
+    toy = ToyModel(model__depth=7, task__seq_len=16)
+    (snapshot,) = toy.snapshots()
     alike = torch.ones(8, 3, 16, 16)
     directions = torch.eye(16).repeat(8, 3, 1, 1)
     snapshot.states = alike

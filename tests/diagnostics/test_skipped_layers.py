@@ -1,4 +1,4 @@
-"""What a layer contributes: the probe loss without it."""
+"""The contribution of a layer: the probe loss without it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.snapshots import Look
+from helpers.snapshots import ToyModel
 
 from deepstack.diagnostics.snapshot import divide_evenly
 
 
 def passed_by(layer: Any) -> Callable[..., Any]:
-    """What stands for a layer that is the identity."""
+    """The forward of a layer that is the identity."""
 
     def run(x: Any, memory: Any = None) -> Any:
         if layer.scheme.name == "attn_res":  # nothing more is there to be weighed
@@ -56,19 +56,19 @@ def passed_by(layer: Any) -> Callable[..., Any]:
 def test_the_loss_without_a_layer_is_that_of_a_model_that_passes_it_by(
     scheme: str, family: str
 ) -> None:
-    look = Look(model__scheme=scheme, model__family=family, skipped=16)
-    found = look.values()
+    toy = ToyModel(model__scheme=scheme, model__family=family, skipped=16)
+    found = toy.values()
     with torch.no_grad():
-        whole = look.loss(look.model(look.tokens)).item()
-        for index, layer in enumerate(look.model.layers):
+        whole = toy.loss(toy.model(toy.tokens)).item()
+        for index, layer in enumerate(toy.model.layers):
             layer.forward = passed_by(layer)  # type: ignore[method-assign]
-            wanted = look.loss(look.model(look.tokens)).item()
+            wanted = toy.loss(toy.model(toy.tokens)).item()
             del layer.forward
             assert found["skip_loss"][index].item() == pytest.approx(wanted, rel=1e-5)
             increase = found["skip_loss_increase"][index].item()
             assert increase == pytest.approx(wanted - whole, abs=1e-5)
             assert abs(increase) > 1e-4  # a layer that does something
-    assert look.loss(look.model(look.tokens)).item() == whole
+    assert toy.loss(toy.model(toy.tokens)).item() == whole
 
 
 def test_layers_are_spread_over_the_depth() -> None:
