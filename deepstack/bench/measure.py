@@ -44,7 +44,6 @@ class Measured:
     rows: list[RowProcess]
     depths: list[RowProcess]
     interleaved: bool
-    tokens: int
 
 
 def bench(
@@ -81,8 +80,7 @@ def bench(
     for process in measured:
         if process.row.is_own:
             process.parameters = parameters
-    tokens = config.train.batch_size * config.task.seq_len
-    return Measured(facts, measured, deep, interleaved and deep_interleaved, tokens)
+    return Measured(facts, measured, deep, interleaved and deep_interleaved)
 
 
 def usual_peers(config: conf.Config) -> list[str]:

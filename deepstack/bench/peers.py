@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.errors import DeepstackError, PluginError
+from deepstack.errors import DeepstackError
 from deepstack.registry import Registry
 
 
@@ -100,7 +99,7 @@ class PeerTrainer(NamedTuple):
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library: the label of its row, a description, and a function that builds its model.
+    """Another library: the label of its row, and a function that builds its model.
 
     package: the package that it imports; without it the peer is left out.  torch: whether it
     multiplies by torch, so that torch's settings of precision and library act on it.
@@ -108,7 +107,6 @@ class Peer:
 
     label: str
     package: str
-    description: str
     build: Build
     torch: bool = True
 
@@ -121,16 +119,10 @@ PEERS: Registry[Peer] = Registry("peer")
 
 
 def peer(name: str, *, label: str, package: str, torch: bool = True) -> Callable[[Build], Build]:
-    """Register the decorated function Shape -> PeerModel or PeerTrainer as a peer.
-
-    The first line of its docstring is the description.  Raises PluginError without a docstring.
-    """
+    """Register the decorated function Shape -> PeerModel or PeerTrainer as a peer."""
 
     def register(build: Build) -> Build:
-        description = (inspect.getdoc(build) or "").split("\n")[0]
-        if not description:
-            raise PluginError(f"peer {name!r}: its function needs a docstring")
-        PEERS.register(name, Peer(label, package, description, build, torch))
+        PEERS.register(name, Peer(label, package, build, torch))
         return build
 
     return register

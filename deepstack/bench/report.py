@@ -36,7 +36,7 @@ def report(config: conf.Config, measured: Measured, command: str, source: str) -
         "machine": measured.facts,
         "command": command,
         "interleaved": measured.interleaved,
-        "rows": rows_of(measured),
+        "rows": rows_of(measured, config.train.batch_size * config.task.seq_len),
         "ratios": ratios_of(measured.rows),
     }
     if measured.depths:
@@ -44,11 +44,11 @@ def report(config: conf.Config, measured: Measured, command: str, source: str) -
     return result
 
 
-def rows_of(measured: Measured) -> list[dict[str, Any]]:
+def rows_of(measured: Measured, tokens: int) -> list[dict[str, Any]]:
     """Return all rows, the last for the matrix products alone, in deepstack's process."""
-    rows = [row_of(process, measured.tokens) for process in measured.rows]
+    rows = [row_of(process, tokens) for process in measured.rows]
     first = measured.rows[0]
-    last = _row(PRODUCTS_LABEL, first.products, measured.tokens)
+    last = _row(PRODUCTS_LABEL, first.products, tokens)
     return [*rows, last | {"matmul_fraction": 1.0, "gflop": first.flops / 1e9}]
 
 

@@ -50,7 +50,7 @@ def config_of(**values: object) -> conf.Config:
 
 @pytest.mark.slow
 def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(tmp_path: Path) -> None:
-    PEERS.register("absent", Peer("Absent", "no_such_package", "Not there.", lambda shape: None))
+    PEERS.register("absent", Peer("Absent", "no_such_package", lambda shape: None))
     chart = tmp_path / "rows.png"
     words = ["--steps", 2, "--json", "--peers", "torch,absent"]
     result = typed("bench", QUICK, *TINY, *words, "--chart", chart)
@@ -176,7 +176,7 @@ def test_a_peer_with_other_layers_is_refused() -> None:
         stack = nn.Linear(shape.d_model, shape.d_model)
         return PeerModel(stack, stack)
 
-    PEERS.register("shallow", Peer("Shallow", "torch", "One matrix.", shallow))
+    PEERS.register("shallow", Peer("Shallow", "torch", shallow))
     with pytest.raises(ShapeError, match="256 numbers, and 6,912 make 3 layers"):
         build_peer("shallow", SHAPE, CPU)
 
@@ -295,7 +295,7 @@ def test_medians_and_ratios_are_taken_pair_by_pair() -> None:
         measured_row(UNLOGGED, [0.1, 0.2, 1.0], [0.05, 0.1, 1.0]),
         measured_row(TORCH, [0.4, 0.4, 8.0], [0.05, 0.1, 1.0]),
     ]
-    facts = measure.Measured({}, rows, [], True, tokens=32)
+    facts = measure.Measured({}, rows, [], True)
     found = report(config_of(), facts, "deepstack bench x.yaml", "x.yaml")
     first, last = found["rows"][0], found["rows"][-1]
     assert (first["step_ms"], first["step_ms_low"], first["step_ms_high"]) == (200, 100, 2000)
@@ -317,7 +317,7 @@ def test_exponents_in_depth() -> None:
         deep.append(process)
     own = measured_row(LOGGED, [1.0], [0.5])
     own_alone = measured_row(UNLOGGED, [1.0], [0.5])
-    facts = measure.Measured({}, [own, own_alone], deep, True, tokens=32)
+    facts = measure.Measured({}, [own, own_alone], deep, True)
     found = report(config_of(), facts, "", "x.yaml")["exponents"]
     assert found["depth"] == [10, 100, 1000]
     assert found["step_ms"]["exponent"] == pytest.approx(0.9, abs=1e-3)
