@@ -68,7 +68,7 @@ def schemes() -> str:
 def diagnostics() -> str:
     """Return every column and every per-layer value with its formula."""
     from deepstack.diagnostics import DIAGNOSTICS
-    from deepstack.diagnostics.layers import SYMBOLS, file_names
+    from deepstack.diagnostics.layers import FILES, SYMBOLS
 
     rows = [
         (code(row["name"]), row["symbol"], row["description"])
@@ -82,7 +82,7 @@ def diagnostics() -> str:
     ]
     parts.append("## Files, for every layer at selected steps")
     for name, function in DIAGNOSTICS.items():
-        files = ", ".join(code(f"layers/{file}.npy") for file in file_names(name))
+        files = ", ".join(code(f"layers/{file}.npy") for file in FILES[name])
         parts += [f"### {name}", f"{SYMBOLS[name]}: {escaped(first_line(function))}"]
         parts += [f"Files: {files}", prose(without_first_line(function))]
     return "\n\n".join(part for part in parts if part) + "\n"

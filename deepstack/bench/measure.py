@@ -18,8 +18,8 @@ import torch
 import deepstack
 from deepstack import config as conf
 from deepstack.bench.peers import PEERS
-from deepstack.bench.rows import LOGGED, OWN, Worker, WorkerError, is_own, label_of, parse_row
-from deepstack.errors import ConfigError, ResourceError
+from deepstack.bench.rows import LOGGED, UNLOGGED, Row, RowError, RowProcess
+from deepstack.errors import ConfigError
 from deepstack.fast import fast_paths_of
 from deepstack.model import build_model
 from deepstack.schemes import scheme_memory
@@ -41,10 +41,9 @@ class Measured:
     """
 
     facts: dict[str, Any]
-    rows: list[Worker]
-    depths: list[Worker]
+    rows: list[RowProcess]
+    depths: list[RowProcess]
     interleaved: bool
-    tokens: int
 
 
 def bench(
@@ -57,37 +56,31 @@ def bench(
 ) -> Measured:
     """Time `steps` training steps of deepstack's stack and of its peers at the same shape.
 
-    peers: rows, as in `rows.parse_row`; None for all in PEERS and the usual variants of torch's
+    peers: rows, as in `Row.parse`; None for all in PEERS and the usual variants of torch's
     encoder.  Those that are not installed or cannot have the shape are left out with a message to
     `say`.  depths: further depths at which deepstack alone is measured.
     Raises ConfigError for an unknown name or an impossible shape, ResourceError for a missing
-    device or too little memory.
+    device, RowError if deepstack's row fails, with exit code 5 for too little memory.
     """
-    for row in peers or ():
-        parse_row(row)  # an unknown name is refused before anything runs
-    parameters = own_parameters(config)
     device = choose_device(config.runtime)
     config = conf.with_overrides(config, {"runtime.device": device.type})
-    names = usual_peers(config) if peers is None else list(peers)
-    deeper = [conf.with_overrides(config, {"model.depth": depth}) for depth in depths]
-    others = [Worker(LOGGED, one) for one in deeper]
-    own = [name for name in names if is_own(name)]
-    names = [name for name in names if not is_own(name)]
-    installed = installed_peers(comparable_peers(config, names, say), say)
+    rows = [Row.parse(name) for name in (usual_peers(config) if peers is None else peers)]
+    parameters = own_parameters(config)
+    own_rows = [LOGGED, UNLOGGED, *(row for row in rows if row.is_own)]
+    others = available_peers(config, [row for row in rows if not row.is_own], say)
     facts = facts_of(config, device)
-    facts["peers"] = {
-        name: version_of(PEERS[name].package)
-        for name in dict.fromkeys(parse_row(row)[0] for row in installed)
-        if name != "torch"
-    }
-    rows = [Worker(row, config) for row in dict.fromkeys((*OWN, *own, *installed))]
-    interleaved, measured = measure_rows(rows, steps, device, say)
-    deep_interleaved, deep = measure_rows(others, steps, device, say, False)
-    for worker in measured:
-        if is_own(worker.row):
-            worker.parameters = parameters
-    tokens = config.train.batch_size * config.task.seq_len
-    return Measured(facts, measured, deep, interleaved and deep_interleaved, tokens)
+    names = dict.fromkeys(row.name for row in others if row.name != "torch")
+    facts["peers"] = {name: version_of(PEERS[name].package) for name in names}
+    processes = [RowProcess(row, config) for row in dict.fromkeys((*own_rows, *others))]
+    deeper = [
+        RowProcess(LOGGED, conf.with_overrides(config, {"model.depth": depth})) for depth in depths
+    ]
+    interleaved, measured = measure_rows(processes, steps, device, say)
+    deep_interleaved, deep = measure_rows(deeper, steps, device, say, False)
+    for process in measured:
+        if process.row.is_own:
+            process.parameters = parameters
+    return Measured(facts, measured, deep, interleaved and deep_interleaved)
 
 
 def usual_peers(config: conf.Config) -> list[str]:
@@ -100,10 +93,13 @@ def usual_peers(config: conf.Config) -> list[str]:
     return rows
 
 
-def comparable_peers(
-    config: conf.Config, names: Sequence[str], say: Callable[[str], None]
-) -> Sequence[str]:
-    """Return the peers, or none, with a message, if the stack has a setting that no peer has."""
+def available_peers(
+    config: conf.Config, rows: Sequence[Row], say: Callable[[str], None]
+) -> list[Row]:
+    """Return the rows of installed peers; none if the stack has a setting that no peer has.
+
+    A message gives the reason for each that is left out.
+    """
     model = config.model
     shared = {
         "model.norm.kind=layer": model.norm.kind == "layer",
@@ -114,24 +110,16 @@ def comparable_peers(
         "model.positions=learned or sinusoidal": model.positions != "rotary",
     }
     missing = [key for key, same in shared.items() if not same]
-    if names and missing:
+    if rows and missing:
         say(f"left out: all peers, which are compared under {' and '.join(missing)}")
-    return () if missing else names
-
-
-def installed_peers(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
-    """Return the peers that are installed, with a message about each other one."""
-    installed = []
-    for row in names:
-        known = PEERS[parse_row(row)[0]]
-        if known.installed():
-            installed.append(row)
-        else:
+        return []
+    for peer in (PEERS[row.name] for row in rows):
+        if not peer.installed():
             say(
-                f"left out: {known.label}: {known.package} is not installed; "
+                f"left out: {peer.label}: {peer.package} is not installed; "
                 "pip install '.[bench]' in deepstack's folder installs every peer"
             )
-    return installed
+    return [row for row in rows if PEERS[row.name].installed()]
 
 
 def version_of(package: str) -> str | None:
@@ -143,61 +131,68 @@ def version_of(package: str) -> str | None:
 
 
 def measure_rows(
-    workers: Sequence[Worker],
+    processes: Sequence[RowProcess],
     steps: int,
     device: torch.device,
     say: Callable[[str], None],
     products: bool = True,
-) -> tuple[bool, list[Worker]]:
+) -> tuple[bool, list[RowProcess]]:
     """Return whether the rows took turns, and the rows that could be measured."""
-    if fits_at_once(workers, device):
-        return True, take_turns(workers, steps, say, products)
+    if fits_at_once(processes, device):
+        return True, take_turns(processes, steps, say, products)
     say("memory does not hold all rows at once: one follows the other")
-    return False, [w for one in workers for w in take_turns([one], steps, say, products)]
+    return False, [p for one in processes for p in take_turns([one], steps, say, products)]
 
 
 def take_turns(
-    workers: Sequence[Worker], steps: int, say: Callable[[str], None], products: bool
-) -> list[Worker]:
+    processes: Sequence[RowProcess], steps: int, say: Callable[[str], None], products: bool
+) -> list[RowProcess]:
     """Time one step of each row, `steps` times, and return the rows that did not fail."""
 
-    def begin(worker: Worker) -> None:
-        worker.begin()
-        at = f" at depth {worker.config.model.depth}" if is_own(worker.row) else ""
-        say(f"{label_of(worker.row)}{at}: first step after {worker.start:.1f} s")
+    def begin(process: RowProcess) -> None:
+        process.begin()
+        at = f" at depth {process.config.model.depth}" if process.row.is_own else ""
+        say(f"{process.row.label}{at}: first step after {process.start:.1f} s")
 
-    def one_round(worker: Worker) -> None:
-        worker.step()
+    def one_round(process: RowProcess) -> None:
+        process.step()
         if products:
-            worker.time_products()
+            process.time_products()
 
     try:
-        remaining = [worker for worker in workers if succeeds(begin, worker, say)]
+        remaining = without_failed(begin, processes, say)
         for _ in range(steps):
-            remaining = [worker for worker in remaining if succeeds(one_round, worker, say)]
+            remaining = without_failed(one_round, remaining, say)
         return remaining
     finally:
-        for worker in workers:
-            worker.end()
+        for process in processes:
+            process.end()
 
 
-def succeeds(action: Callable[[Worker], None], worker: Worker, say: Callable[[str], None]) -> bool:
-    """Call the action; False and a message if it fails for a peer; raise for deepstack's rows."""
-    try:
-        action(worker)
-        return True
-    except WorkerError as error:
-        worker.end()
-        message = f"{label_of(worker.row)}: {error}"
-        if not is_own(worker.row):
+def without_failed(
+    action: Callable[[RowProcess], None],
+    processes: Sequence[RowProcess],
+    say: Callable[[str], None],
+) -> list[RowProcess]:
+    """Call the action with each process and return those of which it did not fail.
+
+    A peer that fails is left out with a message.  Raises RowError for a row of deepstack's.
+    """
+    remaining = []
+    for process in processes:
+        try:
+            action(process)
+            remaining.append(process)
+        except RowError as error:
+            process.end()
+            message = f"{process.row.label}: {error}"
+            if process.row.is_own:
+                raise RowError(message, error.exit_code) from None
             say(f"left out: {message}")
-            return False
-        if error.exit_code == ResourceError.exit_code:
-            raise ResourceError(message) from None
-        raise WorkerError(message, error.exit_code) from None
+    return remaining
 
 
-def fits_at_once(workers: Sequence[Worker], device: torch.device) -> bool:
+def fits_at_once(processes: Sequence[RowProcess], device: torch.device) -> bool:
     """Return whether memory holds all rows and the weights and gradients of their products."""
     memory: float
     if device.type == "cuda":
@@ -205,9 +200,9 @@ def fits_at_once(workers: Sequence[Worker], device: torch.device) -> bool:
     else:
         memory = conf.available_memory()
     needed = 0.0
-    for worker in workers:
-        factor = 1.0 if is_own(worker.row) else PEER_FACTOR
-        terms = conf.memory_terms(worker.config, scheme_memory=scheme_memory(worker.config))
+    for process in processes:
+        factor = 1.0 if process.row.is_own else PEER_FACTOR
+        terms = conf.memory_terms(process.config, scheme_memory=scheme_memory(process.config))
         needed += factor * sum(terms.values()) + 2 * terms["weights"]
     return needed <= PART_OF_MEMORY * memory
 

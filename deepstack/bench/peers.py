@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.errors import DeepstackError, PluginError
+from deepstack.errors import DeepstackError
 from deepstack.registry import Registry
 
 
@@ -100,7 +99,7 @@ class PeerTrainer(NamedTuple):
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library: the label of its row, a description, and a function that builds its model.
+    """Another library: the label of its row, and a function that builds its model.
 
     package: the package that it imports; without it the peer is left out.  torch: whether it
     multiplies by torch, so that torch's settings of precision and library act on it.
@@ -108,7 +107,6 @@ class Peer:
 
     label: str
     package: str
-    description: str
     build: Build
     torch: bool = True
 
@@ -121,16 +119,10 @@ PEERS: Registry[Peer] = Registry("peer")
 
 
 def peer(name: str, *, label: str, package: str, torch: bool = True) -> Callable[[Build], Build]:
-    """Register the decorated function Shape -> PeerModel or PeerTrainer as a peer.
-
-    The first line of its docstring is the description.  Raises PluginError without a docstring.
-    """
+    """Register the decorated function Shape -> PeerModel or PeerTrainer as a peer."""
 
     def register(build: Build) -> Build:
-        description = (inspect.getdoc(build) or "").split("\n")[0]
-        if not description:
-            raise PluginError(f"peer {name!r}: its function needs a docstring")
-        PEERS.register(name, Peer(label, package, description, build, torch))
+        PEERS.register(name, Peer(label, package, build, torch))
         return build
 
     return register
@@ -179,7 +171,7 @@ def torch_encoder(shape: Shape) -> PeerModel:
 @peer("torchscale", label="torchscale DeepNorm", package="torchscale")
 def torchscale_encoder(shape: Shape) -> PeerModel:
     """torchscale's Encoder with deepnorm=True, by the authors of DeepNorm; attention unfused."""
-    encoder = _torchscale()
+    encoder = import_torchscale()
     settings = importlib.import_module("torchscale.architecture.config").EncoderConfig(
         encoder_embed_dim=shape.d_model,
         encoder_attention_heads=shape.n_heads,
@@ -201,7 +193,7 @@ def torchscale_encoder(shape: Shape) -> PeerModel:
     built = encoder.Encoder(
         settings, embed_tokens=tokens, embed_positions=positions, output_projection=head
     )
-    return PeerModel(_Select(built, lambda output: output["encoder_out"]), built.layers)
+    return PeerModel(Select(built, lambda output: output["encoder_out"]), built.layers)
 
 
 @peer("x_transformers", label="x-transformers", package="x_transformers")
@@ -251,11 +243,11 @@ def bert(shape: Shape) -> PeerModel:
     head = nn.Linear(shape.d_model, shape.vocab_size)
     if shape.tied:
         head.weight = built.get_input_embeddings().weight
-    hidden = _Select(built, lambda output: output.last_hidden_state)
+    hidden = Select(built, lambda output: output.last_hidden_state)
     return PeerModel(nn.Sequential(hidden, head), built.encoder)
 
 
-class _Select(nn.Module):
+class Select(nn.Module):
     """Applies a function to the output of a model."""
 
     def __init__(self, model: nn.Module, pick: Callable[[Any], Tensor]) -> None:
@@ -281,7 +273,7 @@ def import_library(package: str) -> Any:
     return importlib.import_module(package)
 
 
-def _torchscale() -> Any:
+def import_torchscale() -> Any:
     """Import torchscale's encoder, even if timm cannot be imported.
 
     timm needs a torchvision for exactly this build of torch.  torchscale takes one function from

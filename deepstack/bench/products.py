@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepstack.bench.peers import Shape
+from deepstack.fast.capture import on
 from deepstack.fast.products import Library, product_functions
 
 Call = tuple[Callable[..., Tensor], Tensor, Tensor, Tensor]
@@ -127,11 +128,8 @@ class Products:
             multiply(left, right, out=out)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with on(torch.cuda.Stream()):
             self._run()  # libraries initialise themselves, which cannot be captured
-        torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -10,7 +10,7 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.analysis.fit import power_law
 from deepstack.bench.measure import Measured
-from deepstack.bench.rows import LOGGED, OWN, PRODUCTS_LABEL, UNLOGGED, Worker, is_own, label_of
+from deepstack.bench.rows import LOGGED, PRODUCTS_LABEL, UNLOGGED, RowProcess
 from deepstack.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def report(config: conf.Config, measured: Measured, command: str, source: str) -
         "machine": measured.facts,
         "command": command,
         "interleaved": measured.interleaved,
-        "rows": rows_of(measured),
+        "rows": rows_of(measured, config.train.batch_size * config.task.seq_len),
         "ratios": ratios_of(measured.rows),
     }
     if measured.depths:
@@ -44,15 +44,15 @@ def report(config: conf.Config, measured: Measured, command: str, source: str) -
     return result
 
 
-def rows_of(measured: Measured) -> list[dict[str, Any]]:
+def rows_of(measured: Measured, tokens: int) -> list[dict[str, Any]]:
     """Return all rows, the last for the matrix products alone, in deepstack's process."""
-    rows = [row_of(worker, measured.tokens) for worker in measured.rows]
+    rows = [row_of(process, tokens) for process in measured.rows]
     first = measured.rows[0]
-    last = _row(PRODUCTS_LABEL, first.products, measured.tokens)
+    last = _row(PRODUCTS_LABEL, first.products, tokens)
     return [*rows, last | {"matmul_fraction": 1.0, "gflop": first.flops / 1e9}]
 
 
-def row_of(worker: Worker, tokens: int) -> dict[str, Any]:
+def row_of(process: RowProcess, tokens: int) -> dict[str, Any]:
     """Return one row.
 
     step_ms, step_ms_low, step_ms_high: median, lowest and highest of the rounds.
@@ -61,14 +61,14 @@ def row_of(worker: Worker, tokens: int) -> dict[str, Any]:
     the same process, over that of the step.
     start_s: from the start of the process to the end of its first step.
     """
-    row = _row(label_of(worker.row), worker.steps, tokens)
-    shares = [p / s for p, s in zip(worker.products, worker.steps, strict=True)]
+    row = _row(process.row.label, process.steps, tokens)
+    shares = [p / s for p, s in zip(process.products, process.steps, strict=True)]
     return row | {
-        "peak_memory_mb": round(worker.peak_memory, 1),
-        "start_memory_mb": round(worker.start_memory, 1),
+        "peak_memory_mb": round(process.peak_memory, 1),
+        "start_memory_mb": round(process.start_memory, 1),
         "matmul_fraction": rounded(statistics.median(shares)),
-        "start_s": round(worker.start, 2),
-        "parameters": worker.parameters,
+        "start_s": round(process.start, 2),
+        "parameters": process.parameters,
     }
 
 
@@ -88,35 +88,34 @@ def _row(name: str, seconds: Sequence[float], tokens: int) -> dict[str, Any]:
     }
 
 
-def ratios_of(workers: Sequence[Worker]) -> dict[str, dict[str, float]]:
+def ratios_of(processes: Sequence[RowProcess]) -> dict[str, dict[str, float]]:
     """Return step times of deepstack's rows over each other row, and of its rows over each other.
 
     Each of deepstack's rows is compared with that in which ‖ΔF‖ is logged, and this one with that
     in which nothing is.
     """
-    by_row = {worker.row: worker.steps for worker in workers}
+    by_row = {process.row: process.steps for process in processes}
+    own_rows = [row for row in by_row if row.is_own]
     pairs = [(LOGGED, UNLOGGED)]
-    pairs += [(row, LOGGED) for row in by_row if is_own(row) and row not in OWN]
-    pairs += [
-        (ours, other) for other in by_row if not is_own(other) for ours in by_row if is_own(ours)
-    ]
+    pairs += [(row, LOGGED) for row in own_rows if row.variants]
+    pairs += [(ours, other) for other in by_row if not other.is_own for ours in own_rows]
     return {
-        f"{label_of(a)} / {label_of(b)}": summarise(
+        f"{a.label} / {b.label}": summarise(
             [x / y for x, y in zip(by_row[a], by_row[b], strict=True)]
         )
         for a, b in pairs
     }
 
 
-def exponents_of(workers: Sequence[Worker]) -> dict[str, Any]:
+def exponents_of(processes: Sequence[RowProcess]) -> dict[str, Any]:
     """Return the powers of depth with which step time and memory above the start grow.
 
     Least squares in logarithms over the medians; standard_error is None for fewer than three.
     """
-    depths = [worker.config.model.depth for worker in workers]
+    depths = [process.config.model.depth for process in processes]
     values = {
-        "step_ms": [rounded(1000 * statistics.median(w.steps)) for w in workers],
-        "memory_mb": [rounded(w.peak_memory - w.start_memory) for w in workers],
+        "step_ms": [rounded(1000 * statistics.median(p.steps)) for p in processes],
+        "memory_mb": [rounded(p.peak_memory - p.start_memory) for p in processes],
     }
     result: dict[str, Any] = {"depth": depths}
     for name, value in values.items():

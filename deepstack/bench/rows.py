@@ -1,4 +1,4 @@
-"""The rows of a benchmark: their names, and the process of each."""
+"""The rows of a benchmark, and the process of each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from typing import Any
 
@@ -16,8 +17,7 @@ from deepstack.bench.peers import PEERS
 from deepstack.errors import ConfigError, DeepstackError
 from deepstack.registry import unknown
 
-LOGGED, UNLOGGED = "deepstack", "deepstack_unlogged"
-OWN = {LOGGED: "deepstack", UNLOGGED: "deepstack, nothing logged"}
+OWN = {"deepstack": "deepstack", "deepstack_unlogged": "deepstack, nothing logged"}
 """deepstack's own rows: with ‖ΔF‖ logged at every step, and the training step alone."""
 
 PRODUCTS_LABEL = "matrix products alone"
@@ -29,41 +29,44 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "shards": ("two shards on two threads", {"train.shards": 2, "runtime.threads": 2}),
 }
 """The variants of a row with label and settings: another precision, torch's products by oneDNN, or
-deepstack's step on two threads.
-
-A row is named by its peer and its variants, as in torch+onednn or deepstack+bf16.
-"""
+deepstack's step on two threads."""
 
 
-def parse_row(row: str) -> tuple[str, list[str]]:
-    """Return a row's peer, or deepstack's own row, and its variants.
+@dataclass(frozen=True)
+class Row:
+    """A row of a benchmark: deepstack's step (a name in OWN) or a peer's, and its variants."""
 
-    Raises ConfigError for an unknown name.
-    """
-    name, *variants = row.split("+")
-    if name not in OWN:
-        PEERS[name]
-    for variant in variants:
-        if variant not in VARIANTS:
-            raise ConfigError(f"bench: {unknown('variant', variant, list(VARIANTS))}")
-    if "onednn" in variants and (name in OWN or not PEERS[name].torch):
-        raise ConfigError(f"bench: found {row}; allowed with onednn: peers that use torch")
-    if "shards" in variants and name not in OWN:
-        raise ConfigError(f"bench: found {row}; allowed with shards: {', '.join(OWN)}")
-    return name, variants
+    name: str
+    variants: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Row:
+        """Return the row written as in torch+onednn.  Raises ConfigError for an unknown name."""
+        name, *variants = text.split("+")
+        row = cls(name, tuple(variants))
+        uses_torch = not row.is_own and PEERS[name].torch
+        for variant in variants:
+            if variant not in VARIANTS:
+                raise ConfigError(f"bench: {unknown('variant', variant, list(VARIANTS))}")
+        if "onednn" in variants and not uses_torch:
+            raise ConfigError(f"bench: found {text}; allowed with onednn: peers that use torch")
+        if "shards" in variants and not row.is_own:
+            raise ConfigError(f"bench: found {text}; allowed with shards: {', '.join(OWN)}")
+        return row
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the row is deepstack's."""
+        return self.name in OWN
+
+    @property
+    def label(self) -> str:
+        """The label in tables and charts."""
+        label = OWN[self.name] if self.is_own else PEERS[self.name].label
+        return ", ".join([label, *(VARIANTS[variant][0] for variant in self.variants)])
 
 
-def is_own(row: str) -> bool:
-    """Return whether a row is deepstack's."""
-    return parse_row(row)[0] in OWN
-
-
-def label_of(row: str) -> str:
-    """Return the label of a row in tables and charts."""
-    name, variants = parse_row(row)
-    label = OWN[name] if name in OWN else PEERS[name].label
-    return ", ".join([label, *(VARIANTS[variant][0] for variant in variants)])
-
+LOGGED, UNLOGGED = map(Row, OWN)
 
 # Steps that do not count.  On a CPU deepstack records the second and the third, the fourth touches
 # fresh memory, and the fifth decides which calls fuse batch and probe; on a GPU it runs three steps
@@ -79,7 +82,7 @@ KEEP_MEMORY = {
 }
 
 
-class WorkerError(DeepstackError):
+class RowError(DeepstackError):
     """The process of a row failed; exit_code tells the kind of the error."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -87,14 +90,14 @@ class WorkerError(DeepstackError):
         self.exit_code = exit_code
 
 
-class Worker:
-    """One row in a separate process, with its measurements.
+class RowProcess:
+    """A row in a separate process, `bench.worker`, with its measurements.
 
     steps, products: seconds, one number a round.  start: seconds from the start of the process to
     the end of its first step.  Memory in MB.
     """
 
-    def __init__(self, row: str, config: conf.Config) -> None:
+    def __init__(self, row: Row, config: conf.Config) -> None:
         self.row, self.config = row, config
         self.steps: list[float] = []
         self.products: list[float] = []
@@ -105,7 +108,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Start the process and run the steps that do not count; WorkerError if that fails."""
+        """Start the process and run the steps that do not count; RowError if that fails."""
         began = time.perf_counter()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self._connection, other_end = Pipe()
@@ -115,7 +118,7 @@ class Worker:
                 stdin=other_end.fileno(),
                 stdout=self._errors,
                 stderr=self._errors,
-                env=os.environ if is_own(self.row) else os.environ | KEEP_MEMORY,
+                env=os.environ if self.row.is_own else os.environ | KEEP_MEMORY,
             )
         loaded = [plugin.path for plugin in plugins.LOADED.values()]
         self.start_memory = self._ask((self.row, self.config, loaded))["start_memory_mb"]
@@ -162,7 +165,7 @@ class Worker:
             lines = self._errors.read().strip().splitlines()
             # The kernel kills a process that uses too much memory with signal 9.
             why = lines[-1] if lines else "out of memory?" if code == -9 else "no word of it"
-            raise WorkerError(f"its process ended with exit code {code}: {why}", 5) from None
+            raise RowError(f"its process ended with exit code {code}: {why}", 5) from None
         if "error" in answer:
-            raise WorkerError(answer["error"], answer["exit_code"])
+            raise RowError(answer["error"], answer["exit_code"])
         return answer

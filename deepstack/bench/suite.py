@@ -8,7 +8,7 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.bench.measure import bench, usual_peers
 from deepstack.bench.report import report
-from deepstack.bench.rows import LOGGED, is_own, label_of, parse_row
+from deepstack.bench.rows import Row
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
 
@@ -23,7 +23,7 @@ SHAPES = {
 SUITES = {"cpu": ("narrow", "small", "medium", "wide")}
 """Suites by name, each with its shapes, which a CPU runs in one thread."""
 
-IN_BF16, IN_SHARDS = f"{LOGGED}+bf16", f"{LOGGED}+shards"
+LOGGED, IN_BF16, IN_SHARDS = "deepstack", "deepstack+bf16", "deepstack+shards"
 
 
 def shape_config(name: str, overrides: Sequence[str] = ()) -> conf.Config:
@@ -62,34 +62,34 @@ def run_suite(
         names = [IN_BF16, IN_SHARDS, *(usual_peers(config) if peers is None else peers)]
         measured = bench(config, steps=steps, peers=names, say=say)
         reports.append(report(config, measured, command, shape))
-        measured_rows = [worker.row for worker in measured.rows]
+        measured_rows = [process.row for process in measured.rows]
         rows.append({"shape": shape, **compare(measured_rows, reports[-1])})
     return {"suite": name, "command": command, "rows": rows, "reports": reports}
 
 
-def compare(rows: Sequence[str], found: dict[str, Any]) -> dict[str, Any]:
+def compare(rows: Sequence[Row], found: dict[str, Any]) -> dict[str, Any]:
     """Return deepstack's steps with ‖ΔF‖ logged beside those of the fastest peer in fp32.
 
     rows: those of the report `found`.  ratio, ratio_bf16: medians over the rounds of deepstack's
     time, in fp32 and in bf16, over that of this peer; None without peers.  ratio_shards: of its
     time in two shards, on two threads, over its time on one.
     """
+    logged, in_bf16, in_shards = (Row.parse(n).label for n in (LOGGED, IN_BF16, IN_SHARDS))
     times = {row["name"]: row["step_ms"] for row in found["rows"]}
-    exact = [label_of(r) for r in rows if not is_own(r) and "bf16" not in parse_row(r)[1]]
-    fastest = min(exact, key=lambda label: times[label], default="")
+    exact = [row.label for row in rows if not row.is_own and "bf16" not in row.variants]
+    fastest = min(exact, key=lambda label: times[label], default=None)
 
-    def ratio(row: str, other: str) -> float | None:
-        values = found["ratios"].get(f"{label_of(row)} / {other}")
-        return None if values is None else values["median"]
+    def ratio(label: str, other: str | None) -> float | None:
+        return found["ratios"].get(f"{label} / {other}", {}).get("median")
 
     return {
-        "deepstack_ms": times[label_of(LOGGED)],
-        "deepstack_bf16_ms": times.get(label_of(IN_BF16)),
-        "fastest_peer": fastest or None,
+        "deepstack_ms": times[logged],
+        "deepstack_bf16_ms": times[in_bf16],
+        "fastest_peer": fastest,
         "fastest_peer_ms": times.get(fastest),
-        "ratio": ratio(LOGGED, fastest),
-        "ratio_bf16": ratio(IN_BF16, fastest),
-        "ratio_shards": ratio(IN_SHARDS, label_of(LOGGED)),
+        "ratio": ratio(logged, fastest),
+        "ratio_bf16": ratio(in_bf16, fastest),
+        "ratio_shards": ratio(in_shards, logged),
         "products_fraction": found["rows"][0]["matmul_fraction"],
         "interleaved": found["interleaved"],
     }

@@ -34,7 +34,7 @@ from deepstack.bench.peers import (
     shape_of,
 )
 from deepstack.bench.products import Products
-from deepstack.bench.rows import LOGGED, OWN, VARIANTS, parse_row
+from deepstack.bench.rows import LOGGED, VARIANTS, Row
 from deepstack.errors import DeepstackError
 from deepstack.fast import fast_paths_of
 from deepstack.fast.products import use_onednn
@@ -42,12 +42,12 @@ from deepstack.tasks import Task, task_of
 from deepstack.training import choose_device, mean_loss, timed_steps, to_device, torch_settings
 
 
-class Row:
-    """One row of the benchmark; its first step builds the model."""
+class TimedRow:
+    """A row of the benchmark, step by step; its first step builds the model."""
 
-    def __init__(self, row: str, config: conf.Config) -> None:
-        self.name, self.variants = parse_row(row)
-        for variant in self.variants:
+    def __init__(self, row: Row, config: conf.Config) -> None:
+        self.row = row
+        for variant in row.variants:
             config = conf.with_overrides(config, VARIANTS[variant][1])
         self.config = config
         self.task = task_of(config)
@@ -56,9 +56,9 @@ class Row:
         self.steps: Iterator[float] | None = None
         self.parameters: int | None = None
         self.products: Products | None = None
-        if self.name not in OWN and PEERS[self.name].torch:
+        if not row.is_own and PEERS[row.name].torch:
             # so that the library's memory counts for the process, not for the model
-            import_library(PEERS[self.name].package)
+            import_library(PEERS[row.name].package)
 
     def step(self) -> dict[str, Any]:
         """Run one step; return its seconds and the peak memory so far."""
@@ -88,12 +88,12 @@ class Row:
             return {"seconds": self.products.seconds(), "flops": self.products.flops()}
 
     def _start(self) -> Iterator[float]:
-        if self.name in OWN:
+        if self.row.is_own:
             endless = conf.with_overrides(self.config, {"train.steps": 1_000_000})
-            return timed_steps(endless, logged=self.name == LOGGED)
-        built = build_peer(self.name, self.shape, self.device)
+            return timed_steps(endless, logged=self.row.name == LOGGED.name)
+        built = build_peer(self.row.name, self.shape, self.device)
         self.parameters = built.parameters
-        onednn = "onednn" in self.variants
+        onednn = "onednn" in self.row.variants
         return peer_steps(self.config, built, self.task, self.device, onednn)
 
 
@@ -121,32 +121,25 @@ def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Opt
 
     One group holds all parameters.  Muon takes the matrices of the layers, AdamW all others.
     """
+    rate: dict[str, Any] = {"lr": train.lr, "weight_decay": train.weight_decay}
     parameters = list(built.model.parameters())
     if train.optimizer == "sgd":
         return [torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum)]
-    optimizers: list[torch.optim.Optimizer] = []
-    if train.optimizer == "muon":
-        matrices = [p for p in built.stack.parameters() if p.ndim == 2]
-        parameters = [p for p in parameters if all(p is not matrix for matrix in matrices)]
-        optimizers += [
-            torch.optim.Muon(
-                matrices,
-                lr=train.lr,
-                weight_decay=train.weight_decay,
-                momentum=train.muon.momentum,
-                ns_steps=train.muon.ns_steps,
-                adjust_lr_fn=train.muon.adjust_lr,
-            )
-        ]
-    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
-    main = kind(
-        parameters,
-        lr=train.lr,
-        betas=(train.betas[0], train.betas[1]),
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-    )
-    return [*optimizers, main]
+    if train.optimizer != "muon":
+        kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
+        return [kind(parameters, betas=train.betas, eps=train.eps, **rate)]
+    muon, matrices = train.muon, {p: None for p in built.stack.parameters() if p.ndim == 2}
+    others = [p for p in parameters if p not in matrices]
+    return [
+        torch.optim.Muon(
+            [*matrices],
+            momentum=muon.momentum,
+            ns_steps=muon.ns_steps,
+            adjust_lr_fn=muon.adjust_lr,
+            **rate,
+        ),
+        torch.optim.AdamW(others, betas=train.betas, eps=train.eps, **rate),
+    ]
 
 
 def torch_step(train: conf.Train, built: PeerModel, device: torch.device) -> TrainStep:
@@ -221,12 +214,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     parent = Connection(0)
     try:
-        name, config, files = parent.recv()
+        row, config, files = parent.recv()
         plugins.load_plugins(files)
-        row = Row(name, config)
-        on_gpu = row.device.type == "cuda"
+        timed = TimedRow(row, config)
+        on_gpu = timed.device.type == "cuda"
         parent.send({"start_memory_mb": 0.0 if on_gpu else memory_line("VmRSS")})
-        commands = {"step": row.step, "products": row.time_products}
+        commands = {"step": timed.step, "products": timed.time_products}
         with suppress(EOFError, ConnectionError):
             while True:
                 parent.send(commands[parent.recv()]())

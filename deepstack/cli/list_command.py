@@ -147,13 +147,13 @@ def diagnostic_rows() -> Rows:
     `beat`, its former name, for one version.
     """
     from deepstack.diagnostics import DIAGNOSTICS
-    from deepstack.diagnostics.layers import SYMBOLS, file_names
+    from deepstack.diagnostics.layers import FILES, SYMBOLS
     from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
     from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 
     rows = column_rows((MODEL_UPDATE_COLUMNS, NOISE, SHARPNESS))
     for name, function in DIAGNOSTICS.items():
-        rows += [layer_row(file, SYMBOLS[name], function) for file in file_names(name)]
+        rows += [layer_row(file, SYMBOLS[name], function) for file in FILES[name]]
     return [row | {"beat": row["interval"]} for row in rows]
 
 

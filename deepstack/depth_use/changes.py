@@ -49,7 +49,6 @@ def effects(request: Request, result: Analysis) -> None:
     Csordás et al. 2025, arXiv:2505.13898, also remove it for the tokens before a position alone
     and measure those after it, and leave the first token as it is.  One forward pass a removal.
     """
-    request.refuse_no_tensor("effects")
     model, sample = request.model, request.held_out
     states, logits = model.states_and_logits(sample)
     before = contributions(states)
@@ -117,15 +116,13 @@ LINEAR = {
 }  # fmt: skip
 
 
-@measure("swap", SWAP)
+@measure("swap", SWAP, targets=True)
 def swap(request: Request, result: Analysis) -> None:
     """Exchange neighbouring layers, and repeat a layer; two forward passes a layer.
 
     A layer keeps its own coefficients and norms at its new position.  Muhtar et al. 2026,
     arXiv:2603.15389, exchange any two layers; here they are neighbours.
     """
-    request.refuse_no_tensor("swap")
-    request.refuse_no_targets("swap")
     model, sample = request.model, request.held_out
     chosen = request.chosen(result)
     swapped = [
@@ -143,7 +140,7 @@ def swap(request: Request, result: Analysis) -> None:
     result.add("permutation_score", ((numbers(swapped) - loss).abs() / loss).nanmean())
 
 
-@measure("linear", LINEAR)
+@measure("linear", LINEAR, targets=True)
 def linear(request: Request, result: Analysis) -> None:
     """Replace a layer by the linear map of a token's stream that fits it best.
 
@@ -152,8 +149,6 @@ def linear(request: Request, result: Analysis) -> None:
     arXiv:2603.15389, fit without a ridge and evaluate on the data that they fit.  One pass over the
     training batches for all maps, and one forward pass a layer.
     """
-    request.refuse_no_tensor("linear")
-    request.refuse_no_targets("linear")
     if request.training is None:
         raise ConfigError("linear: found no training batches; give training=…")
     model, sample = request.model, request.held_out

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.depth_use.layered import Layered, Sample
 from deepstack.depth_use.measure import MEASURES, Request, measure_all
-from deepstack.depth_use.runs import HELD_OUT, TRAINING
+from deepstack.depth_use.runs import HELD_OUT, TRAINING, draw
 from deepstack.diagnostics.foreign_model import Layers, find_layers, find_module
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Analysis, RunFolder, sha256, write_analysis
@@ -59,10 +59,10 @@ def analyze_model(
         MEASURES[name]
     modules = dict(model.named_modules())
     name, stack = find_layers(modules, layers)
-    names = [head] if isinstance(head, str) else head
-    last = names if callable(names) else [find_module(modules, name) for name in names]
-    read: Any = last if callable(last) else nn.Sequential(*last)
-    layered = Layered(model, stack, name, lambda sample, x: read(x))
+    if not callable(head):
+        names = [head] if isinstance(head, str) else head
+        head = nn.Sequential(*(find_module(modules, name) for name in names))
+    layered = Layered(model, stack, name, lambda sample, x: head(x))
     sample = Sample(batch, targets)
     with layered.ready():
         refuse_other_head(layered, sample)
@@ -128,12 +128,10 @@ def analyze_folder(
     options = {"task.name": "tokens", "task.path": str(text), "task.seq_len": seq_len}
     options |= {"task.tokenizer": str(tokenizer)} if tokenizer.is_file() else {}
     task = task_of(conf.with_overrides(conf.Config(), options | {"model.family": "decoder"}))
-
-    def joined(drawn: Sequence[Any]) -> Tensor:
-        return torch.from_numpy(np.concatenate([batch.inputs for batch in drawn])).long()
-
-    held_out = joined([task.validation_batch(i, SEQUENCES) for i in range(batches)])
-    training = joined([task.train_batch(i, SEQUENCES) for i in range(1, training_batches + 1)])
+    held_out, training = (
+        torch.from_numpy(np.concatenate([batch.inputs for batch in drawn])).long()
+        for drawn in draw(task, SEQUENCES, batches, training_batches)
+    )
     run = RunFolder(path)
     with run.lock():
         results = analyze_huggingface(path, held_out, what, training=training, **settings)

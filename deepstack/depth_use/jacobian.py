@@ -49,7 +49,6 @@ def jacobian(request: Request, result: Analysis) -> None:
     of a mean Jacobian.  On the probe batch; the cost is about 3 forward passes of the layer a probe
     and 5 an iteration.
     """
-    request.refuse_no_tensor("jacobian")
     chosen = request.chosen(result)
     generator = torch.Generator().manual_seed(request.seed)
     rows: list[Tensor] = []
@@ -63,8 +62,8 @@ def jacobian(request: Request, result: Analysis) -> None:
 
     # torch's fused attentions and layers have no forward-mode derivative, and its own forward mode
     # uses a function that it calls deprecated
-    with sdpa_kernel(SDPBackend.MATH), unfused_layers(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    quiet = warnings.catch_warnings(action="ignore", category=DeprecationWarning)
+    with quiet, sdpa_kernel(SDPBackend.MATH), unfused_layers():
         request.model.run(request.probe, {index: partial(observe, index) for index in chosen})
     result.add("changed", [index + 1 for index in chosen])
     columns = torch.stack(rows, dim=1)

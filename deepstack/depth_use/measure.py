@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 
 import torch
 from torch import Tensor
@@ -61,16 +62,6 @@ class Request:
             )
         return list(range(0, self.model.depth, self.step))
 
-    def refuse_no_tensor(self, name: str) -> None:
-        """Raise ConfigError unless the stream is one tensor."""
-        if not self.model.one_tensor:
-            raise ConfigError(f"{name}: {self.model.why_not}; allowed for it: lens")
-
-    def refuse_no_targets(self, name: str) -> None:
-        """Raise ConfigError unless the held-out sample has targets, which a loss needs."""
-        if self.held_out.targets is None:
-            raise ConfigError(f"{name}: found no targets, which a loss needs; give targets=…")
-
 
 Measure = Callable[[Request, Analysis], None]
 MEASURES: Registry[Measure] = Registry("analysis")
@@ -78,13 +69,27 @@ COLUMNS: dict[str, Mapping[str, Column]] = {}
 """The columns of each analysis."""
 
 
-def measure(name: str, columns: Mapping[str, Column]) -> Callable[[Measure], Measure]:
-    """Register a function that measures and adds its values to an Analysis with these columns."""
+def measure(
+    name: str, columns: Mapping[str, Column], *, any_stream: bool = False, targets: bool = False
+) -> Callable[[Measure], Measure]:
+    """Register a function that measures and adds its values to an Analysis with these columns.
+
+    any_stream: whether the stream may be more than one tensor.  targets: whether the held-out
+    sample needs them.  A request that does not fit raises ConfigError.
+    """
 
     def register(function: Measure) -> Measure:
-        MEASURES.register(name, function)
+        @wraps(function)
+        def checked(request: Request, result: Analysis) -> None:
+            if not (any_stream or request.model.one_tensor):
+                raise ConfigError(f"{name}: {request.model.why_not}; allowed for it: lens")
+            if targets and request.held_out.targets is None:
+                raise ConfigError(f"{name}: found no targets, which a loss needs; give targets=…")
+            function(request, result)
+
+        MEASURES.register(name, checked)
         COLUMNS[name] = columns
-        return function
+        return checked
 
     return register
 

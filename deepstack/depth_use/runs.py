@@ -15,7 +15,7 @@ from deepstack.depth_use.measure import MEASURES, Request, measure_all
 from deepstack.errors import ConfigError
 from deepstack.records import Analysis, existing_run, sha256, write_analysis
 from deepstack.registry import unknown
-from deepstack.tasks import IGNORE, Batch
+from deepstack.tasks import IGNORE, Batch, Task
 from deepstack.training import Trained, load_trained, torch_settings
 
 HELD_OUT, TRAINING = 4, 16
@@ -48,15 +48,12 @@ def analyze_run(
     """
     for name in what:
         MEASURES[name]
-    if batches < 1 or training_batches < 1:
-        raise ConfigError(f"batches: found {min(batches, training_batches)}; allowed 1 or more")
     folder = existing_run(run)
     trained = load_trained(folder, say)
     with folder.lock(), torch_settings(trained.config, torch.device("cpu")):
         model = stack_layers(trained, side)
         size = trained.config.train.batch_size
-        held_out = [trained.task.validation_batch(i, size) for i in range(batches)]
-        training = [trained.task.train_batch(i, size) for i in range(1, training_batches + 1)]
+        held_out, training = draw(trained.task, size, batches, training_batches)
         probe = trained.task.probe_batch(trained.config.log.probe_sequences)
         about: dict[str, Any] = {
             "step": trained.step,
@@ -97,6 +94,16 @@ def stack_layers(trained: Trained, side: str | None) -> StackLayers:
     if side is not None and side not in sides:
         raise ConfigError(unknown("side", side, sides))
     return StackLayers(trained.built.model, side or sides[-1])
+
+
+def draw(task: Task, size: int, held_out: int, training: int) -> tuple[list[Batch], list[Batch]]:
+    """Return so many held-out and training batches; raise ConfigError for less than one."""
+    if min(held_out, training) < 1:
+        raise ConfigError(f"batches: found {min(held_out, training)}; allowed 1 or more")
+    return (
+        [task.validation_batch(i, size) for i in range(held_out)],
+        [task.train_batch(i, size) for i in range(1, training + 1)],
+    )
 
 
 def sample_of(batches: Sequence[Batch]) -> Sample:

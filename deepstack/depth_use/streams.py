@@ -30,7 +30,7 @@ LENS = {
 }  # fmt: skip
 
 
-@measure("lens", LENS)
+@measure("lens", LENS, any_stream=True)
 def lens(request: Request, result: Analysis) -> None:
     """Read the prediction after every layer: loss, KL to the final one, overlap of top tokens.
 
@@ -91,7 +91,6 @@ def similarity(request: Request, result: Analysis) -> None:
     arXiv:1905.00414.  It does not depend on rotations of X or Y, so models can be compared.
     One forward pass, and products of d² times the tokens for each pair.
     """
-    request.refuse_no_tensor("similarity")
     states = request.model.states_and_logits(request.held_out)[0]
     # every so many-th layer, with the first and the last
     layers = sorted({0, *(index + 1 for index in request.chosen(result)), len(states) - 1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -132,22 +133,18 @@ def first_order(
     Forward-mode differentiation, exact to rounding: about three forward passes per part.  The
     vectors J Δθ_part of the roles add up to J Δθ, and so do those of the ranges of layers.
     """
-    values: dict[str, Tensor] = {}
+    vectors: dict[str, Tensor] = {}
     model, banks = built.model, built.banks.all
     with restored(banks) as present, torch.no_grad(), evaluating(model), model.unfused():
         put(banks, initial)
         moved = {bank.key: present[bank.key] - bank.values() for bank in banks}
         zero = {key: torch.zeros_like(value) for key, value in moved.items()}
-        total: Tensor | None = None
         for part in parts:
             mine = [bank for bank in banks if part.indices(bank)]
             tangents = {b.key: part.put_in(b, zero[b.key], moved[b.key]) for b in mine}
-            vector = push_forward(model, mine, tangents, tokens)
-            values[part.name] = distance(vector)
-            if part.role is not None:
-                total = vector if total is None else total + vector
-    assert total is not None
-    return values | {WHOLE: distance(total)}
+            vectors[part.name] = push_forward(model, mine, tangents, tokens)
+    total = reduce(torch.add, [vectors[part.name] for part in parts if part.role is not None])
+    return {name: distance(vector) for name, vector in (vectors | {WHOLE: total}).items()}
 
 
 def push_forward(

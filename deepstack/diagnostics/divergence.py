@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deepstack.diagnostics.snapshot import boundaries
 from deepstack.model.build import Built
 from deepstack.schemes.scheme import visible
 
@@ -33,13 +34,9 @@ def culprit(built: Built, tokens: Tensor, backward: Callable[[], Tensor] | None)
     """
     model = built.model
     with torch.no_grad():
-        layer, memory = 0, None
-        for stack, x0 in zip(model.stacks.values(), model.inputs(tokens), strict=True):
-            for number, x in enumerate(stack.stream(x0, memory)):
-                if not finite(visible(x)):
-                    return Culprit("forward", layer + number) if number else Culprit("embedding")
-            memory = stack.leave(x)
-            layer += len(stack.layers)
+        for _, layer, x in boundaries(model, model.inputs(tokens)):
+            if not finite(visible(x)):
+                return Culprit("forward", layer) if layer else Culprit("embedding")
     if backward is None:
         return Culprit("none")
     if not finite(backward()):

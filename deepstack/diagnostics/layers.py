@@ -20,13 +20,9 @@ D = TypeVar("D", bound=Diagnostic)
 DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
 SYMBOLS: dict[str, str] = {}
 UNITS: dict[str, str] = {}
-PARTS: dict[str, tuple[str, ...]] = {}
+FILES: dict[str, list[str]] = {}
+"""The names of a diagnostic's files: its own name, or one name per part."""
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
-
-
-def file_names(name: str) -> list[str]:
-    """Return the names of a diagnostic's files: its own name, or one name per part."""
-    return [f"{name}_{part}" for part in PARTS[name]] or [name]
 
 
 def diagnostic(
@@ -40,15 +36,15 @@ def diagnostic(
     """
 
     def register(function: D) -> D:
-        names = {name, *(f"{name}_{part}" for part in parts)}
+        files = [f"{name}_{part}" for part in parts] or [name]
         for other in DIAGNOSTICS:
-            if other != name and (both := names & {other, *file_names(other)}):
+            if other != name and (both := {name, *files} & {other, *FILES[other]}):
                 raise PluginError(
                     f"diagnostic {name!r}: its file {min(both)} is also one of {other!r}; choose "
                     "another name"
                 )
         DIAGNOSTICS.register(name, function)
-        SYMBOLS[name], UNITS[name], PARTS[name] = symbol, unit, parts
+        SYMBOLS[name], UNITS[name], FILES[name] = symbol, unit, files
         return function
 
     return register
@@ -149,5 +145,5 @@ def describe() -> dict[str, tuple[str, str, str]]:
     return {
         key: (SYMBOLS[name], UNITS[name], (inspect.getdoc(function) or "").split("\n")[0])
         for name, function in DIAGNOSTICS.items()
-        for key in (name, *(f"{name}_{part}" for part in PARTS[name]))
+        for key in (name, *FILES[name])
     }

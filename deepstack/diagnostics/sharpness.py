@@ -88,9 +88,7 @@ class Hessian:
         return torch.cat([part.flatten().double() for part in sums])
 
 
-def largest_eigenvalue(
-    product: Callable[[Tensor], Tensor], start: Tensor, most: int = MOST_PRODUCTS
-) -> Eigenvalue:
+def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> Eigenvalue:
     """Return the largest eigenvalue of a symmetric matrix, from below, by Lanczos' iteration.
 
     product: v -> H v; start: a vector that is not orthogonal to the eigenvector.  Ends when the
@@ -101,7 +99,7 @@ def largest_eigenvalue(
     diagonal: list[float] = []
     beside: list[float] = []
     value = residual = math.nan
-    for _ in range(min(most, len(start))):
+    for _ in range(min(MOST_PRODUCTS, len(start))):
         w = product(v).sub_(before, alpha=beta)
         diagonal.append(float(w @ v))
         w.sub_(v, alpha=diagonal[-1])

@@ -6,7 +6,7 @@ gradient of training, so that training continues bit for bit as without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,8 @@ class Snapshot:
     by a sublayer's input, by its residual sum, by the input and output of its last norm;
     entropy, largest_logit: sublayer -> (depth,), of its attention;
     grad_norm, param_norm, param_update_norm: (depth,), by layer; matrix_grad_norm: the gradient
-    norm of the weight matrices alone; stream_grad: (depth + 1,), that of x_l, see `Boundaries`;
+    norm of the weight matrices alone; stream_grad: (depth + 1,), that of x_l, by all tensors of
+    `boundary_tensors`;
     jacobian: (depth + 1,), ‖∂F/∂x_l‖_F² over the numbers in F, None if not requested;
     loss: the probe loss; skip_loss: (depth,), the loss without a layer, NaN for layers not tried,
     None if not requested; initial_states: `states` at θ_0, None if not requested; gradient_noise:
@@ -82,16 +83,26 @@ class Snapshot:
     shared: dict[str, Any] = field(default_factory=dict)
 
 
+def boundaries(model: Transformer, inputs: Sequence[Tensor]) -> Iterator[tuple[str, int, Stream]]:
+    """Run the stacks on their inputs; yield side, layer and stream at every layer boundary.
+
+    The layer is 0 for the x_0 of a stack; layers of a decoder are numbered after the encoder's.
+    """
+    before, memory = 0, None
+    for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
+        for number, x in enumerate(stack.stream(x0, memory)):
+            yield side, before + number if number else 0, x
+        before += len(stack.layers)
+        memory = None if stack is model.last else stack.leave(x)
+
+
 def stream_states(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Return the stream at every layer boundary: side -> (depth + 1, batch, seq, d_model)."""
-    states: dict[str, Tensor] = {}
-    memory = None
+    states: dict[str, list[Tensor]] = {side: [] for side in model.stacks}
     with torch.no_grad(), evaluating(model), model.unfused():
-        for (side, stack), x0 in zip(model.stacks.items(), model.inputs(tokens), strict=True):
-            streams = list(stack.stream(x0, memory))
-            states[side] = torch.stack([visible(x) for x in streams])
-            memory = stack.leave(streams[-1])
-    return states
+        for side, _, x in boundaries(model, model.inputs(tokens)):
+            states[side].append(visible(x))
+    return {side: torch.stack(each) for side, each in states.items()}
 
 
 def take(
@@ -115,29 +126,25 @@ def take(
     measure the norm of ∂F/∂x_l, one forward and one backward pass.  initial_states: those of
     `stream_states` at θ_0.  gradient_noise: side -> (2, depth), of `gradient_noise`.
     """
-    trained = [[p for p in layer.parameters() if p.requires_grad] for layer in model.layers]
+    trained = [p for layer in model.layers for p in layer.parameters() if p.requires_grad]
     with evaluating(model), record_values(model) as seen, torch.enable_grad():
         value, lengths, stream_grad = gradient_norms(
             model,
             tokens,
             lambda F: loss(model.head(F, model.embedding)),
-            [p for layer in trained for p in layer],
+            trained,
             lambda side, x: seen[side].states.append(visible(x).detach()),
         )
         free_graph(seen)
-    grad_norm = length_by_layer(trained, lengths, lambda p: True)
-    matrix_grad_norm = length_by_layer(
-        trained, lengths, lambda p: getattr(p, "start", "") == "matrix"
-    )
+    length = dict(zip(trained, lengths, strict=True))
+    of_matrices = {p: n for p, n in length.items() if getattr(p, "start", "") == "matrix"}
     without = losses_without(model, tokens, loss, skipped) if skipped else None
     jacobians = jacobian_norms(model, tokens) if jacobian else None
     snapshots = []
     values = [bank.values() for bank in layer_banks]
     moved = [v - b for v, b in zip(values, before, strict=True)] if before else None
-    first = 0
     for side, stack in model.stacks.items():
         depth, sublayers = len(stack.layers), stack.schemes[0].sublayers
-        rows, first = slice(first, first + depth), first + depth
         mine = [i for i, bank in enumerate(layer_banks) if bank.stack == side]
         norms = layer_norms([values[i] for i in mine])
         changes = layer_norms([moved[i] for i in mine]) if moved else torch.zeros_like(norms)
@@ -158,8 +165,8 @@ def take(
                 **by_sublayer,
                 entropy={name: values[:, 0] for name, values in attention.items()},
                 largest_logit={name: values[:, 1] for name, values in attention.items()},
-                grad_norm=grad_norm[rows],
-                matrix_grad_norm=matrix_grad_norm[rows],
+                grad_norm=length_by_layer(stack.layers, length, value.new_zeros(())),
+                matrix_grad_norm=length_by_layer(stack.layers, of_matrices, value.new_zeros(())),
                 stream_grad=stream_grad[side],
                 param_norm=norms,
                 param_update_norm=changes,
@@ -174,20 +181,11 @@ def take(
 
 
 def length_by_layer(
-    trained: Sequence[Sequence[nn.Parameter]],
-    lengths: Sequence[Tensor],
-    holds: Callable[[nn.Parameter], bool],
+    layers: Iterable[nn.Module], length: Mapping[nn.Parameter, Tensor], nothing: Tensor
 ) -> Tensor:
-    """Return the norm over each layer's trained parameters that fulfil a condition; 0 for none.
-
-    trained: these parameters, by layer.  lengths: the norm of each of them, in their order.
-    """
-    remaining, zero = iter(lengths), torch.zeros((), device=lengths[0].device)
-    rows = (
-        [length for p, length in zip(layer, remaining, strict=False) if holds(p)]
-        for layer in trained
-    )
-    return torch.stack([torch.linalg.vector_norm(torch.stack(row or [zero])) for row in rows])
+    """Return the norm over each layer's parameters that have a length, or `nothing`: (layers,)."""
+    rows = [[length[p] for p in layer.parameters() if p in length] for layer in layers]
+    return torch.stack([torch.linalg.vector_norm(torch.stack(row or [nothing])) for row in rows])
 
 
 def matrices(
@@ -232,25 +230,21 @@ def gradient_norms(
     of: F -> 0-d.  The norms by the stream are side -> (depth + 1,), one for each boundary.
     visit: receives the side and x_l at each of them, in their order.
     """
-    boundaries: list[list[Tensor]] = []
+    measured: list[list[Tensor]] = []  # at each boundary
     known: set[int] = set()
     # Detached leaves: the gradient goes down to the first sublayer and no further.
     inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
-    F = None
-    for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
-        for x in stack.stream(x0, F):
-            boundaries.append(boundary_tensors(x, known))
-            known |= {id(tensor) for tensor in boundaries[-1]}
-            visit(side, x)
-        F = stack.leave(x)
-    assert F is not None
-    value = of(F)
+    for side, _, x in boundaries(model, inputs):
+        measured.append(boundary_tensors(x, known))
+        known |= {id(tensor) for tensor in measured[-1]}
+        visit(side, x)
+    value = of(model.last.leave(x))
     # A scheme may own a parameter that its wiring does not use: its gradient is zero.
-    tensors = [*parameters, *(tensor for of_one in boundaries for tensor in of_one)]
+    tensors = [*parameters, *(tensor for of_one in measured for tensor in of_one)]
     gradients = torch.autograd.grad(value, tensors, allow_unused=True)
     norms = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in gradients])
     parts = torch.stack([norm.reshape(()) for norm in norms[len(parameters) :]])
-    each = parts.split([len(of_one) for of_one in boundaries])
+    each = parts.split([len(of_one) for of_one in measured])
     by_boundary = torch.stack([torch.linalg.vector_norm(part) for part in each])
     sizes = [len(stack.layers) + 1 for stack in model.stacks.values()]
     by_side = dict(zip(model.stacks, by_boundary.split(sizes), strict=True))

@@ -12,7 +12,6 @@ from torch import Tensor
 from deepstack.config import Config, values, with_overrides
 from deepstack.config.roles import MATRICES
 from deepstack.diagnostics import ModelUpdate, Snapshot, take
-from deepstack.diagnostics.attribution import restored
 from deepstack.diagnostics.snapshot import matrices
 from deepstack.distributed import ALONE
 from deepstack.fast import make_step
@@ -111,13 +110,6 @@ class Trial:
         by_role = (torch.linalg.matrix_norm(W.double(), ord=2) for W in self.matrices().values())
         return torch.cat([norms.log() for norms in by_role]).mean().exp().item()
 
-    def update_of(self, lr: float, banks: Sequence[Bank]) -> float:
-        """Return ‖ΔF‖ of one SGD step on these banks, with their present gradients; undo it."""
-        update = ModelUpdate(self.model, self.probe)
-        with restored(banks):
-            descend(banks, lr)
-            return update.measure()["model_update"].item()
-
 
 @torch.no_grad()
 def descend(banks: Sequence[Bank], lr: float) -> None:
@@ -150,6 +142,8 @@ def growth(
     def update(seed: int, depth: int) -> float:
         trial = Trial(seed, depth=depth, **changes)
         trial.backward()
-        return trial.update_of(step, trial.banks_of(*roles)) / step
+        model_update = ModelUpdate(trial.model, trial.probe)
+        descend(trial.banks_of(*roles), step)
+        return model_update.measure()["model_update"].item() / step
 
     return per_seed(lambda seed: [update(seed, depth) for depth in depths], seeds)

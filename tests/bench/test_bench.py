@@ -1,4 +1,4 @@
-"""deepstack bench: the same shape everywhere, rows that take turns, what is missing is named."""
+"""deepstack bench: the same shape in all rows, rows that take turns, messages on missing peers."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from deepstack.bench import (
 )
 from deepstack.bench.peers import ShapeError
 from deepstack.bench.products import Products
-from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, Worker, WorkerError
+from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, Row, RowError, RowProcess
 from deepstack.bench.worker import build_peer, peer_steps
-from deepstack.errors import DeepstackError, ResourceError
 from deepstack.model import build_model
 from deepstack.tasks import build_task
 from deepstack.training import mean_loss
 
 TINY = ["model.depth=2", "model.d_model=8", "task.seq_len=8", "train.batch_size=2"]
 CPU = torch.device("cpu")
+TORCH = Row("torch")
 SHAPE = Shape(
     depth=3, d_model=16, n_heads=2, d_ff=40, vocab_size=31, seq_len=8,
     activation="relu", dropout=0.0, eps=1e-5, tied=True,
@@ -50,7 +50,7 @@ def config_of(**values: object) -> conf.Config:
 
 @pytest.mark.slow
 def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(tmp_path: Path) -> None:
-    PEERS.register("absent", Peer("Absent", "no_such_package", "Not there.", lambda shape: None))
+    PEERS.register("absent", Peer("Absent", "no_such_package", lambda shape: None))
     chart = tmp_path / "rows.png"
     words = ["--steps", 2, "--json", "--peers", "torch,absent"]
     result = typed("bench", QUICK, *TINY, *words, "--chart", chart)
@@ -176,7 +176,7 @@ def test_a_peer_with_other_layers_is_refused() -> None:
         stack = nn.Linear(shape.d_model, shape.d_model)
         return PeerModel(stack, stack)
 
-    PEERS.register("shallow", Peer("Shallow", "torch", "One matrix.", shallow))
+    PEERS.register("shallow", Peer("Shallow", "torch", shallow))
     with pytest.raises(ShapeError, match="256 numbers, and 6,912 make 3 layers"):
         build_peer("shallow", SHAPE, CPU)
 
@@ -202,25 +202,21 @@ def test_every_layer_has_weights_and_gradients_of_its_own() -> None:
     assert all(out.abs().sum() > 0 for _, _, _, out in calls)
 
 
-class FakeWorker(Worker):
-    """A row that notes what it is asked, and can fail."""
+class FakeProcess(RowProcess):
+    """A row that notes each request, and can fail."""
 
     said: list[str]
 
     def __init__(
-        self,
-        row: str,
-        fails_at: str = "",
-        exit_code: int = 1,
-        config: conf.Config | None = None,
+        self, row: Row, config: conf.Config | None = None, fails_at: str = "", exit_code: int = 1
     ) -> None:
         super().__init__(row, config or config_of())
         self.fails_at, self.exit_code = fails_at, exit_code
 
     def note(self, what: str) -> None:
-        FakeWorker.said.append(f"{what} {self.row}")
+        FakeProcess.said.append(f"{what} {self.row.name}")
         if what == self.fails_at:
-            raise WorkerError("no room", self.exit_code)
+            raise RowError("no room", self.exit_code)
 
     def begin(self) -> None:
         self.note("begin")
@@ -232,71 +228,74 @@ class FakeWorker(Worker):
         self.note("products")
 
 
-def measured(*workers: FakeWorker, steps: int = 2) -> tuple[bool, list[str], list[str]]:
-    """Whether they took turns, who was measured, and what was said."""
-    FakeWorker.said = []
+def measured(*processes: FakeProcess, steps: int = 2) -> tuple[bool, list[Row], list[str]]:
+    """Whether they took turns, the measured rows, and the messages."""
+    FakeProcess.said = []
     lines: list[str] = []
-    together, left = measure.measure_rows(workers, steps, CPU, lines.append)
-    return together, [worker.row for worker in left], lines
+    together, left = measure.measure_rows(processes, steps, CPU, lines.append)
+    return together, [process.row for process in left], lines
 
 
 def test_the_rows_take_turns() -> None:
-    together, left, _ = measured(FakeWorker(LOGGED), FakeWorker("torch"))
-    assert together and left == [LOGGED, "torch"]
+    together, left, _ = measured(FakeProcess(LOGGED), FakeProcess(TORCH))
+    assert together and left == [LOGGED, TORCH]
     turn = ["step deepstack", "products deepstack", "step torch", "products torch"]
-    assert FakeWorker.said == ["begin deepstack", "begin torch", *turn, *turn]
+    assert FakeProcess.said == ["begin deepstack", "begin torch", *turn, *turn]
 
 
 def test_one_row_follows_the_other_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conf, "available_memory", lambda: 2**28)
-    together, _, lines = measured(FakeWorker(LOGGED), FakeWorker("torch"), steps=1)
+    together, _, lines = measured(FakeProcess(LOGGED), FakeProcess(TORCH), steps=1)
     assert not together and "one follows the other" in lines[0]
     turn = ["begin {0}", "step {0}", "products {0}"]
-    assert FakeWorker.said == [line.format(row) for row in (LOGGED, "torch") for line in turn]
+    assert FakeProcess.said == [line.format(row) for row in ("deepstack", "torch") for line in turn]
 
 
 def test_a_peer_that_fails_is_left_out_and_the_others_go_on() -> None:
-    workers = FakeWorker(LOGGED), FakeWorker("bert", "step"), FakeWorker("torch")
-    _, left, lines = measured(*workers)
-    assert left == [LOGGED, "torch"] and "left out: Hugging Face BERT: no room" in lines
-    assert FakeWorker.said.count("step bert") == 1
+    processes = FakeProcess(LOGGED), FakeProcess(Row("bert"), fails_at="step"), FakeProcess(TORCH)
+    _, left, lines = measured(*processes)
+    assert left == [LOGGED, TORCH] and "left out: Hugging Face BERT: no room" in lines
+    assert FakeProcess.said.count("step bert") == 1
 
 
-def test_deepstacks_own_row_must_not_fail() -> None:
-    with pytest.raises(ResourceError, match="deepstack: no room"):
-        measured(FakeWorker(LOGGED, "step", exit_code=5), FakeWorker("torch"))
-    with pytest.raises(DeepstackError, match="no room") as caught:
-        measured(FakeWorker(LOGGED, "begin", exit_code=2))
-    assert caught.value.exit_code == 2
+@pytest.mark.parametrize(("at", "exit_code"), [("step", 5), ("begin", 2)])
+def test_deepstacks_own_row_must_not_fail(at: str, exit_code: int) -> None:
+    with pytest.raises(RowError, match="deepstack: no room") as caught:
+        measured(FakeProcess(LOGGED, fails_at=at, exit_code=exit_code), FakeProcess(TORCH))
+    assert caught.value.exit_code == exit_code
 
 
 def test_other_depths_are_deepstacks_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeWorker.said = []
+    FakeProcess.said = []
     monkeypatch.setattr(measure, "facts_of", lambda config, device: {})
-    monkeypatch.setattr(measure, "Worker", lambda row, config: FakeWorker(row, config=config))
+    monkeypatch.setattr(measure, "RowProcess", FakeProcess)
     found = measure.bench(config_of(), steps=1, peers=["deepstack+bf16"], depths=[3, 9])
-    assert [worker.row for worker in found.rows] == [*OWN, "deepstack+bf16"]
-    assert [worker.config.model.depth for worker in found.depths] == [3, 9]
-    assert FakeWorker.said[-4:] == ["begin deepstack"] * 2 + ["step deepstack"] * 2
+    assert [process.row for process in found.rows] == [
+        LOGGED,
+        UNLOGGED,
+        Row("deepstack", ("bf16",)),
+    ]
+    assert [process.config.model.depth for process in found.depths] == [3, 9]
+    assert FakeProcess.said[-4:] == ["begin deepstack"] * 2 + ["step deepstack"] * 2
     counts = build_model(config_of(), vocab_size=257, device="meta").banks.count()
-    assert {worker.parameters for worker in found.rows} == {sum(counts.values())}
+    assert {process.parameters for process in found.rows} == {sum(counts.values())}
 
 
-def worker_with(row: str, steps: list[float], products: list[float]) -> Worker:
-    worker = Worker(row, config_of())
-    worker.steps, worker.products = steps, products
-    worker.peak_memory, worker.start_memory, worker.parameters = 500.0, 300.0, 7
-    return worker
+def measured_row(row: Row, steps: list[float], products: list[float]) -> RowProcess:
+    process = RowProcess(row, config_of())
+    process.steps, process.products = steps, products
+    process.peak_memory, process.start_memory, process.parameters = 500.0, 300.0, 7
+    return process
 
 
 def test_medians_and_ratios_are_taken_pair_by_pair() -> None:
     # A machine that is ten times slower in the third round says nothing of either row.
     rows = [
-        worker_with(LOGGED, [0.1, 0.2, 2.0], [0.05, 0.1, 1.0]),
-        worker_with(UNLOGGED, [0.1, 0.2, 1.0], [0.05, 0.1, 1.0]),
-        worker_with("torch", [0.4, 0.4, 8.0], [0.05, 0.1, 1.0]),
+        measured_row(LOGGED, [0.1, 0.2, 2.0], [0.05, 0.1, 1.0]),
+        measured_row(UNLOGGED, [0.1, 0.2, 1.0], [0.05, 0.1, 1.0]),
+        measured_row(TORCH, [0.4, 0.4, 8.0], [0.05, 0.1, 1.0]),
     ]
-    facts = measure.Measured({}, rows, [], True, tokens=32)
+    facts = measure.Measured({}, rows, [], True)
     found = report(config_of(), facts, "deepstack bench x.yaml", "x.yaml")
     first, last = found["rows"][0], found["rows"][-1]
     assert (first["step_ms"], first["step_ms_low"], first["step_ms_high"]) == (200, 100, 2000)
@@ -312,13 +311,13 @@ def test_medians_and_ratios_are_taken_pair_by_pair() -> None:
 def test_exponents_in_depth() -> None:
     deep = []
     for depth in (10, 100, 1000):
-        worker = worker_with(LOGGED, [depth**0.9, depth**0.9, 1e9], [])
-        worker.config = config_of(**{"model.depth": depth})
-        worker.peak_memory = worker.start_memory + 3.0 * depth
-        deep.append(worker)
-    own = worker_with(LOGGED, [1.0], [0.5])
-    own_alone = worker_with(UNLOGGED, [1.0], [0.5])
-    facts = measure.Measured({}, [own, own_alone], deep, True, tokens=32)
+        process = measured_row(LOGGED, [depth**0.9, depth**0.9, 1e9], [])
+        process.config = config_of(**{"model.depth": depth})
+        process.peak_memory = process.start_memory + 3.0 * depth
+        deep.append(process)
+    own = measured_row(LOGGED, [1.0], [0.5])
+    own_alone = measured_row(UNLOGGED, [1.0], [0.5])
+    facts = measure.Measured({}, [own, own_alone], deep, True)
     found = report(config_of(), facts, "", "x.yaml")["exponents"]
     assert found["depth"] == [10, 100, 1000]
     assert found["step_ms"]["exponent"] == pytest.approx(0.9, abs=1e-3)
@@ -327,11 +326,11 @@ def test_exponents_in_depth() -> None:
 
 def test_peers_that_are_built_otherwise_are_left_out() -> None:
     said: list[str] = []
-    assert measure.comparable_peers(conf.Config(), ["torch"], said.append) == ["torch"] and not said
+    assert measure.available_peers(conf.Config(), [TORCH], said.append) == [TORCH] and not said
     for key, value in (
         ("norm.kind", "rms"), ("activation", "tanh"), ("bias", False), ("gated", True),
         ("qk_norm", True), ("positions", "rotary"),
     ):  # fmt: skip
         given = conf.with_overrides(conf.Config(), {f"model.{key}": value})
-        assert measure.comparable_peers(given, ["torch"], said.append) == ()
+        assert measure.available_peers(given, [TORCH], said.append) == []
         assert said.pop().startswith("left out: all peers") and not said

@@ -104,6 +104,8 @@ def test_refusals_name_the_remedy(trained: Run, tmp_path: Path) -> None:
         analyze_run(trained.path, ["effect"])
     with pytest.raises(ConfigError, match=r"side .*decoder"):
         analyze_run(trained.path, ["lens"], side="decoder")
+    with pytest.raises(ConfigError, match="batches: found 0; allowed 1 or more"):
+        analyze_run(trained.path, batches=0)
     config = small(model__scheme="hyper_connections", train__steps=1)
     several = deepstack.train(config, study="runs", out=tmp_path)
     with pytest.raises(ConfigError, match=r"more than one tensor.*allowed for it: lens"):

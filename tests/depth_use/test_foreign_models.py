@@ -24,22 +24,23 @@ WIDTH, DEPTH = 16, 3
 
 
 class Block(nn.Module):
-    """A Pre-LN layer that takes more than the stream and returns a tuple."""
+    """A Pre-LN layer whose first argument is a mask, or a tuple with the stream."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.mix = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, hidden_states: Tensor, scale: float) -> tuple[Tensor, float]:
-        return hidden_states + scale * torch.tanh(self.mix(self.norm(hidden_states))), scale
+    def forward(self, first: Any, x: Tensor | None = None, scale: float = 0.5) -> Any:
+        x = first[0] if x is None else x
+        return x + scale * torch.tanh(self.mix(self.norm(x))), scale
 
 
 class Foreign(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, in_tuple: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.in_tuple, self.embed = in_tuple, nn.Embedding(VOCAB, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
         self.last = nn.LayerNorm(WIDTH)
         self.out = nn.Linear(WIDTH, VOCAB)
@@ -47,7 +48,7 @@ class Foreign(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         for block in self.blocks:
-            x, _ = block(hidden_states=x, scale=0.5)
+            x, _ = block((x,)) if self.in_tuple else block(None, x=x, scale=0.5)
         return self.out(self.last(x))
 
 
@@ -91,39 +92,14 @@ def test_layers_with_tuples_and_keywords_are_changed_and_restored() -> None:
     assert torch.equal(model(**batch()), before) and torch.equal(torch.get_rng_state(), state)
     assert model.training and all("forward" not in vars(block) for block in model.blocks)
     x = model.embed(batch()["tokens"])
-    without, _ = model.blocks[2](model.blocks[0](x, 0.5)[0], 0.5)
+    without, _ = model.blocks[2](None, model.blocks[0](None, x)[0])
     moved = (model.out(model.last(without)).softmax(-1) - before.softmax(-1)).norm(dim=-1).max()
     assert result["effects"].arrays["output_change"][1] == pytest.approx(moved.item(), rel=1e-5)
     assert result["effects"].about["layers"] == "blocks"
     assert "loss" not in result["lens"].arrays and "loss_without" not in result["effects"].arrays
     assert 0.0 < result["jacobian"].scalars["mean_from_identity"] < 1.0
-
-
-def test_the_stream_is_a_tensor_among_the_arguments() -> None:
-    class Masked(nn.Module):
-        """A layer whose first argument is a mask, or a tuple with the stream."""
-
-        def forward(self, first: Any, x: Any = None) -> Any:
-            return 0.5 * x if first is None else (0.5 * first[0],)
-
-    class Model(nn.Module):
-        def __init__(self, in_tuple: bool) -> None:
-            super().__init__()
-            self.in_tuple, self.embed, self.out = in_tuple, nn.Embedding(VOCAB, 8), nn.Identity()
-            self.layers = nn.ModuleList(Masked() for _ in range(3))
-
-        def forward(self, x: Any) -> Any:
-            x = self.embed(x)
-            for layer in self.layers:
-                x = layer((x,))[0] if self.in_tuple else layer(None, x=x)
-            return self.out(x)
-
-    tokens = torch.randint(0, VOCAB, (1, 4))
-    given: dict[str, Any] = {"what": ["effects"], "head": "out", "layers": "layers"}
-    result = deepstack.analyze_model(Model(False), tokens, **given)
-    assert result["effects"].arrays["contribution"] == pytest.approx(0.5)
     with pytest.raises(ConfigError, match="called without a tensor as its first argument"):
-        deepstack.analyze_model(Model(True), tokens, **given)
+        deepstack.analyze_model(Foreign(True), batch(), head=("last", "out"), layers="blocks")
 
 
 def test_the_jacobian_of_torch_s_own_layers_is_measured() -> None:

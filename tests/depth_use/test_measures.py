@@ -246,21 +246,6 @@ def test_jacobians_are_those_of_whole_matrices() -> None:
         assert result.arrays["spectral_norm_max"][i] == pytest.approx(max(norms), rel=1e-2)
 
 
-@torch.no_grad()
-def test_a_layer_without_weights_has_no_effect() -> None:
-    model = stack()
-    for name, parameter in model.stack.layers[2].named_parameters():
-        if "norm" not in name:
-            parameter.zero_()
-    effects = measured("effects", model)
-    swap, jacobian = measured("swap", model), measured("jacobian", model)
-    assert effects.arrays["effect_max"][2, 3] == 0.0 and effects.arrays["output_change"][2] == 0.0
-    assert effects.arrays["loss_without"][2] == effects.scalars["loss"]
-    assert swap.arrays["loss_repeated"][2] == swap.scalars["loss"]
-    assert jacobian.arrays["from_identity"][2] == pytest.approx(0.0, abs=1e-12)
-    assert jacobian.arrays["spectral_norm"][2] == pytest.approx(1.0)
-
-
 def test_every_so_many_layers_are_changed() -> None:
     model = stack(model__depth=7)
     effects = measured("effects", model, every=3)

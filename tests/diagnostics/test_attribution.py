@@ -1,4 +1,4 @@
-"""Where ‖ΔF‖ comes from: against slow literal versions, and without disturbing what is trained."""
+"""The parts of ‖ΔF‖ against slow literal versions, and runs that their logging leaves alone."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import math
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from helpers.configs import runs_with
 from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.sampling import some
-from helpers.small_runs import data_of, small
-from helpers.snapshots import Look
+from helpers.small_runs import data_of, interrupted, logs_of, small
+from helpers.snapshots import ToyModel
 from torch import Tensor, nn
 
 import deepstack
 from deepstack.config import with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
-from deepstack.errors import NothingMatchedError
+from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.fast.fuse import fuse
 from deepstack.parameters import RoleParameter
 from deepstack.records import Run
@@ -36,7 +37,7 @@ Origin = Literal["initial", "current"]
 ROWS = ["q", "k", "v", "o", "w1", "w2", "bias", "norm_gain", "norm_bias", "embedding", "position"]
 
 
-class Moved(Look):
+class Moved(ToyModel):
     """A small model whose parameters have all moved a little from θ_0."""
 
     def __init__(self, size: float = 1e-2, **changes: Any) -> None:
@@ -88,8 +89,8 @@ class Moved(Look):
 
 
 def belongs(part: str, name: str, parameter: RoleParameter, layers: int) -> Tensor:
-    """Which entries of a parameter are of a part: ones and zeros of its shape."""
-    mask = torch.zeros(parameter.shape, dtype=torch.float64)
+    """Ones at the entries of a parameter that are of a part, and zeros elsewhere."""
+    mask = torch.full(parameter.shape, float(part == "whole"), dtype=torch.float64)
     words_ = name.split(".")
     layer = None
     if "layers" in words_:
@@ -170,29 +171,13 @@ NORM_KINDS = [
 def test_first_order_is_what_finite_differences_tell(changes: dict[str, Any]) -> None:
     moved = Moved(size=1.0, model__depth=2, **changes)
     linear = moved.linear()
-    for part in ("v", "w2", "norm_gain", "scheme", "layers_2_2", "outside"):
+    for part in ("v", "w2", "norm_gain", "scheme", "layers_2_2", "outside", "whole"):
         if part in linear:
             h = 1e-6
             ahead = moved.hidden(moved.literally(part, h))
             behind = moved.hidden(moved.literally(part, -h))
             expected = ((ahead - behind) / (2 * h)).norm(dim=-1).mean().item()
             assert linear[part] == pytest.approx(expected, rel=1e-3, abs=1e-5), part
-
-
-def test_first_orders_of_the_parts_add_up_to_that_of_the_whole() -> None:
-    moved = Moved(size=1e-2)
-    present = {bank.key: bank.values().clone() for bank in moved.all_banks}
-    whole = moved.linear()["whole"]
-    for is_role in (True, False):  # as vectors, of which the norms are written down
-        total = copy.deepcopy(moved.first).double()
-        h = 1e-5
-        for part in (p for p in moved.parts if (p.role is not None) == is_role):
-            shifted = dict(moved.literally(part.name, h).named_parameters())
-            start = dict(moved.first.named_parameters())
-            for name, value in total.named_parameters():
-                value.data += shifted[name].detach() - start[name].detach().double()
-        assert moved.distance(total) / h == pytest.approx(whole, rel=1e-3)
-    assert all(torch.equal(present[bank.key], bank.values()) for bank in moved.all_banks)
 
 
 @pytest.mark.parametrize(
@@ -212,21 +197,44 @@ def test_first_orders_of_the_parts_add_up_to_that_of_the_whole() -> None:
 )
 def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
     config = with_overrides(small(train__steps=4, train__eval_every=2), changes)
-    plain, looked = runs_with(config, tmp_path, {}, EVERYTHING)
+    plain, run = runs_with(config, tmp_path, {}, EVERYTHING)
     assert not (plain.path / "attribution.csv").exists() and plain.columns["attribution"] == {}
-    assert data_of(plain).items() <= data_of(looked).items()
-    assert list(looked.sharpness["step"]) == [0, 3, 4] and len(looked.noise_scale) == 5
+    assert data_of(plain).items() <= data_of(run).items()
+    assert list(run.sharpness["step"]) == [0, 3, 4] and len(run.noise_scale) == 5
     more = {"noise_scale", "gradient_variance", "skip_loss", "skip_loss_increase", "jacobian"}
-    assert set(looked.layer_names()) - {"stream_update", *plain.layer_names()} == more
-    found, linear = (table(looked, name) for name in ("attribution", "first_order"))
+    assert set(run.layer_names()) - {"stream_update", *plain.layer_names()} == more
+    found, linear = (table(run, name) for name in ("attribution", "first_order"))
     assert list(found["step"]) == [1, 2, 3, 4] and list(found) == list(linear)
     # The very number of steps.csv, as it stands there.
-    assert list(found["whole"]) == list(looked.steps["model_update"])
+    assert list(found["whole"]) == list(run.steps["model_update"])
     # One small step is nearly linear, whatever way through the layers the run itself takes.
     if "schedule" not in found:
         assert linear["whole"].iloc[0] == pytest.approx(found["whole"].iloc[0], rel=0.3)
     assert ("schedule" in found) == (changes.get("model.scheme") == "branch_norm")
-    assert set(found) - {"step"} == set(looked.columns["attribution"])
+    assert set(found) - {"step"} == set(run.columns["attribution"])
+
+
+def test_a_run_records_sharpness_noise_and_losses_without_layers(tmp_path: Path) -> None:
+    logged = {"log__sharpness_every": 5, "log__noise_scale": True, "log__skipped_layers": 3}
+    logged |= {"log__layers_every": 5, "train__optimizer": "sgd", "train__lr": 0.05}
+    constant = {"train__schedule": "constant", "train__warmup_steps": 0}
+    config = small(model__depth=5, model__dropout=0.1, **logged, **constant)
+    run = deepstack.train(config, out=tmp_path / "a")
+    sharpness, noise, due = run.sharpness, run.noise_scale, [0, 5, 10, 12]
+    assert list(sharpness["step"]) == list(noise["step"]) == due
+    assert (sharpness["stability_threshold"] == 40.0).all() and (sharpness["sharpness"] > 0).all()
+    assert list(sharpness["sharpness"]) == list(sharpness["preconditioned_sharpness"])
+    layers = {name: run.layers(name) for name in ("gradient_variance", "noise_scale", "skip_loss")}
+    assert all(list(steps) == due and v.shape == (4, 5) for steps, v in layers.values())
+    by_layer = layers["gradient_variance"][1].sum(axis=1)
+    assert (by_layer < noise["model_gradient_variance"]).all()  # and the embedding's
+    assert (np.isfinite(layers["skip_loss"][1]) == [True, False, True, False, True]).all()
+    units = run.columns["columns"]["model_noise_scale"], run.columns["layers"]["skip_loss"]
+    assert [column["unit"] for column in units] == ["sequences", "nats"]
+    interrupted(config, tmp_path / "b", 7)
+    assert logs_of(deepstack.train(config, out=tmp_path / "b")) == logs_of(run)
+    with pytest.raises(ConfigError, match=r"found true under log\.probe_sequences=1"):
+        small(log__noise_scale=True, log__probe_sequences=1)
 
 
 def table(run: Run, name: str) -> pd.DataFrame:
@@ -285,7 +293,7 @@ def test_shares_against_the_step(tmp_path: Path) -> None:
     )
 
 
-def test_what_the_charts_cannot_show_is_said(tmp_path: Path) -> None:
+def test_charts_name_what_they_cannot_show(tmp_path: Path) -> None:
     make_run(tmp_path / "a" / "study")
     for name in ("attribution_vs_depth", "attribution_vs_step"):
         with pytest.raises(NothingMatchedError, match=r"log\.attribution_every is 0"):

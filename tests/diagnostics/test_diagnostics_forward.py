@@ -14,14 +14,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.sampling import some
-from helpers.snapshots import Look
+from helpers.snapshots import ToyModel
 from scipy.stats import kurtosis
 from torch import Tensor
 from torch.autograd.functional import jacobian
 from torch.overrides import TorchFunctionMode
 
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
-from deepstack.diagnostics.layers import file_names
+from deepstack.diagnostics.layers import FILES
 from deepstack.diagnostics.snapshot import stream_states
 from deepstack.errors import ConfigError
 from deepstack.schemes import SCHEMES
@@ -35,7 +35,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "encoder_decoder": ROTARY | BOTH,
     "merged": QK_NORM | BOTH | {"model__decoder_attention": "merged"},
 }
-NTK = QK_NORM | {"model__init": {"distribution": "ntk"}}
+OTHERS = {
+    "ntk": QK_NORM | {"model__init": {"distribution": "ntk"}},
+    "rms": QK_NORM | {"model__norm__kind": "rms"},
+}
 # every entry of every parameter moves by this much, since θ_0 and in the last step
 SINCE_START, LAST_STEP = 0.02, 0.01
 WIRINGS = ("post_ln", "deepnorm", "pre_ln")
@@ -74,7 +77,7 @@ class Products(TorchFunctionMode):
         self.entropies.append(-terms.sum(-1).mean().item())
 
 
-def record_pass(look: Look) -> list[dict[str, Any]]:
+def record_pass(toy: ToyModel) -> list[dict[str, Any]]:
     """One pass forward and backward; a record of every layer, which holds those of its sublayers.
 
     The tensors keep their gradient.  x, y: input and output of a layer; input, G: of a sublayer's
@@ -82,8 +85,8 @@ def record_pass(look: Look) -> list[dict[str, Any]]:
     the norm's output.
     """
     layers, handles, products = [], [], Products()
-    for layer in look.model.layers:
-        scaled = look.config.model.init.distribution == "ntk"
+    for layer in toy.model.layers:
+        scaled = toy.config.model.init.distribution == "ntk"
         entry: dict[str, Any] = {"layer": layer, "sublayers": [], "scaled": scaled}
         layers.append(entry)
         handles.append(layer.register_forward_hook(keep(entry, "x", "y")))
@@ -95,7 +98,7 @@ def record_pass(look: Look) -> list[dict[str, Any]]:
             handles.append(norm.register_forward_pre_hook(give_a_view(record)))
             handles.append(norm.register_forward_hook(keep(record, "z", "normed")))
     with products:
-        loss = look.loss(look.model(look.tokens))
+        loss = toy.loss(toy.model(toy.tokens))
     loss.backward()
     for handle in handles:
         handle.remove()
@@ -245,23 +248,23 @@ def composite(X: Tensor) -> Tensor:
     return (one * most).sqrt()
 
 
-def losses_without_layers(look: Look) -> list[float]:
+def losses_without_layers(toy: ToyModel) -> list[float]:
     losses = []
-    for layer in look.model.layers:
+    for layer in toy.model.layers:
         handle = layer.register_forward_hook(lambda module, args, out: args[0])
-        losses.append(look.loss(look.model(look.tokens)).item())
+        losses.append(toy.loss(toy.model(toy.tokens)).item())
         handle.remove()
     return losses
 
 
-def jacobian_rows(look: Look) -> list[float]:
+def jacobian_rows(toy: ToyModel) -> list[float]:
     """‖Rᵀ ∂F/∂x_l‖²/‖R‖² of every layer, R the fixed draw."""
-    entries: list[dict[str, Any]] = [{} for _ in look.model.layers]
+    entries: list[dict[str, Any]] = [{} for _ in toy.model.layers]
     hooks = [
         layer.register_forward_hook(keep(entry, "x", "y"))
-        for layer, entry in zip(look.model.layers, entries, strict=True)
+        for layer, entry in zip(toy.model.layers, entries, strict=True)
     ]
-    F = look.model.hidden(look.tokens)
+    F = toy.model.hidden(toy.tokens)
     R = torch.randn(F.shape, generator=torch.Generator().manual_seed(0))
     (F * R).sum().backward()
     for hook in hooks:
@@ -269,13 +272,13 @@ def jacobian_rows(look: Look) -> list[float]:
     return [(size(entry["y"].grad) / size(R)) ** 2 for entry in entries]
 
 
-def expected_values(look: Look, post: bool) -> list[dict[str, float]]:
+def expected_values(toy: ToyModel, post: bool) -> list[dict[str, float]]:
     """Layer by layer, file name of a diagnostic -> its value."""
-    jacobians = jacobian_rows(look)
-    look.model.zero_grad()
-    layers, loss_of_all = record_pass(look), look.loss(look.model(look.tokens)).item()
+    jacobians = jacobian_rows(toy)
+    toy.model.zero_grad()
+    layers, loss_of_all = record_pass(toy), toy.loss(toy.model(toy.tokens)).item()
     rows: list[dict[str, float]] = []
-    for entry, loss, share in zip(layers, losses_without_layers(look), jacobians, strict=True):
+    for entry, loss, share in zip(layers, losses_without_layers(toy), jacobians, strict=True):
         row = of_layer(entry) | {"skip_loss": loss, "skip_loss_increase": loss - loss_of_all}
         row |= {"jacobian": share, "gradient_variance": 3.0, "noise_scale": 1.5}
         merged = len(entry["sublayers"]) == 2 and entry["layer"].readers[0]
@@ -301,27 +304,27 @@ def expected_values(look: Look, post: bool) -> list[dict[str, float]]:
     ("scheme", "family"),
     [
         *((s, f) for f in FAMILIES for s in WIRINGS if (s, f) != UNDEFINED),
-        ("deepnorm", "ntk"),
+        *(("deepnorm", other) for other in OTHERS),
         ("admin", "encoder"),
         ("deepnorm_tight", "encoder"),
     ],
 )
 def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) -> None:
-    look = Look(model__scheme=scheme, **(FAMILIES | {"ntk": NTK})[family])
+    toy = ToyModel(model__scheme=scheme, **(FAMILIES | OTHERS)[family])
     with torch.no_grad():  # with equal gains the norm of a norm's Jacobian is known exactly
-        for entry in look.model.schemes:
+        for layer, entry in enumerate(toy.model.schemes):
             for name in entry.sublayers:
                 getattr(entry, f"{name}_norms")[0].gain.fill_(1.3)
             if scheme == "admin":  # of the theorem's form while each vector is one number
                 for number, omega in enumerate(entry.each("omega")):
-                    omega.fill_(1.5 + number)
-    values = [bank.values().clone() for bank in look.banks]
-    stream = stream_states(look.model, look.tokens)
+                    omega.fill_(1.5 + number + layer)
+    values = [bank.values().clone() for bank in toy.banks]
+    stream = stream_states(toy.model, toy.tokens)
     logged = evaluate(
         take(
-            look.model, look.banks, look.tokens, look.loss,
+            toy.model, toy.banks, toy.tokens, toy.loss,
             before=[v - LAST_STEP for v in values], initial=[v - SINCE_START for v in values],
-            skipped=len(look.model.layers), jacobian=True,
+            skipped=len(toy.model.layers), jacobian=True,
             initial_states={side: 0.75 * states for side, states in stream.items()},
             gradient_noise={
                 side: torch.tensor([[3.0], [2.0]]).expand(2, len(states) - 1)
@@ -329,8 +332,8 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
             },
         )
     )  # fmt: skip
-    assert all(set(file_names(name)) & set(logged) for name in DIAGNOSTICS)
-    rows = expected_values(look, post=scheme != "pre_ln")
+    assert all(set(FILES[name]) & set(logged) for name in DIAGNOSTICS)
+    rows = expected_values(toy, post=scheme != "pre_ln")
     assert set().union(*rows) == set(logged)
     for name, measured in logged.items():
         wanted = [row.get(name, math.nan) for row in rows]
@@ -345,14 +348,15 @@ def test_values_of_attention_are_those_of_the_logits_in_every_scheme(scheme: str
         if name not in kind.families or (family == "merged" and not kind.merges):
             continue
         try:
-            look = Look(model__scheme=scheme, **changes)
+            toy = ToyModel(model__scheme=scheme, **changes)
         except ConfigError as error:  # the scheme norms q and k itself
             assert "qk_norm" in str(error)
-            look = Look(model__scheme=scheme, **changes | {"model__qk_norm": False})
-        logged = look.values()
+            toy = ToyModel(model__scheme=scheme, **changes | {"model__qk_norm": False})
+        state, logged = torch.get_rng_state(), toy.values()
+        assert torch.equal(torch.get_rng_state(), state)
         with Products() as products, torch.no_grad():
-            look.model(look.tokens)
-        names = [(i, n) for i, layer in enumerate(look.model.layers) for n in layer.names]
+            toy.model(toy.tokens)
+        names = [(i, n) for i, layer in enumerate(toy.model.layers) for n in layer.names]
         attentions = [(i, n) for i, n in names if n != "feed_forward"]
         for (index, name), *wanted in zip(
             attentions, products.entropies, products.largest, strict=True

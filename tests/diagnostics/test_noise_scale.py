@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.sampling import some
-from helpers.small_runs import interrupted, logs_of, small
-from helpers.snapshots import Look
+from helpers.snapshots import ToyModel
 from torch import Tensor, nn
 
-import deepstack
 from deepstack.diagnostics.noise_scale import GradientNoise, gradient_noise
-from deepstack.errors import ConfigError
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import IGNORE
 from deepstack.training import mean_loss
 
 
-def measure(look: Look) -> tuple[Any, Tensor]:
-    """Return the noise of a look and its targets, unequally many in each sequence."""
-    targets = look.targets.clone()
+def measure(toy: ToyModel) -> tuple[Any, Tensor]:
+    """Return the noise of a toy model and its targets, whose number differs by sequence."""
+    targets = toy.targets.clone()
     targets[0, :3] = IGNORE
     count = float((targets != IGNORE).sum()) / len(targets)
-    banks, unique = look.built.trained, look.built.banks.unique
+    banks, unique = toy.built.trained, toy.built.banks.unique
 
     def loss(logits: Tensor, i: int) -> Tensor:
         return mean_loss(logits, targets[i : i + 1], count)
 
-    return gradient_noise(look.model, banks, look.tokens, loss, unique), targets
+    return gradient_noise(toy.model, banks, toy.tokens, loss, unique), targets
 
 
 @pytest.mark.parametrize(
@@ -48,23 +44,23 @@ def test_it_is_that_of_the_gradients_of_single_sequences(changes: dict[str, Any]
     changes = {
         "model__family": SCHEMES[changes.get("model__scheme", "pre_ln")].families[0]
     } | changes
-    look = Look(**changes)
-    noise, targets = measure(look)
-    model = look.model.eval()
+    toy = ToyModel(**changes)
+    noise, targets = measure(toy)
+    model = toy.model.eval()
     trained = {id(p): [] for p in model.parameters() if p.requires_grad}
     owners: dict[int, list[int]] = {}  # parameter -> its layers, counted over all stacks
     for layer, module in enumerate(model.layers):
         for p in module.parameters():
             owners.setdefault(id(p), []).append(layer)
     gradients = []
-    for i, sequence in enumerate(look.tokens):
-        look.built.banks.zero_gradients()
+    for i, sequence in enumerate(toy.tokens):
+        toy.built.banks.zero_gradients()
         logits = model(sequence[None])
         total = nn.functional.cross_entropy(
             logits[0], targets[i], ignore_index=IGNORE, reduction="sum"
         )
         (total * len(targets) / (targets != IGNORE).sum()).backward()
-        look.built.banks.sum_repeats()
+        toy.built.banks.sum_repeats()
         gradients.append({id(p): p.grad.double().clone() for p in model.parameters()
                           if p.requires_grad})  # fmt: skip
     B = len(gradients)
@@ -78,7 +74,7 @@ def test_it_is_that_of_the_gradients_of_single_sequences(changes: dict[str, Any]
     for layer in range(len(model.layers)):
         keys = [key for key in trained if layer in owners.get(key, [])]
         assert measured[layer].tolist() == pytest.approx(expected(keys), rel=1e-3), layer
-    unique = look.built.banks.unique
+    unique = toy.built.banks.unique
     once = [key for key in trained if not unique or min(owners.get(key, [0])) < unique]
     variance, square = expected(once)
     row = noise.row()
@@ -91,20 +87,3 @@ def test_it_is_that_of_the_gradients_of_single_sequences(changes: dict[str, Any]
 def test_a_square_that_noise_makes_negative_has_no_scale() -> None:
     row = GradientNoise(torch.tensor([2.0, -0.5]), {}).row()
     assert math.isnan(row["model_noise_scale"]) and row["model_gradient_square"] == -0.5
-
-
-def test_a_run_records_it(tmp_path: Path) -> None:
-    config = small(log__noise_scale=True, log__layers_every=5, model__depth=2, model__dropout=0.1)
-    run = deepstack.train(config, out=tmp_path / "a")
-    steps, scale = run.layers("noise_scale")
-    assert list(steps) == list(run.noise_scale["step"]) == [0, 5, 10, 12]
-    assert scale.shape == (4, 2)
-    variance = run.layers("gradient_variance")[1]
-    rows = run.noise_scale
-    assert (variance.sum(axis=1) < rows["model_gradient_variance"]).all()  # and the embedding's
-    assert run.columns["columns"]["model_noise_scale"]["unit"] == "sequences"
-    interrupted(config, tmp_path / "b", 7)
-    resumed = deepstack.train(config, out=tmp_path / "b")
-    assert logs_of(resumed)["noise_scale.csv"] == logs_of(run)["noise_scale.csv"]
-    with pytest.raises(ConfigError, match=r"found true under log\.probe_sequences=1"):
-        small(log__noise_scale=True, log__probe_sequences=1)

@@ -1,23 +1,20 @@
-"""What a layer contributes: the probe loss without it."""
+"""The contribution of a layer: the probe loss without it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.small_runs import small
-from helpers.snapshots import Look
+from helpers.snapshots import ToyModel
 
-import deepstack
 from deepstack.diagnostics.snapshot import divide_evenly
 
 
 def passed_by(layer: Any) -> Callable[..., Any]:
-    """What stands for a layer that is the identity."""
+    """The forward of a layer that is the identity."""
 
     def run(x: Any, memory: Any = None) -> Any:
         if layer.scheme.name == "attn_res":  # nothing more is there to be weighed
@@ -59,19 +56,19 @@ def passed_by(layer: Any) -> Callable[..., Any]:
 def test_the_loss_without_a_layer_is_that_of_a_model_that_passes_it_by(
     scheme: str, family: str
 ) -> None:
-    look = Look(model__scheme=scheme, model__family=family, skipped=16)
-    found = look.values()
+    toy = ToyModel(model__scheme=scheme, model__family=family, skipped=16)
+    found = toy.values()
     with torch.no_grad():
-        whole = look.loss(look.model(look.tokens)).item()
-        for index, layer in enumerate(look.model.layers):
+        whole = toy.loss(toy.model(toy.tokens)).item()
+        for index, layer in enumerate(toy.model.layers):
             layer.forward = passed_by(layer)  # type: ignore[method-assign]
-            wanted = look.loss(look.model(look.tokens)).item()
+            wanted = toy.loss(toy.model(toy.tokens)).item()
             del layer.forward
             assert found["skip_loss"][index].item() == pytest.approx(wanted, rel=1e-5)
             increase = found["skip_loss_increase"][index].item()
             assert increase == pytest.approx(wanted - whole, abs=1e-5)
             assert abs(increase) > 1e-4  # a layer that does something
-    assert look.loss(look.model(look.tokens)).item() == whole
+    assert toy.loss(toy.model(toy.tokens)).item() == whole
 
 
 def test_layers_are_spread_over_the_depth() -> None:
@@ -83,11 +80,3 @@ def test_layers_are_spread_over_the_depth() -> None:
             if 1 < count < total:
                 gaps = np.diff(chosen)
                 assert chosen[0] == 0 and gaps.max() - gaps.min() <= 1
-
-
-def test_a_run_writes_it_if_asked_for(tmp_path: Path) -> None:
-    run = deepstack.train(small(model__depth=5, log__skipped_layers=3), out=tmp_path)
-    steps, values = run.layers("skip_loss")
-    assert list(steps) == [0, 1, 2, 3, 5, 8, 12] and values.shape == (7, 5)
-    assert (np.isfinite(values) == [True, False, True, False, True]).all()
-    assert run.columns["layers"]["skip_loss"]["unit"] == "nats"

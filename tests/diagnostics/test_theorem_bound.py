@@ -1,4 +1,4 @@
-"""The right-hand side of Theorem 4.2: its terms from loops, and where it applies found out."""
+"""The right-hand side of Theorem 4.2, and the schemes to which it applies."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CPU = torch.device("cpu")
 N = 3
 
 
-def found_alphas(name: str, **changes: Any) -> list[list[float]]:
-    """α of every sublayer of every layer, as it is found out."""
+def measured_alphas(name: str, **changes: Any) -> list[list[float]]:
+    """The measured α of every sublayer of every layer."""
     keys = {"model.scheme": name, "model.depth": N, "model.d_model": 8, "task.seq_len": 4}
     built = build_model(config_with(keys, **changes), vocab_size=7)
     return [alphas(scheme, 8, CPU) for scheme in built.model.schemes]
 
 
-# What the papers' equations say: N layers, 2N sublayers.
+# By the papers' equations: N layers, 2N sublayers.
 KNOWN = {
     "post_ln": 1.0,
     "post_ln_init": 1.0,
@@ -49,9 +49,9 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
-def test_whether_a_residual_is_of_the_theorems_form_is_found_out(name: str) -> None:
+def test_alpha_is_that_of_the_papers_and_nan_for_other_forms(name: str) -> None:
     options = {"model__scheme_options": {"start": "linear"}} if name == "admin" else {}
-    for values in found_alphas(name, **options):
+    for values in measured_alphas(name, **options):
         if name in KNOWN:
             assert values == pytest.approx([KNOWN[name]] * 2, rel=1e-6)
         elif name == "b2t":  # its attention is Post-LN's, its feed-forward reads two streams more
@@ -72,21 +72,11 @@ def test_whether_a_residual_is_of_the_theorems_form_is_found_out(name: str) -> N
         (lambda self, x, G, norm: norm(norm(x) + G(x)), math.nan),
     ],
 )
-def test_a_scheme_that_nobody_knows_is_found_out_too(residual: Any, expected: float) -> None:
+def test_alpha_of_an_unknown_scheme_is_measured(residual: Any, expected: float) -> None:
     body = {"residual": residual, "__doc__": "x <- ?.  A test's."}
     type("Unknown", (Scheme,), body, name="unknown", label="?", paper="none")
-    for values in found_alphas("unknown"):
+    for values in measured_alphas("unknown"):
         assert values == pytest.approx([expected] * 2, nan_ok=True)
-
-
-def test_two_stacks_have_alphas_of_their_own_and_merged_attention_none() -> None:
-    both = {"model__family": "encoder_decoder", "model__decoder_depth": 2}
-    encoder, decoder = 0.81 * (N**4 * 2) ** (1 / 16), 6**0.25
-    expected = [[encoder] * 2] * N + [[decoder] * 3] * 2
-    for found, wanted in zip(found_alphas("deepnorm", **both), expected, strict=True):
-        assert found == pytest.approx(wanted, rel=1e-6)
-    merged = found_alphas("post_ln", **both, model__decoder_attention="merged")
-    assert merged[0] == pytest.approx([1.0, 1.0]) and all(map(math.isnan, merged[-1]))
 
 
 def test_a_vector_counts_while_it_is_one_number() -> None:
@@ -133,7 +123,7 @@ def test_the_right_hand_side_is_the_sum_of_the_theorem(
     ],
     ids=str,
 )
-def test_where_the_theorem_says_nothing_neither_do_we(
+def test_terms_are_nan_where_the_theorem_does_not_apply(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     run = deepstack.train(with_overrides(small(train__steps=2), changes), out=tmp_path)
@@ -210,7 +200,7 @@ def test_the_charts_show_both_sides_and_their_ratio(tmp_path: Path) -> None:
     assert rows(against_step, kind="level")["y"].tolist() == [1.0]
 
 
-def test_a_run_that_left_the_form_does_not_hold_back_the_others(tmp_path: Path) -> None:
+def test_a_run_that_leaves_the_theorems_form_does_not_hide_the_others(tmp_path: Path) -> None:
     for depth in (6, 18, 48):
         bound_run(tmp_path, depth, last=math.nan if depth == 18 else 2.0)
     chart = make_chart("bound_vs_depth", tmp_path)

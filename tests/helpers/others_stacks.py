@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from deepstack.bench.peers import _torchscale
+from deepstack.bench.peers import import_torchscale
 from helpers.others_weights import (
     AFTER,
     BEFORE,
@@ -69,7 +69,7 @@ FLAGS: dict[str, dict[str, bool]] = {
 
 def torchscale(flags: dict[str, bool], family: str, depth: int, decoder_depth: int) -> list[Any]:
     """Their encoder, their decoder, or both."""
-    encoder = package("torchscale", lambda name: _torchscale())
+    encoder = package("torchscale", lambda name: import_torchscale())
     decoder = package("torchscale.architecture.decoder")
     sizes = {"embed_dim": D, "attention_heads": HEADS, "ffn_embed_dim": D_FF}
     both = family == "encoder_decoder"

@@ -1,4 +1,4 @@
-"""A look at a small model, for the tests of diagnostics."""
+"""A small model and its snapshots, for the tests of diagnostics."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SMALL = {
 }  # fmt: skip
 
 
-class Look:
-    """A small model with numbers that training could have left, and one look at it."""
+class ToyModel:
+    """A small model with numbers that training could have left, and its snapshots."""
 
     def __init__(self, skipped: int = 0, **changes: Any) -> None:
         self.config = config_with(SMALL, **changes)

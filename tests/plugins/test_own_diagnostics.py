@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.snapshots import Look
+from helpers.snapshots import ToyModel
 
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.errors import PluginError
@@ -31,7 +31,7 @@ def test_values_that_are_not_one_a_layer_are_refused(given: Any, said: str) -> N
         return given(snapshot)
 
     with pytest.raises(PluginError, match=f"diagnostic 'own': {said}"):
-        Look().values()
+        ToyModel().values()
 
 
 def test_one_value_a_layer_or_a_sublayer_or_a_part_is_taken() -> None:
@@ -41,7 +41,7 @@ def test_one_value_a_layer_or_a_sublayer_or_a_part_is_taken() -> None:
         ("by_part", lambda s: {"a": s.param_norm}),
     ):
         diagnostic(name, "o")(given)
-    found = Look().values()
+    found = ToyModel().values()
     names = ("by_layer", "by_sublayer_attention", "by_sublayer_feed_forward", "by_part_a")
     assert all(found[name].shape == (3,) for name in names)
     assert torch.equal(found["by_layer"], found["param_norm"])
@@ -61,7 +61,7 @@ def test_a_scheme_that_drops_branches_in_training_is_looked_at_in_evaluation() -
         def residual(self, x: Any, G: Any, norm: Any) -> Any:
             return norm(x) if self.training else norm(x + G(x))
 
-    look = Look(model__scheme="own")
-    look.model.train()
-    gains = look.values()["effective_gain_attention"]
-    assert torch.isfinite(gains).all() and look.model.layers[0].scheme.training
+    toy = ToyModel(model__scheme="own")
+    toy.model.train()
+    gains = toy.values()["effective_gain_attention"]
+    assert torch.isfinite(gains).all() and toy.model.layers[0].scheme.training

@@ -44,11 +44,6 @@ def test_a_claims_chart_draws_means_and_standard_errors(measured: bool) -> None:
     }
 
 
-def test_the_mean_of_draws_and_its_standard_error() -> None:
-    part = Part.mean("x", 2.0, [1.0, 2.0, 3.0, 4.0])
-    assert (part.measured, part.uncertainty) == (2.5, pytest.approx((5 / 3) ** 0.5 / 2))
-
-
 @pytest.mark.parametrize(
     ("value", "error", "shown"),
     [(148.251, 3.21, "148.3 ± 3.2"), (0.5, 1e-6, "0.5 ± 1e-06"), (1.0, 1e-18, "1")],

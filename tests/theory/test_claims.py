@@ -16,9 +16,8 @@ from helpers.claim_verdicts import PUBLISHED
 from deepstack.theory import CLAIMS, Finding
 from deepstack.theory import report as reporting
 from deepstack.theory.claim import standard_errors
-from deepstack.theory.claim_stack import Trial, small_stack
-from deepstack.theory.norms import fold, stream_powers, unit_branches
-from deepstack.theory.statistics import agreement, exponents, slopes
+from deepstack.theory.claim_stack import small_stack
+from deepstack.theory.norms import fold
 
 
 @cache
@@ -79,35 +78,6 @@ def test_the_same_seed_gives_the_same_numbers(name: str) -> None:
 def test_another_seed_gives_other_numbers(name: str) -> None:
     pairs = zip(finding(name).parts, CLAIMS[name].measure(1).parts, strict=True)
     assert any(one.measured != other.measured for one, other in pairs)
-
-
-def test_slopes_exponents_and_agreement() -> None:
-    assert slopes([0.0, 1.0, 2.0], torch.tensor([[1.0, 3.0, 5.0]])).tolist() == pytest.approx([2.0])
-    x = [2.0, 4.0, 16.0]
-    y = torch.tensor([[3 * v**-0.5 for v in x], [v**2 for v in x]])
-    assert exponents(x, y).tolist() == pytest.approx([-0.5, 2.0])
-    a = torch.tensor([3.0, 4.0])
-    assert agreement(a, a) == 1.0
-    assert agreement(2 * a, a) == pytest.approx(0.0)
-
-
-def test_a_trials_step_is_undone() -> None:
-    trial = Trial(0, depth=2)
-    trial.backward()
-    before = trial.values()
-    moved = trial.update_of(0.1, trial.banks_of("w1"))
-    assert moved > 0
-    assert all(map(torch.equal, before, trial.values()))
-    assert trial.update_of(0.1, trial.banks_of("w1")) == moved
-
-
-def test_unit_branches_have_unit_mean_square() -> None:
-    stack = small_stack(0, scheme="pre_ln", depth=3)
-    unit_branches(stack)
-    (snapshot,) = stack.snapshots()
-    powers = snapshot.branch.square().mean(dim=-1) / 32
-    assert powers.flatten().tolist() == pytest.approx([1.0] * 6, rel=1e-4)
-    assert all(values.shape == (6,) for n, values in stream_powers(stack).items() if n != "x_0")
 
 
 def test_fold_leaves_no_gain_and_no_bias() -> None:
