@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.fit import signed
-from deepstack.analysis.settings import SEED, WIDTH, depth_of, split_series
+from deepstack.analysis.settings import SEED, WIDTH, depth_of, require, split_series
 from deepstack.analysis.statistics import has_diverged_by, layers_at, seed_coefficient
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
@@ -130,6 +130,4 @@ def coordinate_table(runs: Sequence[Run], at_step: int | None = None) -> list[di
         table = coordinates(series.runs, at_step)
         for over in swept(table):
             rows += [{"setting": series.label} | row for row in coordinate_slopes(table, over)]
-    if not rows:
-        raise NothingMatchedError("needs runs of two widths (model.d_model) or two depths")
-    return rows
+    return require(rows, "needs runs of two widths (model.d_model) or two depths")

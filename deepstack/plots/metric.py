@@ -29,6 +29,7 @@ from deepstack.analysis.settings import (
     SCHEME,
     label_of,
     order_of,
+    require,
     scheme_label,
     short_key,
     undetermined,
@@ -37,7 +38,6 @@ from deepstack.analysis.settings import (
 )
 from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, in_style
 from deepstack.plots.curves import smoothed
 from deepstack.plots.drawing import Drawing, is_wide
@@ -186,10 +186,10 @@ def labelled(
         table.loc[diverged, "value"] = math.nan
     elif not diverged.all():
         table = table[~diverged]
-    if table["value"].isna().all():
-        raise NothingMatchedError(
-            f"no finite value of {quantity.name} of a run that did not diverge"
-        )
+    require(
+        table["value"].notna().any(),
+        f"no finite value of {quantity.name} of a run that did not diverge",
+    )
     labels = {
         run: ", ".join(
             f"N = {run.get(DEPTH)}" if key == DEPTH else label_of(run, [key], runs)
