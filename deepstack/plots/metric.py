@@ -95,7 +95,7 @@ def metric(
         label_axis(panel.axes, "x", across, places, categories)
         for i, (group, (label, style)) in enumerate(lines.items()):
             rows = statistics(here[here["line"] == group], across)
-            rows = smoothed(rows.assign(curve=0), options.smooth).drop(columns="curve")
+            rows = smoothed(rows.assign(curve=0), options.smooth)
             if categories is not None:
                 rows["x"] = rows["x"].map(categories.index)
             look: Any = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
@@ -151,7 +151,7 @@ def value_map(
                 style: Any = {"color": colour, "fontsize": 5.5, "ha": "center", "va": "center"}
                 panel.axes.text(*at, f"{mean:.3g}", **style)
         rows = here.rename(columns={"line": "y"}).assign(series=here["line"].map(value_text))
-        panel.add(rows.drop(columns=["panel", "deviation"]), kind="cell")
+        panel.add(rows, kind="cell")
         panel.axes.grid(False)
         panel.axes.set_facecolor("#DDDDDD")
         label_axis(panel.axes, "x", keys[0], pd.Series(columns), columns)
