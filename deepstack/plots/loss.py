@@ -171,12 +171,11 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         for depth in s.depths:
             rows = curves[s, depth]
             style = {"marker": "o", "color": colours[depth], "linestyle": "-"}
-            panel.mark_points(rows, style)
             best = rows[rows["mark"] == ""].nsmallest(1, "y")
+            kinds = np.where(rows.index.isin(best.index), "best", "point")
+            panel.points(f"N = {depth}", rows.assign(kind=kinds), style)
             if len(best):
                 panel.ring(best["x"], best["y"], "best", color=colours[depth])
-            kinds = np.where(rows.index.isin(best.index), "best", "point")
-            panel.add(rows.assign(kind=kinds), style, series=f"N = {depth}")
         draw_levels(panel, validation_levels(s.runs))
     rows = drawing.rows("point", "best")
     drawing.value_axis(loss_label(final), drawing.panels)

@@ -125,17 +125,16 @@ class Panel:
     def points(
         self, series: str, rows: pd.DataFrame, style: dict[str, Any], entry: bool = False
     ) -> None:
-        """Draw rows as points on a line and add them to the table.  entry: to the legend too."""
-        self.mark_points(rows, style)
-        self.add(rows, style, series=series, kind="point")
-        if entry and len(rows):
-            self.drawing.entry(series, **style)
-
-    def mark_points(self, rows: pd.DataFrame, style: dict[str, Any]) -> None:
         """Draw points on a line with error bars: marked ones hollow, diverged ones alone.
 
-        The finished chart has the points of several series side by side.
+        rows: x, y, low, high, n, mark, which go to the table; their kind is `point` if they have
+        none.  entry: whether the legend names the series.  The finished chart has the points of
+        several series side by side.
         """
+        kind = {} if "kind" in rows else {"kind": "point"}
+        self.add(rows, style, series=series, **kind)
+        if entry and len(rows):
+            self.drawing.entry(series, **style)
         joined = rows[rows["mark"] != "diverged"]
         colour = style["color"]
         line = self.axes.plot(joined["x"], joined["y"], color=colour, ls=style["linestyle"])
