@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deepstack.analysis.settings import LR, SEED, depth_of
+from deepstack.analysis.settings import LR, SEED, depth_of, require
 from deepstack.analysis.statistics import finite_or_none, has_diverged_by, seed_coefficient
-from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -130,8 +129,7 @@ def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
         long["value"] = long["value"].where(long["value"] > rounding, 0.0)
         labels = {"depth": depth_of(run), "seed": run.get(SEED), "lr": float(run.get(LR, 0.0))}
         tables.append(long.replace({"role": {"whole": TOGETHER}}).assign(**labels))
-    if not tables:
-        raise NothingMatchedError("no run has an attribution.csv; set log.attribution_every=1")
+    require(tables, "no run has an attribution.csv; set log.attribution_every=1")
     table = pd.concat(tables, ignore_index=True)
     return table[["depth", "seed", "lr", "step", "role", "value"]]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.fit import signed
-from deepstack.analysis.settings import SEED, WIDTH, depth_of, split_series
+from deepstack.analysis.settings import SEED, WIDTH, depth_of, require, split_series
 from deepstack.analysis.statistics import has_diverged_by, layers_at, seed_coefficient
 from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
@@ -120,16 +120,14 @@ def swept(table: pd.DataFrame) -> list[str]:
     return [name for name in ("width", "depth") if table[name].nunique() > 1]
 
 
-def coordinate_table(runs: Sequence[Run], at_step: int | None = None) -> list[dict[str, Any]]:
+def coordinate_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return `coordinate_slopes` of every setting, over width and over depth.
 
     Raises NothingMatchedError if no setting has two widths or two depths.
     """
     rows = []
     for series in split_series(runs, but=OF_WIDTH)[0]:
-        table = coordinates(series.runs, at_step)
+        table = coordinates(series.runs)
         for over in swept(table):
             rows += [{"setting": series.label} | row for row in coordinate_slopes(table, over)]
-    if not rows:
-        raise NothingMatchedError("needs runs of two widths (model.d_model) or two depths")
-    return rows
+    return require(rows, "needs runs of two widths (model.d_model) or two depths")

@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike
 THRESHOLD = 0.5
 
 
-def effective_depth(kl: ArrayLike, threshold: float = THRESHOLD) -> int:
-    """Return the least l with KL_l < `threshold` · max KL, l = 0..N.
+def effective_depth(kl: ArrayLike) -> int:
+    """Return the least l with KL_l < THRESHOLD · max KL, l = 0..N.
 
     kl: (N + 1,), KL_l of the prediction that the head reads after l layers and the final one; its
     last value is 0, so that such an l exists.  N: the prediction takes shape in the last layer; 0:
@@ -25,4 +25,4 @@ def effective_depth(kl: ArrayLike, threshold: float = THRESHOLD) -> int:
     maximum = np.nanmax(np.where(np.isfinite(values), values, np.nan), initial=0.0)
     if not maximum > 0:
         return 0
-    return int(np.argmax(values < threshold * maximum))
+    return int(np.argmax(values < THRESHOLD * maximum))

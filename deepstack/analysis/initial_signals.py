@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepstack.analysis.quantities import growth
-from deepstack.analysis.settings import SCHEME, SEED, depth_of, split_series
+from deepstack.analysis.settings import SCHEME, SEED, depth_of, require, split_series
 from deepstack.analysis.statistics import finite_or_none, mean_of
-from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -61,8 +60,7 @@ def signal_layers(runs: Sequence[Run]) -> pd.DataFrame:
             for name, array in values.items():
                 table[name] = np.full(total, np.nan) if array is None else array
             tables.append(table)
-    if not tables:
-        raise NothingMatchedError("no run has stream_variance at step 0; see deepstack signal")
+    require(tables, "no run has stream_variance at step 0; see deepstack signal")
     first = ["setting", "scheme", "depth", "side", "seed", "layer"]
     return pd.concat(tables, ignore_index=True)[[*first, *SIGNALS]]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from deepstack.analysis.settings import require
 from deepstack.analysis.statistics import last_row
-from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
 # The values in files, and the words that charts and printed tables show for them.
@@ -70,9 +70,7 @@ def outcome(run: Run) -> str | None:
 
 def runs_with_outcome(runs: Sequence[Run]) -> list[Run]:
     """Return the runs that have an outcome. Raises NothingMatchedError when there is none."""
-    finished = [run for run in runs if outcome(run)]
-    if not finished:
-        raise NothingMatchedError(
-            "no finished run has a validation loss that can be compared with a unigram's"
-        )
-    return finished
+    return require(
+        [run for run in runs if outcome(run)],
+        "no finished run has a validation loss that can be compared with a unigram's",
+    )

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deepstack.analysis.selection import find_key
-from deepstack.analysis.settings import SCHEME, scheme_label, value_text
+from deepstack.analysis.settings import SCHEME, require, scheme_label, value_text
 from deepstack.analysis.statistics import layers_at
-from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.registry import unknown
 
@@ -145,47 +144,43 @@ def setting_or_column(word: str, runs: Sequence[Run]) -> str:
 def observations(
     runs: Sequence[Run], quantity: Quantity, across: str, at_step: int | None = None
 ) -> pd.DataFrame:
-    """Return a table run, seed, x, value (and step against a column): one row an observation.
+    """Return a table x, value, run (and step against a column): one row an observation.
 
     Against a setting the value is that of `at_step`, or the last one.  Raises NothingMatchedError
     if no run has a value.
     """
     import pandas as pd
 
-    if across == LAYER and quantity.source != "layers":
-        raise NothingMatchedError(f"{quantity.name} has no value of single layers")
+    has_layers = across != LAYER or quantity.source == "layers"
+    require(has_layers, f"{quantity.name} has no value of single layers")
     is_setting = any(across in run.flat_config for run in runs)
-    take = partial(_observe, quantity=quantity, across=across, at_step=at_step, setting=is_setting)
-    tables = [table for run in runs if len(table := take(run))]
-    if not tables:
-        at = f" at step {at_step}" if at_step is not None else ""
-        raise NothingMatchedError(f"no run has a value of {quantity.name}{at}")
-    return pd.concat(tables, ignore_index=True)
+    every = {run: observations_of(run, quantity, across, is_setting, at_step) for run in runs}
+    tables = {run: table for run, table in every.items() if len(table)}
+    at = f" at step {at_step}" if at_step is not None else ""
+    require(tables, f"no run has a value of {quantity.name}{at}")
+    return pd.concat(tables, names=["run"]).reset_index("run")
 
 
-def _observe(
-    run: Run, quantity: Quantity, across: str, at_step: int | None, setting: bool
+def observations_of(
+    run: Run, quantity: Quantity, across: str, is_setting: bool, at_step: int | None
 ) -> pd.DataFrame:
+    """Return the rows of one run, without the run."""
     import pandas as pd
 
     if across == LAYER:
-        if (snapshot := layers_at(run, quantity.column, at_step)) is None:
-            return pd.DataFrame()
-        depth = len(values := snapshot[1])
-        return pd.DataFrame({"x": range(1, depth + 1), "value": values, "run": [run] * depth})
-    table = quantity.table(run)
-    table = table.assign(run=pd.Series([run] * len(table), index=table.index, dtype=object))
+        snapshot = layers_at(run, quantity.column, at_step)
+        values = np.empty(0) if snapshot is None else snapshot[1]
+        return pd.DataFrame({"x": range(1, len(values) + 1), "value": values})
+    table = quantity.table(run).astype({"value": float})
     if across == STEP:
-        return table.rename(columns={"step": "x"}).astype({"value": float})
-    if setting:
-        table = table.astype({"value": float})
+        return table.rename(columns={"step": "x"})
+    if is_setting:
         table = table[np.isfinite(table["value"])]
         table = table if at_step is None else table[table["step"] == at_step]
-        last = table.tail(1)
-        return last.assign(x=[axis_value(run, across)] * len(last)).drop(columns="step")
+        last = table.drop(columns="step").tail(1)
+        return last.assign(x=[axis_value(run, across)] * len(last))
     other = find_quantity(across, [run]).table(run).rename(columns={"value": "x"})
-    joined = table.merge(other, on="step")
-    return joined[["run", "step", "x", "value"]].astype({"x": float, "value": float})
+    return table.merge(other.astype({"x": float}), on="step")
 
 
 def axis_value(run: Run, key: str) -> Any:

@@ -20,6 +20,7 @@ from deepstack.analysis.settings import (
     WIDTH,
     by_value,
     depth_of,
+    require,
     setting_value,
     split_series,
     values_of,
@@ -56,10 +57,7 @@ def budgets_of(runs: Sequence[Run]) -> Budgets:
         if run.state in ENDED and len(run.evals)
     }
     known = {run: flops for run, flops in planned.items() if flops > 0}
-    if not known:
-        raise NothingMatchedError(
-            "no finished run has a validation loss, and FLOPs in its meta.json"
-        )
+    require(known, "no finished run has a validation loss, and FLOPs in its meta.json")
     groups: list[list[Run]] = []
     for run in sorted(known, key=lambda run: known[run]):
         if not groups or known[run] > SAME_BUDGET * known[groups[-1][0]]:
@@ -136,18 +134,17 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
     two, from samples of the points.  Raises NothingMatchedError for fewer than four x, for losses
     that do not fall with x, and where the interval of a reaches a limit, so that it has no end.
     """
-    if len(set(x)) < LEAST:
-        raise NothingMatchedError(
-            f"needs {LEAST} values or more to fit three numbers; found {len(set(x))}"
-        )
+    require(
+        len(set(x)) >= LEAST,
+        f"needs {LEAST} values or more to fit three numbers; found {len(set(x))}",
+    )
     at = np.asarray(x, float)
     shared = sorted(set.intersection(*(set(by_seed) for by_seed in losses)))
     means = np.array([np.mean(list(by_seed.values())) for by_seed in losses])
     if len(shared) > 1:
         means = mean_of_seeds(losses, shared)
     best = solve(at, means)
-    if best[1] == 0:
-        raise NothingMatchedError("the loss does not fall with x, as E + c x^(-a) does")
+    require(best[1] > 0, "the loss does not fall with x, as E + c x^(-a) does")
     samples = [best]
     if len(shared) > 1:
         drawn = [tuple(sorted(seeds)) for seeds in resample(shared, draws)]
@@ -159,8 +156,7 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
             if len(set(at[points])) >= LEAST:
                 samples.append(solve(at[points], means[points]))
     E, c, a = (interval(values) for values in np.array(samples).T.tolist())
-    if not math.isfinite(a.low):
-        raise NothingMatchedError(f"needs two seeds, or more than {LEAST} values, for an interval")
+    require(math.isfinite(a.low), f"needs two seeds, or more than {LEAST} values, for an interval")
     if c.low == 0 or a.low <= 1.01 * SMALLEST or a.high >= 0.99 * LARGEST:
         raise NothingMatchedError(
             f"the interval of the exponent has no end: {a.value:.2g} ({a.low:.2g} to {a.high:.2g}, "
@@ -244,8 +240,7 @@ def laws_by_setting(
 def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]:
     """Return label and runs at each x of every setting, without diverged and unfinished runs."""
     ended = [run for run in runs if run.state in ENDED and len(run.evals) and not has_diverged(run)]
-    if not ended:
-        raise NothingMatchedError("no finished run that did not diverge has a validation loss")
+    require(ended, "no finished run that did not diverge has a validation loss")
     size = LAWS[law]
     x_key = STEPS if law == "compute" else size
     has_flops = any("flops" in run.meta for run in ended)

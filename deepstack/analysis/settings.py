@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from deepstack.errors import NothingMatchedError
 from deepstack.records import ENDED, Run, varying
 
+T = TypeVar("T")
 SCHEME, DEPTH, WIDTH = "model.scheme", "model.depth", "model.d_model"
 TASK, SEED, LR, STEPS = "task.name", "seed", "train.lr", "train.steps"
 EXPONENTS = "train.lr_exponents."
@@ -30,6 +31,16 @@ MOST_NAMES = 12
 NEVER_DEPTH_SETTINGS = (SCHEME, "model.scheme_options.", TASK, DATA)
 
 
+def require(values: T, reason: str) -> T:
+    """Return values that are not empty, or a condition that holds; else raise NothingMatchedError.
+
+    reason: the sentence of the error.
+    """
+    if not values:
+        raise NothingMatchedError(reason)
+    return values
+
+
 def depth_of(run: Run) -> int:
     return int(run.get(DEPTH, 0))
 
@@ -37,8 +48,7 @@ def depth_of(run: Run) -> int:
 def depths_of(runs: Sequence[Run], kind: str = "runs") -> list[int]:
     """Return the depths of runs.  Raises NothingMatchedError for fewer than two."""
     depths = sorted({depth_of(run) for run in runs})
-    if len(depths) < 2:
-        raise NothingMatchedError(f"needs {kind} of two depths or more; all have N = {depths[0]}")
+    require(len(depths) > 1, f"needs {kind} of two depths or more; all have N = {depths[0]}")
     return depths
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from deepstack.errors import NothingMatchedError
+from deepstack.analysis.settings import require
 from deepstack.records import ENDED, Run
 
 if TYPE_CHECKING:
@@ -32,18 +32,15 @@ def has_diverged_by(run: Run, step: int) -> bool:
 
 def with_steps(runs: Sequence[Run]) -> list[Run]:
     """Return the runs that have made a step. Raises NothingMatchedError when there is none."""
-    started = [run for run in runs if len(run.steps)]
-    if not started:
-        raise NothingMatchedError("no run has a step in steps.csv yet")
-    return started
+    return require([run for run in runs if len(run.steps)], "no run has a step in steps.csv yet")
 
 
 def evaluated_runs(runs: Sequence[Run]) -> list[Run]:
     """Return the runs that have ended with an evaluation; raise NothingMatchedError for none."""
-    final = [run for run in runs if run.state in ENDED and len(run.evals)]
-    if not final:
-        raise NothingMatchedError("no finished run has a validation loss")
-    return final
+    return require(
+        [run for run in runs if run.state in ENDED and len(run.evals)],
+        "no finished run has a validation loss",
+    )
 
 
 def shared_step(
@@ -57,12 +54,10 @@ def shared_step(
     if at_step is None:
         finished = [run for run in steps if not has_diverged(run)] or list(steps)
         shared = set.intersection(*(set(steps[run]) for run in finished))
-        if not shared:
-            raise NothingMatchedError(f"the runs share no step{where}")
+        require(shared, f"the runs share no step{where}")
         at_step = int(max(shared))
     used = [run for run in steps if at_step in steps[run]]
-    if not used:
-        raise NothingMatchedError(f"no run has a row for step {at_step}{where}")
+    require(used, f"no run has a row for step {at_step}{where}")
     return at_step, used
 
 

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deepstack.analysis.fit import power_law, signed
-from deepstack.analysis.settings import LR, SEED, Series, by_value, depth_of, split_series
+from deepstack.analysis.settings import LR, SEED, Series, by_value, depth_of, require, split_series
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column
-from deepstack.errors import NothingMatchedError
 from deepstack.records import ENDED, Run
 
 Losses = Mapping[int, Mapping[float, Mapping[int, float]]]
@@ -103,8 +102,9 @@ def runs_by_rate(every: Sequence[Series]) -> dict[tuple[Series, int], dict[float
         for series in every
         for depth in series.depths
     }
-    if max(map(len, cells.values())) < 2:
-        raise NothingMatchedError("needs finished runs of two learning rates at one depth")
+    require(
+        max(map(len, cells.values())) > 1, "needs finished runs of two learning rates at one depth"
+    )
     return cells
 
 
@@ -203,9 +203,7 @@ def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:
         losses = final_losses(series.runs, column)
         if any(len(by_rate) > 1 for by_rate in losses.values()) and shared_seeds(losses):
             results[series.label] = transfer(losses)
-    if not results:
-        raise NothingMatchedError("needs finished runs of two learning rates with a common seed")
-    return results
+    return require(results, "needs finished runs of two learning rates with a common seed")
 
 
 def transfer_table(runs: Sequence[Run]) -> list[dict[str, Any]]:

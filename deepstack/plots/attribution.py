@@ -12,11 +12,10 @@ import pandas as pd
 from deepstack.analysis.calibration import TOGETHER, role_updates
 from deepstack.analysis.captions import diverged_note
 from deepstack.analysis.fit import Fit, power_law_of_seeds
-from deepstack.analysis.settings import depth_of, depths_of
+from deepstack.analysis.settings import depth_of, depths_of, require
 from deepstack.analysis.statistics import last_row, points_of, shared_step
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing, Group
 from deepstack.plots.page import typeset
@@ -46,10 +45,10 @@ ROLE_COLOURS = {
 
 def runs_with_rows(runs: Sequence[Run]) -> list[Run]:
     """Return the runs with a row in attribution.csv.  Raises NothingMatchedError for none."""
-    used = [run for run in runs if len(run.attribution)]
-    if not used:
-        raise NothingMatchedError("no run has an attribution.csv (log.attribution_every is 0?)")
-    return used
+    return require(
+        [run for run in runs if len(run.attribution)],
+        "no run has an attribution.csv (log.attribution_every is 0?)",
+    )
 
 
 def step_of(runs: Sequence[Run], options: Options) -> tuple[int, list[Run]]:
@@ -94,8 +93,9 @@ def moving_groups(
     tables = [(group, shares_of(group.runs, step)) for group in groups]
     still = [group.label for group, table in tables if table["x"].nunique() < 2]
     drawing.note(f"moved at fewer than two {axis}s: {'; '.join(still)}", when=still)
-    if len(still) == len(tables):
-        raise NothingMatchedError(f"in attribution.csv nothing has moved at two {axis}s or more")
+    require(
+        len(still) < len(tables), f"in attribution.csv nothing has moved at two {axis}s or more"
+    )
     return [(group, table) for group, table in tables if group.label not in still]
 
 
@@ -220,8 +220,7 @@ def update_by_role(runs: list[Run], *, options: Options) -> Chart:
     tables = {s: role_updates(s.runs) for s in drawing.series}
     tables = {s: table[table["step"] == step] for s, table in tables.items()}
     able = [s for s, table in tables.items() if table["depth"].nunique() > 1]
-    if not able:
-        raise NothingMatchedError(f"no setting has a row for step {step} at two depths or more")
+    require(able, f"no setting has a row for step {step} at two depths or more")
     groups = drawing.setting_groups(series=able)
     shown = [group.series[0] for group in groups]
     moved = {role for s in shown for role in tables[s].query("value > 0")["role"]}

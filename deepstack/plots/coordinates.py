@@ -13,9 +13,8 @@ from deepstack.analysis.coordinates import (
     slope_text,
     swept,
 )
-from deepstack.analysis.settings import WIDTH
+from deepstack.analysis.settings import WIDTH, require
 from deepstack.analysis.tidy import seed_statistics
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import typeset
@@ -41,8 +40,7 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
         table = coordinates(s.runs, options.at_step)
         if swept(table):
             tables[s.label] = table
-    if not tables:
-        raise NothingMatchedError("needs runs of two widths (model.d_model) or two depths")
+    require(tables, "needs runs of two widths (model.d_model) or two depths")
     over = "width" if any("width" in swept(table) for table in tables.values()) else "depth"
     other = "depth" if over == "width" else "width"
     able = [s for s in drawing.series if s.label in tables and over in swept(tables[s.label])]

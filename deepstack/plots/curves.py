@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from deepstack.analysis.settings import require
 from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics, tidy
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing, Group, is_wide
 from deepstack.plots.page import axis_label
@@ -109,8 +109,7 @@ def draw_curves(
     groups = drawing.curve_groups()
     tables = [curve_rows(group, column, source) for group in groups]
     steps = pd.concat(tables)["x"]
-    if not (steps >= first_step).any():
-        raise NothingMatchedError(f"no run has a finite value of {column} after a step")
+    require((steps >= first_step).any(), f"no run has a finite value of {column} after a step")
     width = options.smooth
     most = max(len(drawing.series), *(group.curves for group in groups))
     if width == 1 and noisy and most > CROWDED:
@@ -153,8 +152,7 @@ def draw_curves(
 def sharpness_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """Sharpness of the preconditioned loss against the step, and the optimizer's threshold."""
     measured = [run for run in runs if len(run.sharpness)]
-    if not measured:
-        raise NothingMatchedError("no run has a sharpness.csv (log.sharpness_every is 0?)")
+    require(measured, "no run has a sharpness.csv (log.sharpness_every is 0?)")
     left = f"left out: {len(runs) - len(measured)} of {len(runs)} runs without log.sharpness_every"
     dashed: Any = {"ls": DASHES[1], "lw": 0.8}
     return draw_curves(

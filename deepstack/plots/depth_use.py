@@ -12,10 +12,9 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
 
 from deepstack.analysis.outcomes import outcome
-from deepstack.analysis.settings import depths_of, evenly_spaced
+from deepstack.analysis.settings import depths_of, evenly_spaced, require
 from deepstack.analysis.statistics import points_of
 from deepstack.analysis.tidy import array_statistics
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import typeset
@@ -35,9 +34,7 @@ def analyses_of(runs: Sequence[Run], name: str) -> dict[Run, Analysis]:
     for run in runs:
         with contextlib.suppress(KeyError):
             analyses[run] = run.analysis(name)
-    if not analyses:
-        raise NothingMatchedError(f"no run has it: deepstack analyze RUN --what {name} measures it")
-    return analyses
+    return require(analyses, f"no run has it: deepstack analyze RUN --what {name} measures it")
 
 
 @chart("lens_by_layer")

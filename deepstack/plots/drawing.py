@@ -30,7 +30,7 @@ from deepstack.analysis.settings import (
 )
 from deepstack.plots.chart import Chart, Options, PanelRows, Table
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.panel import CROWDED, MARKS, Panel
+from deepstack.plots.panel import CROWDED, MARKS, Panel, PointArtists, place_side_by_side
 from deepstack.plots.style import (
     COLUMN,
     GREY,
@@ -93,6 +93,7 @@ class Drawing:
         self.handles: dict[str, Handle] = {}
         self.fits: dict[str, dict[str, Fit | None]] = {}  # of each line of the legend, by place
         self.marks: set[str] = set()
+        self.point_artists: PointArtists = {}
         self.has_bands = False
         self.spread = "± 1 standard deviation"  # the meaning of bands and bars
         self.seeds: set[int] = set()
@@ -170,10 +171,8 @@ class Drawing:
         """
         if len(self.series) == 1:
             self.by_depth = len(self.depths) > 1
-            names = [f"N = {n}" if self.by_depth else None for n in self.depths]
-            every = [
-                Group(name, self.series, [n]) for name, n in zip(names, self.depths, strict=True)
-            ]
+            form = "N = {}" if self.by_depth else ""
+            every = [Group(form.format(n) or None, self.series, [n]) for n in self.depths]
             return self.at_most(every, most)
         chosen = [group.series[0] for group in self.setting_groups(most)]
         several = len({n for s in chosen for n in s.depths}) > 1
@@ -332,6 +331,7 @@ class Drawing:
                 panel.axes.text(0.5, 0.5, "no value", **style)
         if self.options.x_scale is not None:
             self._scale_x(self.options.x_scale == "log")
+        place_side_by_side(self.point_artists if self.seeds else {})
         legend_title = legend_title or self._add_exponents()
         caption = [*self.notes, *notes, *caption_of(self.runs, self.depth_settings)]
         subtitle = title_of(self.runs, self.series)

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from deepstack.analysis.comparison import choose_best
 from deepstack.analysis.selection import Where, select
+from deepstack.analysis.settings import require
 from deepstack.analysis.studies import (
     Folders,
     find_studies,
@@ -310,10 +311,7 @@ def runs_of(runs: Runs) -> list[Run]:
         rows = set(zip(runs["study"], runs["run"], strict=True))
         every = find_runs(runs.attrs["folder"])
         return [run for run in every if (run.path.parent.name, run.path.name) in rows]
-    every = [run for one in runs for run in runs_of(one)]
-    if not every:
-        raise NothingMatchedError("no runs are given")
-    return every
+    return require([run for one in runs for run in runs_of(one)], "no runs are given")
 
 
 def plot(

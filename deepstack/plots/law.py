@@ -18,10 +18,9 @@ from deepstack.analysis.scaling_law import (
     made_flops,
     size_of_axis,
 )
-from deepstack.analysis.settings import DEPTH, WIDTH, by_value, depth_of
+from deepstack.analysis.settings import DEPTH, WIDTH, by_value, depth_of, require
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column, points_of
 from deepstack.analysis.transfer import vertex
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart, in_style
 from deepstack.plots.curves import curve_rows, draw_group
 from deepstack.plots.drawing import Drawing, Group
@@ -47,8 +46,7 @@ def loss_vs_compute(runs: list[Run], *, options: Options) -> Chart:
         tables = [rows.query("x > 0 and mark != 'diverged'").assign(mark="") for rows in tables]
         drawing.note("one budget: losses of the runs on their way to it")
     flops = pd.concat(tables)["x"]
-    if flops.empty:
-        raise NothingMatchedError("no run that did not diverge has a finite validation loss")
+    require(not flops.empty, "no run that did not diverge has a finite validation loss")
     around = [flops.min() / 1.5, flops.max() * 1.5]  # one budget needs an axis too
     contents = list(zip(groups, tables, strict=True))
     for panel, (group, rows) in drawing.fill([group.name for group in groups], contents):
@@ -108,8 +106,7 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
                 least = math.exp(lowest[0]), lowest[1]
                 panel.ring(*least, "least loss, by a parabola in log size", color=colour, zorder=4)
                 panel.add(pd.DataFrame([least], columns=["x", "y"]), series=label, kind="minimum")
-    if not compares:
-        raise NothingMatchedError("no two depths or widths have nearly equal training FLOPs")
+    require(compares, "no two depths or widths have nearly equal training FLOPs")
     drawing.depth_axes(sorted(map(int, sizes)), "width d_model" if size == WIDTH else None)
     drawing.value_axis(loss_label(runs), drawing.panels)
     for budget in levels:
@@ -135,8 +132,7 @@ def law_fit(runs: list[Run], *, options: Options) -> Chart:
 def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     """Draw `laws_by_setting`, a panel a setting that has a law."""
     laws, notes = laws_by_setting(runs, law)
-    if not laws:
-        raise NothingMatchedError(notes[0] if notes else f"no law of {law}")
+    require(laws, notes[0] if notes else f"no law of {law}")
     drawing = Drawing(runs, options)
     shown = drawing.at_most(laws)
     drawing.notes += notes

@@ -12,9 +12,8 @@ from matplotlib.colors import LogNorm, Normalize
 
 from deepstack.analysis.captions import diverged_note
 from deepstack.analysis.initial_signals import SIGNALS, signal_layers
-from deepstack.analysis.settings import evenly_spaced
+from deepstack.analysis.settings import evenly_spaced, require
 from deepstack.analysis.tidy import array_statistics, seed_statistics
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing
@@ -50,13 +49,10 @@ def runs_with(runs: Sequence[Run], diagnostic: str) -> list[Run]:
     """Return the runs with a diagnostic.  Raises NothingMatchedError when there is none."""
     usable = [run for run in runs if diagnostic in run.layer_names()]
     known = sorted({name for run in runs for name in run.layer_names()})
-    if not known:
-        raise NothingMatchedError("no run has per-layer diagnostics (log.layers_every is 0?)")
-    if not usable:
-        raise NothingMatchedError(
-            f"no run has the per-layer diagnostic {diagnostic!r}; there are: {', '.join(known)}"
-        )
-    return usable
+    require(known, "no run has per-layer diagnostics (log.layers_every is 0?)")
+    return require(
+        usable, f"no run has the per-layer diagnostic {diagnostic!r}; there are: {', '.join(known)}"
+    )
 
 
 def pick(drawing: Drawing, diagnostic: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -70,9 +66,7 @@ def pick(drawing: Drawing, diagnostic: str) -> dict[str, tuple[np.ndarray, np.nd
         if len(steps):
             picked[cell.label] = (steps, values.astype(float))
     drawing.notes += sides_note(drawing.runs)
-    if not picked:
-        raise NothingMatchedError(f"{diagnostic}: no snapshot was written yet")
-    return picked
+    return require(picked, f"{diagnostic}: no snapshot was written yet")
 
 
 @chart("grad_norm_by_layer")
@@ -93,8 +87,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
                 style: Any = {"marker": markers(depth), "ms": 2, "lw": 0.9}
                 panel.lines(f"step {step}", drawable, color=colours[int(step)], **style)
         layer_axis(panel.axes, depth)
-    if drawing.rows("line").empty:
-        raise NothingMatchedError("grad_norm: no value is finite and above 0")
+    require(not drawing.rows("line").empty, "grad_norm: no value is finite and above 0")
     drawing.value_axis(
         axis_label(drawing.runs, "grad_norm", "gradient norm"), drawing.panels, log=True
     )
@@ -112,8 +105,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     picked = pick(drawing, name)
     everything = np.concatenate([values.ravel() for _, values in picked.values()])
     finite = everything[np.isfinite(everything)]
-    if not len(finite):
-        raise NothingMatchedError(f"{name}: no value is finite")
+    require(len(finite), f"{name}: no value is finite")
     log = bool((finite > 0).any() and (finite >= 0).all())
     ends = extent(finite.tolist(), 0.0) if log else (float(finite.min()), float(finite.max()))
     scale = LogNorm(*ends) if log else Normalize(*ends)
@@ -136,8 +128,7 @@ def last_layer_vs_step(runs: list[Run], *, options: Options) -> Chart:
         steps, values = run.layers(name)
         return pd.DataFrame({"step": steps, name: values[:, -1] if len(steps) else []})
 
-    if not any(len(table_of(run)) for run in usable):
-        raise NothingMatchedError(f"{name}: no snapshot was written yet")
+    require(any(len(table_of(run)) for run in usable), f"{name}: no snapshot was written yet")
     return draw_curves(
         usable,
         name,
@@ -186,8 +177,7 @@ def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
             rows = signal_rows(here, column)
             panel.lines(s.label, rows, place=(i, len(shown)), **style)
         panel.axes.set(xlim=(0, 1), xlabel="layer l / N")
-    if drawing.rows("line").empty:
-        raise NothingMatchedError("no initial signal is finite and above 0")
+    require(not drawing.rows("line").empty, "no initial signal is finite and above 0")
     for i, (column, words) in enumerate(COLUMNS.items()):
         label = axis_label(drawing.runs, SIGNALS[column], words, ("layers",))
         drawing.value_axis(label, drawing.panels[i :: len(COLUMNS)], log=True)
@@ -233,13 +223,11 @@ def read_ratios(members: Sequence[Run]) -> dict[tuple[str, str], Records]:
 def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
     """Ratios β_LN, β_RC and their product by layer and sublayer, at the first and last record."""
     usable = [run for run in runs if "beta_ln_feed_forward" in run.layer_names()]
-    if not usable:
-        raise NothingMatchedError("no run has the per-layer diagnostics beta_ln and beta_rc")
+    require(usable, "no run has the per-layer diagnostics beta_ln and beta_rc")
     drawing = Drawing(usable, options)
     cells = drawing.cells(MOST_SETTINGS)
     ratios = [read_ratios(cell.runs) for cell in cells]
-    if not any(ratios):
-        raise NothingMatchedError("β_LN and β_RC: no value is finite")
+    require(any(ratios), "β_LN and β_RC: no value is finite")
     rows = list(product(range(len(cells)), RATIOS))
     names = [": ".join(filter(None, [cells[i].name, symbol])) for i, symbol in rows]
     titles = [cells[i].name or typeset(RATIOS[symbol][0]) for i, symbol in rows]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from deepstack.analysis.settings import LR, TASK, depths_of
+from deepstack.analysis.settings import LR, TASK, depths_of, require
 from deepstack.analysis.statistics import (
     evaluated_runs,
     final_value,
@@ -31,7 +31,6 @@ from deepstack.analysis.transfer import (
     shared_seeds,
     transfer,
 )
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import Overlay, draw_curves
 from deepstack.plots.drawing import Drawing, Group
@@ -116,8 +115,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     for task, here in of_task.items():
         same = [p for p, (_, of, _) in zip(drawing.panels, cells, strict=True) if of == task]
         drawing.value_axis(loss_label(here), same)
-    if drawing.rows("point").empty:
-        raise NothingMatchedError("no finished run has a finite validation loss")
+    require(not drawing.rows("point").empty, "no finished run has a finite validation loss")
     left = len(runs) - len(final)
     drawing.note(f"left out: {counted('{} unfinished runs', left)}", when=left)
     return drawing.finish("Final validation loss against depth")
@@ -127,8 +125,7 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
 def solved_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """The largest k that a stack solves against depth, for tasks whose answers take k steps."""
     measured = [run for run in runs if "solved" in run.evals]
-    if not measured:
-        raise NothingMatchedError("no run has a task with k steps (`hops`, `group`)")
+    require(measured, "no run has a task with k steps (`hops`, `group`)")
     final = evaluated_runs(measured)
     depths = depths_of(final, "finished runs")
     drawing = Drawing(final, options)
@@ -149,8 +146,9 @@ def solved_vs_depth(runs: list[Run], *, options: Options) -> Chart:
 def runs_of_rates(runs: list[Run]) -> list[Run]:
     """Return the finished runs.  Raises NothingMatchedError for fewer than two learning rates."""
     final = evaluated_runs(runs)
-    if len({run.get(LR) for run in final}) < 2:
-        raise NothingMatchedError("needs finished runs of two learning rates or more")
+    require(
+        len({run.get(LR) for run in final}) > 1, "needs finished runs of two learning rates or more"
+    )
     return final
 
 
@@ -163,8 +161,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     curves = {cell: points_of(at, value) for cell, at in runs_by_rate(drawing.series).items()}
     curves = {cell: rows[rows["mark"] != "diverged"] for cell, rows in curves.items()}
     shown = [s for s in drawing.series if any(len(curves[s, n]) for n in s.depths)]
-    if not shown:
-        raise NothingMatchedError("every run diverged, or has no finite validation loss")
+    require(shown, "every run diverged, or has no finite validation loss")
     groups = drawing.setting_groups(series=shown)
     colours = shades(sorted({n for s in shown for n in s.depths}, reverse=True))
     for depth, colour in sorted(colours.items()):
@@ -174,12 +171,11 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
         for depth in s.depths:
             rows = curves[s, depth]
             style = {"marker": "o", "color": colours[depth], "linestyle": "-"}
-            panel.mark_points(rows, style)
             best = rows[rows["mark"] == ""].nsmallest(1, "y")
+            kinds = np.where(rows.index.isin(best.index), "best", "point")
+            panel.points(f"N = {depth}", rows.assign(kind=kinds), style)
             if len(best):
                 panel.ring(best["x"], best["y"], "best", color=colours[depth])
-            kinds = np.where(rows.index.isin(best.index), "best", "point")
-            panel.add(rows.assign(kind=kinds), style, series=f"N = {depth}")
         draw_levels(panel, validation_levels(s.runs))
     rows = drawing.rows("point", "best")
     drawing.value_axis(loss_label(final), drawing.panels)
@@ -200,10 +196,10 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing = Drawing(runs_of_rates(runs), options, but=(LR,))
     drawing.spread = "95 % interval over samples of the seeds"
     losses = {s: losses_of_depths(s.runs) for s in drawing.series}
-    if not any(len(by_depth) > 1 for by_depth in losses.values()):
-        raise NothingMatchedError(
-            "needs two depths, each with two learning rates and a seed that all of them share"
-        )
+    require(
+        any(len(by_depth) > 1 for by_depth in losses.values()),
+        "needs two depths, each with two learning rates and a seed that all of them share",
+    )
     (panel,) = drawing.add_panels([None], height=2.2)
     for s, style in drawing.styles.items():
         if len(losses[s]) < 2:

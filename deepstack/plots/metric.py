@@ -29,6 +29,7 @@ from deepstack.analysis.settings import (
     SCHEME,
     label_of,
     order_of,
+    require,
     scheme_label,
     short_key,
     undetermined,
@@ -37,7 +38,6 @@ from deepstack.analysis.settings import (
 )
 from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, in_style
 from deepstack.plots.curves import smoothed
 from deepstack.plots.drawing import Drawing, is_wide
@@ -95,7 +95,7 @@ def metric(
         label_axis(panel.axes, "x", across, places, categories)
         for i, (group, (label, style)) in enumerate(lines.items()):
             rows = statistics(here[here["line"] == group], across)
-            rows = smoothed(rows.assign(curve=0), options.smooth).drop(columns="curve")
+            rows = smoothed(rows.assign(curve=0), options.smooth)
             if categories is not None:
                 rows["x"] = rows["x"].map(categories.index)
             look: Any = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
@@ -151,7 +151,7 @@ def value_map(
                 style: Any = {"color": colour, "fontsize": 5.5, "ha": "center", "va": "center"}
                 panel.axes.text(*at, f"{mean:.3g}", **style)
         rows = here.rename(columns={"line": "y"}).assign(series=here["line"].map(value_text))
-        panel.add(rows.drop(columns=["panel", "deviation"]), kind="cell")
+        panel.add(rows, kind="cell")
         panel.axes.grid(False)
         panel.axes.set_facecolor("#DDDDDD")
         label_axis(panel.axes, "x", keys[0], pd.Series(columns), columns)
@@ -186,10 +186,10 @@ def labelled(
         table.loc[diverged, "value"] = math.nan
     elif not diverged.all():
         table = table[~diverged]
-    if table["value"].isna().all():
-        raise NothingMatchedError(
-            f"no finite value of {quantity.name} of a run that did not diverge"
-        )
+    require(
+        table["value"].notna().any(),
+        f"no finite value of {quantity.name} of a run that did not diverge",
+    )
     labels = {
         run: ", ".join(
             f"N = {run.get(DEPTH)}" if key == DEPTH else label_of(run, [key], runs)

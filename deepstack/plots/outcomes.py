@@ -12,9 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from deepstack.analysis.outcomes import CLEAR, OUTCOME_WORDS, margin, outcome, runs_with_outcome
-from deepstack.analysis.settings import LR, Series
+from deepstack.analysis.settings import LR, Series, require
 from deepstack.analysis.transfer import runs_by_rate
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import LINE, wrap
@@ -97,8 +96,10 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
     """How many seeds of each setting learnt, stayed at chance or diverged at each depth."""
     shown = runs_with_outcome(runs)
     drawing = Drawing(shown, options)
-    if len(drawing.series) * len(drawing.depths) < 2:
-        raise NothingMatchedError("needs finished runs of two schemes, depths or settings")
+    require(
+        len(drawing.series) * len(drawing.depths) > 1,
+        "needs finished runs of two schemes, depths or settings",
+    )
     groups = drawing.groups(lines=len(drawing.series))
     rows = [g.series if options.schemes else sorted(g.series, key=learning_order) for g in groups]
     labels = [

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize, to_hex
+from matplotlib.transforms import ScaledTranslation
 
 from deepstack.analysis.fit import Fit
 from deepstack.analysis.settings import evenly_spaced
@@ -35,7 +37,9 @@ MARKS = {
 }
 CROWDED = 5  # lines in a panel; more have error bars for bands
 BARS = 6  # error bars of such a line
+APART, WIDEST = 1.8, 9.0  # points between neighbouring series at one x, and between all of them
 MOST_MARKERS = 24  # points of a line up to which each has a marker
+PointArtists = dict[Axes, list[list[Artist]]]  # of each series in these axes
 
 
 @dataclass(frozen=True)
@@ -121,29 +125,34 @@ class Panel:
     def points(
         self, series: str, rows: pd.DataFrame, style: dict[str, Any], entry: bool = False
     ) -> None:
-        """Draw rows as points on a line and add them to the table.  entry: to the legend too."""
-        self.mark_points(rows, style)
-        self.add(rows, style, series=series, kind="point")
+        """Draw points on a line with error bars: marked ones hollow, diverged ones alone.
+
+        rows: x, y, low, high, n, mark, which go to the table; their kind is `point` if they have
+        none.  entry: whether the legend names the series.  The finished chart has the points of
+        several series side by side.
+        """
+        kind = {} if "kind" in rows else {"kind": "point"}
+        self.add(rows, style, series=series, **kind)
         if entry and len(rows):
             self.drawing.entry(series, **style)
-
-    def mark_points(self, rows: pd.DataFrame, style: dict[str, Any]) -> None:
-        """Draw points on a line with error bars: marked ones hollow, diverged ones alone."""
         joined = rows[rows["mark"] != "diverged"]
         colour = style["color"]
-        self.axes.plot(joined["x"], joined["y"], color=colour, ls=style["linestyle"])
-        self._error_bars(joined, colour)
+        line = self.axes.plot(joined["x"], joined["y"], color=colour, ls=style["linestyle"])
+        artists: list[Artist] = [*line, *self._error_bars(joined, colour)]
         for x, y, mark in zip(rows["x"], rows["y"], rows["mark"], strict=True):
             diverged = mark == "diverged"
             marker, size = (DIVERGED_MARKER, 5.2) if diverged else (style["marker"], None)
             shape: Any = {"marker": marker, "ms": size, "mfc": "white" if mark else colour}
-            self.axes.plot(x, y, ls="none", zorder=3, color=colour, **shape)
+            artists += self.axes.plot(x, y, ls="none", zorder=3, color=colour, **shape)
+        if len(rows):
+            self.drawing.point_artists.setdefault(self.axes, []).append(artists)
         self.drawing.marks |= {ALL_DIVERGED if m == "diverged" else m for m in rows["mark"] if m}
 
-    def _error_bars(self, rows: pd.DataFrame, colour: Any) -> None:
+    def _error_bars(self, rows: pd.DataFrame, colour: Any) -> list[Artist]:
         bars = rows[self._has_spread(rows)]
-        if len(bars):
-            self.axes.vlines(bars["x"], bars["low"], bars["high"], color=colour, lw=0.9)
+        if bars.empty:
+            return []
+        return [self.axes.vlines(bars["x"], bars["low"], bars["high"], color=colour, lw=0.9)]
 
     def _has_spread(self, rows: pd.DataFrame) -> np.ndarray:
         """Return which rows have a deviation; the legend states their numbers of seeds."""
@@ -152,9 +161,9 @@ class Panel:
         return known
 
     def ring(self, x: Any, y: Any, label: str, **style: Any) -> None:
-        """Draw a ring around a best point.  label: its entry of the legend."""
+        """Draw a ring around the best of the points just drawn.  label: its legend entry."""
         ring: Any = {"marker": "o", "ms": 9, "mfc": "none", "ls": "none"}
-        self.axes.plot(x, y, **style | ring)
+        self.drawing.point_artists[self.axes][-1] += self.axes.plot(x, y, **style | ring)
         self.drawing.entry(label, **ring, mec=GREY)
 
     def heat_map(
@@ -218,6 +227,18 @@ class Panel:
             self.axes.plot(x, y, zorder=2.5, **style)
             self.drawing.entry(str(label), **style)
             self.add(group[["x", "y"]], series=label, kind="reference")
+
+
+def place_side_by_side(point_artists: PointArtists) -> None:
+    """Shift the points of each series by a constant length, so that no error bar hides another."""
+    for axes, series in point_artists.items():
+        inches = min(APART, WIDEST / len(series)) / 72
+        for i, artists in enumerate(series):
+            shift = ScaledTranslation(
+                (i - (len(series) - 1) / 2) * inches, 0, axes.figure.dpi_scale_trans
+            )
+            for artist in artists:
+                artist.set_transform(axes.transData + shift)
 
 
 def bar_places(x: np.ndarray, shift: float, log: bool) -> list[int]:

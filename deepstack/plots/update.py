@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from deepstack.analysis.fit import fit_points
-from deepstack.analysis.settings import depth_of, depths_of, scheme_label
+from deepstack.analysis.settings import depth_of, depths_of, require, scheme_label
 from deepstack.analysis.statistics import (
     SATURATED,
     distinct_levels,
@@ -24,7 +24,6 @@ from deepstack.analysis.statistics import (
     value_at,
     with_steps,
 )
-from deepstack.errors import NothingMatchedError
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing, Group
@@ -62,8 +61,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             panel.add_fit(s.label, fit_points(rows), f"step {step}")
         draw_unrelated(panel, group, column)
     drawing.depth_axes(depths)
-    if drawing.rows("point").empty:
-        raise NothingMatchedError(f"no run has a finite update above 0 at step {last}")
+    require(not drawing.rows("point").empty, f"no run has a finite update above 0 at step {last}")
     drawing.value_axis(update_label(runs, column), drawing.panels, log=True)
     drawing.note("hollow points are left out of the fits", when=drawing.marks)
     drawing.note("zeros are not drawn", when=has_zeros)
@@ -145,23 +143,23 @@ def right_hand_side(run: Run) -> pd.DataFrame | None:
 def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
     """The runs of which the theorem speaks.  Raises NothingMatchedError when there is none."""
     runs = with_steps(runs)
-    if not any(name.startswith("bound_") for run in runs for name in run.layer_names()):
-        raise NothingMatchedError("no run has the terms of the bound (log.layers_every is 0?)")
+    require(
+        any(name.startswith("bound_") for run in runs for name in run.layer_names()),
+        "no run has the terms of the bound (log.layers_every is 0?)",
+    )
     tables = {run: table for run in runs if (table := right_hand_side(run)) is not None}
-    if not tables:
-        raise NothingMatchedError(
-            "Theorem 4.2 speaks of x <- LN(alpha x + G(x)) with LayerNorm or RMSNorm and ReLU, "
-            "after a step: no run is of that form and has a snapshot after one"
-        )
-    return tables
+    return require(
+        tables,
+        "Theorem 4.2 speaks of x <- LN(alpha x + G(x)) with LayerNorm or RMSNorm and ReLU, "
+        "after a step: no run is of that form and has a snapshot after one",
+    )
 
 
 @chart("bound_vs_measured")
 def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
     """The right-hand side of DeepNet's Theorem 4.2 over the measured ‖ΔF‖, against the step."""
     tables = {run: table for run, table in tables_of(runs).items() if len(table) > 1}
-    if not tables:
-        raise NothingMatchedError("no run has two snapshots after a step")
+    require(tables, "no run has two snapshots after a step")
     return draw_curves(
         list(tables),
         "ratio",
@@ -187,8 +185,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     tables = tables_of(runs)
     step, note = last_snapshot(list(tables)) if options.at_step is None else (options.at_step, [])
     used = [run for run in tables if step in tables[run]["step"].to_numpy()]
-    if not used:
-        raise NothingMatchedError(f"no run has a snapshot at step {step}")
+    require(used, f"no run has a snapshot at step {step}")
     depths = depths_of(used)
     diverged_by = partial(has_diverged_by, step=step)
     ceiling = partial(ceiling_of, column="model_update")

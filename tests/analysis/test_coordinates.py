@@ -17,22 +17,22 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import deepstack
-from deepstack.analysis.coordinates import coordinate_table, verdict
+from deepstack.analysis.coordinates import verdict
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.model import build_model
-from deepstack.records import RunFolder, find_runs
+from deepstack.records import RunFolder
 from deepstack.tasks import task_of
 
 WIDTHS, DEPTHS = (32, 64, 128), (4, 16)
 
 
-def study(root: Path, of_update: float) -> None:
-    """Sizes of coordinates that grow as d^of_update N^(1/2), 1 % apart between seeds."""
+def study(root: Path) -> None:
+    """Changes of coordinates that grow as d^(1/2) N^(1/2), 1 % apart between seeds."""
     for d, depth, seed in product(WIDTHS, DEPTHS, (0, 1, 2)):
         at = {"model.d_model": d}
         path = make_run(root / str(d), depth=depth, seed=seed, d_ff=4 * d, config=at)
         noise = 1 + 0.01 * seed * (d / 32)
-        update = np.linspace(0.5, 1, depth) * d**of_update * depth**0.5 * noise
+        update = np.linspace(0.5, 1, depth) * (d * depth) ** 0.5 * noise
         both = {"stream_norm": np.ones(depth), "stream_update": update}
         records = {k: np.array([v, v]) * d**0.5 for k, v in both.items()}
         records["stream_update"][0] = 0
@@ -41,8 +41,8 @@ def study(root: Path, of_update: float) -> None:
 
 
 def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:
-    study(tmp_path, 0.5)
-    table = coordinate_table(find_runs(tmp_path))
+    study(tmp_path)
+    table = json.loads(typed("compare", tmp_path, "--coordinates", "--json").stdout)
     by_key = {
         (row["quantity"], row["layer"], row["over"], row.get("depth", row.get("width"))): row
         for row in table
@@ -55,6 +55,12 @@ def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:
     by_depth = by_key["update", "last", "depth", 32]
     assert by_depth["exponent"] == pytest.approx(0.5)
     assert {key[1] for key in by_key} == {"first", "middle", "last", "F"}
+    chart = make_chart("coordinate_check", tmp_path)
+    assert "update of the last layer: depth 4 grows with width: " in caption(chart)
+    printed = [row["exponent"] for row in table if row["over"] == "width"]
+    assert sorted(rows(chart, kind="fit")["exponent"]) == pytest.approx(sorted(printed))
+    lines = rows(chart, kind="point", series="depth 16, last")
+    assert lines["x"].tolist() == [*WIDTHS, *WIDTHS] and lines["n"].tolist() == [3] * 6
 
 
 @pytest.mark.parametrize(
@@ -67,18 +73,6 @@ def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_verdict_needs_an_interval(interval: tuple[float, float, float], words: str) -> None:
     assert verdict(*interval, "width").startswith(words)
-
-
-def test_chart_and_command_show_the_same_verdicts(tmp_path: Path) -> None:
-    study(tmp_path / "s", 0.0)
-    chart = make_chart("coordinate_check", tmp_path / "s")
-    assert "update of the last layer: depth 4 does not depend on width: " in caption(chart)
-    fits = rows(chart, kind="fit")
-    result = typed("compare", tmp_path / "s", "--coordinates", "--json")
-    printed = [row for row in json.loads(result.stdout) if row["over"] == "width"]
-    assert sorted(fits["exponent"]) == pytest.approx(sorted(row["exponent"] for row in printed))
-    lines = rows(chart, kind="point", series="depth 16, last")
-    assert lines["x"].tolist() == [*WIDTHS, *WIDTHS] and lines["n"].tolist() == [3] * 6
 
 
 def outputs_of_layers(built: Any, tokens: Tensor) -> list[Tensor]:

@@ -27,15 +27,6 @@ def losses(best: Callable[[int, int], float], depths: tuple[int, ...] = (6, 24, 
     }
 
 
-def test_the_vertex_of_a_parabola_is_found_between_the_rates() -> None:
-    result = transfer(losses(lambda n, s: 0.0113), draws=20)
-    assert [best.rate.value for best in result.best] == pytest.approx([0.0113] * 3)
-    assert all(best.inside for best in result.best)
-    assert result.exponent is not None
-    assert result.exponent.value == pytest.approx(0, abs=1e-9)
-    assert [result.costs[n].value for n in (6, 24, 96)] == pytest.approx([0, 0, 0], abs=0.2)  # type: ignore[union-attr]
-
-
 def test_the_exponent_and_the_cost_of_the_shallow_rate() -> None:
     result = transfer(losses(lambda n, s: 0.032 * (n / 6) ** -0.5), draws=20)
     assert result.exponent is not None
@@ -52,19 +43,6 @@ def test_the_interval_covers_the_spread_of_the_seeds() -> None:
     assert -0.4 <= result.exponent.low < -0.2 < result.exponent.high <= 0
     half = 1.96 * np.std([0, 0.1, 0.2, 0.3, 0.4]) / math.sqrt(5)
     assert result.exponent.high + 0.2 == pytest.approx(half, rel=0.25)
-
-
-def test_a_best_rate_at_the_edge_or_beside_a_divergence_is_not_inside() -> None:
-    table = losses(lambda n, s: 1e-3)
-    assert not transfer(table, draws=5).best[0].inside
-    diverging = {
-        n: {lr: {s: loss if lr < 0.02 else math.inf for s, loss in seeds.items()}
-            for lr, seeds in by_rate.items()}
-        for n, by_rate in losses(lambda n, s: 0.05).items()
-    }  # fmt: skip
-    best = transfer(diverging, draws=5).best[0]
-    assert not best.inside
-    assert best.rate.value == pytest.approx(0.016)
 
 
 def test_a_rate_that_was_not_tried_has_no_cost() -> None:

@@ -74,6 +74,8 @@ def test_points_have_error_bars_and_curves_have_bands(tmp_path: Path) -> None:
     axes = make_chart("update_vs_depth", tmp_path).figure.axes[0]
     bars = [area for area in axes.collections if isinstance(area, LineCollection)]
     assert len(bars) == len(axes.collections) == len(names)
+    at = [bar.get_transform().transform(bar.get_segments()[0])[0, 0] for bar in bars]
+    assert (np.diff(at) > 0.9 * axes.figure.dpi / 72).all()  # no bar hides another one
     curves = make_chart("loss_vs_step", tmp_path)
     assert len(curves.figure.axes) == len(names) == len(set(curves.data["panel"]))
     for axes in curves.figure.axes:  # a band a depth, and bars of its validation losses

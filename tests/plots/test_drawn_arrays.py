@@ -24,12 +24,6 @@ from deepstack.plots.files import csv_bytes
 from deepstack.plots.style import GREY
 from deepstack.records import Run, RunFolder, find_runs
 
-# panels whose title is no end of their name in the CSV
-TITLES = {
-    "kl": "KL to the final output", "effective_depth": "layers",
-    "effective_depth_ratio": "share of the depth",
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
@@ -111,44 +105,36 @@ def legend(chart: Chart) -> dict[str, str]:
     }
 
 
-def panels(chart: Chart, name: str) -> list[tuple[Axes, pd.DataFrame]]:
-    """The axes of each panel and its rows of the CSV, which has the panels in their order."""
+def panels(chart: Chart) -> list[tuple[Axes, pd.DataFrame]]:
+    """The axes of each panel and its rows of the CSV."""
     rows = csv_of(chart)
-    axes = [axes for axes in chart.figure.axes if axes.get_label() != "colour bar"]
-    names = list(dict.fromkeys(rows["panel"].dropna())) or [None]
-    parts = [rows if n is None else rows[rows["panel"] == n] for n in names]
-    if name == "bound_vs_depth":
-        ratio = rows["panel"] == "right-hand side / measured"
-        parts = [rows[~ratio], rows[ratio]]
-    elif name.startswith("attribution"):
-        parts = [p[p["kind"] == k] for k in ("share", "ratio") for p in parts]
-        names += names
-    assert len(axes) == len(parts)
-    for one, panel in zip(axes, names, strict=False):
-        title = flat(one.get_title(loc="left"))
-        words = flat(TITLES.get(str(panel), str(panel)))
-        # the symbols, and the quantities of the coordinate check, are on the axis
-        on_axis = name in ("gradient_ratios", "signal_by_layer", "coordinate_check")
-        starts = on_axis and words.startswith(f"{title}:")
-        assert not title or name == "bound_vs_depth" or words.endswith(title) or starts, title
-    return list(zip(axes, parts, strict=True))
+    parts: dict[int, list[pd.DataFrame]] = {}
+    every = [axes for axes in chart.figure.axes if axes.get_label() != "colour bar"]
+    for name, index, kinds, _ in chart.panels:
+        here = rows["panel"].isna() if name == "" else rows["panel"] == name
+        shown = rows["kind"].isin([*kinds, "level", "reference", "frontier"])
+        parts.setdefault(index, []).append(rows[here & shown])
+        title = flat(every[index].get_title(loc="left"))
+        assert title in flat(name) or title.startswith(("both,", "ratio,")), title
+    assert sorted(parts) == list(range(len(every)))
+    return [(every[index], pd.concat(part)) for index, part in parts.items()]
 
 
-def check_curves(chart: Chart, name: str) -> None:
+def check_curves(chart: Chart) -> None:
     """Lines, bands and levels of every panel, and the colours that the legend gives them."""
     colours = {label: colour for label, colour in legend(chart).items() if colour != GREY.lower()}
     named = 0
-    for axes, rows in panels(chart, name):
+    for axes, rows in panels(chart):
         if (rows["kind"] == "share").all():
             named += check_shares(axes, rows, colours)
             continue
         assert not axes.xaxis_inverted() and not axes.yaxis_inverted()
-        data = axes.transData
-        lines = [
-            li for li in axes.lines if all(li.get_transform().contains_branch_seperately(data))
-        ]
+        across = axes.get_yaxis_transform("grid")  # of a line at one height
+        lines = [line for line in axes.lines if line.get_transform() != across]
         levels = {li.get_ydata()[0] for li in axes.lines if li not in lines}
-        spans = [patch.get_extents().transformed(data.inverted()) for patch in axes.patches]
+        spans = [
+            patch.get_extents().transformed(axes.transData.inverted()) for patch in axes.patches
+        ]
         levels |= {edge for span in spans for edge in (span.y0, span.y1)}
         wanted = set(rows[rows["x"].isna()]["y"].dropna())
         assert sorted(levels) == pytest.approx(sorted(wanted)) or (not wanted and levels <= {1.0})
@@ -193,18 +179,18 @@ def check_shares(axes: Axes, rows: pd.DataFrame, colours: dict[str, str]) -> boo
     return True
 
 
-def check_best_rates(chart: Chart, name: str) -> None:
+def check_best_rates(chart: Chart) -> None:
     """The ring is around the best learning rate, or the least loss of a parabola."""
-    check_curves(chart, name)
-    for axes, rows in panels(chart, name):
+    check_curves(chart)
+    for axes, rows in panels(chart):
         rings = [points_of(line) for line in axes.lines if line.get_markersize() == 9]
         best = rows[rows["kind"].isin(["best", "minimum"])]
         assert same(np.concatenate(rings) if rings else [], best[["x", "y"]])
 
 
-def check_heat_map(chart: Chart, name: str) -> None:
+def check_heat_map(chart: Chart) -> None:
     """Each cell's centre, through the labels of both axes, gives its row of the CSV."""
-    for axes, rows in panels(chart, name):
+    for axes, rows in panels(chart):
         (mesh,) = [artist for artist in axes.collections if isinstance(artist, QuadMesh)]
         corners = mesh.get_coordinates()
         x, y = np.moveaxis((corners[:-1, :-1] + corners[1:, 1:]) / 2, 2, 0)
@@ -232,13 +218,14 @@ def ticks(axes: Axes, which: str) -> dict[float, str]:
     return dict(zip(at, map(flat, axis.get_major_formatter().format_ticks(at)), strict=True))
 
 
-def check_map(chart: Chart, name: str) -> None:
+def check_map(chart: Chart) -> None:
     """Each box, through the labels of both axes, gives its row of the CSV; so does the edge."""
     colours = legend(chart)
+    is_frontier = "frontier" in set(chart.data["kind"])
     edges: set[tuple[float, float]] = set()
-    for axes, rows in panels(chart, name):
+    for axes, rows in panels(chart):
         columns, lines = ticks(axes, "x"), ticks(axes, "y")
-        by = "y" if name == "frontier" else "series"
+        by = "y" if is_frontier else "series"
         shares: dict[tuple[float, str, str], float] = {}
         for box in axes.patches:
             assert isinstance(box, Rectangle)
@@ -264,10 +251,10 @@ def check_map(chart: Chart, name: str) -> None:
         edges |= drawn
         best = rows[(rows["kind"] == "frontier") & rows["y"].notna()]
         assert drawn == {*zip(best["x"], best["y"], strict=True)}
-    assert bool(edges) == (name == "frontier")
+    assert bool(edges) == is_frontier
 
 
-OTHERS: dict[str, Callable[[Chart, str], None]] = {
+OTHERS: dict[str, Callable[[Chart], None]] = {
     "effects": check_heat_map,
     "layer_similarity": check_heat_map,
     "layer_step_heat_map": check_heat_map,
@@ -286,4 +273,4 @@ def test_a_chart_draws_the_numbers_of_its_csv(
     drawn = falling if name == "law_fit" else runs
     with without_layout():
         chart = CHARTS[name](drawn, options=Options(reference=published))
-    OTHERS.get(name, check_curves)(chart, name)
+    OTHERS.get(name, check_curves)(chart)

@@ -53,6 +53,7 @@ def test_a_rate_at_which_a_seed_diverged_is_never_the_best(tmp_path: Path) -> No
     make_run(tmp_path, depth=24, lr=1e-2, seed=1, state="diverged", masked=0.1)
     points = rows(make_chart("best_lr_vs_depth", tmp_path), kind="point")
     assert points["y"].tolist() == pytest.approx([2e-3, 3e-3, 2e-3])
+    assert points["mark"].dropna().to_dict() == {points.index[1]: "edge"}
 
 
 def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:

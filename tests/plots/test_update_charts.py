@@ -62,19 +62,6 @@ def test_the_error_over_seeds_is_of_their_exponents() -> None:
     assert power_law([], []) is None and power_law([6.0, 6.0], [1.0, 2.0]) is None
 
 
-def test_a_legend_says_what_its_errors_are_of(tmp_path: Path) -> None:
-    make_runs(
-        tmp_path / "study", seed=(0, 1), depth=DEPTHS,
-        updates=lambda seed, depth: [update(depth, t, power=0.4 + 0.2 * seed) for t in range(1, 6)],
-    )  # fmt: skip
-    chart = make_chart("update_vs_depth", tmp_path)
-    fits = rows(chart, kind="fit")
-    assert fits["seeds"].tolist() == [2, 2]
-    assert fits["exponent"].tolist() == pytest.approx([0.5] * 2, abs=1e-6)
-    assert fits["standard_error"].tolist() == pytest.approx([0.1] * 2, abs=1e-6)
-    assert "exponent of N, ± standard error over 2 seeds: step 1, step 5" in words(chart)
-
-
 def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
     paths = make_runs(tmp_path / "study", seed=(0, 1, 2), layers=np.ones((2, 6)))
     (paths[0] / "layers" / "grad_norm.npy").write_bytes(b"no array")
@@ -103,16 +90,20 @@ def test_figures_lie_in_the_study(tmp_path: Path) -> None:
 
 def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
     make_runs(tmp_path / "study", depth=DEPTHS)
-    make_runs(
-        tmp_path / "study", scheme="post_ln", depth=DEPTHS,
-        updates=lambda depth: [update(depth, t, factor=1e-5, power=1.25) for t in range(1, 6)],
-    )  # fmt: skip
+
+    def of_post_ln(depth: int, seed: int) -> list[float]:
+        power = 1.15 + 0.2 * seed
+        return [update(depth, t, factor=1e-5, power=power) for t in range(1, 6)]
+
+    make_runs(tmp_path / "study", scheme="post_ln", depth=DEPTHS, seed=(0, 1), updates=of_post_ln)
     chart = make_chart("update_vs_depth", tmp_path)
     fits = rows(chart, kind="fit")
     assert fits["panel"].tolist() == ["step 1"] * 2 + ["step 5"] * 2
     assert fits["exponent"].tolist() == pytest.approx([0.5, 1.25] * 2, abs=1e-6)
-    assert fits["standard_error"].max() < 1e-6
-    assert fits["n"].tolist() == [4] * 4
+    assert fits["standard_error"].tolist() == pytest.approx([0, 0.1] * 2, abs=1e-6)
+    assert fits["n"].tolist() == [4] * 4 and fits["seeds"].tolist() == [1, 2] * 2
+    errors = "exponent of N, ± standard error over 2 seeds or of the line: step 1, step 5"
+    assert errors in words(chart)
     assert words(chart).count("DeepNorm: 0.500 ± 0.000, 0.500 ± 0.000") == 1
     points = rows(chart, kind="point", panel="step 5", series="DeepNorm")
     assert points["x"].tolist() == list(DEPTHS)
