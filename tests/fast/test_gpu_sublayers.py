@@ -34,7 +34,10 @@ class Layer(nn.Module):
 
     def __init__(self, bias: bool, activation: str, linear: Linear, gain: bool) -> None:
         super().__init__()
-        self.inner = FeedForward(WIDTH, INSIDE, activation, 0.0, bias=bias, linear=linear)
+        self.inner = FeedForward(
+            WIDTH, INSIDE, activation, 0.0, gated=False, bias=bias, linear=linear, slots={},
+            joins=all,
+        )  # fmt: skip
         self.norm = LayerNorm(WIDTH, eps=1e-5, gain=gain, bias=bias)
         self.sublayer_functions: tuple[Any, ...] = (self.inner,)
         self.norms: tuple[Any, ...] = (self.norm,)
