@@ -15,6 +15,7 @@ import deepstack
 from deepstack.config import to_yaml
 from deepstack.errors import ConfigError
 from deepstack.records import Run
+from deepstack.training import environment
 from deepstack.training.environment import VARIABLES, bf16_support, cpu, fingerprint
 
 CONFIG = small(model__depth=1, model__d_model=8, log__layers_every=0)
@@ -93,13 +94,16 @@ def test_the_fingerprint_is_the_same_again_cheap_and_leaves_random_numbers_alone
     assert len({first, fingerprint(device, bf16=True)}) == 2
 
 
-def test_model_and_instruction_sets_are_read_as_linux_has_them(tmp_path: Path) -> None:
+def test_model_and_instruction_sets_are_read_as_linux_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(environment, "CPU_INFO", file)
+    assert cpu()["cpu_model"]  # of another system, without the file
     file.write_text(
         "processor\t: 0\nmodel name\t: A CPU\nflags\t\t: fpu avx2 sse2 lm avx512_bf16\n"
     )
-    assert cpu(file) == {"cpu_model": "A CPU", "instruction_sets": "avx2 avx512_bf16 sse2"}
-    assert "multiplies bf16 (avx512_bf16)" in bf16_support(torch.device("cpu"), file)
+    assert cpu() == {"cpu_model": "A CPU", "instruction_sets": "avx2 avx512_bf16 sse2"}
+    assert "multiplies bf16 (avx512_bf16)" in bf16_support(torch.device("cpu"))
     file.write_text("flags\t\t: fpu avx2 sse2\n", encoding="utf-8")
-    assert bf16_support(torch.device("cpu"), file).startswith("slower than fp32")
-    assert cpu(tmp_path / "none")["cpu_model"]
+    assert bf16_support(torch.device("cpu")).startswith("slower than fp32")
