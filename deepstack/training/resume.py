@@ -36,7 +36,7 @@ def load_state(run: TrainingRun) -> ckpt.Checkpoint | None:
         _, on_disk = conf.disk_estimate(run.config, run.task.vocab_size)
         size_limit = LEAST_LIMIT + on_disk + 8 * run.update.initial.numel()
         owner = ckpt.Owner(conf.digest(without_defaults(run.config)), weights, size_limit)
-        checkpoint = ckpt.fitting(run.folder, run.observer.notify, owner)
+        checkpoint = ckpt.newest_usable(run.folder, run.observer.notify, owner)
         if checkpoint is None:
             return None
         parts.update(checkpoint.parts)

@@ -158,7 +158,7 @@ def answer(path: Path, owner: checkpoint.Owner) -> tuple[checkpoint.Checkpoint |
     said: list[str] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin, processor = time.monotonic(), time.process_time()
-    found = checkpoint.fitting(RunFolder(path), said.append, owner)
+    found = checkpoint.newest_usable(RunFolder(path), said.append, owner)
     assert time.process_time() - processor < 1
     assert time.monotonic() - begin < 10  # of a busy machine; a FIFO would hold it for ever
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
