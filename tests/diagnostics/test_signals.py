@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.command_line import typed
 from helpers.sampling import some
+from helpers.small_runs import step_of
 from helpers.snapshots import CPU, Look
 from torch.autograd.functional import jacobian
 
@@ -20,9 +21,9 @@ from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import DIAGNOSTICS, describe
 from deepstack.diagnostics import stream as stream_module
 from deepstack.diagnostics.spectral import spectral_norms
-from deepstack.fast import FastPaths, enable_fast_paths, make_step
+from deepstack.fast import FastPaths, enable_fast_paths
 from deepstack.schemes import SCHEMES
-from deepstack.training import make_optimizer, mean_loss, to_device
+from deepstack.training import to_device
 
 
 def test_the_prediction_of_beta_ln_is_near_it_at_initialisation() -> None:
@@ -109,12 +110,7 @@ def test_every_scheme_can_be_looked_at_and_is_left_as_it_was(scheme: str) -> Non
         enable_fast_paths(
             look.model, FastPaths(fused=True, compiled=False, captured=False), 0, print
         )
-        step = make_step(
-            lambda x, y, m=look.model: mean_loss(m(x), y),
-            look.built,
-            make_optimizer(look.config.train, look.built),
-            look.config.train,
-        )
+        step = step_of(look.built, look.config)
         torch.manual_seed(3)
         rows = []
         for number in range(3):

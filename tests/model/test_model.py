@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import repeat
 from typing import Any
 
 import pytest
@@ -12,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from helpers.configs import config_with
 from helpers.sampling import some
+from helpers.small_runs import step_of
 
 from deepstack import config as conf
 from deepstack.config import Config, with_overrides
 from deepstack.fast import make_step
 from deepstack.model import build_model
-from deepstack.model.build import Built
 from deepstack.model.initialise import DISTRIBUTIONS, generator, zero_identity
 from deepstack.model.transformer import sinusoidal
 from deepstack.schemes import NORMS, SCHEMES, StackNorm
@@ -102,19 +100,9 @@ def test_dropout_is_off_in_evaluation_mode_only() -> None:
     assert torch.equal(model(TOKENS), model(TOKENS))
 
 
-def step_of(b: Built, config: Config, losses: Iterator[float]):
-    """The training step of a model, whose losses are multiplied by these numbers."""
-    return make_step(
-        lambda x, y: mean_loss(b.model(x), y) * next(losses),
-        b,
-        make_optimizer(config.train, b),
-        config.train,
-    )
-
-
 def run_steps(config: Config, steps: int = 5):
     b = build_model(config, vocab_size=17)
-    step = step_of(b, config, repeat(1.0))
+    step = step_of(b, config)
     measured = [step((TOKENS + t) % 17, TOKENS, 1e-2) for t in range(steps)]
     return b, [(m.loss.item(), m.grad_norm.item()) for m in measured]
 
@@ -169,7 +157,10 @@ def test_a_step_on_banks_is_a_step_of_torchs_ordinary_loop(clip: float | None) -
 
 def test_a_diverged_step_changes_nothing_from_then_on() -> None:
     b = build_model(Config(), vocab_size=17)
-    step = step_of(b, Config(), iter([1.0, float("nan"), 1.0]))
+    losses, train = iter([1.0, float("nan"), 1.0]), Config().train
+    step = make_step(
+        lambda x, y: mean_loss(b.model(x), y) * next(losses), b, make_optimizer(train, b), train
+    )
     step(TOKENS, TOKENS, 1e-3)
     held = {k: v.clone() for k, v in b.banks.state().items()}
     assert step(TOKENS, TOKENS, 1e-3).loss.isnan()

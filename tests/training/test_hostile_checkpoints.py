@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import interrupted, reseal, small
+from helpers.small_runs import interrupted, only_run, reseal, small
 from safetensors.torch import load_file, save_file
 
 import deepstack
@@ -234,7 +234,7 @@ def test_parts_that_do_not_belong_are_refused(
 ) -> None:
     """With valid checksums: an error of one line, or a run that goes on without them."""
     shutil.copytree(victim[0].parent, tmp_path / "runs")
-    (path,) = (tmp_path / "runs").iterdir()
+    path = only_run(tmp_path / "runs").path
     folder = path / "checkpoint" / str(STEP)
     PARTS[name](folder)
     reseal(folder)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import small
+from helpers.configs import config_with
+from helpers.small_runs import small, step_of
 from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.fast import make_step
 from deepstack.model import build_model
-from deepstack.training import make_optimizer, mean_loss, muon
+from deepstack.training import make_optimizer, muon
 from deepstack.training.muon import Muon
 
 TOKENS = torch.arange(24).view(2, 12) % 17
@@ -29,24 +29,18 @@ def quintic(singular: Tensor, steps: int = 5) -> Tensor:
 
 def updates(**changes: Any) -> tuple[Any, Muon, list[dict[str, Tensor]]]:
     """Three steps of a small model: it, its optimizer, the gradients of each step, clipped."""
-    dotted = {key.replace("__", "."): value for key, value in changes.items()}
     sizes = {"model.depth": 3, "model.d_model": 12, "model.d_ff": 40, "train.optimizer": "muon"}
-    config = with_overrides(Config(), sizes | dotted)
+    config = config_with(sizes, **changes)
     built = build_model(config, vocab_size=17)
-    optimizer = make_optimizer(config.train, built)
-    assert isinstance(optimizer, Muon)
+    step = step_of(built, config)
+    assert isinstance(step.optimizer, Muon)
     seen: list[dict[str, Tensor]] = []
-
-    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
-        return mean_loss(built.model(inputs), targets)
-
-    step = make_step(loss, built, optimizer, config.train)
     for t in range(3):
         norm = step((TOKENS + t) % 17, TOKENS, 0.01).grad_norm
         scale = 1.0 if config.train.clip is None else min(1.0, config.train.clip / norm.item())
         gradients = {bank.key: bank.gradients().clone() for bank in built.trained}
         seen.append({key: scale * gradient for key, gradient in gradients.items()})
-    return built, optimizer, seen
+    return built, step.optimizer, seen
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (5, 24, 8), (3, 8, 24), (2, 1, 7)])
