@@ -288,6 +288,6 @@ def test_export_refuses(runs: dict[str, Path], tmp_path: Path) -> None:
 def test_a_run_without_weights_is_said_to_have_none(tmp_path: Path) -> None:
     config = config_of(**TINY | {"train__max_loss": 1e-3})
     run = train(config, out=tmp_path)
-    assert run.state == "diverged"
+    assert run.state == "diverged" and len(run.steps) == 1  # the first step may diverge
     result = typed("export", run.path, "--to", tmp_path / "model")
     assert result.exit_code == 7 and "its run is diverged" in result.stderr
