@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -36,7 +37,9 @@ REFUSALS = (
 def numbers(harness: Harness, every: int, about: str) -> list[int]:
     """Every so-manieth call, or of those alone that are about files with this in their path."""
     calls = [call for call in harness.alone.calls if call.kind != "mark"]
-    return [call.number for call in calls if about in f"{call.path} {call.target}"][::every]
+    chosen = [call.number for call in calls if about in f"{call.path} {call.target}"][::every]
+    assert chosen, about
+    return chosen
 
 
 def kills(harness: Harness, every: int = 1, about: str = "") -> Iterator[str]:
@@ -58,7 +61,7 @@ def said(where: str, harness: Harness, out: Path, ended: Ended, code: int) -> It
     wrong = harness.go_on(out, ended.promised, tidy)
     yield from (f"{where}: {line}" for line in wrong)
     if not wrong:
-        harness.drop(out)
+        shutil.rmtree(out)
 
 
 def kills_again(harness: Harness, trials: int, seed: int = 0) -> Iterator[str]:
@@ -96,7 +99,7 @@ def kills_at_the_end(harness: Harness, every: int = 1) -> Iterator[str]:
         wrong = harness.go_on(out, max(least, again.promised))
         yield from (f"{where}: {line}" for line in wrong)
         if not wrong:
-            harness.drop(out)
+            shutil.rmtree(out)
 
 
 def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
@@ -181,14 +184,13 @@ def power_cuts(
             wrong = harness.go_on(left, promise, tidy=False)
             where = f"power cut ({way}) behind {call.kind} {call.path.name} (call {call.number})"
             yield from (f"{where}: {line}" for line in wrong)
-            harness.drop(left)
+            shutil.rmtree(left)
 
 
 def two_writers(harness: Harness, about: str = "") -> Iterator[str]:
     """Two at once: one works, the other is told so; the end is that of one alone."""
     out = harness.new()
     both = harness.run_all([harness.job(out), harness.job(out)])
-    harness.trials += 1
     began = [ended for ended in both if any(call.kind == "mark" for call in ended.calls)]
     if len(began) != 1:
         yield f"{len(began)} of two processes worked on the run: exits {[e.code for e in both]}"

@@ -9,23 +9,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers import storage_calls
 from helpers.storage_calls import KILL_BEFORE
 from helpers.storage_harness import LOGS, Harness
 from helpers.storage_run import INTERVAL, STEPS
-
-pytestmark = pytest.mark.skipif(bool(storage_calls.MISSING), reason=storage_calls.MISSING)
-
-
-@pytest.fixture
-def harness(tmp_path: Path) -> Harness:
-    return Harness(tmp_path)
 
 
 def interrupted(harness: Harness) -> Path:
     """A run that was killed with all rows on disk, as its last checkpoint was to be written."""
     last = f".draft-{STEPS}"
-    (first, *_) = [call for call in harness.whole[1].calls if call.path.name == last]
+    (first, *_) = [call for call in harness.alone.calls if call.path.name == last]
     out = harness.new()
     assert harness.run(out, KILL_BEFORE, first.number).code == -9
     return out
@@ -53,7 +45,6 @@ def silent(
 ) -> list[str]:
     """What went wrong after each of so many damages."""
     random, wrong = Random(times), list[str]()
-    harness.reference  # noqa: B018, made before the clock of the first trial
     (run,) = start.glob("*/*/")
     place = run.relative_to(start)
     for _ in range(times):

