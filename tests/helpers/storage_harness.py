@@ -48,10 +48,10 @@ def start_server() -> None:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: exit code, what it said on stderr, which calls it made."""
+    """How a process ended: exit code, messages on stderr, duration, calls that change files."""
 
     code: int
-    said: str
+    stderr: str
     seconds: float
     calls: list[Call]
 
@@ -150,7 +150,7 @@ class Harness:
         """A run that nothing stops, with the planted faults: its folder and how it ended."""
         out = self.new()
         ended = self.run(out)
-        assert ended.code == 0, ended.said
+        assert ended.code == 0, ended.stderr
         return out, ended
 
     @cached_property
@@ -203,9 +203,9 @@ class Harness:
         if disk.after_cut("now") != read_in(out):
             wrong.append("the trace of calls does not tell what is in the folder")
         if ended.code:
-            return [*wrong, f"exit {ended.code} when run again: {ended.said.strip()}"]
-        if "not used" in ended.said or "starting again" in ended.said:
-            wrong.append(f"something was damaged: {ended.said.strip()}")
+            return [*wrong, f"exit {ended.code} when run again: {ended.stderr.strip()}"]
+        if "not used" in ended.stderr or "starting again" in ended.stderr:
+            wrong.append(f"something was damaged: {ended.stderr.strip()}")
         assert ended.first is not None
         if ended.first - 1 < least:
             wrong.append(f"went on at step {ended.first} though step {least} was saved")
@@ -239,11 +239,11 @@ def read_end(job: Job, code: int | None, seconds: float) -> Ended:
     """How a job ended; its files are removed."""
     assert code is not None
     # A kill may have come before there is a file.
-    said = job.errors.read_text(errors="replace") if job.errors.exists() else ""
+    messages = job.errors.read_text(errors="replace") if job.errors.exists() else ""
     calls = read_trace(job.trace) if job.trace.exists() else []
     for path in (job.errors, job.trace):
         path.unlink(missing_ok=True)
-    return Ended(code, said, seconds, calls)
+    return Ended(code, messages, seconds, calls)
 
 
 def rows_in(data: bytes | None) -> bytes:

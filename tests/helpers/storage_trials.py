@@ -49,13 +49,13 @@ def kills(harness: Harness, every: int = 1, about: str = "") -> Iterator[str]:
             out = harness.new()
             ended = harness.run(out, mode, number)
             where = f"killed at call {number}, mode {mode}"
-            yield from said(where, harness, out, ended, KILLED)
+            yield from continued(where, harness, out, ended, KILLED)
 
 
-def said(where: str, harness: Harness, out: Path, ended: Ended, code: int) -> Iterator[str]:
+def continued(where: str, harness: Harness, out: Path, ended: Ended, code: int) -> Iterator[str]:
     """What is wrong once the run goes on; the folder is kept where something is."""
     if ended.code != code:
-        yield f"{where}: exit {ended.code}: {ended.said}"
+        yield f"{where}: exit {ended.code}: {ended.stderr}"
         return
     tidy = all(call.kind not in ("unlink", "rmdir") for call in ended.calls if call.failed)
     wrong = harness.go_on(out, ended.promised, tidy)
@@ -79,14 +79,14 @@ def kills_again(harness: Harness, trials: int, seed: int = 0) -> Iterator[str]:
                 break
             for line in harness.wrong_moments(disk, ended.calls):
                 yield f"{where}: {line}"
-        yield from said(where, harness, out, ended, ended.code and KILLED)
+        yield from continued(where, harness, out, ended, ended.code and KILLED)
 
 
 DRAFT = ".status.json.new"
 
 
 def kills_at_the_end(harness: Harness, every: int = 1) -> Iterator[str]:
-    """A kill where all is saved and 'done' is not said yet; another as the run ends again."""
+    """A kill after all is saved and before the status 'done'; another as the run ends again."""
     begun = (c for c in harness.alone.calls if (c.kind, c.path.name) == ("create", DRAFT))
     first = max(call.number for call in begun)
     for number in range(1, harness.alone.count, every):
@@ -117,7 +117,7 @@ def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
                 yield from (f"{where}: {line}" for line in harness.wrong_now(out))
             if ended.code != KILLED or len(times) == 8:
                 break
-        yield from said(where, harness, out, ended, ended.code and KILLED)
+        yield from continued(where, harness, out, ended, ended.code and KILLED)
 
 
 def refusals(
@@ -133,7 +133,7 @@ def refusals(
             refused = [call for call in ended.calls if call.failed == error and error]
             wrong = list(answered(ended, refused, os.strerror(error)))
             yield from (f"{where}: {line}" for line in wrong)
-            yield from said(where, harness, out, ended, ended.code)
+            yield from continued(where, harness, out, ended, ended.code)
 
 
 def answered(ended: Ended, refused: Sequence[Call], cause: str) -> Iterator[str]:
@@ -142,11 +142,11 @@ def answered(ended: Ended, refused: Sequence[Call], cause: str) -> Iterator[str]
     # What only tidies up (an old checkpoint, a draft) may stay where it is.
     if ended.code == 0 and all(call.kind in ("unlink", "rmdir") for call in refused):
         return
-    lines = ended.said.strip().splitlines()
+    lines = ended.stderr.strip().splitlines()
     if ended.code != RESOURCES:
-        yield f"exit {ended.code} {about}: {ended.said.strip()}"
+        yield f"exit {ended.code} {about}: {ended.stderr.strip()}"
     elif len(lines) != 1:
-        yield f"{len(lines)} lines {about}: {ended.said.strip()}"
+        yield f"{len(lines)} lines {about}: {ended.stderr.strip()}"
     elif not re.fullmatch(rf"deepstack: /\S+: .*{re.escape(cause)}.* \(\d+ MB free\)", lines[0]):
         yield f"path, cause and free space are not in {lines[0]!r} {about}"
 
