@@ -166,9 +166,7 @@ def shape_of(tensor: Tensor | None) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def whole_checkpoints(
-    folder: RunFolder, damaged: list[str], owner: Owner | None = None
-) -> Iterator[Checkpoint]:
+def whole_checkpoints(folder: RunFolder, damaged: list[str], owner: Owner) -> Iterator[Checkpoint]:
     """Yield the checkpoints that are whole and the owner's, newest first.
 
     The problem of each other one is appended to `damaged`.

@@ -141,7 +141,7 @@ def environment_of(
     device: torch.device,
     threads: int,
     paths: FastPaths,
-    ranks: RankGroup = ALONE,
+    ranks: RankGroup,
 ) -> dict[str, Any]:
     """Return the environment of a run as meta.json records it: `environment_changes` compares two.
 
