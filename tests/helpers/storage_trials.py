@@ -52,13 +52,18 @@ def kills(harness: Harness, every: int = 1, about: str = "") -> Iterator[str]:
             yield from continued(where, harness, out, ended, KILLED)
 
 
-def continued(where: str, harness: Harness, out: Path, ended: Ended, code: int) -> Iterator[str]:
-    """What is wrong once the run goes on; the folder is kept where something is."""
+def continued(
+    where: str, harness: Harness, out: Path, ended: Ended, code: int, least: int = 0
+) -> Iterator[str]:
+    """What is wrong once the run goes on; the folder is kept where something is.
+
+    code: the expected exit code.  least: the last checkpoint of earlier processes.
+    """
     if ended.code != code:
         yield f"{where}: exit {ended.code}: {ended.stderr}"
         return
     tidy = all(call.kind not in ("unlink", "rmdir") for call in ended.calls if call.failed)
-    wrong = harness.go_on(out, ended.promised, tidy)
+    wrong = harness.go_on(out, max(least, ended.promised), tidy)
     yield from (f"{where}: {line}" for line in wrong)
     if not wrong:
         shutil.rmtree(out)
@@ -79,7 +84,7 @@ def kills_again(harness: Harness, trials: int, seed: int = 0) -> Iterator[str]:
                 break
             for line in harness.wrong_moments(disk, ended.calls):
                 yield f"{where}: {line}"
-        yield from continued(where, harness, out, ended, ended.code and KILLED)
+        yield from continued(where, harness, out, ended, ended.code and KILLED, least)
 
 
 DRAFT = ".status.json.new"
@@ -92,14 +97,11 @@ def kills_at_the_end(harness: Harness, every: int = 1) -> Iterator[str]:
     for number in range(1, harness.alone.count, every):
         out = harness.new()
         ended = harness.run(out, KILL_BEFORE, first)
-        least, again = ended.promised, harness.run(out, KILL_AMID, number)
+        again = harness.run(out, KILL_AMID, number)
         if again.code == 0:
             return
         where = f"killed at call {first}, and {number} as it ends again"
-        wrong = harness.go_on(out, max(least, again.promised))
-        yield from (f"{where}: {line}" for line in wrong)
-        if not wrong:
-            shutil.rmtree(out)
+        yield from continued(where, harness, out, again, KILLED, ended.promised)
 
 
 def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
@@ -117,7 +119,7 @@ def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
                 yield from (f"{where}: {line}" for line in harness.wrong_now(out))
             if ended.code != KILLED or len(times) == 8:
                 break
-        yield from continued(where, harness, out, ended, ended.code and KILLED)
+        yield from continued(where, harness, out, ended, ended.code and KILLED, least)
 
 
 def refusals(
