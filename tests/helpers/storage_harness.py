@@ -204,8 +204,10 @@ class Harness:
             wrong.append("the trace of calls does not tell what is in the folder")
         if ended.code:
             return [*wrong, f"exit {ended.code} when run again: {ended.stderr.strip()}"]
-        if "not used" in ended.stderr or "starting again" in ended.stderr:
-            wrong.append(f"something was damaged: {ended.stderr.strip()}")
+        for log in out.glob("*/*/log.txt"):  # the command is quiet
+            messages = log.read_text(errors="replace").splitlines()
+            damage = [line for line in messages if "not used" in line or "starting again" in line]
+            wrong += [f"something was damaged: {line}" for line in damage]
         assert ended.first is not None
         if ended.first - 1 < least:
             wrong.append(f"went on at step {ended.first} though step {least} was saved")
