@@ -69,7 +69,7 @@ def main() -> None:
     config = shape_config(arguments.shape, ["train.steps=1000000", *arguments.overrides])
     depth = config.model.depth
     sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    with temporary_run(config, saves=False) as run, torch.inference_mode():
+    with temporary_run(config) as run, torch.inference_mode():
         run.begin()
         with torch.inference_mode(False), torch.enable_grad():
             for step in range(1, WARM_UP + 1):

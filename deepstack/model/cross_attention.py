@@ -82,9 +82,7 @@ class MergedAttention(CrossAttention):
 
     def read(self, x: Tensor, k: Tensor, v: Tensor, mean: Tensor | None = None) -> Tensor:
         """Return G(x), given keys and values by head; mean: of the values u up to each position."""
-        if mean is None:
-            count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
-            mean = self.values(x).cumsum(dim=1) / count
+        mean = mean_up_to_each(self.values(x)) if mean is None else mean
         return self.out(self.attend(self.queries(x), k, v), mean)
 
 
@@ -109,11 +107,15 @@ class AverageAttention(LinearMaps):
 
     def forward(self, x: Tensor, mean: Tensor | None = None) -> Tensor:
         """Return G(x); mean: of x up to each position, if it is known."""
-        if mean is None:
-            count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
-            mean = x.cumsum(dim=1) / count
+        mean = mean_up_to_each(x) if mean is None else mean
         hidden = torch.relu(self.apply_map("v", mean.flatten(0, 1)))
         g = self.apply_map("o", self.fill("before_out", hidden)).view(x.shape)
         both = torch.cat([x, g], dim=-1).flatten(0, 1)
         i, f = (torch.sigmoid(self.apply_map(name, both)).view(x.shape) for name in ("q", "k"))
         return self.drop(i * x + f * g)
+
+
+def mean_up_to_each(x: Tensor) -> Tensor:
+    """Return the mean of x over each position and those before it, (batch, seq, d_model)."""
+    count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
+    return x.cumsum(dim=1) / count

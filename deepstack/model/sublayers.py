@@ -80,11 +80,6 @@ Joins = Callable[[tuple[str, ...]], bool]
 """A function that tells whether roles may share one tensor: one optimizer setting for all."""
 
 
-def join_all(roles: tuple[str, ...]) -> bool:
-    """Return True."""
-    return True
-
-
 class LinearMap(NamedTuple):
     """A linear map y = scale * x Wᵀ + b; the rows of W are those of `weights` in turn."""
 
@@ -115,17 +110,17 @@ class LinearMaps(nn.Module):
         self,
         dropout: float,
         *,
-        bias: bool = True,
-        linear: Linear = F.linear,
-        slots: Slots | None = None,
-        joins: Joins = join_all,
+        bias: bool,
+        linear: Linear,
+        slots: Slots,
+        joins: Joins,
     ) -> None:
         super().__init__()
         self.dropout, self.has_bias, self.linear = dropout, bias, linear
         self.joins, self.fused = joins, True
         self.parts: dict[str, tuple[str, ...]] = {}  # matrix -> the parameters it consists of
         # a plain dict, because the scheme owns the modules
-        self.slots = {name: slots[name] for name in self.SLOTS if slots and name in slots}
+        self.slots = {name: slots[name] for name in self.SLOTS if name in slots}
 
     def add_matrix(self, name: str, n_out: int, n_in: int, prefix: str = "") -> None:
         """Set a matrix, (n_out, n_in); for a joined one, a tensor with all parts or one for each.
@@ -205,7 +200,7 @@ class Heads(LinearMaps):
     listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
 
     def __init__(
-        self, n_heads: int, dropout: float, *, qk: QueriesAndKeys | None = None, **common: Any
+        self, n_heads: int, dropout: float, *, qk: QueriesAndKeys | None, **common: Any
     ) -> None:
         super().__init__(dropout, **common)
         self.n_heads, self.qk = n_heads, qk
@@ -256,7 +251,7 @@ class Attention(Heads):
     SLOTS = ("q", "k", "v", "logits", "mixed_values", "heads", "before_out")
 
     def __init__(
-        self, d_model: int, n_heads: int, dropout: float, *, causal: bool = False, **common: Any
+        self, d_model: int, n_heads: int, dropout: float, *, causal: bool, **common: Any
     ) -> None:
         super().__init__(n_heads, dropout, **common)
         self.causal = causal
@@ -322,7 +317,7 @@ class FeedForward(LinearMaps):
         activation: str,
         dropout: float,
         *,
-        gated: bool = False,
+        gated: bool,
         **common: Any,
     ) -> None:
         super().__init__(dropout, **common)

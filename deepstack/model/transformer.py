@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.model.stack import Layer, LayerRunner, Stack, run_layers
-from deepstack.model.sublayers import Joins, join_all
+from deepstack.model.sublayers import Joins
 from deepstack.parameters import parameter
 from deepstack.schemes import BatchNorm, LayerNorm, Scheme, StackScheme, Statistics
 
@@ -103,7 +103,7 @@ class Transformer(nn.Module):
         *,
         vocab_size: int,
         seq_len: int,
-        joins: Joins = join_all,
+        joins: Joins,
     ) -> None:
         super().__init__()
         d = model.d_model

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,9 +166,7 @@ def shape_of(tensor: Tensor | None) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def whole_checkpoints(
-    folder: RunFolder, damaged: list[str], owner: Owner | None = None
-) -> Iterator[Checkpoint]:
+def whole_checkpoints(folder: RunFolder, damaged: list[str], owner: Owner) -> Iterator[Checkpoint]:
     """Yield the checkpoints that are whole and the owner's, newest first.
 
     The problem of each other one is appended to `damaged`.
@@ -204,12 +202,13 @@ def load(path: Path, step: int, owner: Owner | None = None) -> Checkpoint:
     return checkpoint
 
 
-def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> Checkpoint | None:
+def newest_usable(
+    folder: RunFolder, notify: Callable[[str], None], owner: Owner
+) -> Checkpoint | None:
     """Return the newest checkpoint that is whole and whose logs have not changed, or None.
 
-    Changed logs are copied aside and truncated to the step of that checkpoint.  Without a usable
-    checkpoint, or after a log changed during the run, training restarts from step 0.
-    Checkpoints after the returned one are removed.  notify: receives a line for each of these.
+    If others or logs are not usable, the run folder is reset to that checkpoint, or to step 0
+    without one or after a log changed during the run.  notify: receives a line for each problem.
     """
     damaged: list[str] = []
     changed: list[str] = []
@@ -234,19 +233,29 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
         notify(f"not used: {problem}")
     if checkpoint is not None:  # a kill may have come before its name was on the disk
         sync_folder(folder.checkpoint_dir)
-    if not changed and not damaged:
-        return checkpoint
-    if checkpoint is not None:
-        notify(f"going on from checkpoint {step}")
-    else:
+    if changed or damaged:
+        reset(folder, step, changed, notify)
+    return checkpoint
+
+
+def reset(
+    folder: RunFolder, step: int, changed: Sequence[str], notify: Callable[[str], None]
+) -> None:
+    """Copy the changed logs aside, truncate them to a step and remove later checkpoints.
+
+    step: of a checkpoint; -1 removes the logs, all of them if one has changed.
+    """
+    if step < 0:
         notify("no checkpoint is left to go on from: starting again from step 0")
         if changed:  # no checkpoint verifies any of the logs
             changed = [path.name for path in folder.path.glob("*.csv")]
+    else:
+        notify(f"going on from checkpoint {step}")
     for name in dict.fromkeys(changed):
         copy, path = folder.set_aside(name), folder.path / name
         notify(f"{name} as it was found is kept in {copy.relative_to(folder.path)}")
         with trouble(path):
-            if checkpoint is None:
+            if step < 0:
                 path.unlink(missing_ok=True)
             else:
                 os.truncate(path, extent(path, step).size)
@@ -254,7 +263,6 @@ def fitting(folder: RunFolder, notify: Callable[[str], None], owner: Owner) -> C
     for newer in folder.checkpoints():
         if newer > step:
             discard(folder.checkpoint_path(newer))
-    return checkpoint
 
 
 def changed_logs(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:

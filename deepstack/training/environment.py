@@ -141,7 +141,7 @@ def environment_of(
     device: torch.device,
     threads: int,
     paths: FastPaths,
-    ranks: RankGroup = ALONE,
+    ranks: RankGroup,
 ) -> dict[str, Any]:
     """Return the environment of a run as meta.json records it: `environment_changes` compares two.
 
@@ -233,6 +233,7 @@ VARIABLES = (
     "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )  # fmt: skip
+CPU_INFO = Path("/proc/cpuinfo")
 INSTRUCTION_SETS = re.compile(r"(sse|ssse|avx|fma|f16c|amx|asimd|sve|bf16|i8mm)[a-z0-9_]*")
 # (rows, inner, columns): a narrow, a usual and a wide layer; libraries choose kernels by size.
 PRODUCTS = ((128, 16, 48), (128, 64, 192), (64, 256, 512))
@@ -240,10 +241,10 @@ PRODUCTS = ((128, 16, 48), (128, 64, 192), (64, 256, 512))
 ATTENTIONS = ((4, 2, 16, 8), (2, 4, 64, 32))
 
 
-def cpu(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+def cpu() -> dict[str, str]:
     """Model and vector instruction sets of the CPU, as Linux names them."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     entries = {
@@ -256,11 +257,11 @@ def cpu(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     }
 
 
-def bf16_support(device: torch.device, path: Path = Path("/proc/cpuinfo")) -> str:
+def bf16_support(device: torch.device) -> str:
     """Return whether products in bf16 gain or lose time on this device, in words."""
     if device.type == "cuda":
         return "faster: the GPU multiplies bf16"
-    sets = cpu(path)["instruction_sets"].split()
+    sets = cpu()["instruction_sets"].split()
     native = [name for name in sets if "bf16" in name]
     if native:
         return f"faster from d_model 64 on: the CPU multiplies bf16 ({', '.join(native)})"
@@ -275,13 +276,13 @@ def fingerprint(device: torch.device, bf16: bool) -> str:
     """
     digest = hashlib.sha256()
     for kind in dict.fromkeys(("cpu", device.type)):
-        for result in results(torch.device(kind), bf16):
+        for result in fixed_operations(torch.device(kind), bf16):
             digest.update(result.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def results(device: torch.device, bf16: bool) -> Iterator[Tensor]:
-    """Yields the results of a training step's operations on fixed inputs."""
+def fixed_operations(device: torch.device, bf16: bool) -> Iterator[Tensor]:
+    """Yield the results of a training step's operations on fixed inputs."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:

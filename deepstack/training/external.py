@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -147,7 +147,7 @@ class Probe:
             self.folder.write_meta(self._meta())
             self.folder.write_columns(self._columns())
             self.folder.write_status("running", 0)
-            columns: dict[str, Iterable[str]] = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS}
+            columns = {}
             if self.attribution_every:
                 columns["attribution"] = ("step", *self.groups, "whole", "unexplained")
                 self._start = self.subject.state()

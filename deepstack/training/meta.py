@@ -21,7 +21,7 @@ from deepstack.training.environment import environment_changes, git_state
 if TYPE_CHECKING:
     from deepstack.training.run import TrainingRun
 
-EVAL_COLUMNS = {
+VALIDATION_COLUMNS = {
     "loss_masked": ("L", "nats", "Validation loss over the positions whose token is not shown."),
     "bits_per_token": ("L", "bits", "Validation loss over all predicted positions, in bits."),
     "bits_per_byte": ("L", "bits", "bits_per_token over the held-out bytes of a token."),
@@ -104,7 +104,7 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
     coarse = steps_below_resolution(config, run.built)
     return {
         "columns": entries(
-            STEPS_COLUMNS | EVAL_COLUMNS | evals | TIMING_COLUMNS | COMPUTE | others
+            STEPS_COLUMNS | VALIDATION_COLUMNS | evals | TIMING_COLUMNS | COMPUTE | others
         ),
         "layers": entries(describe()),
         "attribution": entries(attribution),

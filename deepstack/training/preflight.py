@@ -319,7 +319,7 @@ def same_runs(study: Path, config: conf.Config) -> Iterator[RunFolder]:
             yield folder
 
 
-def free_folder(study: Path, name: str, taken: Collection[str] = ()) -> RunFolder:
+def free_folder(study: Path, name: str, taken: Collection[str]) -> RunFolder:
     """Return the first folder of that name, or with a number, that no run has or reserves."""
     numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     folders = (RunFolder(study / one) for one in numbered if one not in taken)

@@ -25,7 +25,7 @@ from deepstack.errors import (
 )
 from deepstack.fast import Measured
 from deepstack.plugins import bug_in
-from deepstack.records import AppendLog, RunFolder
+from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, RunFolder
 from deepstack.training.environment import memory_limit, memory_needed, peak_memory_mb
 from deepstack.training.observer import LogFile, Observer
 
@@ -67,10 +67,12 @@ def open_logs(
     replay_from: int = -1,
     tolerance: float = 0.0,
 ) -> dict[str, AppendLog]:
-    """Open the logs of a run, name -> columns, until `resources` closes them.
+    """Open steps.csv, timing.csv and further logs of a run until `resources` closes them.
 
-    Rows after `replay_from` that exist already are compared.
+    columns: name of a further log -> names of its columns.  Rows after `replay_from` that exist
+    already are compared.
     """
+    columns = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS, **columns}
     return {
         name: resources.enter_context(folder.log(name, names, replay_from, tolerance=tolerance))
         for name, names in columns.items()

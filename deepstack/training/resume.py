@@ -36,7 +36,7 @@ def load_state(run: TrainingRun) -> ckpt.Checkpoint | None:
         _, on_disk = conf.disk_estimate(run.config, run.task.vocab_size)
         size_limit = LEAST_LIMIT + on_disk + 8 * run.update.initial.numel()
         owner = ckpt.Owner(conf.digest(without_defaults(run.config)), weights, size_limit)
-        checkpoint = ckpt.fitting(run.folder, run.observer.notify, owner)
+        checkpoint = ckpt.newest_usable(run.folder, run.observer.notify, owner)
         if checkpoint is None:
             return None
         parts.update(checkpoint.parts)
@@ -84,10 +84,10 @@ class Trained:
     task: Task
 
 
-def load_trained(folder: RunFolder, say: Callable[[str], None] = lambda _: None) -> Trained:
+def load_trained(folder: RunFolder, notify: Callable[[str], None]) -> Trained:
     """Load config, task and model of the newest whole checkpoint of a run.
 
-    say: receives a line for each checkpoint that is not used.  Raises ConfigError for a run
+    notify: receives a line for each checkpoint that is not used.  Raises ConfigError for a run
     of an external model, NothingMatchedError without a checkpoint.
     """
     config = recorded_config(folder)
@@ -97,7 +97,7 @@ def load_trained(folder: RunFolder, say: Callable[[str], None] = lambda _: None)
     owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
     newest = next(ckpt.whole_checkpoints(folder, damaged, owner), None)
     for problem in damaged:
-        say(f"not used: {problem}")
+        notify(f"not used: {problem}")
     if newest is None:
         state = folder.read_status().get("state", "interrupted")
         raise NothingMatchedError(

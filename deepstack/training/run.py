@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from deepstack.fast import (
 )
 from deepstack.gc_control import gc_paused
 from deepstack.model import with_defaults, with_steps
-from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, Run, write_end
+from deepstack.records import Run, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.environment import choose_threads
@@ -203,9 +203,8 @@ class TrainingRun:
         exact = config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = progress.step or -1
-        columns: dict[str, Iterable[str]] = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS}
-        columns["evals"] = self.evaluation.columns
-        columns |= {name: ("step", *more) for name, more in self.snapshots.columns().items()}
+        snapshots = {name: ("step", *more) for name, more in self.snapshots.columns().items()}
+        columns = {"evals": self.evaluation.columns, **snapshots}
         self.logs = open_logs(self.folder, columns, resources, start, tolerance)
         self.snapshots.logs = self.logs
         self.recorder = Recorder(self.logs, self.device, train.max_loss, self.observer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from deepstack import config as conf
 
@@ -43,21 +42,16 @@ def depends_on_steps(train: conf.Train) -> bool:
     return train.schedule in ("linear", "cosine")
 
 
-def log_steps(a: int = 1, b: int = 2, last: int = 10**12) -> Iterator[int]:
-    """Yield 0, 1, 2, 3, 5, 8, 13, …: each about 1.6 times the one before."""
-    yield 0
-    while a <= last:
-        yield a
-        a, b = b, a + b
-
-
-LOG_STEPS = frozenset(log_steps())
+LOG_STEPS = [0, 1, 2]
+"""The steps 0, 1, 2, 3, 5, 8, 13, …, each about 1.6 times the one before."""
+while LOG_STEPS[-1] < 10**12:
+    LOG_STEPS.append(sum(LOG_STEPS[-2:]))
 
 
 def is_due(every: int | str, step: int, last: int | None = None) -> bool:
     """Return whether a snapshot is due: at step 0, at every so many steps, and at the last one.
 
-    every: 'log' for `log_steps`; 0 for none.
+    every: 'log' for `LOG_STEPS`; 0 for none.
     """
     if isinstance(every, str):
         return step in LOG_STEPS or step == last

@@ -140,7 +140,7 @@ class SnapshotWriter:
         """Take the snapshots due at this step and write them."""
         device = self.inputs.device
         copy = whole_copy(self.prepared, self.built)
-        before, self._before = self._before if step else None, None
+        before, self._before = self._before, None
         if copy is None:
             return
         if row_is_due(self.config, "layers", step):

@@ -18,6 +18,7 @@ import pytest
 import torch
 from helpers import ROOT, TESTS
 from helpers.parallel_runs import BEGUN, CASES, CONFIG, KINDS, config_of
+from helpers.small_runs import only_run
 from safetensors.numpy import load_file
 
 import deepstack
@@ -43,12 +44,6 @@ def launch(command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, capture_output=True, text=True, timeout=SECONDS, env=environment(**more)
     )
-
-
-def only_run(study: Path) -> Run:
-    """The one run of a study."""
-    (path,) = (p for p in study.iterdir() if p.is_dir())
-    return Run(path)
 
 
 def difference(a: Run, b: Run) -> float:

@@ -39,7 +39,10 @@ class Layer(nn.Module):
         gain: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.inner = FeedForward(WIDTH, INSIDE, activation, 0.0, bias=bias, linear=linear)
+        self.inner = FeedForward(
+            WIDTH, INSIDE, activation, 0.0, gated=False, bias=bias, linear=linear, slots={},
+            joins=all,
+        )  # fmt: skip
         self.norm = LayerNorm(WIDTH, eps=1e-5, gain=gain, bias=bias)
         self.sublayer_functions: tuple[Any, ...] = ()
         self.function: Callable[[Tensor], Tensor] = lambda x: self.norm(x + self.inner(x))

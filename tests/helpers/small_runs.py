@@ -16,8 +16,11 @@ from torch import Tensor
 import deepstack
 from deepstack.config import Config, Study
 from deepstack.errors import Interrupted
+from deepstack.fast import Step, make_step
+from deepstack.model.build import Built
 from deepstack.records import CHECKSUMS, Run, RunFolder, sha256
 from deepstack.sweeps import expand
+from deepstack.training import make_optimizer, mean_loss
 from helpers.configs import config_with
 
 SMALL = {
@@ -28,6 +31,18 @@ SMALL = {
 
 def small(**changes: Any) -> Config:
     return config_with(SMALL, **changes)
+
+
+def step_of(built: Built, config: Config) -> Step:
+    """The plain training step of a model, (inputs, targets, lr) -> Measured."""
+    optimizer = make_optimizer(config.train, built)
+    return make_step(lambda x, y: mean_loss(built.model(x), y), built, optimizer, config.train)
+
+
+def only_run(study: Path) -> Run:
+    """The one run of a study."""
+    (path,) = (path for path in study.iterdir() if path.is_dir())
+    return Run(path)
 
 
 def data_of(run: Run) -> dict[str, bytes]:
@@ -59,8 +74,7 @@ def interrupted(config: Config, out: Path, at: int = 6, study: str = "runs") -> 
     with pytest.raises(Interrupted) as caught:
         deepstack.train(config, study=study, out=out, stop=stop_at(at))
     assert caught.value.exit_code == 143
-    (path,) = (path for path in (out / study).iterdir() if path.is_dir())
-    return RunFolder(path)
+    return only_run(out / study).folder
 
 
 def sweep_here(

@@ -177,7 +177,7 @@ def log_checksum_before_the_row() -> None:
 
 
 @found_by("refusals", "steps.csv")
-def full_disk_not_said() -> None:
+def full_disk_not_reported() -> None:
     append = AppendLog._append
 
     def silent(self: AppendLog, data: bytes) -> None:

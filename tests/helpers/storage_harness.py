@@ -1,7 +1,7 @@
 """Runs a training, stops it in every way, lets it go on, and compares with one left alone.
 
 harness.run(out, KILL_BEFORE, 17)      one process, watched
-harness.reference                      what it must all come to
+harness.reference                      the files that every run must come to
 harness.go_on(out, least=4)            what is wrong once it has gone on, in words
 """
 
@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import multiprocessing
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -49,10 +48,10 @@ def start_server() -> None:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: exit code, what it said on stderr, which calls it made."""
+    """How a process ended: exit code, messages on stderr, duration, calls that change files."""
 
     code: int
-    said: str
+    stderr: str
     seconds: float
     calls: list[Call]
 
@@ -85,7 +84,6 @@ class Harness:
     scratch: Path
     settings: tuple[str, ...] = ()
     planted: tuple[str, ...] = ()
-    trials: int = 0
     _made: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
@@ -93,8 +91,8 @@ class Harness:
 
     def with_fault(self, name: str) -> Harness:
         """The same with a fault of storage_faults planted, and the reference without it."""
-        other = replace(self, scratch=self.scratch / name, planted=(name,), trials=0)
-        vars(other)["whole"] = self.whole
+        other = replace(self, scratch=self.scratch / name, planted=(name,))
+        vars(other)["reference"] = self.reference
         return other
 
     def new(self) -> Path:
@@ -145,44 +143,33 @@ class Harness:
         self, out: Path, *watch: Any, sent: Sequence[tuple[float, int]] = (), **more: Any
     ) -> Ended:
         """One process, from its start to its end; arguments as of `job` and `run_all`."""
-        self.trials += 1
         return self.run_all([self.job(out, *watch, **more)], sent=sent)[0]
 
     @cached_property
-    def whole(self) -> tuple[Path, Ended]:
-        """A folder that was left alone, and how that went."""
+    def undisturbed(self) -> tuple[Path, Ended]:
+        """A run that nothing stops, with the planted faults: its folder and how it ended."""
         out = self.new()
-        ended = Harness(self.scratch / "whole", self.settings).run(out)
-        assert ended.code == 0, ended.said
+        ended = self.run(out)
+        assert ended.code == 0, ended.stderr
         return out, ended
 
     @cached_property
-    def reference(self) -> dict[str, bytes]:
-        """The files that must be equal, byte for byte."""
-        return compared(self.whole[0])
+    def alone(self) -> Ended:
+        """How the undisturbed run ended."""
+        return self.undisturbed[1]
 
     @cached_property
-    def alone(self) -> Ended:
-        """How a run goes that nothing happens to, but for what is planted."""
-        if not self.planted:
-            return self.whole[1]
-        out = self.new()
-        ended = self.run(out)
-        assert ended.code == 0, ended.said
-        self.drop(out)
-        return ended
-
-    @property
-    def logs(self) -> dict[str, bytes]:
-        """The logs of the run that was left alone."""
-        return {name: data for name, data in self.reference.items() if name in LOGS}
+    def reference(self) -> dict[str, bytes]:
+        """The files that must be equal, byte for byte: those of a sound, undisturbed run."""
+        return compared(self.undisturbed[0])
 
     def wrong_now(self, out: Path) -> list[str]:
         """What is wrong with the logs of a run that is not done: each must be a prefix."""
+        logs = [path for path in out.glob("*/*/*.csv") if path.name in LOGS]
         return [
             f"{path.name} is no prefix of the reference"
-            for path in out.glob("*/*/*.csv")
-            if path.name in LOGS and not self.logs[path.name].startswith(rows_in(path.read_bytes()))
+            for path in logs
+            if not self.reference[path.name].startswith(rows_in(path.read_bytes()))
         ]
 
     def wrong_moments(self, start: Disk, calls: Sequence[Call]) -> list[str]:
@@ -196,7 +183,7 @@ class Harness:
             if name.name not in LOGS or call.failed or call.kind == "sync":
                 continue
             found = rows_in(start.after_cut("now").get(name))
-            if not self.logs[name.name].startswith(found):
+            if not self.reference[name.name].startswith(found):
                 return [f"{name.name} is no prefix of the reference after {call.kind}"]
             if len(found) < size[name]:
                 return [f"{name.name} shrinks"]
@@ -216,9 +203,11 @@ class Harness:
         if disk.after_cut("now") != read_in(out):
             wrong.append("the trace of calls does not tell what is in the folder")
         if ended.code:
-            return [*wrong, f"exit {ended.code} when run again: {ended.said.strip()}"]
-        if "not used" in ended.said or "starting again" in ended.said:
-            wrong.append(f"something was damaged: {ended.said.strip()}")
+            return [*wrong, f"exit {ended.code} when run again: {ended.stderr.strip()}"]
+        for log in out.glob("*/*/log.txt"):  # the command is quiet
+            messages = log.read_text(errors="replace").splitlines()
+            damage = [line for line in messages if "not used" in line or "starting again" in line]
+            wrong += [f"something was damaged: {line}" for line in damage]
         assert ended.first is not None
         if ended.first - 1 < least:
             wrong.append(f"went on at step {ended.first} though step {least} was saved")
@@ -239,11 +228,6 @@ class Harness:
             if found.get(name) != self.reference.get(name)
         ]
 
-    def drop(self, *folders: Path) -> None:
-        """Remove folders of a trial that went well."""
-        for folder in folders:
-            shutil.rmtree(folder)
-
 
 def kill(process: ForkServerProcess, number: int) -> None:
     """Send a signal, unless the process has ended."""
@@ -257,11 +241,11 @@ def read_end(job: Job, code: int | None, seconds: float) -> Ended:
     """How a job ended; its files are removed."""
     assert code is not None
     # A kill may have come before there is a file.
-    said = job.errors.read_text(errors="replace") if job.errors.exists() else ""
+    messages = job.errors.read_text(errors="replace") if job.errors.exists() else ""
     calls = read_trace(job.trace) if job.trace.exists() else []
     for path in (job.errors, job.trace):
         path.unlink(missing_ok=True)
-    return Ended(code, said, seconds, calls)
+    return Ended(code, messages, seconds, calls)
 
 
 def rows_in(data: bytes | None) -> bytes:

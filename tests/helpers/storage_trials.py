@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -36,7 +37,9 @@ REFUSALS = (
 def numbers(harness: Harness, every: int, about: str) -> list[int]:
     """Every so-manieth call, or of those alone that are about files with this in their path."""
     calls = [call for call in harness.alone.calls if call.kind != "mark"]
-    return [call.number for call in calls if about in f"{call.path} {call.target}"][::every]
+    chosen = [call.number for call in calls if about in f"{call.path} {call.target}"][::every]
+    assert chosen, about
+    return chosen
 
 
 def kills(harness: Harness, every: int = 1, about: str = "") -> Iterator[str]:
@@ -46,19 +49,24 @@ def kills(harness: Harness, every: int = 1, about: str = "") -> Iterator[str]:
             out = harness.new()
             ended = harness.run(out, mode, number)
             where = f"killed at call {number}, mode {mode}"
-            yield from said(where, harness, out, ended, KILLED)
+            yield from continued(where, harness, out, ended, KILLED)
 
 
-def said(where: str, harness: Harness, out: Path, ended: Ended, code: int) -> Iterator[str]:
-    """What is wrong once the run goes on; the folder is kept where something is."""
+def continued(
+    where: str, harness: Harness, out: Path, ended: Ended, code: int, least: int = 0
+) -> Iterator[str]:
+    """What is wrong once the run goes on; the folder is kept where something is.
+
+    code: the expected exit code.  least: the last checkpoint of earlier processes.
+    """
     if ended.code != code:
-        yield f"{where}: exit {ended.code}: {ended.said}"
+        yield f"{where}: exit {ended.code}: {ended.stderr}"
         return
     tidy = all(call.kind not in ("unlink", "rmdir") for call in ended.calls if call.failed)
-    wrong = harness.go_on(out, ended.promised, tidy)
+    wrong = harness.go_on(out, max(least, ended.promised), tidy)
     yield from (f"{where}: {line}" for line in wrong)
     if not wrong:
-        harness.drop(out)
+        shutil.rmtree(out)
 
 
 def kills_again(harness: Harness, trials: int, seed: int = 0) -> Iterator[str]:
@@ -76,27 +84,24 @@ def kills_again(harness: Harness, trials: int, seed: int = 0) -> Iterator[str]:
                 break
             for line in harness.wrong_moments(disk, ended.calls):
                 yield f"{where}: {line}"
-        yield from said(where, harness, out, ended, ended.code and KILLED)
+        yield from continued(where, harness, out, ended, ended.code and KILLED, least)
 
 
 DRAFT = ".status.json.new"
 
 
 def kills_at_the_end(harness: Harness, every: int = 1) -> Iterator[str]:
-    """A kill where all is saved and 'done' is not said yet; another as the run ends again."""
+    """A kill after all is saved and before the status 'done'; another as the run ends again."""
     begun = (c for c in harness.alone.calls if (c.kind, c.path.name) == ("create", DRAFT))
     first = max(call.number for call in begun)
     for number in range(1, harness.alone.count, every):
         out = harness.new()
         ended = harness.run(out, KILL_BEFORE, first)
-        least, again = ended.promised, harness.run(out, KILL_AMID, number)
+        again = harness.run(out, KILL_AMID, number)
         if again.code == 0:
             return
         where = f"killed at call {first}, and {number} as it ends again"
-        wrong = harness.go_on(out, max(least, again.promised))
-        yield from (f"{where}: {line}" for line in wrong)
-        if not wrong:
-            harness.drop(out)
+        yield from continued(where, harness, out, again, KILLED, ended.promised)
 
 
 def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
@@ -114,7 +119,7 @@ def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
                 yield from (f"{where}: {line}" for line in harness.wrong_now(out))
             if ended.code != KILLED or len(times) == 8:
                 break
-        yield from said(where, harness, out, ended, ended.code and KILLED)
+        yield from continued(where, harness, out, ended, ended.code and KILLED, least)
 
 
 def refusals(
@@ -130,7 +135,7 @@ def refusals(
             refused = [call for call in ended.calls if call.failed == error and error]
             wrong = list(answered(ended, refused, os.strerror(error)))
             yield from (f"{where}: {line}" for line in wrong)
-            yield from said(where, harness, out, ended, ended.code)
+            yield from continued(where, harness, out, ended, ended.code)
 
 
 def answered(ended: Ended, refused: Sequence[Call], cause: str) -> Iterator[str]:
@@ -139,11 +144,11 @@ def answered(ended: Ended, refused: Sequence[Call], cause: str) -> Iterator[str]
     # What only tidies up (an old checkpoint, a draft) may stay where it is.
     if ended.code == 0 and all(call.kind in ("unlink", "rmdir") for call in refused):
         return
-    lines = ended.said.strip().splitlines()
+    lines = ended.stderr.strip().splitlines()
     if ended.code != RESOURCES:
-        yield f"exit {ended.code} {about}: {ended.said.strip()}"
+        yield f"exit {ended.code} {about}: {ended.stderr.strip()}"
     elif len(lines) != 1:
-        yield f"{len(lines)} lines {about}: {ended.said.strip()}"
+        yield f"{len(lines)} lines {about}: {ended.stderr.strip()}"
     elif not re.fullmatch(rf"deepstack: /\S+: .*{re.escape(cause)}.* \(\d+ MB free\)", lines[0]):
         yield f"path, cause and free space are not in {lines[0]!r} {about}"
 
@@ -181,14 +186,13 @@ def power_cuts(
             wrong = harness.go_on(left, promise, tidy=False)
             where = f"power cut ({way}) behind {call.kind} {call.path.name} (call {call.number})"
             yield from (f"{where}: {line}" for line in wrong)
-            harness.drop(left)
+            shutil.rmtree(left)
 
 
 def two_writers(harness: Harness, about: str = "") -> Iterator[str]:
     """Two at once: one works, the other is told so; the end is that of one alone."""
     out = harness.new()
     both = harness.run_all([harness.job(out), harness.job(out)])
-    harness.trials += 1
     began = [ended for ended in both if any(call.kind == "mark" for call in ended.calls)]
     if len(began) != 1:
         yield f"{len(began)} of two processes worked on the run: exits {[e.code for e in both]}"

@@ -8,15 +8,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from helpers.sampling import some
-from helpers.small_runs import data_of, interrupted, small, weights_of
+from helpers.small_runs import data_of, small, step_of, weights_of
 from torch import Tensor
 
 import deepstack
 from deepstack.errors import PluginError
-from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.schemes import Parts, Scheme, parameter
-from deepstack.training import make_optimizer
 
 SHAPES = {
     "q": (16, 16), "k": (16, 16), "v": (16, 16), "o": (16, 16), "w1": (64, 16), "w2": (16, 64),
@@ -126,13 +124,6 @@ def test_every_way_of_training_keeps_them_there(
         assert_kept(weights_of(run), more.get("model__scheme_options", {}).get("first", 1.0))
 
 
-def test_an_interrupted_run_goes_on_as_if_it_had_not_been(own: Any, tmp_path: Path) -> None:
-    whole = deepstack.train(config(), out=tmp_path / "a")
-    interrupted(config(), tmp_path / "b", 3)
-    again = deepstack.train(config(), out=tmp_path / "b")
-    assert data_of(again) == data_of(whole)
-
-
 def test_what_is_not_trained_stays_as_it_started(own: Any, tmp_path: Path) -> None:
     given = config(train__trainable=["q", "w2", "bias"], train__steps=3)
     before = build_model(given, vocab_size=257).banks.state()
@@ -153,12 +144,8 @@ def test_a_step_is_the_update_and_then_the_projection(own: Any) -> None:
     built = build_model(given, vocab_size=257)
     tokens = torch.arange(32).view(2, 16)
 
-    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
-        return built.model(inputs).square().mean()
-
-    step = make_step(loss, built, make_optimizer(given.train, built), given.train)
     before = {key: value.clone() for key, value in built.banks.state().items()}
-    step(tokens, tokens, 0.1)
+    step_of(built, given)(tokens, tokens, 0.1)
     for bank in built.banks:
         expected = before[bank.key] - 0.1 * bank.gradients()
         if bank.in_layers and bank.start == "matrix":

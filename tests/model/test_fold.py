@@ -20,7 +20,7 @@ from deepstack.model.fold import compare, fold, output
 from deepstack.model.plain import fill, from_plain, load_export, to_plain, values_of
 from deepstack.records import RunFolder
 from deepstack.schemes import SCHEMES, StackNorm
-from deepstack.training import checkpoint, train
+from deepstack.training import load_trained, train
 
 VOCAB, SEQ = 13, 6
 # Of these, at their default options, every norm is read by linear maps alone.
@@ -239,12 +239,7 @@ def test_export_writes_a_model_that_runs(
     assert len({path.stat().st_mode for path in written}) == 1
     assert not RunFolder(tmp_path / "model").exists()  # below results/ it is not listed as a run
     again = load_export(tmp_path / "model")
-    weights = RunFolder(runs[name])
-    vocab_size = len(again.model.embedding)
-    before = build_model(load_config(weights.config_path, []), vocab_size=vocab_size)
-    found = next(checkpoint.whole_checkpoints(weights, []))
-    assert found is not None
-    before.load(found.parts["weights"])
+    before = load_trained(RunFolder(runs[name]), print).built
     inputs = torch.arange(SEQ)[None] % 5
     expected, got = output(before.model, inputs), output(again.model, inputs)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
@@ -287,6 +282,6 @@ def test_export_refuses(runs: dict[str, Path], tmp_path: Path) -> None:
 def test_a_run_without_weights_is_said_to_have_none(tmp_path: Path) -> None:
     config = config_of(**TINY | {"train__max_loss": 1e-3})
     run = train(config, out=tmp_path)
-    assert run.state == "diverged"
+    assert run.state == "diverged" and len(run.steps) == 1  # the first step may diverge
     result = typed("export", run.path, "--to", tmp_path / "model")
     assert result.exit_code == 7 and "its run is diverged" in result.stderr

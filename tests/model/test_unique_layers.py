@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.command_line import typed
-from helpers.small_runs import data_of, interrupted, small, weights_of
+from helpers.small_runs import data_of, small, weights_of
 from torch.func import functional_call
 
 import deepstack
@@ -109,13 +109,6 @@ def test_a_sweep_of_looped_stacks_counts_each_parameter_once() -> None:
     plan = json.loads(shown.stdout)
     once, whole = (row["parameters"] for row in plan[:2])
     assert once == whole < 60_000
-
-
-def test_a_looped_run_resumes(tmp_path: Path) -> None:
-    config = small(**LOOPED | {"train__steps": 12})
-    whole = deepstack.train(config, out=tmp_path / "whole")
-    interrupted(config, tmp_path)
-    assert data_of(deepstack.train(config, out=tmp_path)) == data_of(whole)
 
 
 def test_the_looped_scheme_scales_by_repetitions_and_layers() -> None:

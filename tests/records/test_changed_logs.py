@@ -154,14 +154,14 @@ def test_a_log_that_changes_as_its_run_resumes_is_noticed(
 ) -> None:
     """Between the comparison with the checkpoint and the opening of the log."""
     steps = interrupted(SMALL, tmp_path, 4).steps_path
-    fitting = checkpoint.fitting
+    newest_usable = checkpoint.newest_usable
 
     def changed_after(*words: Any) -> checkpoint.Checkpoint | None:
-        newest = fitting(*words)
+        newest = newest_usable(*words)
         digit(steps)
         return newest
 
-    monkeypatch.setattr(checkpoint, "fitting", changed_after)
+    monkeypatch.setattr(checkpoint, "newest_usable", changed_after)
     with pytest.raises(ChangedLogError, match=r"steps\.csv: changed while its run resumed"):
         deepstack.train(SMALL, out=tmp_path)
     monkeypatch.undo()

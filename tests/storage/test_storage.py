@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from helpers import storage_calls
 from helpers import storage_trials as trials
 from helpers.sampling import some
 from helpers.storage_disk import Disk, read_in
 from helpers.storage_faults import FAULTS
 from helpers.storage_harness import Harness
-
-pytestmark = pytest.mark.skipif(bool(storage_calls.MISSING), reason=storage_calls.MISSING)
-
-
-@pytest.fixture(scope="module")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
-    return Harness(tmp_path_factory.mktemp("faults"))
 
 
 def test_the_trace_tells_all_that_happens_to_a_folder(harness: Harness) -> None:

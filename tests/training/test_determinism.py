@@ -35,12 +35,6 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
     }
 
 
-def words_of(folder: Path, name: str, *more: str) -> list[str]:
-    file = folder / f"{name}.yaml"
-    file.write_text(to_yaml(CONFIGS[name]))
-    return ["train", str(file), "--out", str(folder / "out"), *more]
-
-
 BROKEN = """
 from deepstack.schemes import Scheme
 class Broken(Scheme, name="broken", label="Broken", paper="none"):
@@ -132,22 +126,18 @@ STREAMS = {
 }
 
 
-def with_streams(streams: str, words: list[str]) -> subprocess.Popen[str]:
-    """`deepstack <words>` in a shell with other streams; its exit code, or that before a pipe."""
-    command = [sys.executable, "-m", "deepstack", *words]
-    line = f'"$@" {streams}' if "|" not in streams else f'set -o pipefail; "$@" {streams}'
-    shell = ["bash", "-c", line, "bash", *command]
-    return subprocess.Popen(shell, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", STREAMS)
 def test_closed_and_full_streams_stop_and_change_nothing(
     streams: str, references: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    process = with_streams(streams, words_of(tmp_path, "plain"))
-    output, complaint = process.communicate(timeout=120)
-    assert process.returncode == STREAMS[streams], complaint
+    file = tmp_path / "plain.yaml"
+    file.write_text(to_yaml(CONFIGS["plain"]))
+    shell = ["bash", "-o", "pipefail", "-c", f'"$@" {streams}', "bash"]
+    command = [*shell, sys.executable, "-m", "deepstack", "train", file, "--out", tmp_path / "out"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    output, complaint = ended.stdout, ended.stderr
+    assert ended.returncode == STREAMS[streams], complaint
     assert "Traceback" not in complaint and "Exception" not in complaint
     (run,) = find_runs(tmp_path / "out")
     assert run.state == "done" and data_of(run) == references["plain"]

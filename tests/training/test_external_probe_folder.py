@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.command_line import typed
 from helpers.probe_models import D, adamw, encoder, probe_of, probed
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import deepstack
-from deepstack.cli.app import app
 from deepstack.errors import ConfigError, LockedError
 from deepstack.records import Run, problems
 
@@ -79,7 +78,7 @@ def test_a_rare_row_is_of_its_own_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["rerun", "--check"], ["export", "--to", "x"]])
 def test_a_probed_run_is_not_trained_again(words: list[str], tmp_path: Path) -> None:
     probed(tmp_path / "run", 1)
-    result = CliRunner().invoke(app, [words[0], str(tmp_path / "run"), *words[1:]])
+    result = typed(words[0], tmp_path / "run", *words[1:])
     assert result.exit_code == 2
     assert "measured by deepstack.probe, not trained by deepstack" in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -113,10 +112,10 @@ def test_plot_and_ls_read_what_a_probe_writes(named: list[str], tmp_path: Path) 
                 name="Pre-LN (torch)",
                 config={"task.name": "reversal", "model.d_ff": 24},
             )
-    result = CliRunner().invoke(app, ["plot", *named, str(tmp_path)])
+    result = typed("plot", *named, tmp_path)
     assert result.exit_code == 0, result.output
     assert {Path(line).stem for line in result.stdout.splitlines()} >= set(CHARTS)
-    listed = CliRunner().invoke(app, ["ls", str(tmp_path / "mine"), "--json"])
+    listed = typed("ls", tmp_path / "mine", "--json")
     rows = json.loads(listed.stdout)
     assert [(row["model.depth"], row["seed"], row["state"]) for row in rows] == [
         (depth, seed, "done") for depth in (2, 4) for seed in (0, 1)
@@ -216,5 +215,5 @@ def test_a_stack_of_x_transformers(tmp_path: Path) -> None:
     # its ModuleList holds sublayers, attention and feed-forward in turn
     assert run.get("model.depth") == 6 and run.meta["layers"] == "attn_layers.layers"
     assert run.columns["scheme"]["normalised"]
-    result = CliRunner().invoke(app, ["plot", str(tmp_path)])
+    result = typed("plot", tmp_path)
     assert result.exit_code == 0, result.output

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import interrupted, reseal, small
+from helpers.small_runs import interrupted, only_run, reseal, small
 from safetensors.torch import load_file, save_file
 
 import deepstack
@@ -26,7 +26,7 @@ from deepstack.records import RunFolder
 from deepstack.training import checkpoint
 
 STEP = 6
-GIGABYTE = 10**9
+WEIGHTS = "weights.safetensors"
 
 Harm = Callable[[Path], None]
 
@@ -49,14 +49,12 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, checkpoint.O
     return interrupted(small(), tmp_path_factory.mktemp("victim"), STEP).path, owner
 
 
-def weights_of(content: bytes) -> Harm:
-    return text_in("weights.safetensors", content)
-
-
 def header(value: object, length: int | None = None, data: bytes = bytes(64)) -> Harm:
     """A weights.safetensors with this header, of this length as it says itself."""
     text = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return weights_of(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return text_in(
+        WEIGHTS, struct.pack("<Q", len(text) if length is None else length) + text + data
+    )
 
 
 def tensor(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[str, Any]:
@@ -64,7 +62,7 @@ def tensor(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[s
 
 
 def saved_by_torch(folder: Path) -> None:
-    torch.save({"x": Planted(folder)}, folder / "weights.safetensors")
+    torch.save({"x": Planted(folder)}, folder / WEIGHTS)
     reseal(folder)
 
 
@@ -76,8 +74,8 @@ def changed(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
     """The weights changed, with a valid checksum."""
 
     def harm(folder: Path) -> None:
-        held = change(load_file(folder / "weights.safetensors"))
-        save_file({k: v.contiguous() for k, v in held.items()}, folder / "weights.safetensors")
+        held = change(load_file(folder / WEIGHTS))
+        save_file({k: v.contiguous() for k, v in held.items()}, folder / WEIGHTS)
         reseal(folder)
 
     return harm
@@ -119,17 +117,17 @@ SUBSTITUTES: dict[str, Callable[[Path], None]] = {
     "a folder": Path.mkdir,
     "a FIFO": os.mkfifo,
     "a link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "ten sparse gigabytes": lambda path: path.touch() or os.truncate(path, 10 * GIGABYTE),
+    "ten sparse gigabytes": lambda path: path.touch() or os.truncate(path, 10**10),
 }
 HARMS: dict[str, tuple[Harm, str]] = {
-    "a pickle": (lambda f: weights_of(pickle.dumps(Planted(f)))(f), "weights.safetensors"),
-    "what torch.save writes": (saved_by_torch, "weights.safetensors"),
+    "a pickle": (lambda f: text_in(WEIGHTS, pickle.dumps(Planted(f)))(f), WEIGHTS),
+    "what torch.save writes": (saved_by_torch, WEIGHTS),
     "a pickle beside": (extra_pickle, "more.safetensors"),
-    "an empty file": (weights_of(b""), "weights.safetensors"),
-    "a header of 2^63 bytes": (header({}, 2**63), "weights.safetensors"),
-    "a deep header": (header(b'{"a":' + b"[" * 50_000), "weights.safetensors"),
-    "an absurd shape": (header({"a": tensor([2**40, 2**20], 0, 64)}), "weights.safetensors"),
-    "offsets beyond the file": (header({"a": tensor([32], 0, 128)}), "weights.safetensors"),
+    "an empty file": (text_in(WEIGHTS, b""), WEIGHTS),
+    "a header of 2^63 bytes": (header({}, 2**63), WEIGHTS),
+    "a deep header": (header(b'{"a":' + b"[" * 50_000), WEIGHTS),
+    "an absurd shape": (header({"a": tensor([2**40, 2**20], 0, 64)}), WEIGHTS),
+    "offsets beyond the file": (header({"a": tensor([32], 0, 128)}), WEIGHTS),
     "no tensors": (header({}, data=b""), "embedding"),
     "a tensor less": (changed(lambda held: dict(list(held.items())[1:])), "not there"),
     "a tensor more": (changed(lambda held: held | {"more": torch.ones(3)}), "more"),
@@ -137,7 +135,7 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "other shapes": (changed(lambda held: {k: v[..., None] for k, v in held.items()}), "1)"),
     **{
         f"{kind} for {name}": (instead(name, make), name)
-        for name in ("weights.safetensors", "state.json", "checksums.json")
+        for name in (WEIGHTS, "state.json", "checksums.json")
         for kind, make in SUBSTITUTES.items()
     },
     "deep checksums": (text_in("checksums.json", "[" * 100_000), "checksums.json"),
@@ -158,7 +156,7 @@ def answer(path: Path, owner: checkpoint.Owner) -> tuple[checkpoint.Checkpoint |
     said: list[str] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin, processor = time.monotonic(), time.process_time()
-    found = checkpoint.fitting(RunFolder(path), said.append, owner)
+    found = checkpoint.newest_usable(RunFolder(path), said.append, owner)
     assert time.process_time() - processor < 1
     assert time.monotonic() - begin < 10  # of a busy machine; a FIFO would hold it for ever
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
@@ -234,7 +232,7 @@ def test_parts_that_do_not_belong_are_refused(
 ) -> None:
     """With valid checksums: an error of one line, or a run that goes on without them."""
     shutil.copytree(victim[0].parent, tmp_path / "runs")
-    (path,) = (tmp_path / "runs").iterdir()
+    path = only_run(tmp_path / "runs").path
     folder = path / "checkpoint" / str(STEP)
     PARTS[name](folder)
     reseal(folder)

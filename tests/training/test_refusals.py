@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -12,19 +11,15 @@ from typing import Any
 
 import pytest
 from helpers import QUICK
-from typer.testing import CliRunner
+from helpers.command_line import TINY, typed
+from helpers.small_runs import only_run
 
-from deepstack.cli import app, main
-from deepstack.records import RunFolder, problems
-
-TINY = [
-    "model.depth=2", "model.d_model=8", "task.seq_len=8", "train.batch_size=2",
-    "train.steps=2", "train.eval_batches=1", "log.probe_sequences=1",
-]  # fmt: skip
+from deepstack.cli import main
+from deepstack.records import problems
 
 
 def train(out: Path, *words: str) -> Any:
-    return CliRunner().invoke(app, ["train", QUICK, *TINY, "-q", "--out", str(out), *words])
+    return typed("train", QUICK, *TINY, "-q", "--out", out, *words)
 
 
 def everything(folder: Path) -> dict[Path, int]:
@@ -73,9 +68,8 @@ def test_letters_that_a_terminal_or_a_path_lacks_stop_nothing(tmp_path: Path) ->
     out = tmp_path / "\u00fcbung \u0394"
     trained = deepstack("train", QUICK, *TINY, "--out", out, **plain)
     assert trained.returncode == 0, trained.stderr.decode()
-    (run,) = [run for run in (out / "quick").iterdir() if run.is_dir()]
-    assert json.loads((run / "meta.json").read_text())["command"].startswith("deepstack train")
-    assert problems(RunFolder(run)) == []
+    run = only_run(out / "quick")
+    assert run.meta["command"].startswith("deepstack train") and problems(run.folder) == []
     listed = deepstack("list", "diagnostics", PYTHONIOENCODING="latin-1:strict")
     assert listed.returncode == 0 and rb"\u2016x_l\u2016" in listed.stdout
 
@@ -116,6 +110,6 @@ def test_weights_are_not_exported_as_those_of_another_model(tmp_path: Path) -> N
     path = run / "config.yaml"
     for text in (path.read_text().replace("scheme: deepnorm", "scheme: post_ln"), ""):
         path.write_text(text)
-        exported = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "x")])
+        exported = typed("export", run, "--to", tmp_path / "x")
         assert exported.exit_code == 7 and "is another run's" in exported.stderr
         assert not (tmp_path / "x").exists()

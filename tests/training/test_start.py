@@ -19,17 +19,16 @@ from deepstack.records import Run
 from deepstack.training.start import grown_rows, start_of
 
 MARKOV = {"task__name": "markov", "task__seq_len": 8, "task__states": 5}
+PARENT = MARKOV | {"model__scheme": "pre_ln", "model__depth": 3, "train__steps": 5}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    settings = MARKOV | {"model__scheme": "pre_ln", "model__depth": 3, "train__steps": 5}
-    return deepstack.train(small(**settings), out=tmp_path_factory.mktemp("start"))
+    return deepstack.train(small(**PARENT), out=tmp_path_factory.mktemp("start"))
 
 
 def config_from(run: Run, **changes: Any) -> deepstack.config.Config:
-    settings = MARKOV | {"model__scheme": "pre_ln", "model__depth": 3, "train__steps": 5}
-    return small(**settings | {"model__start": str(run.path)} | changes)
+    return small(**PARENT | {"model__start": str(run.path)} | changes)
 
 
 def started(config: deepstack.config.Config, vocab_size: int = 6) -> Any:
@@ -39,13 +38,9 @@ def started(config: deepstack.config.Config, vocab_size: int = 6) -> Any:
     return built, start
 
 
-def last_loss(run: Run) -> float:
-    return float(run.evals["loss"].iloc[-1])
-
-
 def test_a_run_begins_where_another_one_ended(trained: Run, tmp_path: Path) -> None:
     run = deepstack.train(config_from(trained, train__lr=1e-4), out=tmp_path)
-    assert float(run.evals["loss"].iloc[0]) == pytest.approx(last_loss(trained), rel=1e-6)
+    assert run.evals["loss"].iloc[0] == pytest.approx(trained.evals["loss"].iloc[-1], rel=1e-6)
     assert 0 < run.steps["model_update"].iloc[0] < 0.1 * trained.steps["model_update"].iloc[-1]
     assert run.meta["start"]["step"] == 5 and len(run.meta["start"]["sha256"]) == 64
     fresh = deepstack.train(small(**MARKOV, model__scheme="pre_ln", model__depth=3), out=tmp_path)
@@ -55,9 +50,8 @@ def test_a_run_begins_where_another_one_ended(trained: Run, tmp_path: Path) -> N
 
 
 def test_another_task_and_head_start_their_own_tables_anew(trained: Run, tmp_path: Path) -> None:
-    task = {"task__name": "copy", "task__vocab_size": 9, "task__states": None, "task__seq_len": 12}
-    settings = {k: v for k, v in (MARKOV | task).items() if k != "task__states"}
-    config = small(**settings, model__scheme="pre_ln", model__depth=3, model__head="separate",
+    task = {"task__name": "copy", "task__vocab_size": 9, "task__seq_len": 12}
+    config = small(**task, model__scheme="pre_ln", model__depth=3, model__head="separate",
                    model__start=str(trained.path), train__steps=2)  # fmt: skip
     built, start = started(config, 9)
     drawn = build_model(config, vocab_size=9).state()
