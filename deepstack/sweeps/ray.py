@@ -69,8 +69,8 @@ class OnRay(Launcher):
         self._running = [process for process in self._running if process.poll() is None]
         nodes = self.nodes()
         resources = resources_of(cell, nodes, self._gpu_bytes)
-        taken = [process.order.resources for process in self._running]
-        if not has_capacity(resources, taken, nodes, self._limit):
+        in_use = [process.order.resources for process in self._running]
+        if not has_capacity(resources, in_use, nodes, self._limit):
             return None
         cell.claim()
         order = Order(
@@ -228,7 +228,7 @@ def resources_of(cell: Cell, nodes: Sequence[Resources], gpu_bytes: int | None) 
 
 
 def has_capacity(
-    resources: Resources, taken: Sequence[Resources], nodes: Sequence[Resources], limit: int | None
+    resources: Resources, in_use: Sequence[Resources], nodes: Sequence[Resources], limit: int | None
 ) -> bool:
     """Return whether a run fits beside those that run.
 
@@ -236,9 +236,9 @@ def has_capacity(
     A run that is alone always fits; if it is too large for a node, it is refused when submitted.
     """
     if limit is not None:
-        return len(taken) < limit
-    return not taken or all(
-        sum(run[name] for run in (*taken, resources)) <= sum(n.get(key, 0) for n in nodes) + 1e-6
+        return len(in_use) < limit
+    return not in_use or all(
+        sum(run[name] for run in (*in_use, resources)) <= sum(n.get(key, 0) for n in nodes) + 1e-6
         for name, key in RESOURCES.items()
     )
 

@@ -207,8 +207,9 @@ def newest_usable(
 ) -> Checkpoint | None:
     """Return the newest checkpoint that is whole and whose logs have not changed, or None.
 
-    If others or logs are not usable, the run folder is reset to that checkpoint, or to step 0
-    without one or after a log changed during the run.  notify: receives a line for each problem.
+    If a newer checkpoint is damaged or a log has changed, the run folder is reset to that
+    checkpoint; without one, to step 0.  After a log changed during the run, no checkpoint is used.
+    notify: receives a line for each problem.
     """
     damaged: list[str] = []
     changed: list[str] = []
