@@ -18,6 +18,7 @@ from matplotlib.ticker import (
     MaxNLocator,
     NullFormatter,
     NullLocator,
+    ScalarFormatter,
 )
 
 from deepstack.errors import ConfigError
@@ -198,7 +199,7 @@ def number_axis(axes: Axes, which: str, values: Sequence[float], log: bool) -> N
     axis = axes.xaxis if which == "x" else axes.yaxis
     are_integers = all(float(value).is_integer() for value in values)
     axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=are_integers))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_major_formatter(ScalarFormatter(useOffset=False))
     axis.set_minor_locator(NullLocator())
 
 
