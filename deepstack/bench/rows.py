@@ -68,9 +68,8 @@ class Row:
 
 LOGGED, UNLOGGED = map(Row, OWN)
 
-# Steps that do not count.  On a CPU deepstack records the second and the third, the fourth touches
-# fresh memory, and the fifth decides which calls fuse batch and probe; on a GPU it runs three steps
-# eagerly and captures the fourth.
+# Steps that do not count.  On a CPU deepstack records the second, and the third touches fresh
+# memory; on a GPU it runs three steps eagerly and captures the fourth.
 WARM_UP = 5
 
 # glibc's settings under which a peer keeps the memory that it frees.  By default large buffers go
