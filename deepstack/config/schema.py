@@ -313,7 +313,7 @@ class Sweep(Section):
 
 
 class StudyFile(Config):
-    """A configuration, with `sweep:` a study.  Every key has a default."""
+    """A configuration, or a study with `sweep:`.  Every key has a default."""
 
     sweep: Sweep = Sweep()
 

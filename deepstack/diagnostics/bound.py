@@ -48,7 +48,7 @@ def bound(snapshot: Snapshot) -> Tensor:
     over the decoder's cross-attentions, and the decoder's sum is added.  Gains use the current
     weights.  A feed-forward with ReLU has w² = n_in Var(W_1)/2 and v² = n_in Var(W_2).  An
     attention has w² = n_in Var(W_v) and v² = n_in Var(W_o).  NaN where the theorem does not apply
-    (see `alphas`, `not_said_of`).  For real steps it is an estimate and no bound: it treats
+    (see `alphas`, `uncovered_names`).  For real steps it is an estimate and no bound: it treats
     changes as independent of their inputs.
     Wang et al. 2022, arXiv:2203.00555, section 4.3.
     """
@@ -104,7 +104,7 @@ def alphas_of(scheme: Scheme, d_model: int, device: torch.device) -> list[float]
     return _tried[scheme]
 
 
-def not_said_of(model: conf.Model) -> tuple[str, ...]:
+def uncovered_names(model: conf.Model) -> tuple[str, ...]:
     """Return name prefixes of the diagnostics whose derivation does not cover this model.
 
     Theorem 4.2 and `grad_norm_predicted` assume LayerNorm or RMSNorm, since they use ‖∂LN(z)/∂z‖

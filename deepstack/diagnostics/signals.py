@@ -70,8 +70,8 @@ def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
     d E[W_v²], v² = d E[W_o²]; feed-forward w² = d E[W_1²]/2, for ReLU, v² = d_ff E[W_2²].  A ratio
     below 0 counts as 0: at α = v = w = 1 the prediction is 0 below the last layer.  NaN where a
     sublayer above is not LN(α x + G(x)), and where the derivation does not cover norm or activation
-    (`not_said_of`).  NaN in a decoder with cross-attention, whose branch hardly depends on x.  This
-    is DeepNet's prediction of ‖∂F/∂θ_i‖, θ_i the matrices of a sublayer; compare it with
+    (`uncovered_names`).  NaN in a decoder with cross-attention, whose branch hardly depends on x.
+    This is DeepNet's prediction of ‖∂F/∂θ_i‖, θ_i the matrices of a sublayer; compare it with
     matrix_grad_norm.
     """
     if snapshot.sublayers != ("attention", "feed_forward"):

@@ -76,7 +76,7 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
         nonlocal position
         if position == model.seq_len:
             raise ConfigError(
-                f"task.seq_len: found {model.seq_len}, and all these positions are said"
+                f"task.seq_len: found {model.seq_len}, and all these positions are filled"
             )
         with torch.no_grad(), model.statistics("followed"):
             stream = decoder.enter(model.start(token[:, None], model.source_len + position))

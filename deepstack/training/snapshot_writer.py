@@ -12,7 +12,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.diagnostics import ModelUpdate, evaluate, take
 from deepstack.diagnostics import attribution as parts
-from deepstack.diagnostics.bound import not_said_of
+from deepstack.diagnostics.bound import uncovered_names
 from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
 from deepstack.diagnostics.noise_scale import gradient_noise
 from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
@@ -170,8 +170,8 @@ class SnapshotWriter:
                 gradient_noise=noise,
             )
         )
-        unknown = not_said_of(self.config.model)
-        without = {n: v for n, v in values.items() if n.startswith(unknown)}
+        uncovered = uncovered_names(self.config.model)
+        without = {n: v for n, v in values.items() if n.startswith(uncovered)}
         values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
         self.records.add(step, values)
 

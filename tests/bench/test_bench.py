@@ -75,7 +75,7 @@ def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
         (["--peers", "torhc"], "did you mean 'torch'?"),
         (["--peers", "torch+shards"], "allowed with shards: deepstack, deepstack_unlogged"),
@@ -84,9 +84,9 @@ def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(tmp_path:
         (["--chart", "rows.txt"], "allowed .png"),
     ],
 )
-def test_what_is_wrong_is_refused_before_anything_runs(words: list[str], said: str) -> None:
+def test_a_mistake_is_refused_before_anything_runs(words: list[str], message: str) -> None:
     result = typed("bench", QUICK, *TINY, *words)
-    assert result.exit_code == 2 and said in result.stderr
+    assert result.exit_code == 2 and message in result.stderr
     assert len(result.stderr.strip().splitlines()) <= 3 and result.stdout == ""
 
 
@@ -205,7 +205,7 @@ def test_every_layer_has_weights_and_gradients_of_its_own() -> None:
 class FakeProcess(RowProcess):
     """A row that notes each request, and can fail."""
 
-    said: list[str]
+    requests: list[str]
 
     def __init__(
         self, row: Row, config: conf.Config | None = None, fails_at: str = "", exit_code: int = 1
@@ -214,7 +214,7 @@ class FakeProcess(RowProcess):
         self.fails_at, self.exit_code = fails_at, exit_code
 
     def note(self, what: str) -> None:
-        FakeProcess.said.append(f"{what} {self.row.name}")
+        FakeProcess.requests.append(f"{what} {self.row.name}")
         if what == self.fails_at:
             raise RowError("no room", self.exit_code)
 
@@ -230,7 +230,7 @@ class FakeProcess(RowProcess):
 
 def measured(*processes: FakeProcess, steps: int = 2) -> tuple[bool, list[Row], list[str]]:
     """Whether they took turns, the measured rows, and the messages."""
-    FakeProcess.said = []
+    FakeProcess.requests = []
     lines: list[str] = []
     together, left = measure.measure_rows(processes, steps, CPU, lines.append)
     return together, [process.row for process in left], lines
@@ -240,7 +240,7 @@ def test_the_rows_take_turns() -> None:
     together, left, _ = measured(FakeProcess(LOGGED), FakeProcess(TORCH))
     assert together and left == [LOGGED, TORCH]
     turn = ["step deepstack", "products deepstack", "step torch", "products torch"]
-    assert FakeProcess.said == ["begin deepstack", "begin torch", *turn, *turn]
+    assert FakeProcess.requests == ["begin deepstack", "begin torch", *turn, *turn]
 
 
 def test_one_row_follows_the_other_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,14 +248,16 @@ def test_one_row_follows_the_other_where_memory_is_short(monkeypatch: pytest.Mon
     together, _, lines = measured(FakeProcess(LOGGED), FakeProcess(TORCH), steps=1)
     assert not together and "one follows the other" in lines[0]
     turn = ["begin {0}", "step {0}", "products {0}"]
-    assert FakeProcess.said == [line.format(row) for row in ("deepstack", "torch") for line in turn]
+    assert FakeProcess.requests == [
+        line.format(row) for row in ("deepstack", "torch") for line in turn
+    ]
 
 
 def test_a_peer_that_fails_is_left_out_and_the_others_go_on() -> None:
     processes = FakeProcess(LOGGED), FakeProcess(Row("bert"), fails_at="step"), FakeProcess(TORCH)
     _, left, lines = measured(*processes)
     assert left == [LOGGED, TORCH] and "left out: Hugging Face BERT: no room" in lines
-    assert FakeProcess.said.count("step bert") == 1
+    assert FakeProcess.requests.count("step bert") == 1
 
 
 @pytest.mark.parametrize(("at", "exit_code"), [("step", 5), ("begin", 2)])
@@ -266,7 +268,7 @@ def test_deepstacks_own_row_must_not_fail(at: str, exit_code: int) -> None:
 
 
 def test_other_depths_are_deepstacks_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeProcess.said = []
+    FakeProcess.requests = []
     monkeypatch.setattr(measure, "facts_of", lambda config, device: {})
     monkeypatch.setattr(measure, "RowProcess", FakeProcess)
     found = measure.bench(config_of(), steps=1, peers=["deepstack+bf16"], depths=[3, 9])
@@ -276,7 +278,7 @@ def test_other_depths_are_deepstacks_row_alone(monkeypatch: pytest.MonkeyPatch) 
         Row("deepstack", ("bf16",)),
     ]
     assert [process.config.model.depth for process in found.depths] == [3, 9]
-    assert FakeProcess.said[-4:] == ["begin deepstack"] * 2 + ["step deepstack"] * 2
+    assert FakeProcess.requests[-4:] == ["begin deepstack"] * 2 + ["step deepstack"] * 2
     counts = build_model(config_of(), vocab_size=257, device="meta").banks.count()
     assert {process.parameters for process in found.rows} == {sum(counts.values())}
 
@@ -325,12 +327,14 @@ def test_exponents_in_depth() -> None:
 
 
 def test_peers_that_are_built_otherwise_are_left_out() -> None:
-    said: list[str] = []
-    assert measure.available_peers(conf.Config(), [TORCH], said.append) == [TORCH] and not said
+    messages: list[str] = []
+    assert (
+        measure.available_peers(conf.Config(), [TORCH], messages.append) == [TORCH] and not messages
+    )
     for key, value in (
         ("norm.kind", "rms"), ("activation", "tanh"), ("bias", False), ("gated", True),
         ("qk_norm", True), ("positions", "rotary"),
     ):  # fmt: skip
         given = conf.with_overrides(conf.Config(), {f"model.{key}": value})
-        assert measure.available_peers(given, [TORCH], said.append) == []
-        assert said.pop().startswith("left out: all peers") and not said
+        assert measure.available_peers(given, [TORCH], messages.append) == []
+        assert messages.pop().startswith("left out: all peers") and not messages

@@ -188,9 +188,9 @@ def test_a_signal_removes_temporary_folders(
     while not list(temporary.glob("deepstack-*/*")) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, said
-    assert b"Traceback" not in said and not list(temporary.iterdir())
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, stderr
+    assert b"Traceback" not in stderr and not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize("number", range(1, 7))

@@ -113,7 +113,7 @@ def test_what_is_no_run_or_study_below_out_is_refused(out: Path, tmp_path: Path)
     (out / "empty").mkdir()
     (out / "file").write_text("")
     before = contents(tmp_path)
-    for path, code, said in (
+    for path, code, message in (
         (outside, 2, "is not below"),
         (outside.parent, 2, "is not below"),
         (out, 2, "is not below"),
@@ -129,7 +129,7 @@ def test_what_is_no_run_or_study_below_out_is_refused(out: Path, tmp_path: Path)
         (out / "three", 7, "no such folder"),
     ):
         result = rm(out, out / "two", path)
-        assert (result.exit_code, said in result.stderr) == (code, True), (path, result.stderr)
+        assert (result.exit_code, message in result.stderr) == (code, True), (path, result.stderr)
         assert contents(tmp_path) == before and not (out / ".trash").exists(), path
     assert rm(out).exit_code == 2 and rm(out, out / "one", "--empty").exit_code == 2
 

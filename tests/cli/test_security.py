@@ -166,10 +166,10 @@ def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 def test_every_command_ran_and_nothing_forbidden_was_seen(told: Watched) -> None:
-    data, log, said, report = told
-    ended = [line.split()[1:] for line in said.splitlines() if line.startswith("exit ")]
+    data, log, output, report = told
+    ended = [line.split()[1:] for line in output.splitlines() if line.startswith("exit ")]
     names = ["train", "sweep", "plot", "ls", "compare", *report, "export", "verify"]
-    assert ended == [["0", name] for name in names], said
+    assert ended == [["0", name] for name in names], output
     runs = find_runs(data / "out")
     assert [run.state for run in runs] == ["done"] * 3
     assert any((run.path / "log.txt").read_text().count("steps 2 to 6") for run in runs)
@@ -179,12 +179,12 @@ def test_every_command_ran_and_nothing_forbidden_was_seen(told: Watched) -> None
 
 
 def test_no_secret_of_the_environment_is_in_the_results(told: Watched) -> None:
-    data, _, said, _ = told
+    data, _, output, _ = told
     written = {path: path.read_bytes() for path in (data / "out").rglob("*") if path.is_file()}
     assert len(written) > 30
     assert CANARY.encode() in next(text for path, text in written.items() if path.suffix == ".yaml")
     for secret in SECRETS.values():
-        assert secret not in said
+        assert secret not in output
         assert not any(secret.encode() in text or secret in str(p) for p, text in written.items())
 
 

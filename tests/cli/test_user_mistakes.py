@@ -61,8 +61,8 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_wrong_call_says_the_right_one(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    call, said = CALLS[name]
-    with pytest.raises(ConfigError, match=said):
+    call, message = CALLS[name]
+    with pytest.raises(ConfigError, match=message):
         call()
     assert not any(tmp_path.iterdir())
 

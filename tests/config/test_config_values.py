@@ -84,14 +84,14 @@ def test_with_overrides_changes_a_copy_and_validates() -> None:
 
 @pytest.mark.parametrize("letter", ["\x7f", "\x85", "\ufeff", "\u2028", "\0", "\ud800"])
 def test_a_letter_that_cannot_be_read_back_is_refused(letter: str) -> None:
-    said = f"found the control character {letter!r}; allowed printable text"
+    message = f"found the control character {letter!r}; allowed printable text"
     text = f"a{letter}b"
     for key, value in {
         "task.path": text, "task.texts": ["a", text], "model.scheme_options.a": text
     }.items():  # fmt: skip
         with pytest.raises(ConfigError) as error:
             conf.with_overrides(conf.Config(), {key: value})
-        assert said in str(error.value) and key in str(error.value)
+        assert message in str(error.value) and key in str(error.value)
     with pytest.raises(ValueError, match="allowed printable text"):
         conf.Task(name="text", path=text)
 
@@ -203,7 +203,7 @@ def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         (".", "found a folder"),
         ("missing.yaml", "no such file"),
@@ -215,7 +215,7 @@ def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:
     ],
 )
 def test_paths_that_are_no_config(
-    path: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("quick.yaml").write_text("seed: 1")
@@ -223,5 +223,5 @@ def test_paths_that_are_no_config(
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigError) as error:
         conf.load_config(path)
-    assert said in str(error.value) and str(error.value).isprintable()
+    assert message in str(error.value) and str(error.value).isprintable()
     assert sorted(tmp_path.rglob("*")) == before

@@ -38,7 +38,7 @@ def cells(text: str, *overrides: str) -> list[tuple[Any, ...]]:
     return [(c.model.scheme, c.model.depth, c.train.lr, c.train.batch_size, c.seed) for c in made]
 
 
-def said(text: str, *overrides: str) -> str:
+def message_of(text: str, *overrides: str) -> str:
     with pytest.raises(ConfigError) as error:
         parse_study(text, "f.yaml", overrides)
     return str(error.value)
@@ -73,7 +73,7 @@ def test_the_command_line_fixes_a_zipped_key_and_replaces_its_values() -> None:
     assert {row[0] for row in cells(STUDY, "model.depth=48")} == {"deepnorm"}
     both = cells(STUDY, "model.depth=6,12", "train.lr=1,2")
     assert {row[1:3] for row in both} == {(6, 1), (12, 2)} and len(both) == 8
-    message = said(STUDY, "model.depth=6,12")
+    message = message_of(STUDY, "model.depth=6,12")
     assert message == (
         "f.yaml:9:5: sweep.zip.train.lr: found 3 values; allowed 2, as model.depth has"
     )
@@ -103,7 +103,7 @@ def test_values_are_compared_as_numbers_lists_and_words() -> None:
 def test_mistakes_in_all_parts_of_a_sweep_are_reported_together() -> None:
     text = "sweep:\n  grid: {model.depth: [0], seed: 3}\n  zip: {seed: [1]}\n"
     text += "  exclude: [{}]\n  overrides: [{where: {}, sett: {}}]\n  extra: 1\n"
-    places = [line.split(": ")[0] for line in said(text).splitlines()]
+    places = [line.split(": ")[0] for line in message_of(text).splitlines()]
     columns = ["2:34", "3:8", "4:13", "5:15", "5:23", "5:27", "6:3"]
     assert places == [f"f.yaml:{column}" for column in columns]
 

@@ -67,17 +67,17 @@ def cases(dice: random.Random) -> Iterator[bytes]:
 
 def answer(data: bytes, overrides: Sequence[str] = ()) -> str:
     """The message that a text gets, '' for a configuration; anything else is raised."""
-    said = ""
+    message = ""
     for read in (conf.parse_config, conf.parse_study):
         try:
             read(data, "f.yaml", overrides)
         except ConfigError as error:
-            said = str(error)
-            assert said and len(said) < 20_000
-            assert said.replace("\n", "").isprintable()
-            lines = said.splitlines()
+            message = str(error)
+            assert message and len(message) < 20_000
+            assert message.replace("\n", "").isprintable()
+            lines = message.splitlines()
             assert overrides or all(line.startswith(("f.yaml", "...")) for line in lines)
-    return said
+    return message
 
 
 def fuzz(seconds: float, seed: int) -> tuple[int, int, float]:

@@ -228,7 +228,7 @@ def test_a_relu_in_a_library_s_product_keeps_what_is_no_number() -> None:
 
 
 class Listens(Observer):
-    """Keeps what is said."""
+    """Keeps the notices."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -238,7 +238,7 @@ class Listens(Observer):
 
 
 @pytest.mark.parametrize("width", [32, 512])
-def test_what_takes_long_is_said(width: int, tmp_path: Path) -> None:
+def test_work_that_takes_long_is_announced(width: int, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     heard = Listens()
     given = config(runtime__fused=True, train__steps=2, model__d_model=width)

@@ -168,11 +168,11 @@ def results(update: Callable[[Tensor, Tensor], Measured], shapes: list[int]) -> 
 def replayed(
     compute: Callable[[Tensor, Tensor], Tensor], shapes: list[int]
 ) -> tuple[int, list[str]]:
-    """How often an update with equal results is called if it is replayed, and what is said."""
-    steps, said = Steps(compute), list[str]()
+    """How often an update with equal results is called if it is replayed, and the notices."""
+    steps, notices = Steps(compute), list[str]()
     expected = results(Steps(compute).update, shapes)
-    assert results(ReplayedStep(steps.update, None, said.append), shapes) == expected
-    return steps.calls, said
+    assert results(ReplayedStep(steps.update, None, notices.append), shapes) == expected
+    return steps.calls, notices
 
 
 def many_operations(x: Tensor, targets: Tensor) -> Tensor:
@@ -198,18 +198,18 @@ def many_operations(x: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_many_operations_replayed_are_themselves() -> None:
-    calls, said = replayed(many_operations, [4] * 5 + [7] + [4] * 3)
+    calls, notices = replayed(many_operations, [4] * 5 + [7] + [4] * 3)
     assert calls == 3, "two steps, and the one of another shape"
-    assert not said
+    assert not notices
 
 
 def test_a_step_that_reads_a_value_runs_eagerly() -> None:
     def reads_a_value(x: Tensor, targets: Tensor) -> Tensor:
         return x.sum() * (2.0 if float(x.sum()) > 0 else 3.0)
 
-    calls, said = replayed(reads_a_value, [4] * 5)
+    calls, notices = replayed(reads_a_value, [4] * 5)
     assert calls == 5
-    assert said == ["a step cannot be replayed: it reads a value (_local_scalar_dense)"]
+    assert notices == ["a step cannot be replayed: it reads a value (_local_scalar_dense)"]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -77,10 +77,10 @@ def test_every_kind_of_attention_decodes_one_by_one(changes: dict[str, Any]) -> 
 def test_generated_tokens_are_the_most_probable_ones() -> None:
     model = perturbed(model__family="encoder_decoder").model
     source, target = model.split(tokens_for(model))
-    said = generate(model, target[:, :2], 4, source=source)
-    shown = torch.cat([source, target[:, :2], said], dim=1)
+    generated = generate(model, target[:, :2], 4, source=source)
+    shown = torch.cat([source, target[:, :2], generated], dim=1)
     expected = model(shown[:, :-1])[:, 1:].argmax(dim=-1)
-    assert torch.equal(said, expected)
+    assert torch.equal(generated, expected)
     with pytest.raises(ConfigError, match="allowed decoder"):
         generate(perturbed().model, target[:, :2], 4)
     with pytest.raises(ConfigError, match="allowed decoder"):
@@ -160,9 +160,9 @@ def torch_pairs(ours: Any, theirs: Any) -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
 def test_stacks_equal_torchs_own(name: str, norm_first: bool, activation: str, family: str) -> None:
     """Forward and every gradient, with copied weights."""
-    said: dict[str, Any] = {"model__scheme": name, "model__activation": activation}
-    said |= {"model__decoder_depth": 2} if family == "encoder_decoder" else {}
-    model = perturbed(model__family=family, **said).model
+    settings: dict[str, Any] = {"model__scheme": name, "model__activation": activation}
+    settings |= {"model__decoder_depth": 2} if family == "encoder_decoder" else {}
+    model = perturbed(model__family=family, **settings).model
     theirs = nn.Transformer(
         16, 2, 3, 2, 64, dropout=0.0, activation=activation, batch_first=True,
         norm_first=norm_first,

@@ -266,13 +266,13 @@ def test_a_folded_config_can_be_trained(runs: dict[str, Path], tmp_path: Path) -
 
 def test_export_refuses(runs: dict[str, Path], tmp_path: Path) -> None:
     to = tmp_path / "model"
-    for words, code, said in (
+    for words, code, message in (
         ([runs["post"], "--fold"], 2, "the residual"),
         ([tmp_path], 2, "is no run"),
         ([runs["separate"], "--untie"], 2, "add --fold"),
     ):
         result = typed("export", *words, "--to", to)
-        assert (result.exit_code, said in result.stderr) == (code, True), result.output
+        assert (result.exit_code, message in result.stderr) == (code, True), result.output
     assert not to.exists()
     assert typed("export", runs["tied"], "--fold", "--untie", "--to", to).exit_code == 0
     again = typed("export", runs["tied"], "--to", to)

@@ -201,7 +201,7 @@ def test_a_matrix_is_drawn_alike_at_every_depth_and_times_the_gain(distribution:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("init: {distribution: orthogonal, fan: in}",
          "model.init.fan: found in, unused under model.init.distribution=orthogonal; "
@@ -214,10 +214,10 @@ def test_a_matrix_is_drawn_alike_at_every_depth_and_times_the_gain(distribution:
          "allowed 0.5, or model.norm.kind=dynamic_tanh"),
     ],
 )  # fmt: skip
-def test_what_means_nothing_is_refused_in_one_line(text: str, said: str) -> None:
+def test_a_setting_without_effect_is_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_config(f"model: {{{text}}}", "f.yaml")
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
     assert str(error.value).startswith("f.yaml:1:")
 
 

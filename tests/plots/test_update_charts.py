@@ -230,7 +230,7 @@ def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
 HYPER = {"model.scheme_options.streams": 4, "model.scheme_options.dynamic": True}
 
 
-def test_an_option_is_said_where_it_was_set(tmp_path: Path) -> None:
+def test_an_option_is_stated_where_it_was_set(tmp_path: Path) -> None:
     """Other schemes have no such option, which makes no default of it worth saying."""
 
     def labels(name: str, *streams: int, defaults: dict[str, Any] | None = HYPER) -> list[str]:

@@ -254,12 +254,12 @@ def test_runs_that_did_not_end_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     make_run(tmp_path, seed=1, state="interrupted")
     broken = make_run(tmp_path, seed=2)
     (broken / "status.json").write_text("{")
-    said: list[str] = []
-    page = Page(report(tmp_path, tmp_path / "deep" / "page.html", say=said.append))
+    messages: list[str] = []
+    page = Page(report(tmp_path, tmp_path / "deep" / "page.html", say=messages.append))
     assert (
         "2 runs: 1 done, 1 interrupted" in page.text and "interrupted, not at its end" in page.text
     )
-    assert any(broken.name in line for line in said) and broken.name in page.text
+    assert any(broken.name in line for line in messages) and broken.name in page.text
 
 
 def test_a_page_of_one_run_and_of_several_studies(

@@ -321,7 +321,7 @@ def test_small_runs_share_a_gpu(needed: int, there: int | None, share: float) ->
     assert share_of_gpu(needed, there) == share
 
 
-def test_without_ray_or_without_a_cluster_it_is_said_what_to_do(
+def test_without_ray_or_without_a_cluster_the_message_has_a_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.socket() as free:

@@ -108,10 +108,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str) -> None:
-        with open(folder / f"{words[0]}-{len(started)}.out", "wb") as said:
+        with open(folder / f"{words[0]}-{len(started)}.out", "wb") as output:
             started.append(
                 subprocess.Popen(
-                    words, env=environment, stdout=said, stderr=said, start_new_session=True
+                    words, env=environment, stdout=output, stderr=output, start_new_session=True
                 )
             )
 
@@ -182,8 +182,8 @@ def test_an_array_of_eight_ends_equal_whatever_slurm_does(
             until(lambda: running(20), what="task that runs")
             task, run = running(20)[0]
             node = ask("squeue", "--noheader", f"--jobs={task}", "--format=%N")
-            said = [word.format(task=task, node=node) for word in words]
-            subprocess.run(said, env=cluster, check=False, capture_output=True)
+            command = [word.format(task=task, node=node) for word in words]
+            subprocess.run(command, env=cluster, check=False, capture_output=True)
             until(partial(ended, run), what="run that ended")
             if ended(run) == "interrupted":  # else it was just done
                 assert run.folder.checkpoints()

@@ -216,7 +216,7 @@ sweep:
 
 
 @pytest.mark.usefixtures("warm_server")
-def test_each_run_that_did_not_end_well_is_said_with_its_reason(tmp_path: Path) -> None:
+def test_each_run_that_did_not_end_well_is_listed_with_its_reason(tmp_path: Path) -> None:
     """In the sweep, which is quiet, and in `ls`; no file of the sweep's own is named."""
     file = tmp_path / "leaves.py"
     file.write_text(LEAVES)

@@ -39,7 +39,7 @@ def test_a_markov_translation_has_an_exact_optimum() -> None:
     assert task.optimal_loss(batch) == pytest.approx(total / 20, rel=1e-9)
 
 
-def test_spans_are_cut_out_and_said() -> None:
+def test_spans_are_cut_out_and_become_targets() -> None:
     given = config(model__family="encoder_decoder", task__name="text", task__seq_len=20)
     batch = task_of(given).train_batch(1, 300)
     source, shown = batch.inputs[:, :20], batch.inputs[:, 20:]

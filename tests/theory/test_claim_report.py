@@ -135,15 +135,15 @@ def test_what_does_not_hold_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (None, "its experiment returned NoneType, no Finding"),
         (Finding([], "Nothing."), "its Finding has no part that the claim states"),
     ],
 )
-def test_an_experiment_that_finds_nothing_has_no_verdict(given: Any, said: str) -> None:
+def test_an_experiment_that_finds_nothing_has_no_verdict(given: Any, message: str) -> None:
     claim("C0", LAYER_CAKE)(lambda seed: given)
-    with pytest.raises(PluginError, match=f"claim C0: {said}"):
+    with pytest.raises(PluginError, match=f"claim C0: {message}"):
         CLAIMS["C0"].measure()
 
 

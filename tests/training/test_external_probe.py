@@ -290,15 +290,15 @@ MISTAKES: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("make, options, said", MISTAKES, ids=[m[2][:30] for m in MISTAKES])
+@pytest.mark.parametrize("make, options, message", MISTAKES, ids=[m[2][:30] for m in MISTAKES])
 def test_mistakes_are_answered_with_what_to_type(
-    make: Callable[[], nn.Module], options: dict[str, Any], said: str, tmp_path: Path
+    make: Callable[[], nn.Module], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     model = make()
     usual = torch.arange(6).view(2, 3) if isinstance(model, WithHead) else batch_of(0)
     optimizer = adamw(encoder(1))
     batch = options.pop("batch", usual)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         deepstack.probe(model, batch, optimizer, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
     assert model.training

@@ -153,14 +153,14 @@ HARMS: dict[str, tuple[Harm, str]] = {
 
 def answer(path: Path, owner: checkpoint.Owner) -> tuple[checkpoint.Checkpoint | None, list[str]]:
     """What a resuming run finds, and is told; soon, and within 200 MB."""
-    said: list[str] = []
+    notices: list[str] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin, processor = time.monotonic(), time.process_time()
-    found = checkpoint.newest_usable(RunFolder(path), said.append, owner)
+    found = checkpoint.newest_usable(RunFolder(path), notices.append, owner)
     assert time.process_time() - processor < 1
     assert time.monotonic() - begin < 10  # of a busy machine; a FIFO would hold it for ever
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
-    return found, said
+    return found, notices
 
 
 @pytest.mark.parametrize("name", HARMS)
@@ -171,9 +171,9 @@ def test_a_hostile_checkpoint_is_refused(
     path = tmp_path / "run"
     shutil.copytree(victim[0], path)
     harm(path / "checkpoint" / str(STEP))
-    found, said = answer(path, victim[1])
+    found, notices = answer(path, victim[1])
     assert found is None
-    (line,) = [line for line in said if line.startswith(f"not used: checkpoint {STEP}: ")]
+    (line,) = [line for line in notices if line.startswith(f"not used: checkpoint {STEP}: ")]
     assert named in line, line
     assert line.isprintable() and len(line) < 400
     assert not list(tmp_path.rglob("planted"))
@@ -188,8 +188,8 @@ def test_the_checkpoint_that_was_not_touched_is_taken(
     victim: tuple[Path, checkpoint.Owner], tmp_path: Path
 ) -> None:
     shutil.copytree(victim[0], tmp_path / "run")
-    found, said = answer(tmp_path / "run", victim[1])
-    assert found is not None and found.step == STEP and not said
+    found, notices = answer(tmp_path / "run", victim[1])
+    assert found is not None and found.step == STEP and not notices
 
 
 def test_a_checkpoint_that_is_a_link_deletes_nothing_elsewhere(
@@ -212,9 +212,9 @@ def test_a_checkpoint_cannot_be_of_a_step_that_was_not_made(
     forged = path / "checkpoint" / str(STEP + 3)
     (path / "checkpoint" / str(STEP)).rename(forged)
     state(step=STEP + 3)(forged)
-    found, said = answer(path, victim[1])
+    found, notices = answer(path, victim[1])
     assert found is None or found.step < STEP
-    assert f"steps.csv is not the log that checkpoint {STEP + 3} was saved with" in said
+    assert f"steps.csv is not the log that checkpoint {STEP + 3} was saved with" in notices
 
 
 PARTS: dict[str, Harm] = {
