@@ -147,13 +147,12 @@ def diagnostic_rows() -> Rows:
     `beat`, its former name, for one version.
     """
     from deepstack.diagnostics import DIAGNOSTICS
-    from deepstack.diagnostics.layers import FILES, SYMBOLS
     from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
     from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
 
     rows = column_rows((MODEL_UPDATE_COLUMNS, NOISE, SHARPNESS))
-    for name, function in DIAGNOSTICS.items():
-        rows += [layer_row(file, SYMBOLS[name], function) for file in FILES[name]]
+    for _, one in DIAGNOSTICS.items():
+        rows += [layer_row(file, one.symbol, one) for file in one.files]
     return [row | {"beat": row["interval"]} for row in rows]
 
 

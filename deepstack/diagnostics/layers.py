@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import update_wrapper
 from typing import TypeVar
 
 import torch
@@ -15,19 +17,35 @@ from deepstack.errors import PluginError
 from deepstack.registry import Registry, place_of
 
 Values = Tensor | Mapping[str, Tensor]
-Diagnostic = Callable[[Snapshot], Values]
-D = TypeVar("D", bound=Diagnostic)
-DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
-SYMBOLS: dict[str, str] = {}
-UNITS: dict[str, str] = {}
-FILES: dict[str, list[str]] = {}
-"""The names of a diagnostic's files: its own name, or one name per part."""
+Function = TypeVar("Function", bound=Callable[[Snapshot], Values])
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
+
+
+@dataclass
+class Diagnostic:
+    """A function of a snapshot and its place in a run folder.
+
+    files: the names of its files: its own name, or one name per part.
+    """
+
+    function: Callable[[Snapshot], Values]
+    symbol: str
+    unit: str
+    files: list[str]
+
+    def __post_init__(self) -> None:
+        update_wrapper(self, self.function)  # its name, docstring and place in a file
+
+    def __call__(self, snapshot: Snapshot) -> Values:
+        return self.function(snapshot)
+
+
+DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
 
 
 def diagnostic(
     name: str, symbol: str, *, unit: str = "", parts: tuple[str, ...] = SUBLAYERS
-) -> Callable[[D], D]:
+) -> Callable[[Function], Function]:
     """Register a function Snapshot -> (depth,), or (depth, S) with one value per sublayer.
 
     It may also return part -> (depth,) for any of `parts`, or an empty mapping.  Each part has a
@@ -35,16 +53,15 @@ def diagnostic(
     PluginError if another diagnostic has a file of that name.
     """
 
-    def register(function: D) -> D:
+    def register(function: Function) -> Function:
         files = [f"{name}_{part}" for part in parts] or [name]
-        for other in DIAGNOSTICS:
-            if other != name and (both := {name, *files} & {other, *FILES[other]}):
+        for other, one in DIAGNOSTICS.items():
+            if other != name and (both := {name, *files} & {other, *one.files}):
                 raise PluginError(
                     f"diagnostic {name!r}: its file {min(both)} is also one of {other!r}; choose "
                     "another name"
                 )
-        DIAGNOSTICS.register(name, function)
-        SYMBOLS[name], UNITS[name], FILES[name] = symbol, unit, files
+        DIAGNOSTICS.register(name, Diagnostic(function, symbol, unit, files))
         return function
 
     return register
@@ -143,7 +160,7 @@ def versions(snapshot: Snapshot) -> list[int]:
 def describe() -> dict[str, tuple[str, str, str]]:
     """Return file name -> symbol, unit, one sentence, for the run folder's columns.json."""
     return {
-        key: (SYMBOLS[name], UNITS[name], (inspect.getdoc(function) or "").split("\n")[0])
-        for name, function in DIAGNOSTICS.items()
-        for key in (name, *FILES[name])
+        key: (one.symbol, one.unit, (inspect.getdoc(one) or "").split("\n")[0])
+        for name, one in DIAGNOSTICS.items()
+        for key in (name, *one.files)
     }

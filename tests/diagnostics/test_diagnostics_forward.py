@@ -21,7 +21,6 @@ from torch.autograd.functional import jacobian
 from torch.overrides import TorchFunctionMode
 
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
-from deepstack.diagnostics.layers import FILES
 from deepstack.diagnostics.snapshot import stream_states
 from deepstack.errors import ConfigError
 from deepstack.schemes import SCHEMES
@@ -332,7 +331,7 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
             },
         )
     )  # fmt: skip
-    assert all(set(FILES[name]) & set(logged) for name in DIAGNOSTICS)
+    assert all(set(one.files) & set(logged) for _, one in DIAGNOSTICS.items())
     rows = expected_values(toy, post=scheme != "pre_ln")
     assert set().union(*rows) == set(logged)
     for name, measured in logged.items():
