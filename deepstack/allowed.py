@@ -1,7 +1,5 @@
 """Describe in words the values that a type annotation allows, by its JSON schema."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ends of a process: signals, Ctrl-C in a notebook, lack of memory and errors of the system."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -4,8 +4,6 @@ The user sees the text of an error: one to three lines, or one line for each pro
 found value, the allowed values and the next step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pauses Python's garbage collector while many objects and no garbage are created."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

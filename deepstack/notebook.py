@@ -3,8 +3,6 @@
 Plain HTML with a text form; it needs no widgets.  All texts are escaped.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Options of tasks and schemes: their types and defaults, validated and described."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Mapping

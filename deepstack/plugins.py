@@ -3,8 +3,6 @@
 A configuration cannot name a plugin: a YAML file must never run code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator

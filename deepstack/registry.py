@@ -1,7 +1,5 @@
 """Registries that map names to objects and suggest the nearest name for an unknown one."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

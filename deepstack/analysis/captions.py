@@ -1,7 +1,5 @@
 """Titles and captions: the settings that the runs of a figure share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache

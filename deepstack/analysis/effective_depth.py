@@ -1,7 +1,5 @@
 """One number for the used depth of a stack, from the logit lens."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -3,8 +3,6 @@
 Files hold these four values; readers see the words of OUTCOME_WORDS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from deepstack.analysis.settings import require

@@ -3,8 +3,6 @@
 x is the depth, the width or the training FLOPs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median

@@ -6,8 +6,6 @@ A depth setting is chosen for each depth: depth and the other settings determine
 An option belongs to a scheme or a task: only labels of its owner name it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Finds the runs below folders and groups them by study."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The best learning rate at each depth, its power of N, and the cost of another depth's rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """JAX as a peer: equal layers stacked and scanned, one jitted step, optax."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Measures each row in a separate process; the rows take turns."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import platform

@@ -1,7 +1,5 @@
 """The peers: other libraries' encoders at the same shape.  One function each registers it."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

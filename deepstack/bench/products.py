@@ -1,7 +1,5 @@
 """The matrix products of a training step alone: the lower limit of its time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

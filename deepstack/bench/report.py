@@ -1,7 +1,5 @@
 """Summarises a measurement as rows, ratios and exponents, and draws the rows."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The shapes that `deepstack bench` knows by name, and suites of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

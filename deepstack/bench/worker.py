@@ -5,8 +5,6 @@ plugins).  'step' runs one step, 'products' times the matrix products; each has 
 of the connection ends the process.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Defines the command line application and prints its errors."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import io

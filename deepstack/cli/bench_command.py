@@ -1,7 +1,5 @@
 """The command `deepstack bench CONFIG [key=value …]`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

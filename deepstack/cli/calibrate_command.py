@@ -1,7 +1,5 @@
 """The command `deepstack calibrate CONFIG`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from deepstack import config as conf

@@ -1,7 +1,5 @@
 """The command `deepstack check CONFIG`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from deepstack import config as conf

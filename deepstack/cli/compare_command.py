@@ -1,7 +1,5 @@
 """The command `deepstack compare DIR…`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from deepstack.cli import options as opt

@@ -1,7 +1,5 @@
 """Completes configs, settings, their values and other names in the shell, without torch."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable

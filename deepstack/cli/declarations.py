@@ -3,8 +3,6 @@
 `deepstack list` and the completion of names use it, since importing torch takes a second.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Shows the progress of one run: steps, loss, ‖ΔF‖ and time left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Describes the result of a run or a sweep in words, and names the next command."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """The command `deepstack fit DIR… --law depth|width|compute`."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Literal

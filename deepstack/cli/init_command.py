@@ -1,7 +1,5 @@
 """The command `deepstack init [FILE]`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

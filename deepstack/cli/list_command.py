@@ -1,7 +1,5 @@
 """The command `deepstack list KIND`: configs, settings, schemes, tasks, charts, …"""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args

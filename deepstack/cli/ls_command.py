@@ -1,7 +1,5 @@
 """The command `deepstack ls DIR`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

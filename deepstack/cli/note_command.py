@@ -1,7 +1,5 @@
 """The command `deepstack note RUN TEXT`."""
 
-from __future__ import annotations
-
 import typer
 
 from deepstack.cli.options import RunPath, flag

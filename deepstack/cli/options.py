@@ -1,7 +1,5 @@
 """Options that several commands share."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterator, Sequence

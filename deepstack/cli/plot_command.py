@@ -1,7 +1,5 @@
 """The command `deepstack plot [CHART …] DIR`, and its two charts of any quantity."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

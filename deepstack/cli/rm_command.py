@@ -1,7 +1,5 @@
 """The command `deepstack rm DIR…`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

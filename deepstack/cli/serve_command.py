@@ -1,7 +1,5 @@
 """The command `deepstack serve DIR`: the report as a page on 127.0.0.1 that follows its runs."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import threading

@@ -1,7 +1,5 @@
 """The command `deepstack signal CONFIG [key=a,b …]`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

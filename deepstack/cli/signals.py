@@ -1,7 +1,5 @@
 """Handles Ctrl-C, SIGTERM and SIGHUP: the first stops the run after its step, a second at once."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Prints the plan of `deepstack sweep`, its progress, and its results as a table."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The command `deepstack tag RUN WORD…`."""
 
-from __future__ import annotations
-
 import typer
 
 from deepstack.cli.options import RunPath, flag

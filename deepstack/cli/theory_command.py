@@ -1,7 +1,5 @@
 """The command `deepstack theory [--claim C9]…`."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

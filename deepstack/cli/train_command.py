@@ -1,7 +1,5 @@
 """The command `deepstack train CONFIG [key=value …]`."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """The command `deepstack verify DIR…`."""
 
-from __future__ import annotations
-
 from deepstack.cli.options import Folders, Json
 from deepstack.cli.output import emit, log, show_work
 from deepstack.errors import DifferenceError

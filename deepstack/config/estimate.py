@@ -1,7 +1,5 @@
 """Estimates of a run from its configuration: parameters, memory and disk; the machine's memory."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

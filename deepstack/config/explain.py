@@ -1,7 +1,5 @@
 """Turn pydantic's errors into messages: the found value, allowed values, the nearest one."""
 
-from __future__ import annotations
-
 import re
 from itertools import takewhile
 from operator import ge, gt, le, lt

@@ -16,8 +16,6 @@ The backward pass has twice as many: one product for the gradient of each factor
 not trained needs none for its own gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

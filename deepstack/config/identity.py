@@ -1,7 +1,5 @@
 """The identity of an experiment: its values, their hash and the name of its run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Load configurations from YAML files and overrides, with the place of every mistake."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The roles of parameters: one word for each kind."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 Role = Literal[

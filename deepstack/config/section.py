@@ -1,7 +1,5 @@
 """The base of all sections of a configuration: strict, frozen, with shared types and checks."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any
 

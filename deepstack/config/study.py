@@ -4,8 +4,6 @@ The `sweep:` section of a file has axes (grid, zip) and rules (exclude, override
 are reported with their place.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

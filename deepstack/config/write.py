@@ -1,7 +1,5 @@
 """Write a configuration as YAML, or one to start from: all settings with their meaning."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The effect of changed layers: removed, exchanged, repeated, or replaced by linear maps."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """Analyses of models that deepstack did not build: any PyTorch model, and Hugging Face folders."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

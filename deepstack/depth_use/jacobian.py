@@ -1,7 +1,5 @@
 """The Jacobian of each layer: its distance from the identity and its spectral norm."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A trained model as layers of one stream, which an analysis can change one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass

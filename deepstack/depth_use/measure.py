@@ -1,7 +1,5 @@
 """The registry of analyses, their model, samples and settings, and the layers they change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

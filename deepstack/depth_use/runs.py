@@ -1,7 +1,5 @@
 """Analyses of the trained weights of a run, written to its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The stream after every layer: the prediction that the head reads from it, and similarities."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

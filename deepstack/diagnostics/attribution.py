@@ -1,7 +1,5 @@
 """Attribution of ‖ΔF‖: the effect of the change of one group of parameters at a time."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

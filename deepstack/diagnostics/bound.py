@@ -1,7 +1,5 @@
 """Right-hand side of DeepNet's Theorem 4.2 for each sublayer, from the current weights."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 from weakref import WeakKeyDictionary

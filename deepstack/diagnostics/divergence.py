@@ -1,7 +1,5 @@
 """Locates the first value of a step in the stack that is not finite."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Nothing here changes the model: modes, random states, gradients and parameters a
 bit.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Layer diagnostics: pure functions of a snapshot with one value per layer or per sublayer."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The gradient noise scale: variance of the gradient between sequences, over its square."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Sharpness: the largest eigenvalue of the loss's Hessian, plain and as the optimizer sees it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

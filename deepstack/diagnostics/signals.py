@@ -1,7 +1,5 @@
 """Signal propagation: gradients through norms and residual sums, entropy of attention."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ The passes run eagerly, in evaluation mode and in fp32.  They draw no random num
 gradient of training, so that training continues bit for bit as without them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

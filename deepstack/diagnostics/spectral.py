@@ -1,7 +1,5 @@
 """Spectral norms of many matrices at once, by power iteration."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The stream from layer to layer: its size, angles, rank and gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The model update ‖ΔF‖ on a fixed probe batch, measured after every step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

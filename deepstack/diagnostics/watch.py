@@ -1,7 +1,5 @@
 """Records values of a model during one forward and one backward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field

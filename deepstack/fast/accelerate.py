@@ -3,8 +3,6 @@
 `memory` is the encoder's output, which decoder layers read besides the stream; None for others.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ read parameters, so the probe of one step can run concurrently with the gradient
 This helps where the kernels are too small to fill a GPU.
 """
 
-from __future__ import annotations
-
 import time
 import traceback
 import weakref

@@ -5,8 +5,6 @@ residual sum and its LayerNorm are one node together.  The modules stay the defi
 parameters are read where they lie, and `Layer.unfused` runs the modules inside of its block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 

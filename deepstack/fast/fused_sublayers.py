@@ -12,8 +12,6 @@ itself, which takes as long as the products in a deep narrow stack; `half_weight
 per shape for all layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache

@@ -6,8 +6,6 @@ slower with them.  So each product of a fused sublayer takes the faster library 
 halves a step at 24 layers of width 256.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records the torch operations of a training step, one by one, through a dispatch mode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple

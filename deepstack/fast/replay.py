@@ -11,8 +11,6 @@ layers of width 32.
 The shards of a batch (`shards`) have separate blocks, and threads run them at the same time.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Sequence

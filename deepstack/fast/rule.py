@@ -1,7 +1,5 @@
 """Chooses the fast paths of a run by a fixed rule, so that a resumed run uses the same ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -8,8 +8,6 @@ writes them there directly, so that threads can run the shards at the same time.
 sums is fixed: the numbers depend on the count of shards, and on nothing else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Building of an initialised model with storage from a configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial

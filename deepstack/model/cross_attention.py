@@ -1,7 +1,5 @@
 """Sublayers of decoders: cross-attention, merged attention and average attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ merged and average attention cache one sum.  Keys and values of the encoder's ou
 once.  The scheme's own `layer` runs; only its sublayers are replaced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import cast

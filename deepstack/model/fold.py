@@ -5,8 +5,6 @@ neither.  Running the model shows which maps read the outputs of norms.  `compar
 anything else reads them.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

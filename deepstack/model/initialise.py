@@ -1,7 +1,5 @@
 """Initialisation of all parameters, from one table of distributions by role."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Any program can read names such as `encoder.layers.0.attention.q.weight`.  Layer
 as in a ModuleList, and matrices that the model joins (q, k and v) are separate tensors.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

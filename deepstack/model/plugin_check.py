@@ -1,7 +1,5 @@
 """A check of a plugin's scheme: pass a small stream through the first layer of each side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Norms and rotation of queries and keys, applied before their logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@
 configurations are compared without options that equal their defaults.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

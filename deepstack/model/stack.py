@@ -1,7 +1,5 @@
 """Layers, and a stack of them with one scheme: an encoder, a decoder, or one side of both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """The model: tables, one or two stacks of layers, and a head that maps F to logits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

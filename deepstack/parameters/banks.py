@@ -7,8 +7,6 @@ tensor of the same shape, whose rows are the `.grad` of the modules' parameters.
 zero in place, because setting them to None would detach them from their bank.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast

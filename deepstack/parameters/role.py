@@ -1,7 +1,5 @@
 """Parameters with roles: the only module that attaches role and start to a parameter."""
 
-from __future__ import annotations
-
 from numbers import Real
 from typing import Literal, TypeGuard, cast, get_args
 

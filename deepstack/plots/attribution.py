@@ -1,7 +1,5 @@
 """The parts of the roles in the model update: shares, and each part against depth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Charts: functions from runs to a figure and the table of its values."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

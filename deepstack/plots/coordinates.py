@@ -1,7 +1,5 @@
 """The coordinate check: size and change of the stream by layer, over width or depth."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from deepstack.analysis.coordinates import (

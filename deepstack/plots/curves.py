@@ -1,7 +1,5 @@
 """Curves over steps: a panel a series, depths as shades, seeds as bands."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

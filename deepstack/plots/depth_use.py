@@ -1,7 +1,5 @@
 """The contribution of each layer of a trained stack: results of `deepstack analyze`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

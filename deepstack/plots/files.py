@@ -1,7 +1,5 @@
 """Charts of the runs in folders: written as files, and as figures for notebooks."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os

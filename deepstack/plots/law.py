@@ -1,7 +1,5 @@
 """Loss against training FLOPs and, at equal FLOPs, against depth or width; its fitted law."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Values of every layer: gradients and their ratios, signals before training, any diagnostic."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Loss against step, depth and learning rate; the best rate and the largest k solved by depth."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

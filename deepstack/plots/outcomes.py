@@ -1,7 +1,5 @@
 """Maps of outcomes (learnt, at chance, worse, diverged) over schemes, depths, learning rates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

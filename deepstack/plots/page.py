@@ -1,7 +1,5 @@
 """A figure with title, panels, legends and caption, on matplotlib's constrained layout."""
 
-from __future__ import annotations
-
 import io
 import re
 import textwrap

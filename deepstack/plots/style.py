@@ -1,7 +1,5 @@
 """The style of charts, given to matplotlib for the time of drawing only, and their axes."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterator, Sequence

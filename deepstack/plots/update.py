@@ -1,7 +1,5 @@
 """How far the function moved: against depth and step, and beside the bound of DeepNet's theorem."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A CSV file that only ever grows, whose rows can be computed again and compared."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

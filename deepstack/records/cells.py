@@ -1,7 +1,5 @@
 """Text of values in tables and sentences."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -4,8 +4,6 @@ The lock is `fcntl.flock` itself.  The package filelock cannot tell who holds a 
 writing to it.  On a file system without locks its file may outlive a killed process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

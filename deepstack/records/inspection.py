@@ -1,7 +1,5 @@
 """Checksums of a run: written at its end, and compared with every file by `deepstack verify`."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -3,8 +3,6 @@
 labels.json is no data file: it has no checksum, and `verify` does not read it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The folder results/published: commands read its runs, and none writes there."""
 
-from __future__ import annotations
-
 import os
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables with one row a run: the settings that vary, and the last logged values."""
 
-from __future__ import annotations
-
 import csv
 import math
 import statistics

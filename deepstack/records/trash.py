@@ -3,8 +3,6 @@
 <out>/.trash/<time>/<study>/<run>; to restore one, move it back.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

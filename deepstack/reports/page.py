@@ -4,8 +4,6 @@ It fetches nothing: charts are pictures inside of the page, with their CSV.  Its
 page.js, which the page's policy names by its sha256; the texts of a run folder are escaped.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

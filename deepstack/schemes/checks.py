@@ -1,7 +1,5 @@
 """Checks of a scheme: its class at its definition, and its instances in a stack."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Collection, Sequence
 from typing import Any

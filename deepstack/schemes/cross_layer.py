@@ -1,7 +1,5 @@
 """Schemes whose layers read values of earlier layers: outputs, logits or attention values."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Hyper-connections: several residual streams, or parts of one, mixed around every sublayer."""
 
-from __future__ import annotations
-
 from itertools import count
 from typing import Annotated
 

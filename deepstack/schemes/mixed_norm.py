@@ -1,7 +1,5 @@
 """Schemes that mix Post-LN and Pre-LN, have two streams, or start from data."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Pre-LN with factors by depth and width: depth-µP and CompleteP."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """The normalised Transformer: stream, branches and the vectors of every matrix have unit norm."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Schemes that normalise after the addition, DeepNorm and its variants among them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Schemes that normalise a sublayer's input or output and never rescale the stream itself."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

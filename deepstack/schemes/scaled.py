@@ -1,7 +1,5 @@
 """Schemes with a scaled branch or stream: Pre-LN with factors, and schemes without a norm."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -1,7 +1,5 @@
 """The scheme of one stack: a scheme's class with its options, depth and position."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A tap receives the values inside a layer while a pass runs: diagnostics and theory use it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any

@@ -4,8 +4,6 @@ Ordinary runs of a few small steps record an attribution of ‖ΔF‖ to every r
 initialisation, the change of a role is the one that it has when it is trained alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ reading.  Files that refer to others (status.json, checkpoints) are read first a
 that the copy always has the rows to which they refer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from contextlib import suppress

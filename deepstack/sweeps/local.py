@@ -1,7 +1,5 @@
 """Runs on this machine: as many at once as there are cores, memory and GPUs for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Runs the cells of a plan in order, with any launcher, and skips finished ones."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The connection to a Ray cluster that the user has started, and the code that it receives."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

@@ -4,8 +4,6 @@ A fork server starts the run, as in a local sweep.  When Ray ends the supervisin
 has died, a stop, lack of memory), the kernel sends SIGTERM to the run, which saves and ends.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

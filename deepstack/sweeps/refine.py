@@ -1,7 +1,5 @@
 """A sweep that finds the best value of one setting, for each combination of the others."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A sweep from the library: plan, run, read back."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

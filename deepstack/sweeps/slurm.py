@@ -1,7 +1,5 @@
 """Writes a sweep as a job array of Slurm: a script that the user can read, change and submit."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

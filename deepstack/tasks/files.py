@@ -1,7 +1,5 @@
 """Files of data: found by path, folder or pattern; refused in one line; read in pieces."""
 
-from __future__ import annotations
-
 import codecs
 import glob
 import hashlib

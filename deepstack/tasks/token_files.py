@@ -3,8 +3,6 @@
 Text is read through a file of the `tokenizers` library.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Windows of a text or of files of tokens, and the batches that are drawn from them."""
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

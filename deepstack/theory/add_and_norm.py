@@ -1,7 +1,5 @@
 """Claims about Add & Norm: gradients with a residual, kinds of norms, width, sizes of words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

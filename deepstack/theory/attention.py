@@ -1,7 +1,5 @@
 """Claims about attention: its products, merged attention, and BERT's head."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Small stacks without a run folder, on which claims are measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Claims about gradients by layer, ‖ΔF‖ of one step at several depths, and DeepNorm's condition."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Random numbers of the experiments."""
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 
 import torch

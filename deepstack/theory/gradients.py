@@ -1,7 +1,5 @@
 """Claims about gradients: of losses, of layers, and of one sublayer by its weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

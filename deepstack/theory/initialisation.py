@@ -1,7 +1,5 @@
 """Claims about how matrices start, and how activations keep the second moment."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Claims about norms of layers, their place and their successors, and about norms of matrices."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

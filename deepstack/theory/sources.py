@@ -1,7 +1,5 @@
 """The documents whose claims are measured."""
 
-from __future__ import annotations
-
 from deepstack.theory.claim import Source
 
 LAYER_CAKE = Source(

@@ -1,7 +1,5 @@
 """Statistics of repeated draws."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

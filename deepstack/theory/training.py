@@ -1,7 +1,5 @@
 """Claims about training and generalisation, by short runs from the same random numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Claims about second moments at the start: linear maps, attention, one sublayer."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

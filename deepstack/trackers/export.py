@@ -1,7 +1,5 @@
 """Exports the logs of finished or running runs to a tracker's own files, without a network."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """Event files of TensorBoard, written with the package tensorboard alone."""
 
-from __future__ import annotations
-
 import json
 import struct
 import time

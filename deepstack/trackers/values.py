@@ -1,7 +1,5 @@
 """The values of a run as trackers take them: scalars by step, pictures, settings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints: written to a draft, synced, read back and verified before old ones are removed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The environment of a run: device, threads, versions, git, torch's settings, and a fingerprint."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """The validation loss, on batches that are the same at every evaluation of a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

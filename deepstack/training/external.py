@@ -1,7 +1,5 @@
 """`deepstack.probe`: the measurements of a run for an external model and training loop."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """`deepstack.calibrate_model`: rates by depth for the parameter groups of any PyTorch model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Muon on the banks: orthogonalises the matrices of many layers at once, in batched products."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

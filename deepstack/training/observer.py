@@ -1,7 +1,5 @@
 """Observers receive the events of a run: a display, a log file, TensorBoard, a test."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """torch's optimizers or Muon over the banks, with a parameter group for each set of factors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The spectral norm as a regulariser: a term of the gradient that reduces large norms."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Two refusals come later: a checkpoint or log that is damaged shows when it is re
 that writes into a buffer shows in its first step (`refuse_buffer_writes`).
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

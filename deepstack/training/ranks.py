@@ -1,7 +1,5 @@
 """The model and batches that the ranks of one run share."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace

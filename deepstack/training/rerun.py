@@ -4,8 +4,6 @@ The new run has the rows of the record's logs before it starts.  As in a resumed
 then compared when it is written: the first difference ends the training.
 """
 
-from __future__ import annotations
-
 import shutil
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """Learning rates and the steps of snapshots: functions of the step alone, without state."""
 
-from __future__ import annotations
-
 import math
 
 from deepstack import config as conf

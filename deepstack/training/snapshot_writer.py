@@ -1,7 +1,5 @@
 """Snapshots of every layer, attributions of ‖ΔF‖ and the sharpness, at selected steps."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -11,8 +11,6 @@ Else the user chooses the schedule of the further steps, and the run's first row
 parent under its own schedule (`exact` is false).
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Runs in a temporary folder, to time their steps."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Generator, Iterator
