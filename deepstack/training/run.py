@@ -28,6 +28,7 @@ from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.environment import choose_threads
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
+from deepstack.training.extension import Parent
 from deepstack.training.meta import describe_run
 from deepstack.training.observer import Observer, Started, default_observer
 from deepstack.training.optimizer import make_optimizer
@@ -46,7 +47,6 @@ from deepstack.training.recorder import (
 from deepstack.training.resume import load_state, save_state
 from deepstack.training.schedule import learning_rate, row_is_due
 from deepstack.training.snapshot_writer import SnapshotWriter
-from deepstack.training.start import Parent
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.
 TOLERANCE = 1e-2
