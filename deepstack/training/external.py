@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.diagnostics import describe, model_update
-from deepstack.diagnostics.foreign_model import (
+from deepstack.diagnostics.external_model import (
+    ExternalModel,
     Groups,
     Hidden,
     Layers,
-    Subject,
     as_float,
     names_by_child,
     names_by_group,
@@ -119,7 +119,7 @@ class Probe:
         self.model, self.optimizer, self.folder = model, optimizer, RunFolder(out)
         self.every, self.seed = every, seed
         self.layers_every, self.attribution_every = layers_every, attribution_every
-        self.subject = Subject(model, batch, hidden, layers)
+        self.subject = ExternalModel(model, batch, hidden, layers)
         self.groups = (
             names_by_child(self.subject)
             if groups is None
