@@ -21,7 +21,6 @@ from deepstack.schemes import (
     Parts,
     Scheme,
     StackNorm,
-    StackPosition,
     StackScheme,
     Stream,
     Sublayer,
@@ -109,7 +108,10 @@ class Stack(nn.Module):
         self.scheme, self.place = scheme, scheme.place
         d, options = model.d_model, model.norm.model_dump(exclude={"kind", "final_gain"})
         make_norm: Callable[..., StackNorm] = partial(NORMS[model.norm.kind], **options)
-        names = sublayer_names(self.place)
+        reads_encoder = self.place.side == "decoder" and self.place.family == "encoder_decoder"
+        names: tuple[str, ...] = ("attention", "cross_attention", "feed_forward")
+        if not reads_encoder or self.place.decoder_sublayers == 2:
+            names = ("attention", "feed_forward")
         d_ff = model.d_ff or 4 * d
         parts = Parts(d, d_ff, model.n_heads, make_norm, names, self.place, model.gated)
         self.schemes = scheme.layers(parts)
@@ -166,14 +168,6 @@ class Stack(nn.Module):
             assert isinstance(layer, Layer)
             stream = layer.scheme.calibrate(stream, *layer.bind_memory(memory), seen=seen)
         return self.leave(stream)
-
-
-def sublayer_names(place: StackPosition) -> tuple[str, ...]:
-    """Return the names of a layer's sublayers, in the order in which the stream passes them."""
-    is_reader = place.side == "decoder" and place.family == "encoder_decoder"
-    if is_reader and place.decoder_sublayers == 3:
-        return "attention", "cross_attention", "feed_forward"
-    return "attention", "feed_forward"
 
 
 def make_sublayers(

@@ -80,7 +80,9 @@ def metric(
     quantity = find_quantity(y, runs, "mean" if across == LAYER else layers)
     if across == LAYER:
         quantity = replace(quantity, words=quantity.words.removesuffix(", mean of layers"))
-    line_key = default_line_key(runs, across) if by is None else find_key(by, runs)
+    others = settings_beside(runs, [across])
+    default_key = SCHEME if SCHEME in others else next(iter(others), None)
+    line_key = default_key if by is None else find_key(by, runs)
     table = observation_table(runs, quantity, across, line_key, options.at_step)
     drawing = Drawing(runs, options)
     names = drawing.at_most(list(dict.fromkeys(table["panel"])))
@@ -163,12 +165,6 @@ def value_map(
     drawing.notes += notes_on(runs, quantity, x_key, options)
     drawing.note("a cell is the mean over its seeds")
     return drawing.finish(f"{quantity.title} over {axis_words(x_key)} and {axis_words(y_key)}")
-
-
-def default_line_key(runs: Sequence[Run], across: str) -> str | None:
-    """Return the setting of the lines: the scheme, or the first that varies; None if none does."""
-    others = settings_beside(runs, [across])
-    return SCHEME if SCHEME in others else next(iter(others), None)
 
 
 def settings_beside(runs: Sequence[Run], known: Sequence[str]) -> list[str]:

@@ -29,14 +29,7 @@ from deepstack.diagnostics.external_model import (
 )
 from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
-from deepstack.records import (
-    STEPS_COLUMNS,
-    TIMING_COLUMNS,
-    AppendLog,
-    Run,
-    RunFolder,
-    write_end,
-)
+from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, Run, RunFolder, write_end
 from deepstack.training.environment import versions
 from deepstack.training.meta import entries, f0_norm
 from deepstack.training.observer import Observer
@@ -210,8 +203,7 @@ class Probe:
                 raise
             self._records.write()
             if (divergence := recorder.divergence) is not None:
-                facts = divergence.facts()
-                write_end(self.folder, "diverged", divergence.step, logs=sums, **facts)
+                write_end(self.folder, "diverged", divergence.step, logs=sums, **divergence.facts())
             elif error is None:
                 write_end(self.folder, "done", self.at, logs=sums)
             elif not isinstance(error, Exception):  # Ctrl-C, sys.exit

@@ -15,12 +15,7 @@ from deepstack import config as conf
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
 from deepstack.ending import Stop, stop_requests
 from deepstack.errors import ChangedLogError, Interrupted
-from deepstack.fast import (
-    Measured,
-    enable_fast_paths,
-    make_step,
-    step_recorder,
-)
+from deepstack.fast import Measured, enable_fast_paths, make_step, step_recorder
 from deepstack.gc_control import gc_paused
 from deepstack.model import with_defaults, with_steps
 from deepstack.records import Run, write_end
@@ -209,8 +204,7 @@ class TrainingRun:
         columns = {"evals": self.evaluation.columns, **snapshots}
         self.logs = open_logs(self.folder, columns, resources, start, tolerance)
         self.snapshots.logs = self.logs
-        max_loss = self.config.train.max_loss
-        self.recorder = Recorder(self.logs, self.device, max_loss, self.observer)
+        self.recorder = Recorder(self.logs, self.device, self.config.train.max_loss, self.observer)
         resources.callback(self.recorder.release)
         if resumed and self.ranks.is_rank0 and (names := ckpt.changed_logs(self.folder, resumed)):
             raise ChangedLogError(f"{self.folder.path / names[0]}: changed while its run resumed")
