@@ -1,6 +1,6 @@
 """Analyses of a trained model: what each of its layers contributes."""
 
-from deepstack.depth_use.foreign import (
+from deepstack.depth_use.external import (
     analyze_folder,
     analyze_huggingface,
     analyze_model,

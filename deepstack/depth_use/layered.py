@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.diagnostics import evaluating
-from deepstack.diagnostics.foreign_model import call_model, tensor_of, undisturbed
-from deepstack.diagnostics.watch import tapped
+from deepstack.diagnostics.external_model import call_model, tensor_of, undisturbed
+from deepstack.diagnostics.layer_values import tapped
 from deepstack.errors import ConfigError
 from deepstack.model import Transformer
 from deepstack.schemes import Tap

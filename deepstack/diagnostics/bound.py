@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
+from deepstack.diagnostics.layer_values import tapped, variance
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
 from deepstack.diagnostics.update import evaluating
-from deepstack.diagnostics.watch import tapped, variance
 from deepstack.schemes import Scheme, StackNorm, Tap
 
 # sublayer -> the roles of the theorem's w (the inner matrix) and v (the outer one), and the factor

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deepstack.diagnostics.layer_values import free_graph, record_values, sublayer_values
 from deepstack.diagnostics.update import evaluating
-from deepstack.diagnostics.watch import free_graph, record_values, sublayer_values
 from deepstack.model import Transformer
 from deepstack.model.stack import Layer
 from deepstack.model.sublayers import scaled_linear
@@ -24,28 +24,40 @@ from deepstack.schemes import Scheme, Stream, visible
 class Snapshot:
     """Values of one stack at one step; diagnostics are pure functions of it.
 
-    sublayers: the names of a layer's S sublayers.
-    schemes: the schemes of the layers;
-    matrices, initial: role -> its matrix in every layer, (depth, n_out, n_in), at θ_t and at θ_0;
-    scaled: whether products with them are divided by sqrt(n_in) (`model.init.distribution: ntk`).
+    S counts the sublayers of a layer; every mean, norm or variance of a token is over its d values.
 
-    states: (depth + 1, batch, seq, d), the stream at every layer boundary, x_0 first; stream:
-    (depth + 1, tokens), ‖x_l‖₂ of every token there.
-    entering, branch, norm_input: (depth, S, tokens): ‖x‖₂ entering a sublayer, ‖G‖₂ of its output,
-    ‖z‖₂ of its last norm's input; branch_variance, norm_variance: the variance of G and z over the
-    d coordinates; norm_slope: max_i |g_i|/σ(z), g the norm's gain;
-    alpha: (depth, S), the alpha of z = alpha x + G(x), NaN for other z;
-    delta_in, delta_sum, delta_norm_in, delta_norm_out: (depth, S), the norm of the loss's gradient
-    by a sublayer's input, by its residual sum, by the input and output of its last norm;
-    entropy, largest_logit: sublayer -> (depth,), of its attention;
-    grad_norm, param_norm, param_update_norm: (depth,), by layer; matrix_grad_norm: the gradient
-    norm of the weight matrices alone; stream_grad: (depth + 1,), that of x_l, by all tensors of
-    `boundary_tensors`;
-    jacobian: (depth + 1,), ‖∂F/∂x_l‖_F² over the numbers in F, None if not requested;
-    loss: the probe loss; skip_loss: (depth,), the loss without a layer, NaN for layers not tried,
-    None if not requested; initial_states: `states` at θ_0, None if not requested; gradient_noise:
-    (2, depth), S and |G|² of each layer, None if not requested; shared: values that diagnostics
-    share.
+    - sublayers: their S names.  schemes: those of the layers.
+    - matrices, initial: role -> its matrix in every layer, (depth, n_out, n_in), at θ_t and at θ_0.
+      scaled: whether products with them are divided by sqrt(n_in) (`model.init.distribution: ntk`).
+
+    (depth + 1, …), at every layer boundary, x_0 first:
+
+    - states: (depth + 1, batch, seq, d), the stream x_l; initial_states: the same at θ_0.
+    - stream: (depth + 1, tokens), ‖x_l‖₂.
+    - stream_grad: the norm of the loss's gradient by x_l, by all tensors of `boundary_tensors`.
+    - jacobian: ‖∂F/∂x_l‖_F² over the numbers in F.
+
+    (depth, S, tokens), of every sublayer:
+
+    - entering, branch, norm_input: ‖x‖₂ of its input, ‖G‖₂ of its output, ‖z‖₂ of its last norm's
+      input; branch_variance, norm_variance: the variance of G and of z.
+    - norm_slope: max_i |g_i|/σ(z), g the last norm's gain.
+
+    (depth, S), of every sublayer:
+
+    - alpha: the alpha of z = alpha x + G(x), NaN for other z.
+    - delta_in, delta_sum, delta_norm_in, delta_norm_out: the norm of the loss's gradient by its
+      input, by its residual sum, by the input and by the output of its last norm.
+
+    (depth,), of every layer:
+
+    - entropy, largest_logit: sublayer -> those of its attention.
+    - grad_norm, param_norm, param_update_norm; matrix_grad_norm: of its weight matrices alone.
+    - skip_loss: the loss without the layer, NaN for layers not tried.
+    - gradient_noise: (2, depth), the variance of the gradient between sequences, and |G|².
+
+    loss: the probe loss.  shared: values that diagnostics share.  initial_states, jacobian,
+    skip_loss and gradient_noise are None if the configuration does not request them.
     """
 
     sublayers: tuple[str, ...]

@@ -104,8 +104,10 @@ def refuse_no_stream(scheme: Scheme, method: str, found: Any, x: Tensor) -> Any:
     text = "None, as without `return`" if first is None else type(first).__name__
     if isinstance(first, Tensor):
         text = f"{tuple(first.shape)} of {first.dtype}"
-    or_tuple = ", or a tuple that begins with one" if several else ""
+    others = ", or a tuple that begins with one" if several else ""
+    if method == "residual":
+        others = "; a scheme of several streams calls residual with x alone, in its own `layer`"
     raise PluginError(
         f"{defined_at(type(scheme), method)}{method} gave {text} for x (batch, seq, d_model) = "
-        f"{tuple(x.shape)} of {x.dtype}; allowed a tensor like x{or_tuple}"
+        f"{tuple(x.shape)} of {x.dtype}; allowed a tensor like x{others}"
     )

@@ -104,15 +104,14 @@ class Stack(nn.Module):
     def __init__(self, model: conf.Model, scheme: StackScheme, seq_len: int, joins: Joins) -> None:
         super().__init__()
         self.scheme, self.place = scheme, scheme.place
-        d, d_ff = model.d_model, model.d_ff or 4 * model.d_model
-        options = model.norm.model_dump(exclude={"kind", "final_gain"})
+        d, options = model.d_model, model.norm.model_dump(exclude={"kind", "final_gain"})
         make_norm: Callable[..., StackNorm] = partial(NORMS[model.norm.kind], **options)
-        causal = self.place.side == "decoder"
-        reads = causal and self.place.family == "encoder_decoder"
-        merged = reads and self.place.decoder_sublayers == 2
-        names = ("attention", "cross_attention", "feed_forward")
-        chosen = names if reads and not merged else (names[0], names[2])
-        parts = Parts(d, d_ff, model.n_heads, make_norm, chosen, self.place, model.gated)
+        reads_encoder = self.place.side == "decoder" and self.place.family == "encoder_decoder"
+        names: tuple[str, ...] = ("attention", "cross_attention", "feed_forward")
+        if not reads_encoder or self.place.decoder_sublayers == 2:
+            names = ("attention", "feed_forward")
+        d_ff = model.d_ff or 4 * d
+        parts = Parts(d, d_ff, model.n_heads, make_norm, names, self.place, model.gated)
         self.schemes = scheme.layers(parts)
         if not model.dropout:
             refuse_dropout(self.schemes[0])
@@ -122,35 +121,10 @@ class Stack(nn.Module):
                 "its own norms of queries and keys, or scales them; allowed false",
                 key="model.qk_norm",
             )
-
-        d_head = d // model.n_heads
-        rotation = Rotation(seq_len, d_head) if model.positions == "rotary" else None
-        linear = scaled_linear if model.init.distribution == "ntk" else F.linear
-        shared = {"bias": model.bias, "linear": linear, "joins": joins}
-
-        def qk(rotation: Rotation | None) -> QueriesAndKeys | None:
-            if rotation is None and not model.qk_norm:
-                return None
-            return QueriesAndKeys(d_head, make_norm if model.qk_norm else None, rotation)
-
-        def sublayers(layer_scheme: Scheme) -> dict[str, nn.Module]:
-            common: dict[str, Any] = {**shared, "slots": dict(layer_scheme.slots.items())}
-            sizes = d, model.n_heads, model.dropout
-            modules: dict[str, nn.Module] = {}
-            if merged:
-                modules["attention"] = MergedAttention(*sizes, qk=qk(None), **common)
-            elif causal and model.decoder_attention == "average":
-                modules["attention"] = AverageAttention(d, model.dropout, **common)
-            else:
-                modules["attention"] = Attention(*sizes, causal=causal, qk=qk(rotation), **common)
-            if "cross_attention" in chosen:
-                modules["cross_attention"] = CrossAttention(*sizes, qk=qk(None), **common)
-            feed_forward = d, d_ff, model.activation, model.dropout
-            modules["feed_forward"] = FeedForward(*feed_forward, gated=model.gated, **common)
-            refuse_unread(layer_scheme, modules)
-            return modules
-
-        self.layers = nn.ModuleList(Layer(one, sublayers(one)) for one in self.schemes)
+        rotation = Rotation(seq_len, d // model.n_heads) if model.positions == "rotary" else None
+        self.layers = nn.ModuleList(
+            Layer(one, make_sublayers(model, one, parts, rotation, joins)) for one in self.schemes
+        )
         self.entry_norm = make_norm(d) if scheme.scheme_class.entry_norm else None
         self.stream_norms = nn.ModuleList(
             make_norm(d) for _ in range(scheme.scheme_class.stream_norms)
@@ -192,6 +166,36 @@ class Stack(nn.Module):
             assert isinstance(layer, Layer)
             stream = layer.scheme.calibrate(stream, *layer.bind_memory(memory), seen=seen)
         return self.leave(stream)
+
+
+def make_sublayers(
+    model: conf.Model, scheme: Scheme, parts: Parts, rotation: Rotation | None, joins: Joins
+) -> dict[str, nn.Module]:
+    """Return the sublayers of one layer by name; raise PluginError for slots that they lack."""
+    d, is_causal = model.d_model, parts.place.side == "decoder"
+    linear = scaled_linear if model.init.distribution == "ntk" else F.linear
+    slots = dict(scheme.slots.items())
+    common: Any = {"bias": model.bias, "linear": linear, "joins": joins, "slots": slots}
+    qk_norm = parts.make_norm if model.qk_norm else None
+
+    def qk(rotation: Rotation | None = None) -> QueriesAndKeys | None:
+        needed = rotation or qk_norm
+        return QueriesAndKeys(d // model.n_heads, qk_norm, rotation) if needed else None
+
+    sizes = d, model.n_heads, model.dropout
+    sublayers: dict[str, nn.Module] = {}
+    if is_causal and model.decoder_attention == "merged":
+        sublayers["attention"] = MergedAttention(*sizes, qk=qk(), **common)
+    elif is_causal and model.decoder_attention == "average":
+        sublayers["attention"] = AverageAttention(d, model.dropout, **common)
+    else:
+        sublayers["attention"] = Attention(*sizes, causal=is_causal, qk=qk(rotation), **common)
+    if "cross_attention" in parts.sublayers:
+        sublayers["cross_attention"] = CrossAttention(*sizes, qk=qk(), **common)
+    feed_forward = d, parts.d_ff, model.activation, model.dropout
+    sublayers["feed_forward"] = FeedForward(*feed_forward, gated=model.gated, **common)
+    refuse_unread(scheme, sublayers)
+    return sublayers
 
 
 def refuse_dropout(scheme: Scheme) -> None:

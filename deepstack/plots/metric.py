@@ -1,4 +1,9 @@
-"""Any logged or per-layer quantity against a setting, the step, the layer or another column."""
+"""Any logged or per-layer quantity against a setting, the step, the layer or another column.
+
+Both charts draw one table (`observation_table`): a row for each run and place on the axis, with the
+panel and the line that show it.  `across` names the horizontal axis: `step`, `layer`, `flops`, a
+dotted setting or a logged column.
+"""
 
 from __future__ import annotations
 
@@ -76,37 +81,37 @@ def metric(
     if across == LAYER:
         quantity = replace(quantity, words=quantity.words.removesuffix(", mean of layers"))
     others = settings_beside(runs, [across])
-    by_key = SCHEME if SCHEME in others else next(iter(others), None)
-    by_key = by_key if by is None else find_key(by, runs)
-    table = labelled(runs, quantity, across, by_key, options.at_step)
+    default_key = SCHEME if SCHEME in others else next(iter(others), None)
+    line_key = default_key if by is None else find_key(by, runs)
+    table = observation_table(runs, quantity, across, line_key, options.at_step)
     drawing = Drawing(runs, options)
     names = drawing.at_most(list(dict.fromkeys(table["panel"])))
     table = table[table["panel"].isin(names)]
-    groups = sorted_values(table["line"])
-    if options.ordered and by_key is not None:
-        order = [setting_of(run, by_key) for run in runs]
-        groups.sort(key=order.index)
-    lines = lines_of(by_key, groups, runs)
+    line_values = sorted_values(table["line"])
+    if options.ordered and line_key is not None:
+        order = [setting_of(run, line_key) for run in runs]
+        line_values.sort(key=order.index)
+    lines = lines_of(line_key, line_values, runs)
     is_number = all(isinstance(value, (int, float, np.number)) for value in table["x"])
     categories = None if is_number else sorted_values(table["x"])
     places = table.loc[np.isfinite(table["value"]), "x"]
     for panel, name in zip(drawing.add_panels(names), names, strict=True):
-        here = table[table["panel"] == name]
         label_axis(panel.axes, "x", across, places, categories)
-        for i, (group, (label, style)) in enumerate(lines.items()):
-            rows = statistics(here[here["line"] == group], across)
+        in_panel = table[table["panel"] == name]
+        for i, (line_value, (label, style)) in enumerate(lines.items()):
+            rows = statistics(in_panel[in_panel["line"] == line_value], across)
             rows = smoothed(rows.assign(curve=0), options.smooth)
             if categories is not None:
                 rows["x"] = rows["x"].map(categories.index)
-            look: Any = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
-            has_markers = markers(len(rows)) or len(groups) > CROWDED
-            look |= {"marker": style["marker"]} if has_markers else {}
-            panel.lines(label, rows, place=(i, len(groups)), **look)
+            has_markers = markers(len(rows)) or len(lines) > CROWDED
+            line_style: Any = {"color": style["color"], "ls": style["linestyle"], "ms": 3}
+            line_style |= {"marker": style["marker"]} if has_markers else {}
+            panel.lines(label, rows, place=(i, len(lines)), **line_style)
     drawing.value_axis(quantity_label(runs, quantity), drawing.panels)
-    for label, style in lines.values() if len(groups) > 1 else ():
+    for label, style in lines.values() if len(lines) > 1 else ():
         drawing.entry(label, **style)
     drawing.notes += notes_on(runs, quantity, across, options)
-    return drawing.finish(f"{quantity.title} against {name_of(across)}")
+    return drawing.finish(f"{quantity.title} against {axis_words(across)}")
 
 
 @in_style
@@ -119,9 +124,9 @@ def value_map(
     Other settings that vary make panels.
     """
     quantity = find_quantity(value, runs, layers)
-    keys = [find_key(word, runs) for word in (x, y)]
-    table = labelled(runs, quantity, keys[0], keys[1], options.at_step)
-    if keys[1] == SCHEME:
+    x_key, y_key = find_key(x, runs), find_key(y, runs)
+    table = observation_table(runs, quantity, x_key, y_key, options.at_step)
+    if y_key == SCHEME:
         table["line"] = [scheme_label(run) for run in table["run"]]
     columns, levels = (sorted_values(table[name]) for name in ("x", "line"))
     seeds = table.groupby(["panel", "line", "x"], sort=False)["value"]
@@ -136,30 +141,30 @@ def value_map(
     height = min(max(0.2 * len(levels), 0.8), 3.0)
     names = drawing.at_most(list(dict.fromkeys(cells["panel"])))
     for panel, name in zip(drawing.add_panels(names, height=height), names, strict=True):
-        here = cells[cells["panel"] == name]
-        grid = here.pivot(index="line", columns="x", values="value")
+        in_panel = cells[cells["panel"] == name]
+        grid = in_panel.pivot(index="line", columns="x", values="value")
         grid = grid.reindex(index=levels, columns=columns)
         edges = [np.arange(count + 1) - 0.5 for count in (len(columns), len(levels))]
         mesh = panel.axes.pcolormesh(*edges, np.ma.masked_invalid(grid), norm=scale, cmap="viridis")
-        for level, column, mean in zip(here["line"], here["x"], here["value"], strict=True):
-            at = columns.index(column), levels.index(level)
-            if math.isnan(mean):
+        for cell in in_panel.itertuples():
+            at = columns.index(cell.x), levels.index(cell.line)
+            if math.isnan(cell.value):
                 panel.axes.plot(*at, ms=4, **CROSS)
                 drawing.entry("all seeds diverged", **CROSS)
             elif grid.size <= MOST_NUMBERS:
-                colour = "white" if scale(mean) < 0.6 else "black"
+                colour = "white" if scale(cell.value) < 0.6 else "black"
                 style: Any = {"color": colour, "fontsize": 5.5, "ha": "center", "va": "center"}
-                panel.axes.text(*at, f"{mean:.3g}", **style)
-        rows = here.rename(columns={"line": "y"}).assign(series=here["line"].map(value_text))
-        panel.add(rows, kind="cell")
+                panel.axes.text(*at, f"{cell.value:.3g}", **style)
+        rows = in_panel.rename(columns={"line": "y"})
+        panel.add(rows.assign(series=in_panel["line"].map(value_text)), kind="cell")
         panel.axes.grid(False)
         panel.axes.set_facecolor("#DDDDDD")
-        label_axis(panel.axes, "x", keys[0], pd.Series(columns), columns)
-        label_axis(panel.axes, "y", keys[1], pd.Series(levels), levels)
+        label_axis(panel.axes, "x", x_key, pd.Series(columns), columns)
+        label_axis(panel.axes, "y", y_key, pd.Series(levels), levels)
     drawing.page.colour_bar(mesh, quantity_label(runs, quantity))
-    drawing.notes += notes_on(runs, quantity, keys[0], options)
+    drawing.notes += notes_on(runs, quantity, x_key, options)
     drawing.note("a cell is the mean over its seeds")
-    return drawing.finish(f"{quantity.title} over {name_of(keys[0])} and {name_of(keys[1])}")
+    return drawing.finish(f"{quantity.title} over {axis_words(x_key)} and {axis_words(y_key)}")
 
 
 def settings_beside(runs: Sequence[Run], known: Sequence[str]) -> list[str]:
@@ -168,15 +173,17 @@ def settings_beside(runs: Sequence[Run], known: Sequence[str]) -> list[str]:
     return [key for key in varying if key not in known]
 
 
-def labelled(
-    runs: Sequence[Run], quantity: Quantity, across: str, line: str | None, at_step: int | None
+def observation_table(
+    runs: Sequence[Run], quantity: Quantity, across: str, line_key: str | None, at_step: int | None
 ) -> pd.DataFrame:
-    """Return observations with their line and panel; values of diverged runs are NaN in maps.
+    """Return a table with the columns run, x, value, line and panel, one row an observation.
 
+    line: the run's value of the setting `line_key`.  panel: the other settings that vary, in words.
     Settings that the axis and the lines determine, such as a learning rate chosen for each scheme,
-    make no panels.  Raises NothingMatchedError without a finite value.
+    make no panels.  Against step or layer, diverged runs have no rows, unless all have diverged;
+    else their value is NaN.  Raises NothingMatchedError without a finite value.
     """
-    known = [across, *([line] if line else [])]
+    known = [across, *([line_key] if line_key else [])]
     panel_keys = undetermined(settings_beside(runs, known), known, runs)
     in_order = sorted(runs, key=lambda run: [order_of(setting_of(run, key)) for key in panel_keys])
     table = observations(in_order, quantity, across, at_step)
@@ -190,15 +197,15 @@ def labelled(
         table["value"].notna().any(),
         f"no finite value of {quantity.name} of a run that did not diverge",
     )
-    labels = {
+    panels = {
         run: ", ".join(
             f"N = {run.get(DEPTH)}" if key == DEPTH else label_of(run, [key], runs)
             for key in panel_keys
         )
         for run in runs
     }
-    lines = ["" if line is None else setting_of(run, line) for run in table["run"]]
-    return table.assign(line=lines, panel=[labels[run] for run in table["run"]])
+    lines = ["" if line_key is None else setting_of(run, line_key) for run in table["run"]]
+    return table.assign(line=lines, panel=table["run"].map(panels))
 
 
 def setting_of(run: Run, key: str) -> Any:
@@ -237,7 +244,7 @@ def lines_of(
     return lines
 
 
-def name_of(across: str) -> str:
+def axis_words(across: str) -> str:
     """Return the words of an axis: `depth N (layers)`, `learning rate`, `step t`."""
     words = {DEPTH: "depth N (layers)", "train.lr": "learning rate", STEP: "step t",
              LAYER: "layer l", SCHEME: "scheme", FLOPS: "training FLOPs"}  # fmt: skip
@@ -248,7 +255,7 @@ def label_axis(
     axes: Any, which: str, across: str, values: pd.Series[Any], categories: Sequence[Any] | None
 ) -> None:
     """Label an axis with categories or numbers; numbers far apart have a logarithmic axis."""
-    axes.set(**{f"{which}label": name_of(across)})
+    axes.set(**{f"{which}label": axis_words(across)})
     if categories is not None:
         words = [number(v) if isinstance(v, (int, float)) else str(v) for v in categories]
         limits = (-0.5, len(categories) - 0.5)

@@ -179,7 +179,7 @@ def check_attributes(scheme: Any, base: Any) -> None:
         if not hasattr(scheme, f"{scheme.sublayers[0]}_{name}"):
             raise PluginError(
                 f"{defined_at(type(scheme), 'residual')}residual has the argument {name}, which no "
-                f"sublayer has; make it in __init__: self.of_each({name!r}, lambda: parameter(…))"
+                f"sublayer has; make it in setup: self.add_per_sublayer({name!r}, …)"
             )
 
 

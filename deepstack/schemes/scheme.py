@@ -238,7 +238,7 @@ class Scheme(nn.Module):
         """Return the attributes set by `add_per_sublayer`, in the order of the sublayers."""
         return [getattr(self, f"{sublayer}_{name}") for sublayer in self.sublayers]
 
-    of_each, each = add_per_sublayer, per_sublayer  # the names in plugins
+    of_each, each = add_per_sublayer, per_sublayer  # the names in earlier plugins
 
     def call_norms(self, as_function: Callable[[nn.Module], Norm] | None) -> None:
         """Make `layer` call as_function(norm) for each norm; with None, the norms themselves."""

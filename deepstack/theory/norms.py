@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.diagnostics.watch import tapped
+from deepstack.diagnostics.layer_values import tapped
 from deepstack.model import Transformer
 from deepstack.model.fold import fold_norm, readers_of_norms
 from deepstack.model.plain import fill, values_of

@@ -10,6 +10,8 @@ from deepstack.training.environment import memory_needed as memory_needed
 from deepstack.training.environment import torch_settings as torch_settings
 from deepstack.training.evaluation import mean_loss as mean_loss
 from deepstack.training.evaluation import to_device as to_device
+from deepstack.training.extension import Parent as Parent
+from deepstack.training.extension import parent_of as parent_of
 from deepstack.training.observer import Observer as Observer
 from deepstack.training.observer import PlainLines as PlainLines
 from deepstack.training.observer import Row as Row
@@ -24,7 +26,5 @@ from deepstack.training.preflight import run_name as run_name
 from deepstack.training.resume import Trained as Trained
 from deepstack.training.resume import load_trained as load_trained
 from deepstack.training.run import train as train
-from deepstack.training.start import Parent as Parent
-from deepstack.training.start import parent_of as parent_of
 from deepstack.training.timing import temporary_run as temporary_run
 from deepstack.training.timing import timed_steps as timed_steps

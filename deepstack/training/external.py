@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.diagnostics import describe, model_update
-from deepstack.diagnostics.foreign_model import (
+from deepstack.diagnostics.external_model import (
+    ExternalModel,
     Groups,
     Hidden,
     Layers,
-    Subject,
     as_float,
     names_by_child,
     names_by_group,
@@ -27,14 +27,7 @@ from deepstack.diagnostics.foreign_model import (
 )
 from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
-from deepstack.records import (
-    STEPS_COLUMNS,
-    TIMING_COLUMNS,
-    AppendLog,
-    Run,
-    RunFolder,
-    write_end,
-)
+from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, Run, RunFolder, write_end
 from deepstack.training.environment import versions
 from deepstack.training.meta import entries, f0_norm
 from deepstack.training.observer import Observer
@@ -117,7 +110,7 @@ class Probe:
         self.model, self.optimizer, self.folder = model, optimizer, RunFolder(out)
         self.every, self.seed = every, seed
         self.layers_every, self.attribution_every = layers_every, attribution_every
-        self.subject = Subject(model, batch, hidden, layers)
+        self.subject = ExternalModel(model, batch, hidden, layers)
         self.groups = (
             names_by_child(self.subject)
             if groups is None
@@ -125,14 +118,14 @@ class Probe:
         )
         self.name = name or type(model).__name__
         self.config = self._config(config or {})
-        self.at = 0
-        self._previous = self.subject.initial.clone()
+        self.at = 0  # the number of the last step
+        self._last_F = self.subject.initial.clone()
         self._records = LayerRecords(self.folder)
-        self._before: dict[nn.Parameter, Tensor] = {}
-        self._start: dict[str, Tensor] = {}
+        self._parameters_before: dict[nn.Parameter, Tensor] = {}
+        self._initial_state: dict[str, Tensor] = {}
         self._logs: dict[str, AppendLog] = {}
         self._recorder: Recorder | None = None
-        self._open = ExitStack()
+        self._resources = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -148,7 +141,7 @@ class Probe:
             columns = {}
             if self.attribution_every:
                 columns["attribution"] = ("step", *self.groups, "whole", "unexplained")
-                self._start = self.subject.state()
+                self._initial_state = self.subject.state()
             self._logs = open_logs(self.folder, columns, stack)
             no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
             device = self.subject.initial.device
@@ -157,7 +150,7 @@ class Probe:
                 self._take_snapshot()
             self._prepare_snapshot()
             self._recorder.pause()
-            self._open = stack.pop_all()
+            self._resources = stack.pop_all()
         return self
 
     def step(self, loss: Tensor | float) -> None:
@@ -179,12 +172,7 @@ class Probe:
         if recorder.divergence is not None:
             return
         if self.at == 1 or is_due(self.every, self.at):
-            F, initial = self.subject.hidden(), self.subject.initial
-            values = model_update(F, initial, self._previous, torch.linalg.vector_norm(initial))
-            self._previous = F
-            value = torch.as_tensor(loss).detach().reshape(()).to(F.device)
-            measured = Measured(value, norm_of(gradients).to(F.device), values)
-            recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
+            self._add_row(recorder, loss, gradients)
         snapshot = is_due(self.layers_every, self.at)
         attribution = is_due(self.attribution_every, self.at)
         if snapshot or attribution or self.every > 1:  # excluded from the time of the next row
@@ -192,11 +180,9 @@ class Probe:
             if snapshot:
                 self._take_snapshot()
             if attribution:
-                parts = self.subject.attribution(self.groups, self._start)
-                shares = {name: float(value) for name, value in parts.items()}
-                self._logs["attribution"].write({"step": self.at, **shares})
+                self._write_attribution()
             if self.every > 1 and is_due(self.every, self.at + 1):
-                self._previous = self.subject.hidden()  # the next row needs F_{t-1}
+                self._last_F = self.subject.hidden()  # the next row needs F_{t-1}
             recorder.pause()
         self._prepare_snapshot()
 
@@ -205,8 +191,8 @@ class Probe:
     ) -> None:
         recorder, self._recorder = self._recorder, None
         assert recorder is not None
-        with self._open:
-            self._before, self._start = {}, {}
+        with self._resources:
+            self._parameters_before, self._initial_state = {}, {}
             recorder.flush()
             try:
                 sums = sync_logs(self._logs.values(), ended=True)
@@ -215,8 +201,7 @@ class Probe:
                 raise
             self._records.write()
             if (divergence := recorder.divergence) is not None:
-                facts = divergence.facts()
-                write_end(self.folder, "diverged", divergence.step, logs=sums, **facts)
+                write_end(self.folder, "diverged", divergence.step, logs=sums, **divergence.facts())
             elif error is None:
                 write_end(self.folder, "done", self.at, logs=sums)
             elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
@@ -230,10 +215,27 @@ class Probe:
         """Return the run as read from its folder."""
         return Run(self.folder.path)
 
+    def _add_row(
+        self, recorder: Recorder, loss: Tensor | float, gradients: Sequence[Tensor]
+    ) -> None:
+        """Measure the model update and add the row of this step to steps.csv."""
+        F, initial = self.subject.hidden(), self.subject.initial
+        values = model_update(F, initial, self._last_F, torch.linalg.vector_norm(initial))
+        self._last_F = F
+        value = torch.as_tensor(loss).detach().reshape(()).to(F.device)
+        measured = Measured(value, norm_of(gradients).to(F.device), values)
+        recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
+
+    def _write_attribution(self) -> None:
+        """Write the part of ‖ΔF‖ of each group of parameters as a row of attribution.csv."""
+        parts = self.subject.attribution(self.groups, self._initial_state)
+        shares = {name: float(value) for name, value in parts.items()}
+        self._logs["attribution"].write({"step": self.at, **shares})
+
     @torch.no_grad()
     def _take_snapshot(self) -> None:
         """Take a snapshot of every layer and write it."""
-        subject, before = self.subject, self._before
+        subject, before = self.subject, self._parameters_before
         if not subject.layers:
             return
         # before the first step ignore gradients that the model may still hold
@@ -249,11 +251,11 @@ class Probe:
 
     def _prepare_snapshot(self) -> None:
         """Copy the layers' parameters before a step after which a snapshot is due."""
-        self._before = {}
+        self._parameters_before = {}
         if is_due(self.layers_every, self.at + 1):
             for layer in self.subject.layers:
                 for p in layer.parameters():
-                    self._before[p] = p.detach().clone()
+                    self._parameters_before[p] = p.detach().clone()
 
     def _config(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content of config.yaml: the known settings of the run, nested by section."""

@@ -37,7 +37,7 @@ OF_THE_FIRST_START = ("created", "git", "extends", "differing_logs")
 RESOLUTION = 2.0**-23
 
 
-def describe_run(run: TrainingRun) -> dict[str, Any]:
+def write_description(run: TrainingRun) -> dict[str, Any]:
     """Write meta.json, which is returned, and columns.json of a run that is built and resumed."""
     before = run.folder.read_meta()
     meta = meta_of(run, before)

@@ -35,8 +35,9 @@ from deepstack.training.environment import (
     memory_needed,
     torch_settings,
 )
+from deepstack.training.extension import Parent, inexact_extension
 from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers, TensorBoardLog
-from deepstack.training.start import Parent, Start, changed_source, inexact, start_of
+from deepstack.training.start import Start, changed_source, start_of
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
 OVERESTIMATE = 1.5
@@ -290,7 +291,7 @@ def choose_folder(
     extends = parent.extends if parent else {}
     for folder in same_runs(study, config):
         meta = folder.read_meta()
-        if inexact(meta.get("extends")) != inexact(extends):
+        if inexact_extension(meta.get("extends")) != inexact_extension(extends):
             continue
         if not (changed := changed_source(meta, task.data, config)):
             return folder

@@ -26,9 +26,9 @@ from deepstack.records import ENDED, RunFolder, existing_run
 from deepstack.records.files import read
 from deepstack.records.published import is_published
 from deepstack.training import checkpoint as ckpt
+from deepstack.training.extension import Parent, inexact_extension, recorded_config, recorded_logs
 from deepstack.training.observer import Observer
 from deepstack.training.run import TOLERANCE, train
-from deepstack.training.start import Parent, inexact, recorded_config, recorded_logs
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def record_of(run: str | Path, *, compared: bool = False) -> Record:
     config = recorded_config(folder)
     if "environment" not in folder.read_meta():
         raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")
-    if extends := inexact(folder.read_meta().get("extends")):
+    if extends := inexact_extension(folder.read_meta().get("extends")):
         raise ConfigError(
             f"{folder.path} extends {extends.get('run')} after step {extends.get('step')} under "
             "another schedule, so its config alone does not repeat it; rerun that run instead"

@@ -16,8 +16,8 @@ from deepstack.model.build import Built, build_model
 from deepstack.records import RunFolder
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
+from deepstack.training.extension import recorded_config
 from deepstack.training.optimizer import load_optimizer_state, optimizer_state
-from deepstack.training.start import recorded_config
 
 if TYPE_CHECKING:
     from deepstack.training.run import TrainingRun

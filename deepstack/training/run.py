@@ -15,12 +15,7 @@ from deepstack import config as conf
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
 from deepstack.ending import Stop, stop_requests
 from deepstack.errors import ChangedLogError, Interrupted
-from deepstack.fast import (
-    Measured,
-    enable_fast_paths,
-    make_step,
-    step_recorder,
-)
+from deepstack.fast import Measured, enable_fast_paths, make_step, step_recorder
 from deepstack.gc_control import gc_paused
 from deepstack.model import with_defaults, with_steps
 from deepstack.records import Run, write_end
@@ -28,7 +23,8 @@ from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.environment import choose_threads
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
-from deepstack.training.meta import describe_run
+from deepstack.training.extension import Parent
+from deepstack.training.meta import write_description
 from deepstack.training.observer import Observer, Started, default_observer
 from deepstack.training.optimizer import make_optimizer
 from deepstack.training.penalty import SpectralPenalty
@@ -46,7 +42,6 @@ from deepstack.training.recorder import (
 from deepstack.training.resume import load_state, save_state
 from deepstack.training.schedule import learning_rate, row_is_due
 from deepstack.training.snapshot_writer import SnapshotWriter
-from deepstack.training.start import Parent
 
 # Without deterministic kernels a replayed row may differ by rounding that training has amplified.
 TOLERANCE = 1e-2
@@ -155,17 +150,25 @@ class TrainingRun:
         self.task = prepared.task
         self.device, self.ranks = prepared.device, prepared.ranks
         self.observer, self.progress = prepared.observer, progress
-        config, train = self.config, self.config.train
-        self.folder.write_config(conf.to_yaml(with_defaults(config)))
+        self.folder.write_config(conf.to_yaml(with_defaults(self.config)))
         self.built = build_for_ranks(prepared)
         self.model = self.built.model
-        self.model.train(config.model.dropout > 0)
+        self.model.train(self.config.model.dropout > 0)
+        self._make_step(resources, measures)
+        self.evaluation = Evaluation(self.task, self.config.train, self.device)
+        resumed = load_state(self)
+        progress.step = progress.resumed_from = resumed.step if resumed else 0
+        self.first_step = progress.step + 1
+        self._open_logs(resources, resumed)
+        self._saved = time.monotonic()
+
+    def _make_step(self, resources: ExitStack, measures: bool) -> None:
+        """Make the optimizer, the fast paths, the measurements and the training step."""
+        config, paths, notify = self.config, self.prepared.paths, self.observer.notify
         self.penalised = SpectralPenalty(config, self.built, self.ranks)
         self.count: float | None = None  # divisor of the loss of this rank's share of a batch
-        paths, notify = prepared.paths, self.observer.notify
-        self.optimizer = make_optimizer(
-            train, self.built, capturable=paths.captured or paths.replayed
-        )
+        in_place = paths.captured or paths.replayed
+        self.optimizer = make_optimizer(config.train, self.built, capturable=in_place)
         every = conf.recompute_every(config)
         if every and config.runtime.recompute_every == "auto":
             notify(f"memory is short: layers are computed twice (runtime.recompute_every={every})")
@@ -173,45 +176,38 @@ class TrainingRun:
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
         self.snapshots = SnapshotWriter(
-            prepared,
-            self.built,
-            probe,
-            self.update,
-            self.optimizer,
+            self.prepared, self.built, probe, self.update, self.optimizer
         )
         resources.callback(self.snapshots.close)
         share, norm_of = reductions(self.built, self.ranks)
+        threads = choose_threads(config, self.ranks)
         step = make_step(
             self.loss,
             self.built,
             self.optimizer,
-            train,
+            config.train,
             probe=self.update.measure if measures else None,
             share=share,
             norm_of=norm_of,
-            capture=step_recorder(
-                self.model, config, paths, notify, choose_threads(config, self.ranks)
-            ),
+            capture=step_recorder(self.model, config, paths, notify, threads),
         )
         resources.callback(step.release)
         self.step = refuse_buffer_writes(step, self.model)
-        self.evaluation = Evaluation(self.task, train, self.device)
-        resumed = load_state(self)
-        progress.step = progress.resumed_from = resumed.step if resumed else 0
-        self.first_step = progress.step + 1
-        meta = describe_run(self)
-        exact = config.runtime.deterministic and "environment_changed" not in meta
+
+    def _open_logs(self, resources: ExitStack, resumed: ckpt.Checkpoint | None) -> None:
+        """Write meta.json and open the logs, whose rows after the checkpoint are compared."""
+        meta = write_description(self)
+        exact = self.config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
-        start = progress.step or -1
+        start = self.progress.step or -1
         snapshots = {name: ("step", *more) for name, more in self.snapshots.columns().items()}
         columns = {"evals": self.evaluation.columns, **snapshots}
         self.logs = open_logs(self.folder, columns, resources, start, tolerance)
         self.snapshots.logs = self.logs
-        self.recorder = Recorder(self.logs, self.device, train.max_loss, self.observer)
+        self.recorder = Recorder(self.logs, self.device, self.config.train.max_loss, self.observer)
         resources.callback(self.recorder.release)
         if resumed and self.ranks.is_rank0 and (names := ckpt.changed_logs(self.folder, resumed)):
             raise ChangedLogError(f"{self.folder.path / names[0]}: changed while its run resumed")
-        self._saved = time.monotonic()
 
     def begin(self) -> None:
         """Notify the observer; for a new run, take the snapshot and evaluation of step 0."""

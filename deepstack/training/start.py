@@ -1,43 +1,24 @@
-"""Runs that begin from another run: with its weights (`model.start`), or from its whole record.
+"""`model.start`: a run that begins with the weights of another one, its starting point.
 
-`model.start`: the other run may have another task, vocabulary, sequence length or head and, with
-`model.grow`, fewer layers.  Parameters that do not fit because of these are drawn anew; the
-optimizer starts anew too.  ‖ΔF‖ is measured from the model that starts so.
-
-`--extend`: the new run begins with the parent's rows, weights and optimizer.  It has its own
-folder; meta.json names the parent under `extends`.  If the learning rate does not depend on the
-number of steps, the new run equals one that was trained with all its steps at once, byte for byte.
-Else the user chooses the schedule of the further steps, and the run's first rows are those of the
-parent under its own schedule (`exact` is false).
+The other run may have another task, vocabulary, sequence length or head and, with `model.grow`,
+fewer layers.  Parameters that do not fit because of these are drawn anew; the optimizer starts anew
+too.  ‖ΔF‖ is measured from the model that starts so.
 """
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError, DifferenceError
-from deepstack.model import build_model, with_defaults, without_defaults
+from deepstack.errors import ConfigError
+from deepstack.model import build_model, with_defaults
 from deepstack.model.build import Built
-from deepstack.plugins import require_plugins
-from deepstack.records import (
-    CHECKSUMS,
-    Run,
-    RunFolder,
-    existing_run,
-    extent,
-    files,
-    mapping,
-    problems,
-)
+from deepstack.records import CHECKSUMS, Run, RunFolder, existing_run, mapping
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.schedule import depends_on_steps, row_is_due
 
 KEY = "model.start"
 OUTSIDE = {"embedding", "position", "head"}  # roles whose shape may differ
@@ -183,21 +164,6 @@ def finished_run(path: str | Path, name: str) -> RunFolder:
     return folder
 
 
-def recorded_config(folder: RunFolder) -> conf.Config:
-    """Return the config of a run that deepstack has trained.
-
-    Raises ConfigError for a run of an external model, PluginError for a missing plugin.
-    """
-    meta = folder.read_meta()
-    if "hidden" in meta:
-        raise ConfigError(
-            f"{folder.path} was measured by deepstack.probe, not trained by deepstack: there is "
-            "nothing to train again or to export; `deepstack plot` and `deepstack ls` read it"
-        )
-    require_plugins(meta.get("plugins", []), str(folder.path))
-    return conf.load_config(folder.config_path)
-
-
 def changed_source(
     meta: Mapping[str, Any], data: Mapping[str, Any], config: conf.Config
 ) -> tuple[str, str, str, str] | None:
@@ -214,129 +180,3 @@ def changed_source(
         if was != now:
             return key, str(name), str(was), str(now)
     return None
-
-
-# Settings that an extension may change; `runtime` is free.
-CHANGEABLE = ("train.schedule", "train.lr", "train.decay_period")
-
-
-@dataclass(frozen=True)
-class Parent:
-    """A recorded run, and the config of a new run that begins from its record.
-
-    Preflight refuses an environment other than that of the record.
-
-    extends: as in meta.json of a new run that goes on where the record ends; else empty.  Its
-    `exact` states whether training the config at once gives the same run, its `sha256` is that of
-    the record's checksums.json.
-    """
-
-    folder: RunFolder
-    config: conf.Config
-    extends: Mapping[str, Any] = field(default_factory=dict)
-
-    def begin(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
-        """Write into the locked folder of the new run whatever it takes from the record.
-
-        data: of the new run's task.  Raises ConfigError if the record has other data or weights.
-        """
-        meta = self.folder.read_meta()
-        if changed := changed_source({"data": {}} | meta, data, self.config):
-            key, source, was, now = changed
-            other = "weights" if key == "model.start" else "data"
-            raise ConfigError(
-                f"{self.folder.path} was trained on other {other}: sha256 was {was}, is {now} "
-                f"({source})"
-            )
-
-
-class Extension(Parent):
-    """A finished run, and the config that trains it further."""
-
-    def begin(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
-        """Write the parent's logs and last checkpoint into the locked folder of the new run.
-
-        Rows and records that the parent has only because it ended there are left out.
-        """
-        super().begin(folder, data)
-        step = self.extends["step"]
-
-        def is_kept(log: str, at: int) -> bool:
-            return at < step or row_is_due(self.config, log, at)
-
-        meta = self.folder.read_meta()
-        shutil.rmtree(folder.checkpoint_dir, ignore_errors=True)  # of a killed attempt
-        fixed = {"environment": {}} | {k: meta[k] for k in ("environment", "start") if k in meta}
-        folder.write_meta({"extends": self.extends, **fixed})
-        logs = recorded_logs(self.folder)
-        for path in (*logs, self.folder.timing_path):
-            header, *rows = (files.read(path) or b"").splitlines(keepends=True) or [b""]
-            remaining = [row for row in rows if is_kept(path.stem, int(row.split(b",")[0]))]
-            files.replace(folder.path / path.name, b"".join([header, *remaining]))
-        parts = ckpt.load(self.folder.checkpoint_path(step), step).parts
-        kept_records = [is_kept("layers", at) for at in parts["layers"]["steps"].tolist()]
-        mask = torch.tensor(kept_records, dtype=torch.bool)
-        parts["layers"] = {name: values[mask] for name, values in parts["layers"].items()}
-        sums = {path.stem: extent(folder.path / path.name, step).sha256 for path in logs}
-        state = {"run": conf.digest(without_defaults(self.config)), "logs": sums}
-        ckpt.save(folder, ckpt.Checkpoint(step, parts, state))
-        folder.write_config(conf.to_yaml(with_defaults(self.config)))  # makes it a run
-
-
-def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Extension:
-    """Return a finished run with the config that trains it `steps` steps further.
-
-    overrides: `train.schedule=…`, which a schedule that depends on the number of steps requires,
-    `train.lr=…` and `runtime` settings.  Raises ConfigError for other settings, for a run that has
-    not finished or keeps only its weights, DifferenceError for a damaged one.
-    """
-    folder = finished_run(run, "--extend")
-    if steps < 1:
-        raise ConfigError(f"--extend: found {steps}; allowed a number of further steps from 1 on")
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    changed = [key for key in keys if not key.startswith("runtime.")]
-    if wrong := [key for key in changed if key not in CHANGEABLE]:
-        raise ConfigError(
-            f"--extend: found {wrong[0]}; an extension allows {', '.join(CHANGEABLE)} and runtime "
-            "settings",
-            key=wrong[0],
-        )
-    old = recorded_config(folder)
-    step, schedule = old.train.steps, old.train.schedule
-    longer = [*overrides, f"train.steps={step + steps}"]
-    replayed = folder.read_meta().get("environment", {}).get("replayed")
-    if isinstance(replayed, bool):  # 'auto' depends on the number of steps
-        longer.insert(0, f"runtime.replay={str(replayed).lower()}")
-    new = conf.load_config(folder.config_path, longer)
-    if depends_on_steps(old.train) and "train.schedule" not in changed:
-        raise ConfigError(
-            f"--extend: train.schedule={schedule} depends on the number of steps; choose for the "
-            f"further steps train.schedule={schedule}, that of {step + steps} steps, to which the "
-            "rate jumps, or train.schedule=constant train.lr=RATE"
-        )
-    if not (folder.checkpoint_path(step) / "optimizer.safetensors").exists():
-        raise ConfigError(
-            f"--extend: {folder.path} keeps only its weights; further steps need the state of its "
-            "optimizer, which a run with runtime.keep_optimizer=true keeps"
-        )
-    if damage := problems(folder):
-        raise DifferenceError(f"--extend: {folder.path} is damaged: {damage[0]}")
-    extends = {
-        "study": folder.path.resolve().parent.name,
-        "run": folder.name,
-        "step": step,
-        "sha256": folder.read_status().get("checksums"),
-        "exact": not depends_on_steps(old.train) and not changed,
-    }
-    return Extension(folder, new, extends)
-
-
-def recorded_logs(folder: RunFolder) -> list[Path]:
-    """Return the logs of a run whose rows are the same in every execution."""
-    return [path for name in ckpt.RESUMED_LOGS if (path := folder.csv_path(name)).exists()]
-
-
-def inexact(extends: Any) -> Mapping[str, Any] | None:
-    """Return `extends` of meta.json if the run's config alone does not describe it, else None."""
-    is_inexact = isinstance(extends, Mapping) and extends and not extends.get("exact")
-    return extends if is_inexact else None

@@ -15,6 +15,7 @@ from helpers.command_line import typed as deepstack
 from helpers.terminals import run_on_terminal
 
 from deepstack.config import Config
+from deepstack.config.model_schema import NORM_KINDS
 from deepstack.records import Run, find_runs
 
 
@@ -72,7 +73,7 @@ def test_list(kind: str) -> None:
 def test_settings_are_listed_with_what_each_may_be() -> None:
     rows = json.loads(deepstack("list", "settings", "--json").stdout)
     found = {row["name"]: row for row in rows}
-    assert found["model.norm.kind"]["allowed"] == "layer, rms, batch, dynamic_tanh, dynamic_erf"
+    assert found["model.norm.kind"]["allowed"] == ", ".join(NORM_KINDS)
     assert {"gelu", "relu"} <= set(found["model.activation"]["allowed"].split(", "))
     assert {"adam", "sgd"} <= set(found["train.optimizer"]["allowed"].split(", "))
     assert found["train.lr"]["default"] == Config().train.lr

@@ -35,6 +35,7 @@ ONES = "self.scale = parameter({}, role='scheme', start='one')"
 # body of the class -> what is said; lines count from the top of the file
 SCHEMES: dict[str, tuple[str, str]] = {
     "doubled": (RESIDUAL + "return norm(x + G(x)).double()", "of torch.float64 for x"),
+    "two streams": (RESIDUAL + "return norm(x + G(x)), x", "gave tuple .* in its own `layer`"),
     "nothing": (RESIDUAL + "norm(x + G(x))", "residual gave None, as without `return`"),
     "a dict": (POST_LN + "def enter(self, x):\n    return {'x': x}", r"own.py:10: enter gave dict"),
     "x in place": (RESIDUAL + "x += G(x)\n    return norm(x)", "residual changes x in place"),

@@ -61,7 +61,8 @@ def test_a_block_is_trained_made_again_and_exported(word: str, tmp_path: Path) -
 
 
 def test_the_scheme_s_numbers_are_what_the_page_says(tmp_path: Path) -> None:
-    (tmp_path / "numbers.py").write_text(MINE)
+    earlier = MINE.replace("add_per_sublayer", "of_each").replace("per_sublayer", "each")
+    (tmp_path / "numbers.py").write_text(earlier)
     load_plugins([tmp_path / "numbers.py"])
     options = ["model.scheme=mine", "model.scheme_options.start=0.25"]
     config = deepstack.load_config(QUICK, [*TINY, *options])

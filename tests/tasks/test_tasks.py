@@ -18,7 +18,7 @@ from deepstack.tasks.synthetic import (
 )
 from deepstack.tasks.task import STRUCTURE, choose_positions
 
-NAMES = ["copy", "group", "hops", "markov", "reverse", "text"]
+NAMES = [name for name in TASKS.names() if name != "tokens"]  # which reads a file of the user's
 
 
 def build(name: str, seq_len: int = 32, seed: int = 0, **options: object) -> Task:

@@ -26,7 +26,7 @@ from helpers.probe_models import (
 from torch import Tensor, nn
 
 import deepstack
-from deepstack.diagnostics.foreign_model import tensor_of
+from deepstack.diagnostics.external_model import tensor_of
 from deepstack.errors import ConfigError
 
 # -- training goes on as it would have -------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Records values of a model during one forward and one backward pass."""
+"""Records values of every layer and sublayer during one forward and one backward pass."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +21,7 @@ SAME = 1e-4
 
 
 @dataclass
-class Sublayer:
+class SublayerValues:
     """One call of a scheme's `residual`.
 
     x, G, z: (batch, seq, d), the sublayer's input, the branch's output, the last norm's input;
@@ -54,7 +54,7 @@ class StackValues:
     """
 
     states: list[Tensor] = field(default_factory=list)
-    sublayers: list[Sublayer] = field(default_factory=list)
+    sublayers: list[SublayerValues] = field(default_factory=list)
     attention: dict[str, list[Tensor]] = field(default_factory=dict)
     nodes: list[Any] = field(default_factory=list)
 
@@ -102,7 +102,7 @@ def tapped(schemes: Sequence[Scheme], tap: Tap) -> Iterator[None]:
 
 
 class SublayerTap(Tap):
-    """Record x, G, the last norm's input and the gradients by them, one `Sublayer` per call."""
+    """Record x, G, the last norm's input and the gradients by them, for each call of `residual`."""
 
     def __init__(self, seen: StackValues) -> None:
         self.seen = seen
@@ -114,7 +114,7 @@ class SublayerTap(Tap):
             self.seen.nodes.append(y.grad_fn)
 
     def enter(self, x: Tensor) -> None:
-        self.x, self.here = x, Sublayer(x.detach())
+        self.x, self.here = x, SublayerValues(x.detach())
         self.branch_inputs: list[Tensor] = []
         self.norm_input: Tensor | None = None
         self.norm_output: Tensor | None = None
@@ -193,16 +193,17 @@ def sublayer_values(seen: StackValues, depth: int, count: int) -> dict[str, Tens
     """
     sublayers = seen.sublayers
     if len(sublayers) != count * depth:
-        sublayers = [Sublayer(torch.full_like(seen.states[0], float("nan")))] * (count * depth)
+        nothing = SublayerValues(torch.full_like(seen.states[0], float("nan")))
+        sublayers = [nothing] * (count * depth)
     starts = range(0, len(sublayers), SUBLAYERS_AT_A_TIME)
-    parts = [stack_sublayers(sublayers[i : i + SUBLAYERS_AT_A_TIME]) for i in starts]
+    parts = [sublayer_statistics(sublayers[i : i + SUBLAYERS_AT_A_TIME]) for i in starts]
     return {
         name: torch.cat([part[name] for part in parts]).unflatten(0, (depth, count))
         for name in parts[0]
     }
 
 
-def stack_sublayers(sublayers: list[Sublayer]) -> dict[str, Tensor]:
+def sublayer_statistics(sublayers: list[SublayerValues]) -> dict[str, Tensor]:
     """Return `sublayer_values` of some sublayers: (sublayers, tokens) or (sublayers,)."""
     x = torch.stack([one.x for one in sublayers]).flatten(1, 2)  # (sublayers, tokens, d)
     nothing = torch.full_like(x[0], float("nan"))
@@ -226,7 +227,7 @@ def stack_sublayers(sublayers: list[Sublayer]) -> dict[str, Tensor]:
         "branch_variance": variance(G),
         "norm_input": z.norm(dim=-1),
         "norm_variance": variance(z),
-        "norm_slope": slope(z, [one.norm for one in sublayers]),
+        "norm_slope": norm_slope(z, [one.norm for one in sublayers]),
         "alpha": torch.where(is_sum, alpha, nan),
     }
 
@@ -236,7 +237,7 @@ def variance(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x - x.mean(dim=-1, keepdim=True), dim=-1).square() / x.shape[-1]
 
 
-def slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
+def norm_slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
     """Return max_i |g_i| / σ(z), or / rms(z) for RMSNorm, epsilon included: (sublayers, tokens).
 
     z: (sublayers, tokens, d).  NaN for other norms and without a norm.

@@ -36,7 +36,7 @@ class Block(nn.Module):
         return x + scale * torch.tanh(self.mix(self.norm(x))), scale
 
 
-class Foreign(nn.Module):
+class External(nn.Module):
     def __init__(self, in_tuple: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -57,7 +57,7 @@ def batch() -> dict[str, Tensor]:
     return {"tokens": tokens}
 
 
-def test_a_foreign_model_is_measured_like_the_same_stack_of_deepstack() -> None:
+def test_an_external_model_is_measured_like_the_same_stack_of_deepstack() -> None:
     built = perturbed(model__depth=DEPTH, model__scheme="pre_ln", model__family="decoder",
                       task__name="copy")  # fmt: skip
     model = built.model
@@ -84,7 +84,7 @@ def test_a_foreign_model_is_measured_like_the_same_stack_of_deepstack() -> None:
 
 
 def test_layers_with_tuples_and_keywords_are_changed_and_restored() -> None:
-    model = Foreign().train()
+    model = External().train()
     before, state = model(**batch()), torch.get_rng_state()
     result = deepstack.analyze_model(
         model, batch(), ["lens", "effects", "jacobian"], head=("last", "out"), layers="blocks"
@@ -99,7 +99,7 @@ def test_layers_with_tuples_and_keywords_are_changed_and_restored() -> None:
     assert "loss" not in result["lens"].arrays and "loss_without" not in result["effects"].arrays
     assert 0.0 < result["jacobian"].scalars["mean_from_identity"] < 1.0
     with pytest.raises(ConfigError, match="called without a tensor as its first argument"):
-        deepstack.analyze_model(Foreign(True), batch(), head=("last", "out"), layers="blocks")
+        deepstack.analyze_model(External(True), batch(), head=("last", "out"), layers="blocks")
 
 
 def test_the_jacobian_of_torch_s_own_layers_is_measured() -> None:
@@ -126,7 +126,7 @@ def test_the_jacobian_of_torch_s_own_layers_is_measured() -> None:
 )
 def test_refusals_say_what_to_give(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        deepstack.analyze_model(Foreign(), batch(), **arguments)
+        deepstack.analyze_model(External(), batch(), **arguments)
 
 
 # -- a folder of transformers, compared with transformers itself ----------------------------------

@@ -150,7 +150,7 @@ Hidden = str | nn.Module | Callable[[nn.Module, Any], Tensor] | None
 for the model's return value."""
 
 
-class Subject:
+class ExternalModel:
     """A model with its probe batch: F, ‖x_l‖ after each layer, shares of ‖ΔF‖.
 
     F is taken in evaluation mode, without autocast, as float32 at least.  Raises ConfigError where
@@ -310,7 +310,7 @@ REST = "rest"
 RESERVED = ("step", REST, "whole", "unexplained")  # other columns of attribution.csv
 
 
-def names_by_child(subject: Subject) -> dict[str, list[str]]:
+def names_by_child(subject: ExternalModel) -> dict[str, list[str]]:
     """Return the names of the trained parameters by child of a layer, elsewhere of the model.
 
     A child is a direct one, such as `self_attn` or `linear1`.

@@ -13,7 +13,7 @@ from deepstack import config as conf
 from deepstack.depth_use.layered import Layered, Sample
 from deepstack.depth_use.measure import MEASURES, Request, measure_all
 from deepstack.depth_use.runs import HELD_OUT, TRAINING, draw
-from deepstack.diagnostics.foreign_model import Layers, find_layers, find_module
+from deepstack.diagnostics.external_model import Layers, find_layers, find_module
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Analysis, RunFolder, sha256, write_analysis
 from deepstack.tasks import task_of
