@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers import ROOT
 from helpers.record_runs import python
-from numpy.typing import ArrayLike
 
-from deepstack.records import AppendLog, RunFolder, extent
+from deepstack.records import RunFolder
 from deepstack.training.snapshot_writer import LayerRecords
 
 
@@ -22,8 +20,8 @@ class Counting(RunFolder):
 
     records = 0
 
-    def write_layers(self, values: Mapping[str, ArrayLike], steps: ArrayLike) -> None:
-        self.records += len(np.asarray(steps))
+    def write_layers(self, values: Any, steps: Any) -> None:
+        self.records += len(steps)
         super().write_layers(values, steps)
 
 
@@ -55,32 +53,18 @@ def test_records_of_layers_are_not_written_anew_at_every_look(tmp_path: Path) ->
 def test_records_of_layers_go_on_from_a_checkpoint(tmp_path: Path, looks: int) -> None:
     folder, whole = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
     records, alone = LayerRecords(folder), LayerRecords(whole)
-    for step in range(looks):
-        records.add(step, seen(step))
-    again = LayerRecords(folder)
-    again.load(records.state())
-    for step in range(looks, looks + 40):
-        again.add(step, seen(step))
-        assert step - folder.read_layers("a")[0][-1] <= step // 32
-    again.write()
     for step in range(looks + 40):
-        alone.add(step, seen(step))
+        if step == looks:
+            again = LayerRecords(folder)
+            again.load(records.state())
+            records = again
+        for each in (records, alone):
+            each.add(step, seen(step))
+        assert step - folder.read_layers("a")[0][-1] <= step // 32
+    records.write()
     alone.write()
     for path in whole.layers_dir.iterdir():
         assert path.read_bytes() == (folder.layers_dir / path.name).read_bytes()
-
-
-def test_the_extent_of_a_log_is_that_of_its_rows(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    with AppendLog(path, ("step", "loss")) as log:
-        for step in range(1000):
-            log.write({"step": step, "loss": step / 7})
-    whole = path.read_bytes()
-    for step in (-1, 0, 5, 700, 999, 50_000):
-        end = whole.find(f"\n{step + 1},".encode()) + 1 or len(whole)
-        size, sha256, last_step = extent(path, step)
-        assert size == end and last_step in (min(step, 999), None)
-        assert sha256 == hashlib.sha256(whole[:end]).hexdigest()
 
 
 DEEP = """
