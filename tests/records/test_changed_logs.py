@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from helpers.ended_runs import flip
+from helpers.probe_models import probed
 from helpers.small_runs import data_of, interrupted, small, stop_at
+from torch import Tensor
 
 import deepstack
 from deepstack.config import Config
@@ -19,6 +20,7 @@ from deepstack.errors import ChangedLogError, DifferenceError, Interrupted
 from deepstack.records import Inspection, Run, RunFolder, write_end
 from deepstack.training import Observer, checkpoint
 from deepstack.training import run as training_run
+from deepstack.training.external import Probe
 from deepstack.training.observer import Started
 
 LOGS = ("steps.csv", "evals.csv", "timing.csv", "attribution.csv")
@@ -30,12 +32,8 @@ CONFIG = small(
 
 
 def digit(path: Path) -> None:
-    """Change the last digit of the second line."""
-    data = bytearray(path.read_bytes())
-    end = data.index(b"\n", data.index(b"\n") + 1)
-    place = next(i for i in range(end, 0, -1) if chr(data[i]).isdigit())
-    data[place] = ord("1") if data[place] != ord("1") else ord("2")
-    path.write_bytes(data)
+    """Change the last digit."""
+    flip(path, 8 * (path.stat().st_size - 2))
 
 
 def replace(path: Path) -> None:
@@ -206,18 +204,10 @@ def test_rows_behind_the_last_step_are_not_sealed(tmp_path: Path) -> None:
 
 
 def test_the_external_probe_seals_no_changed_log(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(3, 4)
-    with (
-        pytest.raises(ChangedLogError, match=r"attribution\.csv: was changed"),
-        deepstack.probe(model, batch, optimizer, out=tmp_path / "s" / "r", layers=()) as probe,
-    ):
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = model(batch).square().mean()
-            loss.backward()
-            optimizer.step()
-            probe.step(loss)
-        (tmp_path / "s" / "r" / "attribution.csv").unlink()
-    assert json.loads((tmp_path / "s" / "r" / "status.json").read_text())["state"] == "failed"
+    def after(probe: Probe, loss: Tensor) -> None:
+        probe.step(loss)
+        (tmp_path / "attribution.csv").unlink(missing_ok=True)
+
+    with pytest.raises(ChangedLogError, match=r"attribution\.csv: was changed"):
+        probed(tmp_path, 3, after=after)
+    assert RunFolder(tmp_path).read_status()["state"] == "failed"
