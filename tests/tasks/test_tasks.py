@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,49 +21,59 @@ def build(name: str, seq_len: int = 32, seed: int = 0, **options: object) -> Tas
     return build_task(name, options, seq_len=seq_len, seed=seed)
 
 
-def same(a: Batch, b: Batch) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
 # Every task
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_batches_are_those_of_each_sequence(name: str) -> None:
-    """Every draw checks types and ranges (tests/plugins/test_own_tasks.py)."""
-    built = build(name)
-    assert built.name == name
-    for batch in (built.train_batch(1, 5), built.validation_batch(0, 5), built.probe_batch(5)):
-        assert batch.inputs.shape == batch.targets.shape == (5, 32)
-        assert (batch.targets != IGNORE).any(axis=1).all()
-        assert all(array.flags.c_contiguous and array.flags.writeable for array in batch)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_batches_depend_on_seed_stream_and_step_alone(name: str) -> None:
-    first, second = build(name), build(name)
-    first.train_batch(1, 4)
-    first.validation_batch(0, 4)
-    for step in (7, 2):
-        assert same(first.train_batch(step, 4), second.train_batch(step, 4))
-    assert same(first.validation_batch(1, 4), second.validation_batch(1, 4))
-    assert same(first.probe_batch(4), second.probe_batch(4))
-    others = [
-        first.train_batch(1, 4),
-        first.train_batch(0, 4),
-        first.validation_batch(0, 4),
-        first.validation_batch(1, 4),
-        first.probe_batch(4),
-        build(name, seed=1).train_batch(1, 4),
-    ]
-    for a, b in itertools.combinations(others, 2):
-        assert not np.array_equal(a.inputs, b.inputs)
+    def batches(built: Task) -> list[Batch]:
+        drawn = [built.train_batch(1, 4), built.train_batch(0, 4), built.probe_batch(4)]
+        return [*drawn, built.validation_batch(1, 4), built.validation_batch(0, 4)]
+
+    built = build(name)
+    first = batches(built)
+    for a, b in zip(first, batches(built), strict=True):
+        assert all(map(np.array_equal, a, b))
+    for a, b in itertools.combinations([*first, build(name, seed=1).train_batch(1, 4)], 2):
+        assert a.inputs.shape == (4, 32) and not np.array_equal(a.inputs, b.inputs)
 
 
-def test_importing_tasks_does_not_import_torch() -> None:
-    code = "import sys, deepstack.tasks; print('torch' in sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "False"
+MEMORY = """
+import sys
+from deepstack.tasks import build_task
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(l for l in lines if l.startswith("VmHWM")).split()[1]) * 1024
+before = peak()
+task = build_task(sys.argv[1], {"path": sys.argv[2]}, seq_len=64, seed=0)
+task.train_batch(0, 64), task.validation_batch(0, 64)
+print(peak() - before, task.memory, "torch" in sys.modules)
+"""
+BLOCKS = {
+    "text": "words and more wörds in a text of many lines\n".encode() * 1000,
+    "tokens": np.random.default_rng(0).integers(0, 50_000, 10**6).astype("<u2").tobytes(),
+}
+
+
+@pytest.mark.parametrize("megabytes", [80, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_large_file_takes_its_size_as_text_and_little_as_tokens(
+    name: str, megabytes: int, tmp_path: Path
+) -> None:
+    """In a process that does not import torch."""
+    path = tmp_path / "large.bin"
+    with path.open("wb") as file:
+        while file.tell() < megabytes * 10**6:
+            file.write(BLOCKS[name])
+    words = [sys.executable, "-c", MEMORY, name, path]
+    out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    used, estimate, imported = out.split()
+    assert imported == "False"
+    if name == "tokens":
+        assert int(used) < 40e6 + 0.2e6 * megabytes
+    else:
+        assert int(estimate) == path.stat().st_size
+        assert 0.9 * int(estimate) < int(used) < 1.3 * int(estimate)
 
 
 def test_chosen_positions_are_exact_and_uniform() -> None:

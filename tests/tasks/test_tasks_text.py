@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.memory import memory_of
 
 from deepstack.errors import ConfigError
 from deepstack.tasks import IGNORE, Task, build_task
@@ -169,18 +168,6 @@ def test_a_letter_may_lie_across_two_pieces(tmp_path: Path) -> None:
     path = write(tmp_path / "b.txt", content[: PIECE + 1] + b"b")
     with pytest.raises(ConfigError, match=f"byte 0xe2 at position {PIECE - 1:,}"):
         read_corpus(path)
-
-
-@pytest.mark.parametrize("size", [80_000_000, pytest.param(200_000_000, marks=pytest.mark.slow)])
-def test_a_large_text_costs_little_more_memory_than_its_size(size: int, tmp_path: Path) -> None:
-    path = tmp_path / "large.txt"
-    line = "words and more wörds in a text of many lines\n".encode() * 1000
-    with path.open("wb") as file:
-        for _ in range(size // len(line)):
-            file.write(line)
-    used, estimate = memory_of("text", path)
-    assert used < 1.5 * size
-    assert estimate == path.stat().st_size and 0.9 * estimate < used < 1.3 * estimate
 
 
 def test_tasks_of_several_seeds_share_one_text(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.memory import memory_of
 from numpy.typing import NDArray
 
 from deepstack.errors import ConfigError, ResourceError
@@ -201,16 +200,3 @@ def test_a_file_that_is_replaced_during_a_run_stays_as_it_was(tmp_path: Path) ->
     assert shown(task) == set(range(900))
     (tmp_path / "a.bin").unlink()
     assert shown(task) == set(range(900))
-
-
-@pytest.mark.parametrize(
-    ("millions", "most"), [(80, 80_000_000), pytest.param(200, 120_000_000, marks=pytest.mark.slow)]
-)
-def test_large_files_cost_little_memory(millions: int, most: int, tmp_path: Path) -> None:
-    path = tmp_path / "large.bin"
-    block = np.random.default_rng(0).integers(0, 50_000, 10**6).astype("<u2").tobytes()
-    with path.open("wb") as file:
-        for _ in range(millions):
-            file.write(block)
-    used, _ = memory_of("tokens", path)
-    assert used < most  # each million of tokens has 2 MB

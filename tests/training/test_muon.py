@@ -66,7 +66,10 @@ def test_only_the_direction_of_a_gradient_counts(size: float) -> None:
 @pytest.mark.parametrize("adjust_lr", ["match_rms_adamw", "original"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("banks", [True, False])
-def test_updates_are_those_of_the_equation(adjust_lr: str, clip: float | None, banks: bool) -> None:
+def test_updates_are_those_of_the_equation(
+    adjust_lr: str, clip: float | None, banks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muon, "BATCH_SIZE", 2 * 3 * 12 * 12)  # one layer or two at a time
     settings = {
         "train__muon": {"adjust_lr": adjust_lr, "momentum": 0.9}, "train__clip": clip,
         "train__weight_decay": 0.1, "runtime__banks": banks, "train__lr_factors": {"w1": 0.5},
@@ -110,16 +113,6 @@ def test_torchs_muon_takes_the_same_steps() -> None:
         theirs.step()
         apart = matrices.detach() - torch.stack([p.detach().flatten() for p in each])
         assert apart.norm() < 0.02 * (matrices.detach() - before).norm()
-
-
-def test_how_many_are_orthogonalised_at_a_time_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one, _, _ = updates()
-    monkeypatch.setattr(muon, "BATCH_SIZE", 2 * 3 * 12 * 12)
-    two, _, _ = updates()
-    for key, value in one.banks.state().items():
-        torch.testing.assert_close(two.banks.state()[key], value, rtol=1e-4, atol=1e-5)
 
 
 def test_only_norms_trained_is_adamw() -> None:

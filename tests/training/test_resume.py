@@ -54,16 +54,6 @@ def test_interrupted_and_continued_is_uninterrupted(
     assert logs_of(resumed) == logs_of(whole)
 
 
-def test_a_run_on_changed_data_is_a_new_one(tmp_path: Path) -> None:
-    text = tmp_path / "my.txt"
-    config = small(task__name="text", task__path=str(text), train__steps=1)
-    names = []
-    for words in ("one way ", "another way ", "yet another "):
-        text.write_text(words * 200, encoding="utf-8")
-        names.append(deepstack.train(config, out=tmp_path).name)
-    assert names == [names[0], f"{names[0]}-2", f"{names[0]}-3"]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The data of a run that nothing interrupted."""

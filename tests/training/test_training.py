@@ -171,14 +171,6 @@ def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(tmp_path: 
     assert run.state == "diverged" and not run.folder.checkpoints()
 
 
-def test_a_gpu_that_is_not_there_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ResourceError, match=r"use runtime\.device=cpu"):
-        deepstack.train(small(runtime__device="cuda"), out=tmp_path)
-
-
 def test_lack_of_memory_is_a_result_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
