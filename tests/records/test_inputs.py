@@ -29,8 +29,9 @@ def test_a_study_cannot_leave_the_results(command: str, name: str, tmp_path: Pat
     config.write_text("model: {depth: 2}\n")
     study = f"--study={BAD_NAMES[name]}"
     result = typed(command, config, "--out", tmp_path / "in" / "out", "-q", study)
-    assert result.exit_code == 2 and result.stderr.startswith("deepstack: --study: found ")
-    assert result.stderr.removesuffix("\n").isprintable()
+    (line,) = result.stderr.splitlines()
+    assert result.exit_code == 2 and line.startswith("deepstack: --study: found ")
+    assert line.isprintable()
     assert [path.name for path in tmp_path.rglob("*")] == ["c.yaml"]
 
 

@@ -13,7 +13,6 @@ from helpers.command_line import TINY, typed
 from helpers.record_runs import contents
 
 from deepstack.records import Run, find_runs
-from deepstack.records.published import writable
 
 PUBLISHED = ROOT / "results" / "published"
 RUN = "schemes_and_depth/deepnorm-d6-s0-4616ed"
@@ -93,9 +92,3 @@ def test_weights_may_be_missing_only_there(clone: Path) -> None:
     shutil.copytree(f"results/published/{RUN}", "results/study/run")
     result = typed("verify", "results/study/run")
     assert result.exit_code == 6 and "weights.safetensors: missing" in result.stderr
-
-
-def test_output_of_an_absolute_path_stays_absolute(tmp_path: Path) -> None:
-    folder = tmp_path / "results" / "published" / "study" / "figures"
-    assert writable(folder) == tmp_path / "results/figures/study"
-    assert writable(tmp_path / "published") == tmp_path / "published"

@@ -176,18 +176,15 @@ def test_what_varies(tmp_path: Path) -> None:
 
 
 def test_a_table_has_what_varies_inside_a_study(tmp_path: Path) -> None:
-    task, options = "task: {{name: text, rate: {}}}", "scheme_options: {{{}}}"
-    for path, scheme, option, rate in (
-        ("one/a", "admin", "start: x", 1),
-        ("one/b", "rezero", "gain: 1", 1),
-        ("two/a", "rezero", "gain: 2", 2),
-        ("two/b", "rezero", "gain: 3", 2),
+    for path, model, rate in (
+        ("one/a", "{scheme: admin, scheme_options: {start: x}}", 1),
+        ("one/b", "{scheme: rezero, scheme_options: {gain: 1}}", 1),
+        ("two/a", "{scheme: rezero, scheme_options: {gain: 2}}", 2),
+        ("two/b", "{scheme: rezero, scheme_options: {gain: 3}}", 2),
     ):
-        model = f"model: {{scheme: {scheme}, {options.format(option)}}}\n"
-        make_run(tmp_path / path, f"{model}{task.format(rate)}\n")
+        make_run(tmp_path / path, f"model: {model}\ntask: {{name: text, rate: {rate}}}\n")
     row = run_rows(find_runs(tmp_path))[0]
     assert [name for name in row if "." in name] == ["model.scheme", "model.scheme_options.gain"]
-    assert "model.scheme" in run_rows(find_runs(tmp_path / "one"))[0]
 
 
 def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:

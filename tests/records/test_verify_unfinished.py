@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.ended_runs import TINY, copied, flip, verify
+from helpers.ended_runs import TINY, flip, verify
 
 import deepstack
 from deepstack.config import Config, with_overrides
@@ -112,15 +111,3 @@ def test_a_run_of_an_earlier_version_is_read_and_counted(tmp_path: Path, folder:
     assert [line.split(":")[0] for line in found] == ["meta.json", "layers/grad_norm.npy"]
     flip(folder.checkpoint_path(6) / "weights.safetensors", 4000)
     assert problems(folder)[-1].startswith("checkpoint/6: weights.safetensors is not what was")
-
-
-def test_a_run_without_its_config_is_not_overlooked(
-    trained: dict[str, Path], tmp_path: Path, folder: RunFolder
-) -> None:
-    copied(trained["diverged"], tmp_path)
-    folder.config_path.unlink()
-    for path in (tmp_path, tmp_path / "study", folder.path):
-        result = verify(path, "--json")
-        assert result.exit_code == 6, path
-        rows = {row["path"]: row["problems"] for row in json.loads(result.stdout)}
-        assert rows[str(folder.path)] == ["config.yaml: missing"]
