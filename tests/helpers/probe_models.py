@@ -14,7 +14,6 @@ from deepstack.records import Run
 from deepstack.training.external import Probe
 
 D = 16
-GROUPS = {"attention": "*.self_attn.*", "feed_forward": ["*.linear1.*", "*.linear2.*"]}
 
 
 def encoder(depth: int = 3, *, first: bool = False, dropout: float = 0.1) -> nn.TransformerEncoder:

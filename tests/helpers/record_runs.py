@@ -20,8 +20,6 @@ with RunFolder(sys.argv[1]).lock():
         print("locked", flush=True)
     time.sleep(60)
 """
-ROWS = [(step, 1.0 / step, 0.1 * step) for step in range(1, 21)]
-COLUMNS = ("step", "loss", "lr")
 
 
 def python(code: str, *arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:

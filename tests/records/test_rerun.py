@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import deepstack
 from deepstack import plugins
 from deepstack.config import Config, with_overrides
 from deepstack.errors import ConfigError, DifferenceError, Interrupted
-from deepstack.records import Run, RunFolder
+from deepstack.records import Run, RunFolder, extent
 from deepstack.training.rerun import check, later_difference
 
 rerun = partial(typed, "rerun")
@@ -102,25 +103,13 @@ def change_weight(folder: RunFolder) -> None:
     reseal(path.parent)
 
 
-def cut_rows(folder: RunFolder) -> None:
-    """Leave the header and the first row of evals.csv."""
-    rows = folder.evals_path.read_text().splitlines(keepends=True)
-    folder.evals_path.write_text("".join(rows[:2]))
-
-
-def add_row(folder: RunFolder) -> None:
-    """Add a row to steps.csv after the last step."""
-    with open(folder.steps_path, "a") as log:
-        log.write("7,1,1,1,1,1,1,1\n")
-
-
 CHANGES: list[tuple[Change, str]] = [
     (flip_layer, r"layers/stream_norm\.npy at step 3, layer 2: was "),
     (lambda f: (f.layers_dir / "grad_norm.npy").unlink(), r"layers/grad_norm\.npy: only one"),
     (lambda f: (f.layers_dir / "grad_norm.npy").write_bytes(b""), r"grad_norm\.npy: is no array"),
     (lambda f: shutil.rmtree(f.checkpoint_dir), "checkpoint/6 is not in the record"),
     (lambda f: f.write_status("diverged", 6), "its state was diverged at step 6, is done at"),
-    (cut_rows, r"evals\.csv has more rows now"),
+    (lambda f: os.truncate(f.evals_path, extent(f.evals_path, 0).size), "evals.csv has more rows"),
     (lambda f: (f.checkpoint_path(6) / "weights.safetensors").write_bytes(b"x"), "checkpoint 6: "),
 ]
 
@@ -142,7 +131,10 @@ def test_a_difference_behind_equal_rows_is_named(
             lambda f: change_cell(f.path / "attribution.csv", 3, "q"),
             r"attribution\.csv: a row .* at step 3 in column q",
         ),
-        (add_row, r"steps\.csv: was changed, .*worked\n`deepstack"),
+        (
+            lambda f: f.steps_path.write_text(f.steps_path.read_text() + "7,1,1,1,1,1,1,1\n"),
+            r"steps\.csv: was changed, .*worked\n`deepstack",
+        ),
     ],
 )
 def test_a_difference_is_named(change: Change, problem: str, folder: RunFolder) -> None:

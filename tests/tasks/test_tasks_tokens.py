@@ -29,17 +29,11 @@ def nanogpt(path: Path, tokens: NDArray[Any] = RAMP) -> Path:
     return path
 
 
-def llm_c(
-    path: Path,
-    tokens: NDArray[Any] = RAMP,
-    magic: int = 20240520,
-    version: int = 1,
-    kind: str = "<u2",
-    count: int | None = None,
-) -> Path:
+def llm_c(path: Path, tokens: NDArray[Any] = RAMP, kind: str = "<u2", **other: int) -> Path:
     """As write_datafile of llm.c/dev/data/data_common.py writes it."""
     header = np.zeros(256, dtype="<i4")
-    header[:3] = magic, version, len(tokens) if count is None else count
+    values = {"magic": 20240520, "version": 1, "count": len(tokens)} | other
+    header[:3] = list(values.values())
     path.write_bytes(header.tobytes() + tokens.astype(kind).tobytes())
     return path
 
@@ -61,7 +55,7 @@ def shown(task: Task, held_out: bool = False) -> set[int]:
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "nanogpt.bin": nanogpt,
     "llm_c.bin": llm_c,
-    "llama3.bin": lambda path: llm_c(path, RAMP, 20240801, 7, "<u4"),
+    "llama3.bin": lambda path: llm_c(path, kind="<u4", magic=20240801, version=7),
     "int64.npy": npy,
     "big_endian.npy": lambda path: npy(path, RAMP.astype(">i4")),
 }
@@ -123,9 +117,8 @@ def test_encoders_fill_in_masks_and_encoder_decoders_spans(tmp_path: Path) -> No
     batch = task.train_batch(0, 200)
     assert task.vocab_size == 1001 and ((batch.inputs == 1000) == batch.masked).all()
     assert ((batch.targets != IGNORE).sum(axis=1) == 6).all()
-    spans = build(path, family="encoder_decoder", seq_len=40).train_batch(0, 5)
-    assert ((spans.inputs[:, :40] == 1000).sum(axis=1) == 2).all()
-    assert (spans.inputs[:, 40] == 1000).all()
+    spans = build(path, family="encoder_decoder", seq_len=40).train_batch(0, 5).inputs
+    assert ((spans[:, :40] == 1000).sum(axis=1) == 2).all() and (spans[:, 40] == 1000).all()
 
 
 def test_the_vocabulary_may_be_larger_but_not_smaller(tmp_path: Path) -> None:

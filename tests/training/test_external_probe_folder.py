@@ -167,10 +167,8 @@ def test_a_bert_of_transformers(tmp_path: Path) -> None:
         vocab_size=50, hidden_size=D, num_hidden_layers=3, num_attention_heads=2,
         intermediate_size=24, max_position_embeddings=16,
     )  # fmt: skip
-    batch = {
-        "input_ids": torch.arange(10).view(2, 5),
-        "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
-    }
+    padded = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    batch = {"input_ids": torch.arange(10).view(2, 5), "attention_mask": padded}
     run = trained(transformers.BertModel(config), batch, tmp_path / "bert")
     assert run.meta["layers"] == "encoder.layer" and run.get("model.depth") == 3
     assert run.columns["scheme"]["normalised"]  # Post-LN: F leaves the last layer's norm
@@ -187,11 +185,8 @@ def test_a_bert_of_transformers(tmp_path: Path) -> None:
 def test_a_stack_of_x_transformers(tmp_path: Path) -> None:
     x_transformers = pytest.importorskip("x_transformers")
     torch.manual_seed(0)
-    model = x_transformers.TransformerWrapper(
-        num_tokens=50,
-        max_seq_len=8,
-        attn_layers=x_transformers.Encoder(dim=D, depth=3, heads=2, attn_dim_head=8),
-    )
+    layers = x_transformers.Encoder(dim=D, depth=3, heads=2, attn_dim_head=8)
+    model = x_transformers.TransformerWrapper(num_tokens=50, max_seq_len=8, attn_layers=layers)
     batch = torch.arange(10).view(2, 5)
     with pytest.raises(ConfigError, match="no hidden state of width 16; name the module"):
         deepstack.probe(model, batch, adamw(model), out=tmp_path / "x")

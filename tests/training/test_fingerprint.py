@@ -15,23 +15,18 @@ from helpers.small_runs import interrupted, small
 import deepstack
 from deepstack.config import to_yaml
 from deepstack.errors import ConfigError
-from deepstack.records import Run, RunFolder
+from deepstack.records import Run
 from deepstack.training import environment
 from deepstack.training.environment import VARIABLES, bf16_support, cpu, fingerprint
 
 CONFIG = small(model__depth=1, model__d_model=8, log__layers_every=0)
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> RunFolder:
-    """An interrupted run of the study `s`."""
-    return interrupted(CONFIG, tmp_path, study="s")
-
-
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL here")
 def test_another_code_path_is_refused_and_a_sweep_goes_on_with_other_runs(
-    stopped: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stopped = interrupted(CONFIG, tmp_path, study="s")
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(CONFIG))
     rows = stopped.steps_path.read_bytes()
@@ -63,12 +58,9 @@ EARLIER = dict.fromkeys(("fingerprint", "cpu_model", "instruction_sets", "variab
     ],
 )
 def test_the_fingerprint_decides_or_without_one_the_other_values(
-    recorded: dict[str, Any],
-    message: str | None,
-    stopped: RunFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    recorded: dict[str, Any], message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stopped = interrupted(CONFIG, tmp_path, study="s")
     meta = stopped.read_meta()
     environment = meta["environment"] | recorded
     meta["environment"] = {key: value for key, value in environment.items() if value is not None}

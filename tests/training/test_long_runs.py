@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from helpers import ROOT
 from helpers.record_runs import python
@@ -47,24 +46,6 @@ def test_records_of_layers_are_not_written_anew_at_every_look(tmp_path: Path) ->
         steps, values = folder.read_layers(name)
         assert steps.tolist() == list(range(1000))
         assert np.array_equal(values, np.stack([seen(s)[name] for s in steps]))
-
-
-@pytest.mark.parametrize("looks", [0, 3, 100])
-def test_records_of_layers_go_on_from_a_checkpoint(tmp_path: Path, looks: int) -> None:
-    folder, whole = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
-    records, alone = LayerRecords(folder), LayerRecords(whole)
-    for step in range(looks + 40):
-        if step == looks:
-            again = LayerRecords(folder)
-            again.load(records.state())
-            records = again
-        for each in (records, alone):
-            each.add(step, seen(step))
-        assert step - folder.read_layers("a")[0][-1] <= step // 32
-    records.write()
-    alone.write()
-    for path in whole.layers_dir.iterdir():
-        assert path.read_bytes() == (folder.layers_dir / path.name).read_bytes()
 
 
 DEEP = """

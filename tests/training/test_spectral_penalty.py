@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import data_of, small
+from helpers.small_runs import small
 
 import deepstack
-from deepstack.config import Config
 from deepstack.model import build_model
 from deepstack.training.penalty import SpectralPenalty
 
-
-def config(**changes: Any) -> Config:
-    sizes = {"model__depth": 3, "task__name": "markov", "task__seq_len": 8, "train__steps": 8,
-             "train__batch_size": 2, "train__eval_every": 0, "train__eval_batches": 1}  # fmt: skip
-    return small(**sizes | changes)
+config = partial(
+    small, model__depth=3, task__name="markov", task__seq_len=8, train__steps=8,
+    train__batch_size=2, train__eval_every=0, train__eval_batches=1,
+)  # fmt: skip
 
 
 def made(strength: float, size: int = 1, **changes: Any) -> tuple[Any, Any]:
@@ -89,8 +88,6 @@ def test_it_is_nothing_where_it_is_off_and_a_share_where_it_is_shared() -> None:
 
 def test_a_run_with_it_has_smaller_norms_and_logs_the_tasks_loss(tmp_path: Path) -> None:
     plain = deepstack.train(config(), out=tmp_path / "a")
-    zero = deepstack.train(config(train__spectral_penalty=0.0), out=tmp_path / "b")
-    assert data_of(plain) == data_of(zero) and plain.name == zero.name
     held = deepstack.train(config(train__spectral_penalty=1.0), out=tmp_path / "c")
     assert held.name != plain.name
     assert held.steps["loss"][0] == plain.steps["loss"][0]
