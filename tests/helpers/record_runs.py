@@ -22,10 +22,10 @@ with RunFolder(sys.argv[1]).lock():
 """
 
 
-def python(code: str, *arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
+def python(code: str, *arguments: object) -> subprocess.Popen[str]:
     words = [sys.executable, "-c", code, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    return subprocess.Popen(words, env=environment, cwd=cwd, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def make_run(

@@ -26,16 +26,9 @@ TEXT = "".join(f"Line {i}: the größte of words, and more words.\n" for i in ra
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level BPE of 400 tokens, trained on TEXT, with truncation and padding set."""
-    library = tokenizers.Tokenizer(tokenizers.models.BPE())
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    library.train_from_iterator([TEXT], trainer)
+    library = tokenizers.ByteLevelBPETokenizer()
+    settings = {"vocab_size": 400, "special_tokens": ["<|endoftext|>"], "show_progress": False}
+    library.train_from_iterator([TEXT], **settings)
     library.enable_truncation(10)
     library.enable_padding(length=20)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"

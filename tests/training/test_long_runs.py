@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from helpers import ROOT
 from helpers.record_runs import python
 
 from deepstack.records import RunFolder
@@ -49,27 +48,16 @@ def test_records_of_layers_are_not_written_anew_at_every_look(tmp_path: Path) ->
 
 
 DEEP = """
-import threading, torch, deepstack
-from deepstack.diagnostics.snapshot import take
-from deepstack.model import build_model
-
-small = ["model.depth=300", "model.d_model=2", "model.n_heads=1"]
-config = deepstack.load_config("configs/quick.yaml", small)
-built = build_model(config, vocab_size=5)
-banks = [bank for bank in built.banks if bank.in_layers]
-torch.set_num_threads(1)
-
-def look():
-    tokens, same = torch.zeros(1, 2, dtype=torch.long), [bank.values() for bank in banks]
-    print(len(take(built.model, banks, tokens, lambda z: z.mean(), before=None, initial=same)))
-
+import threading
+from helpers.snapshots import ToyModel
+toy = ToyModel(**{"model.depth": 300, "model.d_model": 2, "model.n_heads": 1})
 threading.stack_size(2**17)
-thread = threading.Thread(target=look)
+thread = threading.Thread(target=lambda: print(len(toy.snapshots())))
 thread.start()
 thread.join()
 """
 
 
 def test_a_look_takes_no_more_of_the_stack_the_deeper_a_model_is() -> None:
-    process = python(DEEP, cwd=ROOT)
+    process = python(DEEP)
     assert (process.communicate()[0].strip(), process.returncode) == ("1", 0)
