@@ -111,6 +111,16 @@ def test_a_changed_log_is_not_sealed_and_the_run_starts_again(
     assert (aside.read_bytes() if aside.exists() else None) == damaged
 
 
+def test_the_next_checkpoint_notices_it_and_earlier_ones_are_not_used(tmp_path: Path) -> None:
+    config, changing, listener = small(runtime__checkpoint_seconds=0.0), Change(digit), Change()
+    with pytest.raises(ChangedLogError):
+        deepstack.train(config, out=tmp_path, observer=changing)
+    folder = RunFolder(changing.path)
+    assert folder.checkpoints() == [4, 5] and folder.read_status()["step"] == 6
+    deepstack.train(config, out=tmp_path, observer=listener)
+    assert "starting again from step 0" in " ".join(listener.lines)
+
+
 def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
