@@ -51,7 +51,7 @@ FAULTS = (
     Fault(
         "bits_are_nats", "training",
         "total / count / math.log(2)", "total / count",
-        "records/test_run_numbers.py::test_an_evaluation_in_bits_is_its_loss_over_ln_2",
+        "training/test_training.py::test_a_run_folder_explains_itself",
     ),
     Fault(
         "heat_map_upside_down", "plots",

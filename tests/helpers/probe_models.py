@@ -13,14 +13,13 @@ import deepstack
 from deepstack.records import Run
 from deepstack.training.external import Probe
 
-D, HEADS, SEQ = 16, 2, 5
-GROUPS = {"attention": "*.self_attn.*", "feed_forward": ["*.linear1.*", "*.linear2.*"]}
+D = 16
 
 
 def encoder(depth: int = 3, *, first: bool = False, dropout: float = 0.1) -> nn.TransformerEncoder:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(
-        D, HEADS, 24, dropout=dropout, batch_first=True, norm_first=first
+        D, 2, 24, dropout=dropout, batch_first=True, norm_first=first
     )
     norm = nn.LayerNorm(D) if first else None
     model = nn.TransformerEncoder(layer, depth, norm=norm, enable_nested_tensor=False)
@@ -45,7 +44,7 @@ class WithHead(nn.Module):
 
 
 def batch_of(seed: int) -> Tensor:
-    return torch.randn(4, SEQ, D, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(4, 5, D, generator=torch.Generator().manual_seed(seed))
 
 
 def adamw(model: nn.Module, lr: float = 0.01) -> torch.optim.Optimizer:

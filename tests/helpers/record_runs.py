@@ -20,20 +20,12 @@ with RunFolder(sys.argv[1]).lock():
         print("locked", flush=True)
     time.sleep(60)
 """
-ROWS = [(step, 1.0 / step, 0.1 * step) for step in range(1, 21)]
-COLUMNS = ("step", "loss", "lr")
 
 
-def python(code: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        **options,  # type: ignore[call-overload]
-    )
+def python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def make_run(

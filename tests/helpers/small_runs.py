@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping
 from inspect import signature
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,9 @@ def only_run(study: Path) -> Run:
 
 def data_of(run: Run) -> dict[str, bytes]:
     """Every byte of a run that must be the same again."""
-    files = [run.path / "steps.csv", run.path / "evals.csv", *(run.path / "layers").glob("*.npy")]
-    files += (run.path / "checkpoint").glob("*/weights.safetensors")
-    return {str(f.relative_to(run.path)): f.read_bytes() for f in sorted(files)}
+    patterns = ("steps.csv", "evals.csv", "layers/*.npy", "checkpoint/*/weights.safetensors")
+    files = (file for pattern in patterns for file in run.path.glob(pattern))
+    return {str(file.relative_to(run.path)): file.read_bytes() for file in files}
 
 
 def logs_of(run: Run) -> dict[str, bytes]:
@@ -59,13 +60,13 @@ def logs_of(run: Run) -> dict[str, bytes]:
 
 def weights_of(run: Run) -> dict[str, Tensor]:
     """The weights of a run's only checkpoint."""
-    (file,) = (run.path / "checkpoint").glob("*/weights.safetensors")
+    (file,) = run.path.glob("checkpoint/*/weights.safetensors")
     return load_file(file)
 
 
 def stop_at(step: int) -> Callable[[], int | None]:
     """A stop request that comes after so many steps of this process."""
-    calls = iter(range(1, 10**6))
+    calls = count(1)
     return lambda: signal.SIGTERM if next(calls) >= step else None
 
 
@@ -88,9 +89,8 @@ def sweep_here(
 
 def reseal(folder: Path) -> None:
     """Give a checkpoint valid checksums of what it holds now."""
-    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != CHECKSUMS)
-    sums = {file.name: sha256(file) for file in files}
-    (folder / CHECKSUMS).write_text(json.dumps(sums))
+    files = (path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
+    (folder / CHECKSUMS).write_text(json.dumps({file.name: sha256(file) for file in files}))
 
 
 def rewrite_tensors(checkpoint: Path, change: Callable[[str, Tensor], tuple[str, Tensor]]) -> None:

@@ -1,20 +1,14 @@
 """Logs of a run: the same bytes after any interruption, and files that cannot be read."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.record_runs import COLUMNS, ROWS, make_run
+from helpers.record_runs import make_run
 
 from deepstack.errors import DifferenceError, ResourceError
-from deepstack.records import (
-    TIMING_COLUMNS,
-    AppendLog,
-    Run,
-    RunFolder,
-    extent,
-    trouble,
-)
+from deepstack.records import TIMING_COLUMNS, AppendLog, Run, RunFolder, extent, trouble
 from deepstack.records.append_log import number_text
 
 
@@ -42,18 +36,18 @@ def test_number_text(value: object, text: str) -> None:
 
 def test_number_text_reads_back_as_the_same_float32_and_is_short() -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 2000, dtype=np.uint32)
-    for number in bits.view(np.float32):
+    for number in filter(np.isfinite, bits.view(np.float32)):
         text = number_text(number)
-        if np.isfinite(number):
-            assert np.float32(text) == number
-            digits = text.lstrip("-").split("e")[0].replace(".", "").strip("0")
-            assert len(digits) <= 9
-            if len(digits) > 1 and "e" in text:
-                shorter = f"{number:.{len(digits) - 2}e}"
-                assert np.float32(shorter) != number
+        assert np.float32(text) == number
+        digits = len(text.lstrip("-").split("e")[0].replace(".", "").strip("0"))
+        if digits > 1:
+            assert np.float32(f"{number:.{digits - 2}e}") != number
 
 
 # --- the append-only log -------------------------------------------------------------------
+
+ROWS = [(step, 1.0 / step, 0.1 * step) for step in range(1, 21)]
+COLUMNS = ("step", "loss", "lr")
 
 
 def write_rows(
@@ -86,29 +80,11 @@ def test_resume_after_a_cut_at_every_byte_gives_the_same_file(
 def test_a_different_row_stops_the_replay_and_shows_both(
     tmp_path: Path, reference: bytes, torn: int
 ) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_bytes(reference[: len(reference) - torn])
-    with pytest.raises(DifferenceError) as caught:
+    path, before = tmp_path / "steps.csv", reference[: len(reference) - torn]
+    path.write_bytes(before)
+    with pytest.raises(DifferenceError, match=r"20,0\.05,(?s:.*)20,0\.75,2\.0") as caught:
         write_rows(path, [(20, 0.75, 2.0)], 19)
-    assert "20,0.05," in str(caught.value) and "20,0.75,2.0" in str(caught.value)
-    assert caught.value.exit_code == 6
-    assert path.read_bytes() == reference[: len(reference) - torn]
-
-
-def test_a_flipped_bit_behind_the_checkpoint_is_noticed(tmp_path: Path, reference: bytes) -> None:
-    path = tmp_path / "steps.csv"
-    start = reference.index(b"\n11,") + 1
-    for position in (*range(start, len(reference), 7), len(reference) - 1):
-        changed = bytearray(reference)
-        changed[position] ^= 4
-        path.write_bytes(changed)
-        with pytest.raises(DifferenceError):
-            write_rows(path, ROWS[10:], 10)
-
-
-def test_other_columns_are_a_difference(tmp_path: Path, reference: bytes) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_bytes(reference)
+    assert caught.value.exit_code == 6 and path.read_bytes() == before
     with pytest.raises(DifferenceError, match=r"now: +step,loss$"):
         AppendLog(path, ("step", "loss"), 5)
 
@@ -117,13 +93,10 @@ def test_checksum_covers_exactly_the_rows_up_to_a_step(tmp_path: Path, reference
     path = tmp_path / "steps.csv"
     write_rows(path, ROWS[:9])
     before = extent(path, 7)
-    assert before.size == reference.index(b"\n8,") + 1 and before.last_step == 7
+    upto = reference[: reference.index(b"\n8,") + 1]
+    assert before == (len(upto), hashlib.sha256(upto).hexdigest(), 7)
     path.write_bytes(reference)
     assert extent(path, 7) == before
-    path.write_bytes(reference[: before.size - 1])
-    assert extent(path, 7).sha256 != before.sha256
-    path.write_bytes(reference.replace(b"\n3,", b"\n2,", 1))
-    assert extent(path, 7).sha256 != before.sha256
 
 
 def test_sparse_rows_and_step_zero(tmp_path: Path) -> None:
@@ -132,15 +105,6 @@ def test_sparse_rows_and_step_zero(tmp_path: Path) -> None:
     for first, replay_from in ((0, -1), (2, 70), (0, -1)):
         write_rows(path, rows[first:], replay_from)
         assert path.read_bytes() == b"step,loss,lr\n0,5.0,1.0\n50,4.0,1.0\n100,3.0,1.0\n"
-
-
-def test_steps_only_go_up(tmp_path: Path) -> None:
-    with AppendLog(tmp_path / "steps.csv", COLUMNS) as log:
-        log.write({"step": 3})
-        with pytest.raises(ValueError, match="step 3 after step 3"):
-            log.write({"step": 3})
-        with pytest.raises(ValueError, match="no column other"):
-            log.write({"step": 4, "other": 1.0})
 
 
 def test_within_a_tolerance_the_row_on_disk_stays(tmp_path: Path, reference: bytes) -> None:
@@ -165,13 +129,12 @@ def test_timing_is_appended_and_the_last_of_a_step_counts(tmp_path: Path) -> Non
         with open(folder.timing_path, "ab") as file:
             file.write(b"9,12")
     timing = Run(folder.path).timing
-    assert timing["step"].tolist() == [1, 2, 3]
-    assert timing["step_ms"].tolist() == [10.0, 20.0, 20.0]
+    assert [*zip(timing["step"], timing["step_ms"], strict=True)] == [(1, 10), (2, 20), (3, 20)]
 
 
 def test_errors_of_the_system_name_file_and_cause(tmp_path: Path) -> None:
     for error, message in (
-        (OSError(28, "No space left on device"), r"f: No space left on device \(\d+ MB free\)$"),
+        (OSError(28, "No space"), r"f: No space \(\d+ MB free\)$"),
         (PermissionError(13, "Permission denied"), "f: Permission denied$"),
     ):
         with pytest.raises(ResourceError, match=message), trouble(tmp_path / "f"):

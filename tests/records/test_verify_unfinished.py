@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.ended_runs import TINY, copied, flip, verify
+from helpers.ended_runs import TINY, flip, verify
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.records import (
-    Inspection,
-    RunFolder,
-    extent,
-    files,
-    find_runs,
-    problems,
-    write_end,
-)
+from deepstack.records import Inspection, RunFolder, extent, files, find_runs, problems, write_end
 
 
 def test_flips_in_an_interrupted_run_are_noticed(stopped: RunFolder) -> None:
     assert stopped.checkpoints() == [3, 4]
     random = np.random.default_rng(0)
-    files = [stopped.steps_path, stopped.evals_path, stopped.path / "attribution.csv"]
-    files += [p for p in stopped.checkpoint_dir.glob("*/*") if p.is_file()]
-    assert len(files) == 15
-    for path in files:
+    names = {path: f"checkpoint/{path.parent.name}" for path in stopped.checkpoint_dir.glob("*/*")}
+    logs = (stopped.steps_path, stopped.evals_path, stopped.path / "attribution.csv")
+    names |= {path: path.name for path in logs}
+    assert len(names) == 15
+    for path, name in names.items():
         whole = path.read_bytes()
-        for bit in random.integers(0, 8 * len(whole), 4):
-            flip(path, int(bit))
-            found = problems(stopped)
-            name = path.relative_to(stopped.path)
-            start = f"checkpoint/{name.parts[1]}: " if len(name.parts) > 1 else f"{path.name}: "
-            assert any(line.startswith(start) for line in found), (name, bit, found)
+        for bit in random.integers(0, 8 * len(whole), 4).tolist():
+            flip(path, bit)
+            assert name in [line.split(":")[0] for line in problems(stopped)], (path, bit)
             path.write_bytes(whole)
     assert problems(stopped) == []
 
@@ -48,20 +37,13 @@ def test_rows_behind_the_last_checkpoint_are_no_damage_but_lost_ones_are(
         file.write("5,1,1,1,1,1,1,1\n6,2.")
     found = Inspection(stopped)
     assert (found.state, found.verdict, found.problems) == ("interrupted", "so far", [])
-    lines = stopped.steps_path.read_text().splitlines(keepends=True)
-    stopped.steps_path.write_text("".join(lines[:3]))
-    assert problems(stopped) == ["steps.csv: changed (sha256 up to step 4 differs)"]
-    stopped.steps_path.unlink()
-    assert "steps.csv: missing" in problems(stopped)
-
-
-def test_the_steps_of_snapshots_that_are_lost_are_damage(stopped: RunFolder) -> None:
     (stopped.layers_dir / "steps.npy").unlink()
     assert problems(stopped) == ["layers/steps.npy: missing"]
-
-
-class Kill(BaseException):
-    """The end of the process, as far as a run can tell."""
+    lines = stopped.steps_path.read_text().splitlines(keepends=True)
+    stopped.steps_path.write_text("".join(lines[:3]))
+    assert "steps.csv: changed (sha256 up to step 4 differs)" in problems(stopped)
+    stopped.steps_path.unlink()
+    assert "steps.csv: missing" in problems(stopped)
 
 
 def test_a_run_killed_amid_its_first_look_is_no_damage(
@@ -71,11 +53,11 @@ def test_a_run_killed_amid_its_first_look_is_no_damage(
 
     def killed(path: Path, data: bytes) -> None:
         if path.name == "steps.npy":
-            raise Kill
+            raise KeyboardInterrupt  # the end of the process, as far as a run can tell
         replace(path, data)
 
     monkeypatch.setattr(files, "replace", killed)
-    with pytest.raises(Kill):
+    with pytest.raises(KeyboardInterrupt):
         deepstack.train(with_overrides(Config(), TINY), out=tmp_path)
     (run,) = find_runs(tmp_path)
     assert list(run.folder.layers_dir.glob("*.npy")) and problems(run.folder) == []
@@ -91,15 +73,13 @@ def test_a_damaged_newest_checkpoint_leaves_the_logs_to_the_one_before(stopped: 
 
 def test_a_run_at_work_is_told_as_far_as_it_is(stopped: RunFolder) -> None:
     stopped.write_status("running", 4)
-    before = {p: p.stat().st_mtime_ns for p in stopped.path.rglob("*")}
     with stopped.lock():
+        before = {path: path.stat().st_mtime_ns for path in stopped.path.rglob("*")}
         found = Inspection(stopped)
         assert (found.state, found.verdict) == ("running", "so far") and found.files > 10
+        assert before == {path: path.stat().st_mtime_ns for path in stopped.path.rglob("*")}
         flip(stopped.checkpoint_path(3) / "probe.safetensors", 1000)
         assert problems(stopped)[0].startswith("checkpoint/3: probe.safetensors is not")
-    flip(stopped.checkpoint_path(3) / "probe.safetensors", 1000)
-    changed = {p for p in before if p.stat().st_mtime_ns != before[p]}
-    assert changed <= {stopped.lock_path, stopped.checkpoint_path(3) / "probe.safetensors"}
 
 
 def test_sums_of_a_run_killed_before_its_status_are_of_no_use(stopped: RunFolder) -> None:
@@ -131,15 +111,3 @@ def test_a_run_of_an_earlier_version_is_read_and_counted(tmp_path: Path, folder:
     assert [line.split(":")[0] for line in found] == ["meta.json", "layers/grad_norm.npy"]
     flip(folder.checkpoint_path(6) / "weights.safetensors", 4000)
     assert problems(folder)[-1].startswith("checkpoint/6: weights.safetensors is not what was")
-
-
-def test_a_run_without_its_config_is_not_overlooked(
-    trained: dict[str, Path], tmp_path: Path, folder: RunFolder
-) -> None:
-    copied(trained["diverged"], tmp_path)
-    folder.config_path.unlink()
-    for words in ([tmp_path], [tmp_path / "study"], [folder.path]):
-        result = verify(*words, "--json")
-        assert result.exit_code == 6, words
-        rows = {row["path"]: row["problems"] for row in json.loads(result.stdout)}
-        assert rows[str(folder.path)] == ["config.yaml: missing"]

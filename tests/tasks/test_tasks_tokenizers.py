@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.configs import config_with
 
 import deepstack
-from deepstack.config import parse_config
 from deepstack.errors import ConfigError
 from deepstack.tasks import Task, build_task
 from deepstack.tasks.tokens import read_corpus
@@ -26,16 +26,9 @@ TEXT = "".join(f"Line {i}: the größte of words, and more words.\n" for i in ra
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level BPE of 400 tokens, trained on TEXT, with truncation and padding set."""
-    library = tokenizers.Tokenizer(tokenizers.models.BPE())
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    library.train_from_iterator([TEXT], trainer)
+    library = tokenizers.ByteLevelBPETokenizer()
+    settings = {"vocab_size": 400, "special_tokens": ["<|endoftext|>"], "show_progress": False}
+    library.train_from_iterator([TEXT], **settings)
     library.enable_truncation(10)
     library.enable_padding(length=20)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -47,8 +40,7 @@ def encoded(tokenizer: Path, text: str) -> list[int]:
     library = tokenizers.Tokenizer.from_file(str(tokenizer))
     library.no_truncation()
     library.no_padding()
-    ids: list[int] = library.encode(text).ids
-    return ids
+    return library.encode(text).ids
 
 
 def build(path: Path | str, family: str = "decoder", **more: Any) -> Task:
@@ -56,8 +48,8 @@ def build(path: Path | str, family: str = "decoder", **more: Any) -> Task:
 
 
 def all_tokens(path: Path | str, **more: Any) -> list[int]:
-    reading = {"layout": "auto", "tokenizer": None, "end_token": None, "column": None}
-    reading |= {"encoding": "utf-8", "states": None} | more
+    names = ("tokenizer", "end_token", "column", "states")
+    reading = dict.fromkeys(names) | {"layout": "auto", "encoding": "utf-8"} | more
     corpus = read_corpus(str(path), None, 0.1, **reading)
     return np.concatenate([part.tokens for part in (*corpus.train, *corpus.held)]).tolist()
 
@@ -98,41 +90,29 @@ def test_a_token_may_end_each_document(tokenizer: Path, tmp_path: Path) -> None:
 def test_bits_per_byte_are_logged(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     np.array(encoded(tokenizer, TEXT), dtype=np.uint16).tofile(tmp_path / "a.bin")
-    runs = []
-    for name in ("a.txt", "a.bin"):
-        settings = {
-            "model.depth": 2, "model.d_model": 16, "model.family": "decoder",
-            "model.scheme": "pre_ln", "task.name": "tokens", "task.path": tmp_path / name,
-            "task.tokenizer": tokenizer, "task.seq_len": 16, "train.steps": 3,
-        }  # fmt: skip
-        config = parse_config("", overrides=[f"{k}={v}" for k, v in settings.items()])
-        runs.append(deepstack.train(config, out=tmp_path / "out"))
-    text, tokens = runs
-    for run in runs:
-        per_token = run.meta["data"]["held_out_bytes_per_token"]
-        assert 1.5 < per_token < 10
-        for row in run.evals.itertuples():
-            assert row.bits_per_byte == pytest.approx(row.bits_per_token / per_token)
-            assert row.bits_per_token == pytest.approx(row.loss / math.log(2))
-        assert run.columns["columns"]["bits_per_byte"]["unit"] == "bits"
+    settings = {
+        "model.depth": 2, "model.d_model": 16, "model.family": "decoder", "model.scheme": "pre_ln",
+        "task.name": "tokens", "task.tokenizer": str(tokenizer), "task.seq_len": 16,
+        "train.steps": 3,
+    }  # fmt: skip
+    text, tokens = (
+        deepstack.train(config_with(settings, task__path=str(tmp_path / name)), out=tmp_path)
+        for name in ("a.txt", "a.bin")
+    )
+    per_token = text.meta["data"]["held_out_bytes_per_token"]
+    assert 1.5 < per_token < 10
+    bits = (text.evals["loss"] / math.log(2) / per_token).tolist()
+    assert text.evals["bits_per_byte"].tolist() == pytest.approx(bits)
+    assert text.columns["columns"]["bits_per_byte"]["unit"] == "bits"
     assert text.evals.equals(tokens.evals)  # the same tokens, stored in another file
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"\xff\xfe", "is no tokenizer.json"),
-        (b'{"model": {"type": "BPE"}}', "is no tokenizer.json"),
-        (b"[" * 100_000, "is no tokenizer.json"),
-    ],
-)
-def test_unfit_tokenizers_are_refused(content: bytes, expected: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"\xff\xfe", b'{"model": {"type": "BPE"}}', b"[" * 100_000])
+def test_unfit_tokenizers_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "t.json").write_bytes(content)
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=r"^task\.tokenizer: .*is no tokenizer\.json.*\Z"):
         build(tmp_path / "a.txt", tokenizer=str(tmp_path / "t.json"))
-    assert raised.value.key == "task.tokenizer" and expected in str(raised.value)
-    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_tokens_outside_of_the_tokenizer_are_refused(tokenizer: Path, tmp_path: Path) -> None:
@@ -183,8 +163,7 @@ def test_a_split_or_a_damaged_data_set_is_refused(tmp_path: Path) -> None:
     content = arrow.read_bytes()
     for damaged in (b"", b"words", content[:100], content[: len(content) // 2]):
         arrow.write_bytes(damaged)
-        with pytest.raises(ConfigError) as raised:
+        with pytest.raises(ConfigError, match=r"^.*\Z"):
             build(tmp_path / "d" / "train")
-        assert len(str(raised.value).splitlines()) == 1
     state = json.loads((tmp_path / "d" / "train" / "state.json").read_text())
     assert state["_data_files"]  # the format that is relied on

@@ -61,10 +61,9 @@ RAMPS: dict[str, Callable[[int, int], float]] = {
 @pytest.mark.parametrize("scheme", RAMPS)
 def test_a_ramp_has_its_value_at_every_step_of_a_run(scheme: str, tmp_path: Path) -> None:
     """Where no parameter moves, loss and ‖ΔF‖ of a step are those of the initial model at a_t."""
-    options = {"ramp_steps": RAMP}
     config = small(
-        model__scheme=scheme, model__scheme_options=options, model__depth=2, train__lr=STILL,
-        train__warmup_steps=0, train__steps=8,
+        model__scheme=scheme, model__scheme_options={"ramp_steps": RAMP}, model__depth=2,
+        train__lr=STILL, train__warmup_steps=0, train__steps=8,
     )  # fmt: skip
     steps = deepstack.train(config, out=tmp_path).steps.set_index("step")
     task = task_of(config)
@@ -74,13 +73,12 @@ def test_a_ramp_has_its_value_at_every_step_of_a_run(scheme: str, tmp_path: Path
     for t in range(1, 9):
         for layer, of_layer in enumerate(model.schemes, start=1):
             of_layer.ramp.fill_(RAMPS[scheme](t, layer))
-        batch = task.train_batch(t, config.train.batch_size)
-        inputs, targets = to_device(batch, torch.device("cpu"))
+        inputs, targets = to_device(task.train_batch(t, 4), torch.device("cpu"))
         with torch.no_grad():
             loss = mean_loss(model(inputs), targets).item()
             moved = (model.hidden(probe) - initial).norm(dim=-1).mean().item()
-        assert steps["loss"][t] == pytest.approx(loss, rel=1e-5)
-        assert steps["model_update"][t] == pytest.approx(moved, rel=1e-5)
+        found = [steps[name][t] for name in ("loss", "model_update")]
+        assert found == pytest.approx([loss, moved], rel=1e-5)
     shares = {tuple(RAMPS[scheme](t, layer) for layer in (1, 2)) for t in range(1, 9)}
     assert len(set(steps["model_update"])) == len(shares) < 8  # constant once the ramp has ended
 

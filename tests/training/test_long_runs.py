@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from helpers import ROOT
 from helpers.record_runs import python
-from numpy.typing import ArrayLike
 
-from deepstack.records import AppendLog, RunFolder, extent
+from deepstack.records import RunFolder
 from deepstack.training.snapshot_writer import LayerRecords
 
 
@@ -22,8 +18,8 @@ class Counting(RunFolder):
 
     records = 0
 
-    def write_layers(self, values: Mapping[str, ArrayLike], steps: ArrayLike) -> None:
-        self.records += len(np.asarray(steps))
+    def write_layers(self, values: Any, steps: Any) -> None:
+        self.records += len(steps)
         super().write_layers(values, steps)
 
 
@@ -51,60 +47,17 @@ def test_records_of_layers_are_not_written_anew_at_every_look(tmp_path: Path) ->
         assert np.array_equal(values, np.stack([seen(s)[name] for s in steps]))
 
 
-@pytest.mark.parametrize("looks", [0, 3, 100])
-def test_records_of_layers_go_on_from_a_checkpoint(tmp_path: Path, looks: int) -> None:
-    folder, whole = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
-    records, alone = LayerRecords(folder), LayerRecords(whole)
-    for step in range(looks):
-        records.add(step, seen(step))
-    again = LayerRecords(folder)
-    again.load(records.state())
-    for step in range(looks, looks + 40):
-        again.add(step, seen(step))
-        assert step - folder.read_layers("a")[0][-1] <= step // 32
-    again.write()
-    for step in range(looks + 40):
-        alone.add(step, seen(step))
-    alone.write()
-    for path in whole.layers_dir.iterdir():
-        assert path.read_bytes() == (folder.layers_dir / path.name).read_bytes()
-
-
-def test_the_extent_of_a_log_is_that_of_its_rows(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    with AppendLog(path, ("step", "loss")) as log:
-        for step in range(1000):
-            log.write({"step": step, "loss": step / 7})
-    whole = path.read_bytes()
-    for step in (-1, 0, 5, 700, 999, 50_000):
-        end = whole.find(f"\n{step + 1},".encode()) + 1 or len(whole)
-        size, sha256, last_step = extent(path, step)
-        assert size == end and last_step in (min(step, 999), None)
-        assert sha256 == hashlib.sha256(whole[:end]).hexdigest()
-
-
 DEEP = """
-import threading, torch, deepstack
-from deepstack.diagnostics.snapshot import take
-from deepstack.model import build_model
-
-small = ["model.depth=300", "model.d_model=2", "model.n_heads=1"]
-config = deepstack.load_config("configs/quick.yaml", small)
-built = build_model(config, vocab_size=5)
-banks = [bank for bank in built.banks if bank.in_layers]
-torch.set_num_threads(1)
-
-def look():
-    tokens, same = torch.zeros(1, 2, dtype=torch.long), [bank.values() for bank in banks]
-    print(len(take(built.model, banks, tokens, lambda z: z.mean(), before=None, initial=same)))
-
+import threading
+from helpers.snapshots import ToyModel
+toy = ToyModel(**{"model.depth": 300, "model.d_model": 2, "model.n_heads": 1})
 threading.stack_size(2**17)
-thread = threading.Thread(target=look)
+thread = threading.Thread(target=lambda: print(len(toy.snapshots())))
 thread.start()
 thread.join()
 """
 
 
 def test_a_look_takes_no_more_of_the_stack_the_deeper_a_model_is() -> None:
-    process = python(DEEP, cwd=ROOT)
+    process = python(DEEP)
     assert (process.communicate()[0].strip(), process.returncode) == ("1", 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -31,7 +33,6 @@ def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
         "step", "loss", "lr", "grad_norm", "model_update", "model_update_step",
         "model_update_fro", "model_update_rel",
     ]  # fmt: skip
-    assert list(run.steps["step"]) == list(range(1, 13))
     assert run.meta["command"] == "deepstack train x.yaml"
     assert run.meta["data"]["sha256"] and run.meta["references"]["unigram_entropy"] > 3
     parameters = run.meta["parameters"]
@@ -41,6 +42,8 @@ def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
     assert run.columns["defaults"]["task.mask_rate"] == 0.15
     assert run.columns["scheme"]["equation"] == SCHEMES["deepnorm"].equation
     assert list(run.evals["step"]) == [0, 4, 8, 12]
+    bits = run.evals["loss"] / math.log(2)
+    assert run.evals["bits_per_token"].tolist() == pytest.approx(bits.tolist())
     steps, values = run.layers("grad_norm")
     assert list(steps) == [0, 1, 2, 3, 5, 8, 12] and values.shape == (7, 4)
     moved = run.layers("param_update_norm")[1]
@@ -68,14 +71,14 @@ def test_model_update_is_the_mean_token_distance_from_initialisation(tmp_path: P
         built.banks.load(load_file(run.path / "checkpoint" / "5" / "weights.safetensors"))
         last = built.model.hidden(tokens)
     moved = (last - first).double()
-    row = run.steps.iloc[-1]
-    assert row["model_update"] == pytest.approx(moved.norm(dim=-1).mean().item(), rel=1e-5)
-    assert row["model_update_fro"] == pytest.approx(moved.norm().item(), rel=1e-5)
-    relative = moved.norm().item() / first.double().norm().item()
-    assert row["model_update_rel"] == pytest.approx(relative, rel=1e-5)
+    expected = {
+        "model_update": moved.norm(dim=-1).mean().item(),
+        "model_update_fro": moved.norm().item(),
+        "model_update_rel": moved.norm().item() / first.double().norm().item(),
+    }
+    assert dict(run.steps.iloc[-1][list(expected)]) == pytest.approx(expected, rel=1e-5)
     assert run.columns["f0_norm"] == pytest.approx(first.norm(dim=-1).mean().item(), rel=1e-5)
-    steps = run.steps
-    assert steps["model_update"].iloc[0] == steps["model_update_step"].iloc[0]
+    assert run.steps["model_update"][0] == run.steps["model_update_step"][0]
 
 
 UNSEEN: list[dict[str, Any]] = [
@@ -119,11 +122,6 @@ def test_training_without_any_logging_has_the_same_losses(
         assert np.float32(loss.item()) == np.float32(logged[t - 1])
 
 
-def test_another_seed_gives_other_rows(plain: dict[float, pd.DataFrame], tmp_path: Path) -> None:
-    other = deepstack.train(small(seed=1, train__steps=2), out=tmp_path).steps["loss"]
-    assert not np.isclose(other, plain[0.0]["loss"][:2], rtol=1e-6).any()
-
-
 # Several good rows, and then a loss above the bound.
 BLOW_UP = {
     "train.lr": 3.0, "train.optimizer": "sgd", "train.clip": None, "train.steps": 30,
@@ -144,12 +142,11 @@ def test_divergence_is_a_result_however_late_it_is_seen(
     """The bad row is the last one, also where rows are read late."""
     config = with_overrides(small(), BLOW_UP)
     first = deepstack.train(config, out=tmp_path / "a")
-    assert first.state == "diverged"
     losses = first.steps["loss"]
     assert 3 < len(losses) < 30
-    assert (losses.iloc[:-1] <= 20).all() and not losses.iloc[-1] <= 20
-    assert first.status["quantity"] == "loss" and first.status["step"] == len(losses)
-    assert not first.folder.checkpoints()
+    assert (losses <= 20).tolist() == [True] * (len(losses) - 1) + [False]
+    end = [first.status[key] for key in ("state", "quantity", "step")]
+    assert end == ["diverged", "loss", len(losses)] and not first.folder.checkpoints()
 
     monkeypatch.setattr(Recorder, "lag", property(lambda self: lag, lambda self, lag: None), False)
     late = with_overrides(config, {"runtime.checkpoint_seconds": checkpoint_seconds})
@@ -158,34 +155,20 @@ def test_divergence_is_a_result_however_late_it_is_seen(
     except Interrupted:
         deepstack.train(late, out=tmp_path / "b")
     run = only_run(tmp_path / "b" / "runs")
-    ends = [dict(each.status) for each in (run, first)]
-    for end in ends:  # of timing.csv and meta.json too, which differ
-        assert end.pop("checksums")
-    assert ends[0] == ends[1]
+    assert run.status | {"checksums": first.status["checksums"]} == first.status  # but for times
     assert data_of(run) == data_of(first)
 
 
-def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
+def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(tmp_path: Path) -> None:
     config = with_overrides(small(runtime__checkpoint_seconds=0.0), BLOW_UP)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("deepstack.training.run.write_end", killed)
+    with (
+        patch("deepstack.training.run.write_end", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         deepstack.train(config, out=tmp_path)
     assert only_run(tmp_path / "runs").folder.checkpoints()
     run = deepstack.train(config, out=tmp_path)
     assert run.state == "diverged" and not run.folder.checkpoints()
-
-
-def test_a_gpu_that_is_not_there_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ResourceError, match=r"use runtime\.device=cpu"):
-        deepstack.train(small(runtime__device="cuda"), out=tmp_path)
 
 
 def test_lack_of_memory_is_a_result_of_its_own(
@@ -195,15 +178,13 @@ def test_lack_of_memory_is_a_result_of_its_own(
         torch.empty(2**60)
 
     monkeypatch.setattr("deepstack.training.run.make_optimizer", greedy)
-    with pytest.raises(ResourceError, match="out of memory") as caught:
+    message = r"out of memory in building the model after step 0 \(estimate"
+    with pytest.raises(ResourceError, match=message) as caught:
         deepstack.train(small(), out=tmp_path)
-    assert caught.value.exit_code == 5
-    run = only_run(tmp_path / "runs")
-    status = run.status
-    assert run.state == "out_of_memory"
+    status = only_run(tmp_path / "runs").status
+    assert (caught.value.exit_code, status["state"]) == (5, "out_of_memory")
     assert (status["phase"], status["step"]) == ("building the model", 0)
     assert 100 < status["estimate_mb"] < status["limit_mb"]
-    assert "in building the model after step 0 (estimate" in str(caught.value)
 
 
 def test_a_disk_too_small_for_the_run_is_refused_before_it_begins(
@@ -213,7 +194,7 @@ def test_a_disk_too_small_for_the_run_is_refused_before_it_begins(
     parameters = sum(deepstack.build_model(small(), vocab_size=257).banks.count().values())
     assert 3 * 3 * 4 * parameters < needed < 3e6
     free = SimpleNamespace(free=needed - 2000)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: free)
     with pytest.raises(ResourceError, match=r"needs about .* MB on the disk") as caught:
         deepstack.train(small(), out=tmp_path)
     assert caught.value.exit_code == 5 and not list(tmp_path.glob("*/*/config.yaml"))
@@ -230,22 +211,19 @@ def test_a_run_takes_no_more_disk_than_was_said(tmp_path: Path) -> None:
         files = [p for p in tmp_path.rglob("*") if p.is_file()]
         seen.append(sum(p.stat().st_size for p in files))
 
-    run = deepstack.train(config, out=tmp_path, stop=look)
+    deepstack.train(config, out=tmp_path, stop=look)
     look()
     # The draft of a third checkpoint is gone by the time of each look.
     assert 0.5 * kept < seen[-1] < kept
     assert max(seen) < most < 3 * max(seen)
-    assert run.state == "done"
 
 
-def test_an_error_of_our_own_is_kept_with_its_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr("deepstack.training.run.TrainingRun.evaluate", broken)
-    with pytest.raises(RuntimeError, match="a bug"):
+def test_an_error_of_our_own_is_kept_with_its_traceback(tmp_path: Path) -> None:
+    error = RuntimeError("a bug")
+    with (
+        patch("deepstack.training.run.TrainingRun.evaluate", side_effect=error),
+        pytest.raises(RuntimeError, match="a bug"),
+    ):
         deepstack.train(small(), out=tmp_path)
     run = only_run(tmp_path / "runs")
     assert run.state == "failed" and "Traceback" in run.folder.log_path.read_text()
