@@ -78,9 +78,6 @@ class Folder:
         return kept
 
 
-NEW = {"create": File, "mkdir": Folder}
-
-
 class Disk:
     """One folder and what is below it."""
 
@@ -89,15 +86,14 @@ class Disk:
         self.top = self._read(path)
 
     def _read(self, path: Path) -> Folder:
-        found = Folder()
-        for child in path.iterdir() if path.is_dir() else ():
+        nodes: dict[str, File | Folder] = {}
+        for child in path.iterdir():
             if child.is_dir():
-                found.now[child.name] = self._read(child)
+                nodes[child.name] = self._read(child)
             else:
                 data = child.read_bytes()
-                found.now[child.name] = File(bytearray(data), data)
-        found.sync()
-        return found
+                nodes[child.name] = File(bytearray(data), data)
+        return Folder(nodes, dict(nodes))
 
     def _find(self, path: Path) -> Any:
         """The file or folder at a path."""
@@ -105,14 +101,22 @@ class Disk:
             lambda node, name: node.now[name], path.relative_to(self.path).parts, self.top
         )
 
+    def read(self, path: Path) -> bytes:
+        """The bytes of a file as a reader sees them now; none where there is no such file."""
+        try:
+            return bytes(self._find(path).now)
+        except KeyError:
+            return b""
+
     def follow(self, call: Call) -> None:
         """Do to this disk what a call did to the real one; one that failed did nothing."""
         path = call.path
         if call.failed or call.kind == "mark" or path.name.endswith(" (deleted)"):
             return
         assert call.kind != "unknown", f"a way to change files that is not followed: {call}"
-        if call.kind in NEW:
-            self._find(path.parent).change(path.name, NEW[call.kind]())
+        if call.kind in ("create", "mkdir"):
+            node = File() if call.kind == "create" else Folder()
+            self._find(path.parent).change(path.name, node)
         elif call.kind in ("unlink", "rmdir"):
             self._find(path.parent).change(path.name, None)
         elif call.kind == "rename":

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,9 @@ def start_server() -> None:
         "STORAGE_LIBRARY": str(storage_calls.build(Path(scratch.name))),
     }
     with patch.dict(os.environ, variables):
-        forkserver.ensure_running()
+        first = CONTEXT.Process(target=time.monotonic)
+        first.start()
+    first.join()  # the server forks it once it has imported everything
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,13 @@ class Ended:
 
     @property
     def promised(self) -> int:
-        """The step of the last checkpoint that it had saved."""
-        return promised(self.calls)
+        """The step of the last checkpoint that it had saved, 0 for none."""
+        return max([0, *(call.place for call in self.calls if call.kind == "mark")])
 
     @property
     def count(self) -> int:
         """How many calls changed a file."""
         return max((call.number for call in self.calls), default=0)
-
-
-def promised(calls: Sequence[Call]) -> int:
-    """The step of the last checkpoint that was saved within these calls, 0 for none."""
-    return max([0, *(call.place for call in calls if call.kind == "mark")])
 
 
 @dataclass
@@ -146,48 +143,39 @@ class Harness:
         return self.run_all([self.job(out, *watch, **more)], sent=sent)[0]
 
     @cached_property
-    def undisturbed(self) -> tuple[Path, Ended]:
-        """A run that nothing stops, with the planted faults: its folder and how it ended."""
-        out = self.new()
-        ended = self.run(out)
-        assert ended.code == 0, ended.stderr
-        return out, ended
-
-    @cached_property
     def alone(self) -> Ended:
-        """How the undisturbed run ended."""
-        return self.undisturbed[1]
+        """How a run ended that nothing stopped, with the planted faults."""
+        ended = self.run(self.new())
+        assert ended.code == 0, ended.stderr
+        return ended
 
     @cached_property
     def reference(self) -> dict[str, bytes]:
         """The files that must be equal, byte for byte: those of a sound, undisturbed run."""
-        return compared(self.undisturbed[0])
+        out = self.new()
+        assert self.run(out).code == 0
+        return compared(out)
 
     def wrong_now(self, out: Path) -> list[str]:
         """What is wrong with the logs of a run that is not done: each must be a prefix."""
-        logs = [path for path in out.glob("*/*/*.csv") if path.name in LOGS]
         return [
-            f"{path.name} is no prefix of the reference"
-            for path in logs
-            if not self.reference[path.name].startswith(rows_in(path.read_bytes()))
+            f"{name} is no prefix of the reference"
+            for name in LOGS
+            for path in out.glob(f"*/*/{name}")
+            if not self.reference[name].startswith(rows_in(path.read_bytes()))
         ]
 
     def wrong_moments(self, start: Disk, calls: Sequence[Call]) -> list[str]:
         """The same at every moment between these calls, and that no log ever shrinks."""
-        size: dict[Path, int] = {}
         for call in calls:
-            name = call.path.relative_to(start.path) if call.path.is_absolute() else Path()
-            if name.name in LOGS and name not in size:
-                size[name] = len(rows_in(start.after_cut("now").get(name)))
+            name, is_log = call.path.name, call.path.name in LOGS
+            before = rows_in(start.read(call.path)) if is_log else b""
             start.follow(call)
-            if name.name not in LOGS or call.failed or call.kind == "sync":
-                continue
-            found = rows_in(start.after_cut("now").get(name))
-            if not self.reference[name.name].startswith(found):
-                return [f"{name.name} is no prefix of the reference after {call.kind}"]
-            if len(found) < size[name]:
-                return [f"{name.name} shrinks"]
-            size[name] = len(found)
+            after = rows_in(start.read(call.path)) if is_log else b""
+            if is_log and not self.reference[name].startswith(after):
+                return [f"{name} is no prefix of the reference after {call.kind}"]
+            if len(after) < len(before):
+                return [f"{name} shrinks"]
         return []
 
     def go_on(self, out: Path, least: int, tidy: bool = True) -> list[str]:
@@ -220,12 +208,11 @@ class Harness:
 
     def different(self, out: Path) -> list[str]:
         """What differs from the run that was left alone."""
-        found = compared(out)
-        names = sorted({*found, *self.reference})
+        files = compared(out)
         return [
             f"{name} is not that of the run left alone"
-            for name in names
-            if found.get(name) != self.reference.get(name)
+            for name in sorted({*files, *self.reference})
+            if files.get(name) != self.reference.get(name)
         ]
 
 
@@ -248,9 +235,9 @@ def read_end(job: Job, code: int | None, seconds: float) -> Ended:
     return Ended(code, messages, seconds, calls)
 
 
-def rows_in(data: bytes | None) -> bytes:
+def rows_in(data: bytes) -> bytes:
     """A log without the zeros that a power cut may have left at its end."""
-    return (data or b"").rstrip(b"\0")
+    return data.rstrip(b"\0")
 
 
 def compared(out: Path) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from random import Random
 
 from helpers.storage_calls import FAIL_ON, FAIL_ONCE, KILL_AMID, KILL_BEFORE, SHORT, Call
 from helpers.storage_disk import WAYS, Disk, write_out
-from helpers.storage_harness import Ended, Harness, promised
+from helpers.storage_harness import Ended, Harness
 
 KILLED = -9
 RESOURCES = 5
@@ -87,13 +87,10 @@ def kills_again(harness: Harness, trials: int, seed: int = 0) -> Iterator[str]:
         yield from continued(where, harness, out, ended, ended.code and KILLED, least)
 
 
-DRAFT = ".status.json.new"
-
-
 def kills_at_the_end(harness: Harness, every: int = 1) -> Iterator[str]:
     """A kill after all is saved and before the status 'done'; another as the run ends again."""
-    begun = (c for c in harness.alone.calls if (c.kind, c.path.name) == ("create", DRAFT))
-    first = max(call.number for call in begun)
+    drafts = [call for call in harness.alone.calls if call.path.name == ".status.json.new"]
+    first = max(call.number for call in drafts if call.kind == "create")
     for number in range(1, harness.alone.count, every):
         out = harness.new()
         ended = harness.run(out, KILL_BEFORE, first)
@@ -161,21 +158,22 @@ def power_cuts(
     after: the run that is cut is one that goes on after a kill behind this call; what was killed
     had synced as much as its calls say.
     """
-    out, least = harness.new(), 0
+    out, promise = harness.new(), 0
     disk = Disk(out)
     if after:
         killed = harness.run(out, KILL_AMID, after)
-        least = killed.promised
+        promise = killed.promised
         for call in killed.calls:
             disk.follow(call)
     calls, tried = harness.run(out).calls, set[int]()
     for i, call in enumerate(calls):
         disk.follow(call)
+        if call.kind == "mark":
+            promise = max(promise, call.place)
         if about not in f"{call.path} {call.target}" or (i % every and i != len(calls) - 1):
             continue
         for way in WAYS[1:]:
             found = disk.after_cut(way, seed + i)
-            promise = max(least, promised(calls[: i + 1]))
             content = hash((promise, frozenset(found.items())))
             if content in tried:
                 continue
