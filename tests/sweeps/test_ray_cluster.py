@@ -9,7 +9,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from helpers import QUICK
-from helpers.cluster_results import end, results, runs_of
+from helpers.cluster_results import end, free_ports, results, runs_of
 from helpers.cluster_results import until as until_within
 from helpers.command_line import TINY
 
@@ -69,10 +68,8 @@ class Cluster:
         self.unseen.mkdir()
         self.slow, self.plugin = folder / "slow", folder / "slowed.py"
         self.plugin.write_text(PLUGIN.format(slow=str(self.slow)))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        port = self.address.rpartition(":")[2]
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
         # Ray's sockets need a short path.
         self.session = Path("/tmp", f"ray-{os.getpid()}")
         self.head = self._start(
