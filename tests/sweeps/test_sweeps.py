@@ -35,12 +35,6 @@ from deepstack.sweeps.plan import CellCache
 BASE = parse_config("", overrides=TINY)
 
 
-def test_a_grid_is_every_combination_and_each_once() -> None:
-    grid = {"model.depth": [1, 2, 1], "seed": [0, 1]}
-    found = [(c.model.depth, c.seed) for c in expand(BASE, grid)]
-    assert found == [(1, 0), (1, 1), (2, 0), (2, 1)]
-
-
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
@@ -96,47 +90,28 @@ def test_a_scheme_of_this_process_alone_is_refused_before_a_run_begins(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_no_machine_holds_is_refused_before_any_begins(tmp_path: Path) -> None:
-    config = with_overrides(BASE, {"model.d_model": 2048})
-    message = r"in the run of model\.depth=100000: model\.depth: found 100000, a run of about"
-    with pytest.raises(ConfigError, match=message):
-        deepstack.sweep(config, {"model.depth": [1, 10**5]}, study="lib", out=tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "deepstack",
-        "sweep",
-        *TINY,
-        "train.steps=700",
-        "--depths",
-        "1,2",
-    ]
-    command += ["--schemes", "post_ln", "--out", str(tmp_path), "--workers", "2"]
+    command = [sys.executable, "-m", "deepstack", "sweep", *TINY, "train.steps=700"]
+    command += ["--schemes", "post_ln", "--depths", "1,2", "--out", str(tmp_path), "--workers=2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until(lambda: [rows > 30 for rows in steps_made(tmp_path)] == [True, True])
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    runs = find_runs(tmp_path)
-    assert {run.state for run in runs} == {"interrupted"}
-    assert all(run.folder.checkpoints() for run in runs)
+    for run in find_runs(tmp_path):
+        assert run.state == "interrupted" and run.folder.checkpoints()
     subprocess.run(command, check=True, capture_output=True)
     for run in find_runs(tmp_path):
         assert run.state == "done" and list(run.steps["step"]) == list(range(1, 701))
 
 
 def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
-    words = ["sweep", "--depths", "1,2", "--out", str(tmp_path), "--workers", "2"]
-    words += [*TINY, "train.steps=100000"]
+    command = [sys.executable, "-m", "deepstack", "sweep", *TINY, "train.steps=100000", "-q"]
+    command += ["--depths", "1,2", "--out", str(tmp_path), "--workers", "2"]
     beside = tmp_path / "temporary"
     beside.mkdir()
-    environment = os.environ | {"TMPDIR": str(beside)}
-    sweep = subprocess.Popen([sys.executable, "-m", "deepstack", *words, "-q"], env=environment)
+    sweep = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(beside)})
     try:
         until(lambda: [rows > 0 for rows in steps_made(tmp_path)] == [True, True])
         assert list(beside.iterdir())
