@@ -1,7 +1,7 @@
 """Kinds of trials: each yields, in words, what a training does wrong; nothing from a sound one.
 
 kills         before every call, in the middle of every write and behind every other call
-kills_again   at a call, and again at a call of the run that goes on
+kills_again   at a call, and again at a call of the run that goes on: at random, or as it ends
 random_kills  by the clock, again and again
 refusals      a full disk, an I/O error, a quota, a short write at every call
 power_cuts    behind every call, in every way of storage_disk
@@ -69,36 +69,28 @@ def continued(
         shutil.rmtree(out)
 
 
-def kills_again(harness: Harness, trials: int, seed: int = 0) -> Iterator[str]:
-    """A kill, and then one of the run that goes on, each at a random call."""
-    random, total = Random(seed), harness.alone.count
-    for _ in range(trials):
-        out, where, least = harness.new(), "killed at call", 0
-        for _ in range(2):
-            mode, number = random.choice((KILL_BEFORE, KILL_AMID)), random.randint(1, total)
-            disk = Disk(out)
-            ended = harness.run(out, mode, number)
-            where += f" {number} (mode {mode})"
-            least = max(least, ended.promised)
-            if ended.code == 0:
-                break
-            for line in harness.wrong_moments(disk, ended.calls):
-                yield f"{where}: {line}"
-        yield from continued(where, harness, out, ended, ended.code and KILLED, least)
-
-
-def kills_at_the_end(harness: Harness, every: int = 1) -> Iterator[str]:
-    """A kill after all is saved and before the status 'done'; another as the run ends again."""
-    drafts = [call for call in harness.alone.calls if call.path.name == ".status.json.new"]
-    first = max(call.number for call in drafts if call.kind == "create")
-    for number in range(1, harness.alone.count, every):
+def kills_again(harness: Harness, pairs: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """A kill at a call, and one of the run that goes on."""
+    for first, second in pairs:
         out = harness.new()
         ended = harness.run(out, KILL_BEFORE, first)
-        again = harness.run(out, KILL_AMID, number)
-        if again.code == 0:
-            return
-        where = f"killed at call {first}, and {number} as it ends again"
-        yield from continued(where, harness, out, again, KILLED, ended.promised)
+        again = harness.run(out, KILL_AMID, second)
+        where = f"killed at call {first}, and {second} of the run that goes on"
+        yield from continued(where, harness, out, again, again.code and KILLED, ended.promised)
+
+
+def at_random(harness: Harness, count: int) -> list[tuple[int, int]]:
+    """So many pairs of calls."""
+    random, total = Random(0), harness.alone.count
+    return [(random.randint(1, total), random.randint(1, total)) for _ in range(count)]
+
+
+def at_the_end(harness: Harness, every: int = 1) -> list[tuple[int, int]]:
+    """The call between the last checkpoint and the status 'done'; each of the run that ends so."""
+    drafts = [call for call in harness.alone.calls if call.path.name == ".status.json.new"]
+    first, out = max(call.number for call in drafts if call.kind == "create"), harness.new()
+    harness.run(out, KILL_BEFORE, first)
+    return [(first, second) for second in range(1, harness.run(out).count, every)]
 
 
 def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
