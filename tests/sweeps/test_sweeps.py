@@ -90,22 +90,6 @@ def test_a_scheme_of_this_process_alone_is_refused_before_a_run_begins(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_an_interrupted_sweep_saves_its_runs_and_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "deepstack", "sweep", *TINY, "train.steps=700"]
-    command += ["--schemes", "post_ln", "--depths", "1,2", "--out", str(tmp_path), "--workers=2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    until(lambda: [rows > 30 for rows in steps_made(tmp_path)] == [True, True])
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
-    for run in find_runs(tmp_path):
-        assert run.state == "interrupted" and run.folder.checkpoints()
-    subprocess.run(command, check=True, capture_output=True)
-    for run in find_runs(tmp_path):
-        assert run.state == "done" and list(run.steps["step"]) == list(range(1, 701))
-
-
 def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "deepstack", "sweep", *TINY, "train.steps=100000", "-q"]
     command += ["--depths", "1,2", "--out", str(tmp_path), "--workers", "2"]

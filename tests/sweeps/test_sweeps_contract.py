@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -158,10 +159,9 @@ def check_results(out: Path, alone: Path, seeds: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_whose_process_is_killed_ten_times_loses_nothing(
+def test_a_sweep_that_is_interrupted_and_killed_ten_times_loses_nothing(
     plugin: Path, tmp_path: Path
 ) -> None:
-    """Killed again and again, the same command must lose nothing."""
     kills, seeds, steps, dice = 10, list(range(6)), 400, random.Random(10)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     more = ["runtime.checkpoint_seconds=0.2", "train.eval_every=50"]
@@ -174,6 +174,10 @@ def test_a_sweep_whose_process_is_killed_ten_times_loses_nothing(
             while sum(steps_made(killed)) < goal and process.poll() is None:
                 time.sleep(0.02)
             time.sleep(dice.random())
+            if number == 0:  # Ctrl-C, before it is killed again and again
+                process.send_signal(signal.SIGINT)
+                assert process.wait(timeout=60) == 130
+                assert {run.state for run in find_runs(killed)} == {"interrupted"}
         finally:
             process.kill()
             process.wait()
