@@ -97,18 +97,13 @@ def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
     """SIGKILL after a random time, until a run is done; new runs until so many are killed."""
     random, length, killed = Random(seed), harness.alone.seconds, 0
     while killed < wanted:
-        out, least, times = harness.new(), 0, list[float]()
-        while True:
+        out, least, times, code = harness.new(), 0, list[float](), KILLED
+        while code == KILLED and len(times) < 8:
             times.append(random.uniform(0, length))
             ended = harness.run(out, sent=[(times[-1], -KILLED)])
-            least = max(least, ended.promised)
-            where = f"killed after {times}"
-            if ended.code == KILLED:
-                killed += 1
-                yield from (f"{where}: {line}" for line in harness.wrong_now(out))
-            if ended.code != KILLED or len(times) == 8:
-                break
-        yield from continued(where, harness, out, ended, ended.code and KILLED, least)
+            least, code = max(least, ended.promised), ended.code
+            killed += code == KILLED
+        yield from continued(f"killed after {times}", harness, out, ended, code and KILLED, least)
 
 
 def refusals(
@@ -122,8 +117,8 @@ def refusals(
             ended = harness.run(out, mode, number, error)
             where = f"{name} at call {number}, mode {mode}"
             refused = [call for call in ended.calls if call.failed == error and error]
-            wrong = list(answered(ended, refused, os.strerror(error)))
-            yield from (f"{where}: {line}" for line in wrong)
+            for line in answered(ended, refused, os.strerror(error)):
+                yield f"{where}: {line}"
             yield from continued(where, harness, out, ended, ended.code)
 
 
@@ -133,13 +128,9 @@ def answered(ended: Ended, refused: Sequence[Call], cause: str) -> Iterator[str]
     # What only tidies up (an old checkpoint, a draft) may stay where it is.
     if ended.code == 0 and all(call.kind in ("unlink", "rmdir") for call in refused):
         return
-    lines = ended.stderr.strip().splitlines()
-    if ended.code != RESOURCES:
-        yield f"exit {ended.code} {about}: {ended.stderr.strip()}"
-    elif len(lines) != 1:
-        yield f"{len(lines)} lines {about}: {ended.stderr.strip()}"
-    elif not re.fullmatch(rf"deepstack: /\S+: .*{re.escape(cause)}.* \(\d+ MB free\)", lines[0]):
-        yield f"path, cause and free space are not in {lines[0]!r} {about}"
+    line = rf"deepstack: /\S+: .*{re.escape(cause)}.* \(\d+ MB free\)\n"
+    if ended.code != RESOURCES or not re.fullmatch(line, ended.stderr):
+        yield f"exit {ended.code}, no line with path, cause and space {about}: {ended.stderr}"
 
 
 def power_cuts(

@@ -15,15 +15,6 @@ from helpers.storage_harness import LOGS, Harness
 from helpers.storage_run import INTERVAL, STEPS
 
 
-def interrupted(harness: Harness) -> Path:
-    """A run that was killed with all rows on disk, as its last checkpoint was to be written."""
-    last = f".draft-{STEPS}"
-    (first, *_) = [call for call in harness.alone.calls if call.path.name == last]
-    out = harness.new()
-    assert harness.run(out, KILL_BEFORE, first.number).code == -9
-    return out
-
-
 def names(line: str, name: Path) -> bool:
     """Whether a line names the damaged file: by itself, or the checkpoint that it belongs to."""
     if name.parts[0] != "checkpoint":
@@ -45,7 +36,10 @@ def harmless(name: Path, before: bytes, now: bytes) -> bool:
 
 @pytest.mark.parametrize(("flips", "cuts"), [(4, 2), pytest.param(300, 60, marks=pytest.mark.slow)])
 def test_no_damage_is_silent(flips: int, cuts: int, harness: Harness) -> None:
-    start, random = interrupted(harness), Random(flips)
+    # A run that was killed with all rows on disk, as its last checkpoint was to be written.
+    (first, *_) = [call for call in harness.alone.calls if call.path.name == f".draft-{STEPS}"]
+    start, random = harness.new(), Random(flips)
+    assert harness.run(start, KILL_BEFORE, first.number).code == -9
     for number in range(flips + cuts):
         out = harness.new()
         shutil.copytree(start, out, dirs_exist_ok=True)

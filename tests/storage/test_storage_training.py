@@ -73,8 +73,7 @@ def test_signals_at_any_moment(times: int, harness: Harness) -> None:
         where = f"signal {number} after {sent}"
         if ended.first not in (None, STEPS + 1):  # training had begun
             assert ended.code in (0, 128 + number), f"{where}: exit {ended.code}: {ended.stderr}"
-        wrong = harness.wrong_now(out) + harness.go_on(out, ended.promised)
-        assert wrong == [], where
+        assert harness.go_on(out, ended.promised) == [], where
 
 
 # --- one folder, several processes ----------------------------------------------------------
@@ -141,15 +140,9 @@ def code_on_full_disk(harness: Harness, disk: Path, room: int) -> int:
     filler.write_bytes(bytes(shutil.disk_usage(disk).free - 1024 * room))
     ended = harness.run(out, None)
     assert ended.code in (0, 5), ended.stderr
-    if ended.code == 5:
-        assert len(ended.stderr.strip().splitlines()) == 1
-        assert re.match(r"deepstack: .*\bMB\b", ended.stderr), ended.stderr
-    assert harness.wrong_now(out) == []
+    assert ended.code == 0 or re.fullmatch(r"deepstack: .*\bMB\b.*\n", ended.stderr), ended.stderr
     subprocess.run(["mount", "-o", "remount,size=16m", str(disk)], check=True)
-    again = harness.run(out)
-    assert again.code == 0, again.stderr
-    assert harness.different(out) == []
-    assert again.first is not None and again.first > max(0, rows_of(out) - STEPS)
+    assert harness.go_on(out, 0, tidy=False) == []
     shutil.rmtree(out)
     filler.unlink()
     subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)

@@ -41,26 +41,17 @@ ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
 AuthInfo=socket={munge}
-CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 GresTypes=gpu
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-MpiDefault=none
 ReturnToService=2
-JobRequeue=1
 KillWait=20
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -69,11 +60,6 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1 RealMe
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 RealMemory=4000 Gres=gpu:1
 PartitionName=low Nodes=n1,n2 Default=YES MaxTime=INFINITE PriorityTier=1
 PartitionName=high Nodes=n1,n2 MaxTime=INFINITE PriorityTier=10
-"""
-
-GRES = """\
-NodeName=n1 Name=gpu File=/dev/tty1
-NodeName=n2 Name=gpu File=/dev/tty2
 """
 
 
@@ -94,7 +80,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     (folder / "state").mkdir(exist_ok=True)
     conf = folder / "slurm.conf"
     conf.write_text(CONF.format(host=host, ports=ports, folder=folder, munge=munge))
-    (folder / "gres.conf").write_text(GRES)
+    devices = [f"NodeName=n{i} Name=gpu File=/dev/tty{i}\n" for i in (1, 2)]
+    (folder / "gres.conf").write_text("".join(devices))
     environment = dict(os.environ, SLURM_CONF=str(conf), PATH=path)
     munged = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={munge}"]
     munged += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "seed", "log")]

@@ -18,13 +18,7 @@ from helpers.command_line import TINY
 from helpers.sampling import some
 
 import deepstack
-from deepstack.config import (
-    machine_memory,
-    memory_estimate,
-    parse_config,
-    to_yaml,
-    with_overrides,
-)
+from deepstack.config import machine_memory, memory_estimate, parse_config, to_yaml, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import RunFolder, find_runs

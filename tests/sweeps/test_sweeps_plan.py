@@ -17,16 +17,7 @@ from deepstack import train
 from deepstack.cli import sweep_output
 from deepstack.config import Config, parse_study, to_yaml, with_overrides
 from deepstack.errors import ResourceError
-from deepstack.sweeps import (
-    Cell,
-    Local,
-    Pool,
-    Progress,
-    expand,
-    is_wanted,
-    plan,
-    seconds_per_run,
-)
+from deepstack.sweeps import Cell, Local, Pool, Progress, expand, is_wanted, plan, seconds_per_run
 from deepstack.training import run_name
 
 PLAN = sys.modules["deepstack.sweeps.plan"]  # `deepstack.sweeps.plan` is the function

@@ -184,18 +184,16 @@ def test_steps_that_are_trained_again_are_shown_once(tmp_path: Path) -> None:
 
 def wandb_records(content: bytes) -> Iterator[bytes]:
     """The records of a .wandb file: LevelDB's log format after seven bytes of identification."""
-    block, at, parts = 32_768, 7, b""
-    while at + 7 <= len(content):
-        left = block - at % block
-        if left < 7:
-            at += left
-            continue
-        length, kind = struct.unpack("<HB", content[at + 4 : at + 7])
-        parts += content[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # a full record, or the last part of one
-            yield parts
-            parts = b""
+    parts = b""
+    for start in range(0, len(content), 32_768):
+        block, at = content[start : start + 32_768], 0 if start else 7
+        while at + 7 <= len(block):
+            length, kind = struct.unpack_from("<HB", block, at + 4)
+            parts += block[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):  # a full record, or the last part of one
+                yield parts
+                parts = b""
 
 
 @pytest.mark.slow
@@ -208,20 +206,18 @@ def test_wandb_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
     read = {}
     for file in (tmp_path / "w").glob("wandb/offline-run-*/*.wandb"):
         rows: dict[int, dict[str, Any]] = {}
-        name, config = "", {}
         for data in wandb_records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
+            record = wandb_internal_pb2.Record.FromString(data)
             if record.HasField("run"):
-                name = record.run.display_name
-                config = {each.key: each.value_json for each in record.run.config.update}
+                run_record = record.run
             if record.HasField("history"):
                 row = {
                     (each.key or "/".join(each.nested_key)): json.loads(each.value_json)
                     for each in record.history.item
                 }
                 rows[row["_step"]] = row
-        read[name] = rows, config
+        config = {each.key: each.value_json for each in run_record.config.update}
+        read[run_record.display_name] = rows, config
     assert set(read) == {run.name for run in runs.values()}
     for run in runs.values():
         rows, config = read[run.name]
