@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from itertools import product
@@ -18,12 +20,12 @@ from helpers.command_line import TINY
 from helpers.sampling import some
 
 import deepstack
-from deepstack.config import machine_memory, memory_estimate, parse_config, to_yaml, with_overrides
+from deepstack.config import machine_memory, memory_estimate, parse_config, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.records import RunFolder, find_runs
 from deepstack.schemes import SCHEMES, Scheme
-from deepstack.sweeps import Local, default_workers, expand, plan
+from deepstack.sweeps import Local, default_workers, expand, fork_server, plan
 from deepstack.sweeps.plan import CellCache
 
 BASE = parse_config("", overrides=TINY)
@@ -132,15 +134,18 @@ def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
         assert not killed.folder.exists()
         until(lambda: steps_made(tmp_path)[0] > rows)
         second.send_signal(signal.SIGINT)
-        # One that is refused, one that is killed, and one that is done.
-        out = ["--out", str(tmp_path), "--study", "ends", "--quiet"]
-        texts = ("depth: 1", to_yaml(long), to_yaml(BASE))
-        runs = [local._server.start(text, out) for text in texts]
-        until(lambda: any(rows > 3 for rows in steps_made(tmp_path, "ends")))
-        runs[1].send_signal(signal.SIGKILL)
-        until(lambda: None not in [run.poll() for run in (second, *runs)])
-        assert second.poll() == 128 + signal.SIGINT
-        assert [run.poll() for run in runs] == [2, -signal.SIGKILL, 0]
-        errors = [run.stderr_text() for run in runs]
-    assert errors[0].startswith("deepstack: depth: found the unknown key")
-    assert errors[1:] == ["", ""]
+        refused = local._server.start("depth: 1", ["--out", str(tmp_path)])
+        until(lambda: None not in (second.poll(), refused.poll()))
+        assert (second.poll(), refused.poll()) == (128 + signal.SIGINT, 2)
+        assert refused.stderr_text().startswith("deepstack: depth: found the unknown key")
+
+
+def test_a_run_that_hangs_is_killed_when_its_sweep_has_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fork_server, "GRACE_SECONDS", 0.1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a run whose step never ends
+    hanging = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    hanging.start()
+    fork_server.end([hanging])
+    assert hanging.exitcode == -signal.SIGKILL

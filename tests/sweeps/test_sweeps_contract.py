@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import QUICK
-from helpers.cluster_results import results, runs_of, steps_made, until
+from helpers.cluster_results import results, steps_made, until
 from helpers.command_line import TINY, typed
 from helpers.small_runs import data_of
 
@@ -75,12 +75,6 @@ def words_of(plugin: Path, out: Path, seeds: list[int], *more: str, steps: int =
     given += ["--seeds", ",".join(map(str, seeds)), "--depths", "2", "--schemes", "post_ln"]
     given += ["--study", "s", "--workers", "2", "-q", "--plugin", str(plugin)]
     return ["sweep", QUICK, *given, "--out", str(out), *more]
-
-
-def start_sweep(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start the command in another process."""
-    command = [sys.executable, "-m", "deepstack", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def by_seed(out: Path) -> dict[int, Run]:
@@ -169,7 +163,7 @@ def test_a_sweep_that_is_interrupted_and_killed_ten_times_loses_nothing(
     words = words_of(plugin, killed, seeds, *more, steps=steps)
     for number in range(kills):
         goal = int(len(seeds) * steps * (number + dice.random()) / (kills + 1))
-        process = start_sweep(*words)
+        process = subprocess.Popen([sys.executable, "-m", "deepstack", *words])
         try:
             while sum(steps_made(killed)) < goal and process.poll() is None:
                 time.sleep(0.02)
@@ -187,18 +181,3 @@ def test_a_sweep_that_is_interrupted_and_killed_ten_times_loses_nothing(
     for run in find_runs(killed):
         assert list(run.steps["step"]) == list(range(1, steps + 1))
     until(lambda: not processes_with(str(killed)), seconds=300)
-
-
-@pytest.mark.slow
-def test_a_run_that_hangs_does_not_outlive_its_killed_sweep(plugin: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = start_sweep(*words_of(plugin, out, [HUNG, 0]))
-    try:
-        until(lambda: sum(steps_made(out)) == 2 + 4, seconds=300)
-        until(lambda: {run.state for run in runs_of(out)} == {"running", "done"}, seconds=300)
-    finally:
-        process.kill()
-        process.wait()
-    assert processes_with(str(out))
-    until(lambda: not processes_with(str(out)), seconds=300)
-    assert by_seed(out)[HUNG].state == "interrupted"
