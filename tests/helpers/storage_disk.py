@@ -150,8 +150,7 @@ def _walk(
 
 
 def write_out(found: dict[Path, bytes | None], folder: Path) -> None:
-    """Make a folder of what `after_cut` found."""
-    folder.mkdir(parents=True)
+    """Fill a folder with what `after_cut` found."""
     for name, data in found.items():
         if data is None:
             (folder / name).mkdir()

@@ -11,11 +11,12 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
@@ -81,7 +82,6 @@ class Harness:
     scratch: Path
     settings: tuple[str, ...] = ()
     planted: tuple[str, ...] = ()
-    _made: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         start_server()
@@ -94,19 +94,18 @@ class Harness:
 
     def new(self) -> Path:
         """An empty folder."""
-        self._made += 1
-        made = self.scratch / f"{self._made}"
-        made.mkdir(parents=True)
-        return made.resolve()
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=self.scratch)).resolve()
 
     def job(
         self, out: Path, mode: int | None = WATCH, number: int = 0, error: int = 0, **more: Any
     ) -> Job:
         """A job in a folder; `more` are further fields of `Job`."""
-        self._made += 1
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        files = (self.scratch / f"{self._made}.{name}" for name in ("errors", "trace"))
-        return Job(out, *files, mode, number, error, self.settings, self.planted, **more)
+        files = self.new()
+        watch = mode, number, error
+        return Job(
+            out, files / "errors", files / "trace", *watch, self.settings, self.planted, **more
+        )
 
     def run_all(
         self, jobs: Sequence[Job], *, sent: Sequence[tuple[float, int]] = (), holds: bool = False
@@ -224,8 +223,7 @@ def read_end(job: Job, code: int | None, seconds: float) -> Ended:
     # A kill may have come before there is a file.
     messages = job.errors.read_text(errors="replace") if job.errors.exists() else ""
     calls = read_trace(job.trace) if job.trace.exists() else []
-    for path in (job.errors, job.trace):
-        path.unlink(missing_ok=True)
+    shutil.rmtree(job.trace.parent)
     return Ended(code, messages, seconds, calls)
 
 

@@ -161,7 +161,7 @@ def power_cuts(
             if content in tried:
                 continue
             tried.add(content)
-            left = harness.scratch / f"cut{after}-{i}-{way}"
+            left = harness.new()
             write_out(found, left)
             # The names of old checkpoints may come back: no promise is broken by that.
             wrong = harness.go_on(left, promise, tidy=False)
