@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 from deepstack.errors import LockedError, ResourceError
@@ -20,23 +20,16 @@ from deepstack.training import checkpoint as ckpt
 from deepstack.training import resume
 from helpers.storage_run import STEPS, STUDY
 
-
-class Fault(NamedTuple):
-    """trials: the kind of trial that must find it; about: a part of the paths of its calls."""
-
-    plant: Callable[[], None]
-    trials: str
-    about: str
+# name -> the function that plants it, the kind of trial that must find it, and a part of the paths
+# of the calls at which that trial stops
+FAULTS: dict[str, tuple[Callable[[], None], str, str]] = {}
 
 
-FAULTS: dict[str, Fault] = {}
-
-
-def found_by(trials: str, about: str = "") -> Callable[[Callable[[], None]], None]:
+def found_by(trial: str, about: str = "") -> Callable[[Callable[[], None]], None]:
     """Register a fault under its function's name."""
 
     def register(plant: Callable[[], None]) -> None:
-        FAULTS[plant.__name__] = Fault(plant, trials, about)
+        FAULTS[plant.__name__] = plant, trial, about
 
     return register
 

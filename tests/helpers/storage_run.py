@@ -77,7 +77,8 @@ def work(job: Job) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         setattr(TrainingRun, "record", recorded)  # noqa: B010, mypy refuses an assignment
         for name in job.planted:
-            FAULTS[name].plant()
+            plant, _, _ = FAULTS[name]
+            plant()
         if job.mode is not None:
             storage_calls.watch(job.out, job.mode, job.number, job.error, str(job.trace))
         command(job.out, *job.settings)

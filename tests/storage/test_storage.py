@@ -11,8 +11,8 @@ from helpers.storage_harness import Harness
 
 @pytest.mark.parametrize("name", some(FAULTS, 3, 2))
 def test_a_planted_fault_is_found(name: str, harness: Harness) -> None:
-    fault, faulty = FAULTS[name], harness.with_fault(name)
+    _, trial, about = FAULTS[name]
+    faulty = harness.with_fault(name)
     # on a busy machine one of two writers may have ended before the other begins
-    times = 5 if fault.trials == "two_writers" else 1
-    trial = getattr(trials, fault.trials)
-    assert any(next(trial(faulty, about=fault.about), None) for _ in range(times))
+    times = 5 if trial == "two_writers" else 1
+    assert any(next(getattr(trials, trial)(faulty, about=about), None) for _ in range(times))

@@ -19,7 +19,7 @@ from helpers.plot_runs import make_run
 from helpers.small_runs import interrupted
 
 import deepstack
-from deepstack.config import parse_config, to_yaml
+from deepstack.config import config_hash, parse_config, to_yaml
 from deepstack.errors import ConfigError
 from deepstack.records import Run, RunFolder
 from deepstack.trackers import export_logs, heat_maps, scalars
@@ -72,7 +72,9 @@ def test_a_missing_package_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deepstack.trackers.tensorboard.find_spec", lambda name: None)
-    (tmp_path / "c.yaml").write_text(to_yaml(settings("log.to=[tensorboard]")))
+    config = settings("log.to=[tensorboard]")
+    assert config_hash(config) == config_hash(settings())  # no part of the experiment
+    (tmp_path / "c.yaml").write_text(to_yaml(config))
     result = typed("train", tmp_path / "c.yaml", "--out", tmp_path / "out")
     (line,) = result.stderr.splitlines()
     assert result.exit_code == 2 and "log.to: tensorboard needs the package tensorboard" in line
