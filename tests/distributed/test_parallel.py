@@ -17,7 +17,7 @@ import pytest
 import torch
 from helpers import QUICK, ROOT, TESTS
 from helpers.cluster_results import steps_made, until
-from helpers.command_line import TINY
+from helpers.command_line import TINY, typed
 from helpers.parallel_runs import BEGUN, CASES, CONFIG, KINDS, config_of
 from helpers.small_runs import only_run, weights_of
 
@@ -123,14 +123,10 @@ def test_a_signal_stops_all_processes_and_one_goes_on(tmp_path: Path) -> None:
         deepstack.train(load_config(Path(QUICK), overrides=overrides), out=out, study="quick")
 
 
-@pytest.mark.slow
-def test_what_all_refuse_is_said_once(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = [*TORCHRUN, "-m", "deepstack", "train", QUICK, "train.batch_size=5"]
-    ended = launch(*command, "--out", str(out))
-    assert ended.returncode != 0
-    assert ended.stderr.count("train.batch_size: found 5") == 1
-    assert ended.stdout == "" and not out.exists()
+def test_what_all_refuse_is_said_once() -> None:
+    for rank, is_told in (("0", True), ("1", False)):
+        refused = typed("train", QUICK, "model.depth=0", env={"LOCAL_RANK": rank})
+        assert refused.exit_code == 2 and bool(refused.stderr) == is_told
 
 
 def test_an_error_in_one_process_ends_all(tmp_path: Path) -> None:
