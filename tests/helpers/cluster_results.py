@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,15 @@ def results(out: Path, count: int) -> dict[str, dict[str, bytes]]:
     runs = find_runs(out)
     assert [run.state for run in runs] == ["done"] * count
     return {run.name: data_of(run) for run in runs}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -23,7 +23,6 @@ from deepstack.tasks import IGNORE, Batch, Task, task
 from helpers.small_runs import small, stop_at
 
 KINDS = ("data", "fully_sharded")
-STEPS = int(os.environ.get("SCHEME_STEPS", "4"))  # of each scheme: there are many of them
 BEGUN = 7  # steps of the runs that are interrupted
 
 CONFIG = small(
@@ -35,9 +34,8 @@ CONFIG = small(
 # What is changed for a run, by its name: every scheme, and what could go wrong when shared.
 CASES: dict[str, dict[str, Any]] = {
     **{
-        f"scheme_{name}": {"model.scheme": name, "model.depth": 2, "train.steps": STEPS}
+        f"scheme_{name}": {"model.scheme": name, "model.depth": 2}
         for name in (*SCHEMES, "one_number")
-        if os.environ.get("SCHEMES") in (None, name)
     },
     "deepnorm": {},
     "uneven": {
@@ -70,8 +68,7 @@ def register() -> None:
     class OneNumber(Scheme, name="one_number", label="One number", paper="none"):
         """x <- LN(x + a G(x)), a one trained number; b is not used."""
 
-        def __init__(self, layer: int, depth: int, make_norm: Any) -> None:
-            super().__init__(layer, depth, make_norm)
+        def setup(self, parts: Any) -> None:
             self.a = parameter(1, role="scheme", start="one")
             self.b = parameter(3, role="scheme", start="zero")
 

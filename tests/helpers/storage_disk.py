@@ -55,30 +55,27 @@ class File:
 
 @dataclass(eq=False)
 class Folder:
-    """Names as a reader sees them now, as they were when last synced, and the changes between."""
+    """Names as they were when last synced, and the changes since: a new node, or none."""
 
-    now: dict[str, File | Folder] = field(default_factory=dict)
     synced: dict[str, File | Folder] = field(default_factory=dict)
     changes: list[tuple[str, File | Folder | None]] = field(default_factory=list)
 
-    def change(self, name: str, node: File | Folder | None) -> None:
-        apply(self.now, name, node)
-        self.changes.append((name, node))
+    def names(self, changes: int | None = None) -> dict[str, File | Folder]:
+        """The names after the first so many changes since they were synced; by default all."""
+        names = dict(self.synced)
+        for name, node in self.changes[:changes]:
+            names.pop(name, None)
+            if node is not None:
+                names[name] = node
+        return names
 
     def sync(self) -> None:
-        self.synced, self.changes = dict(self.now), []
+        self.synced, self.changes = self.names(), []
 
     def after_cut(self, way: str, random: Random) -> dict[str, File | Folder]:
         if way in ("now", "names", "zeros"):
-            return self.now
-        kept = dict(self.synced)
-        if way == "mixed":
-            for name, node in self.changes[: random.randint(0, len(self.changes))]:
-                apply(kept, name, node)
-        return kept
-
-
-NEW = {"create": File, "mkdir": Folder}
+            return self.names()
+        return self.names(random.randint(0, len(self.changes)) if way == "mixed" else 0)
 
 
 class Disk:
@@ -89,21 +86,26 @@ class Disk:
         self.top = self._read(path)
 
     def _read(self, path: Path) -> Folder:
-        found = Folder()
-        for child in path.iterdir() if path.is_dir() else ():
+        nodes: dict[str, File | Folder] = {}
+        for child in path.iterdir():
             if child.is_dir():
-                found.now[child.name] = self._read(child)
+                nodes[child.name] = self._read(child)
             else:
                 data = child.read_bytes()
-                found.now[child.name] = File(bytearray(data), data)
-        found.sync()
-        return found
+                nodes[child.name] = File(bytearray(data), data)
+        return Folder(nodes)
 
     def _find(self, path: Path) -> Any:
         """The file or folder at a path."""
-        return reduce(
-            lambda node, name: node.now[name], path.relative_to(self.path).parts, self.top
-        )
+        parts = path.relative_to(self.path).parts
+        return reduce(lambda folder, name: folder.names()[name], parts, self.top)
+
+    def read(self, path: Path) -> bytes:
+        """The bytes of a file as a reader sees them now; none where there is no such file."""
+        try:
+            return bytes(self._find(path).now)
+        except KeyError:
+            return b""
 
     def follow(self, call: Call) -> None:
         """Do to this disk what a call did to the real one; one that failed did nothing."""
@@ -111,14 +113,15 @@ class Disk:
         if call.failed or call.kind == "mark" or path.name.endswith(" (deleted)"):
             return
         assert call.kind != "unknown", f"a way to change files that is not followed: {call}"
-        if call.kind in NEW:
-            self._find(path.parent).change(path.name, NEW[call.kind]())
+        if call.kind in ("create", "mkdir"):
+            node = File() if call.kind == "create" else Folder()
+            self._find(path.parent).changes.append((path.name, node))
         elif call.kind in ("unlink", "rmdir"):
-            self._find(path.parent).change(path.name, None)
+            self._find(path.parent).changes.append((path.name, None))
         elif call.kind == "rename":
             node = self._find(path)
-            self._find(path.parent).change(path.name, None)
-            self._find(call.target.parent).change(call.target.name, node)
+            self._find(path.parent).changes.append((path.name, None))
+            self._find(call.target.parent).changes.append((call.target.name, node))
         elif call.kind == "sync":
             self._find(path).sync()
         else:
@@ -135,14 +138,6 @@ class Disk:
         return dict(_walk(self.top, Path(), way, Random(seed)))
 
 
-def apply(names: dict[str, File | Folder], name: str, node: File | Folder | None) -> None:
-    """One change of a folder's names: a new or another node, or none."""
-    if node is None:
-        names.pop(name, None)
-    else:
-        names[name] = node
-
-
 def _walk(
     folder: Folder, place: Path, way: str, random: Random
 ) -> Iterator[tuple[Path, bytes | None]]:
@@ -155,8 +150,7 @@ def _walk(
 
 
 def write_out(found: dict[Path, bytes | None], folder: Path) -> None:
-    """Make a folder of what `after_cut` found."""
-    folder.mkdir(parents=True)
+    """Fill a folder with what `after_cut` found."""
     for name, data in found.items():
         if data is None:
             (folder / name).mkdir()

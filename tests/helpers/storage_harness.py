@@ -11,13 +11,14 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,9 @@ def start_server() -> None:
         "STORAGE_LIBRARY": str(storage_calls.build(Path(scratch.name))),
     }
     with patch.dict(os.environ, variables):
-        forkserver.ensure_running()
+        first = CONTEXT.Process(target=time.monotonic)
+        first.start()
+    first.join()  # the server forks it once it has imported everything
 
 
 @dataclass(frozen=True)
@@ -63,18 +66,13 @@ class Ended:
 
     @property
     def promised(self) -> int:
-        """The step of the last checkpoint that it had saved."""
-        return promised(self.calls)
+        """The step of the last checkpoint that it had saved, 0 for none."""
+        return max([0, *(call.place for call in self.calls if call.kind == "mark")])
 
     @property
     def count(self) -> int:
         """How many calls changed a file."""
         return max((call.number for call in self.calls), default=0)
-
-
-def promised(calls: Sequence[Call]) -> int:
-    """The step of the last checkpoint that was saved within these calls, 0 for none."""
-    return max([0, *(call.place for call in calls if call.kind == "mark")])
 
 
 @dataclass
@@ -84,7 +82,6 @@ class Harness:
     scratch: Path
     settings: tuple[str, ...] = ()
     planted: tuple[str, ...] = ()
-    _made: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         start_server()
@@ -97,19 +94,18 @@ class Harness:
 
     def new(self) -> Path:
         """An empty folder."""
-        self._made += 1
-        made = self.scratch / f"{self._made}"
-        made.mkdir(parents=True)
-        return made.resolve()
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=self.scratch)).resolve()
 
     def job(
         self, out: Path, mode: int | None = WATCH, number: int = 0, error: int = 0, **more: Any
     ) -> Job:
         """A job in a folder; `more` are further fields of `Job`."""
-        self._made += 1
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        files = (self.scratch / f"{self._made}.{name}" for name in ("errors", "trace"))
-        return Job(out, *files, mode, number, error, self.settings, self.planted, **more)
+        files = self.new()
+        watch = mode, number, error
+        return Job(
+            out, files / "errors", files / "trace", *watch, self.settings, self.planted, **more
+        )
 
     def run_all(
         self, jobs: Sequence[Job], *, sent: Sequence[tuple[float, int]] = (), holds: bool = False
@@ -146,48 +142,33 @@ class Harness:
         return self.run_all([self.job(out, *watch, **more)], sent=sent)[0]
 
     @cached_property
-    def undisturbed(self) -> tuple[Path, Ended]:
-        """A run that nothing stops, with the planted faults: its folder and how it ended."""
-        out = self.new()
-        ended = self.run(out)
-        assert ended.code == 0, ended.stderr
-        return out, ended
-
-    @cached_property
     def alone(self) -> Ended:
-        """How the undisturbed run ended."""
-        return self.undisturbed[1]
+        """How a run ended that nothing stopped, with the planted faults."""
+        ended = self.run(self.new())
+        assert ended.code == 0, ended.stderr
+        return ended
 
     @cached_property
     def reference(self) -> dict[str, bytes]:
         """The files that must be equal, byte for byte: those of a sound, undisturbed run."""
-        return compared(self.undisturbed[0])
-
-    def wrong_now(self, out: Path) -> list[str]:
-        """What is wrong with the logs of a run that is not done: each must be a prefix."""
-        logs = [path for path in out.glob("*/*/*.csv") if path.name in LOGS]
-        return [
-            f"{path.name} is no prefix of the reference"
-            for path in logs
-            if not self.reference[path.name].startswith(rows_in(path.read_bytes()))
-        ]
+        out = self.new()
+        assert self.run(out).code == 0
+        return compared(out)
 
     def wrong_moments(self, start: Disk, calls: Sequence[Call]) -> list[str]:
-        """The same at every moment between these calls, and that no log ever shrinks."""
-        size: dict[Path, int] = {}
+        """What is wrong with the logs before and after each of these calls.
+
+        Each must be a prefix, but for zeros that a power cut has left at its end, and never shrink.
+        """
         for call in calls:
-            name = call.path.relative_to(start.path) if call.path.is_absolute() else Path()
-            if name.name in LOGS and name not in size:
-                size[name] = len(rows_in(start.after_cut("now").get(name)))
+            name, is_log = call.path.name, call.path.name in LOGS
+            before = start.read(call.path).rstrip(b"\0") if is_log else b""
             start.follow(call)
-            if name.name not in LOGS or call.failed or call.kind == "sync":
-                continue
-            found = rows_in(start.after_cut("now").get(name))
-            if not self.reference[name.name].startswith(found):
-                return [f"{name.name} is no prefix of the reference after {call.kind}"]
-            if len(found) < size[name]:
-                return [f"{name.name} shrinks"]
-            size[name] = len(found)
+            after = start.read(call.path).rstrip(b"\0") if is_log else b""
+            if is_log and not all(map(self.reference[name].startswith, (before, after))):
+                return [f"{name} is no prefix of the reference after {call.kind}"]
+            if len(after) < len(before):
+                return [f"{name} shrinks"]
         return []
 
     def go_on(self, out: Path, least: int, tidy: bool = True) -> list[str]:
@@ -197,8 +178,8 @@ class Harness:
         other checkpoint than the last may be left.
         """
         rows = rows_of(out)
-        wrong, disk, ended = self.wrong_now(out), Disk(out), self.run(out)
-        wrong += self.wrong_moments(disk, ended.calls)
+        disk, ended = Disk(out), self.run(out)
+        wrong = self.wrong_moments(disk, ended.calls)
         # The trace must tell all: what it makes of the folder before is the folder afterwards.
         if disk.after_cut("now") != read_in(out):
             wrong.append("the trace of calls does not tell what is in the folder")
@@ -220,12 +201,11 @@ class Harness:
 
     def different(self, out: Path) -> list[str]:
         """What differs from the run that was left alone."""
-        found = compared(out)
-        names = sorted({*found, *self.reference})
+        files = compared(out)
         return [
             f"{name} is not that of the run left alone"
-            for name in names
-            if found.get(name) != self.reference.get(name)
+            for name in sorted({*files, *self.reference})
+            if files.get(name) != self.reference.get(name)
         ]
 
 
@@ -243,14 +223,8 @@ def read_end(job: Job, code: int | None, seconds: float) -> Ended:
     # A kill may have come before there is a file.
     messages = job.errors.read_text(errors="replace") if job.errors.exists() else ""
     calls = read_trace(job.trace) if job.trace.exists() else []
-    for path in (job.errors, job.trace):
-        path.unlink(missing_ok=True)
+    shutil.rmtree(job.trace.parent)
     return Ended(code, messages, seconds, calls)
-
-
-def rows_in(data: bytes | None) -> bytes:
-    """A log without the zeros that a power cut may have left at its end."""
-    return (data or b"").rstrip(b"\0")
 
 
 def compared(out: Path) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ then loads the watcher of system calls and trains once, so that every later proc
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,11 +77,13 @@ def work(job: Job) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         setattr(TrainingRun, "record", recorded)  # noqa: B010, mypy refuses an assignment
         for name in job.planted:
-            FAULTS[name].plant()
+            plant, _, _ = FAULTS[name]
+            plant()
         if job.mode is not None:
             storage_calls.watch(job.out, job.mode, job.number, job.error, str(job.trace))
-        code = command(job.out, *job.settings)
-    except SystemExit as stop:  # of a signal once the command has returned
+        command(job.out, *job.settings)
+        code = 0
+    except SystemExit as stop:
         code = int(stop.code or 0)
     except BaseException:
         traceback.print_exc()
@@ -88,18 +92,14 @@ def work(job: Job) -> None:
         os._exit(code)
 
 
-def command(out: Path, *settings: str) -> int:
+def command(out: Path, *settings: str) -> None:
     """`deepstack train` of a small configuration, a checkpoint every other step."""
     from deepstack.cli import main
 
     sys.argv = ["deepstack", "train", QUICK, "--study", STUDY, "--quiet"]
     sys.argv += [*(f"{key}={value}" for key, value in SETTINGS.items()), *settings]
     sys.argv += ["--out", str(out)]
-    try:
-        main()
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    return 0
+    main()
 
 
 def prepare_training() -> None:
@@ -149,11 +149,9 @@ def prepare(library: str) -> None:
     torch.set_num_threads(1)
     storage_calls.load(Path(library))
     prepare_training()
-    stdout = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with tempfile.TemporaryDirectory() as folder:
-        assert command(Path(folder)) == 0
-    os.dup2(stdout, 1)
+    with tempfile.TemporaryDirectory() as folder, suppress(SystemExit):
+        with redirect_stdout(io.StringIO()):
+            command(Path(folder))
     gc.collect()
     gc.freeze()
 

@@ -1,7 +1,7 @@
 """Kinds of trials: each yields, in words, what a training does wrong; nothing from a sound one.
 
 kills         before every call, in the middle of every write and behind every other call
-kills_again   at a call, and again at a call of the run that goes on
+kills_again   at a call, and again at a call of the run that goes on: at random, or as it ends
 random_kills  by the clock, again and again
 refusals      a full disk, an I/O error, a quota, a short write at every call
 power_cuts    behind every call, in every way of storage_disk
@@ -20,7 +20,7 @@ from random import Random
 
 from helpers.storage_calls import FAIL_ON, FAIL_ONCE, KILL_AMID, KILL_BEFORE, SHORT, Call
 from helpers.storage_disk import WAYS, Disk, write_out
-from helpers.storage_harness import Ended, Harness, promised
+from helpers.storage_harness import Ended, Harness
 
 KILLED = -9
 RESOURCES = 5
@@ -69,57 +69,41 @@ def continued(
         shutil.rmtree(out)
 
 
-def kills_again(harness: Harness, trials: int, seed: int = 0) -> Iterator[str]:
-    """A kill, and then one of the run that goes on, each at a random call."""
-    random, total = Random(seed), harness.alone.count
-    for _ in range(trials):
-        out, where, least = harness.new(), "killed at call", 0
-        for _ in range(2):
-            mode, number = random.choice((KILL_BEFORE, KILL_AMID)), random.randint(1, total)
-            disk = Disk(out)
-            ended = harness.run(out, mode, number)
-            where += f" {number} (mode {mode})"
-            least = max(least, ended.promised)
-            if ended.code == 0:
-                break
-            for line in harness.wrong_moments(disk, ended.calls):
-                yield f"{where}: {line}"
-        yield from continued(where, harness, out, ended, ended.code and KILLED, least)
-
-
-DRAFT = ".status.json.new"
-
-
-def kills_at_the_end(harness: Harness, every: int = 1) -> Iterator[str]:
-    """A kill after all is saved and before the status 'done'; another as the run ends again."""
-    begun = (c for c in harness.alone.calls if (c.kind, c.path.name) == ("create", DRAFT))
-    first = max(call.number for call in begun)
-    for number in range(1, harness.alone.count, every):
+def kills_again(harness: Harness, pairs: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """A kill at a call, and one of the run that goes on."""
+    for first, second in pairs:
         out = harness.new()
         ended = harness.run(out, KILL_BEFORE, first)
-        again = harness.run(out, KILL_AMID, number)
-        if again.code == 0:
-            return
-        where = f"killed at call {first}, and {number} as it ends again"
-        yield from continued(where, harness, out, again, KILLED, ended.promised)
+        again = harness.run(out, KILL_AMID, second)
+        where = f"killed at call {first}, and {second} of the run that goes on"
+        yield from continued(where, harness, out, again, again.code and KILLED, ended.promised)
+
+
+def at_random(harness: Harness, count: int) -> list[tuple[int, int]]:
+    """So many pairs of calls."""
+    random, total = Random(0), harness.alone.count
+    return [(random.randint(1, total), random.randint(1, total)) for _ in range(count)]
+
+
+def at_the_end(harness: Harness, every: int = 1) -> list[tuple[int, int]]:
+    """The call between the last checkpoint and the status 'done'; each of the run that ends so."""
+    drafts = [call for call in harness.alone.calls if call.path.name == ".status.json.new"]
+    first, out = max(call.number for call in drafts if call.kind == "create"), harness.new()
+    harness.run(out, KILL_BEFORE, first)
+    return [(first, second) for second in range(1, harness.run(out).count, every)]
 
 
 def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
     """SIGKILL after a random time, until a run is done; new runs until so many are killed."""
     random, length, killed = Random(seed), harness.alone.seconds, 0
     while killed < wanted:
-        out, least, times = harness.new(), 0, list[float]()
-        while True:
+        out, least, times, code = harness.new(), 0, list[float](), KILLED
+        while code == KILLED and len(times) < 8:
             times.append(random.uniform(0, length))
             ended = harness.run(out, sent=[(times[-1], -KILLED)])
-            least = max(least, ended.promised)
-            where = f"killed after {times}"
-            if ended.code == KILLED:
-                killed += 1
-                yield from (f"{where}: {line}" for line in harness.wrong_now(out))
-            if ended.code != KILLED or len(times) == 8:
-                break
-        yield from continued(where, harness, out, ended, ended.code and KILLED, least)
+            least, code = max(least, ended.promised), ended.code
+            killed += code == KILLED
+        yield from continued(f"killed after {times}", harness, out, ended, code and KILLED, least)
 
 
 def refusals(
@@ -133,8 +117,8 @@ def refusals(
             ended = harness.run(out, mode, number, error)
             where = f"{name} at call {number}, mode {mode}"
             refused = [call for call in ended.calls if call.failed == error and error]
-            wrong = list(answered(ended, refused, os.strerror(error)))
-            yield from (f"{where}: {line}" for line in wrong)
+            for line in answered(ended, refused, os.strerror(error)):
+                yield f"{where}: {line}"
             yield from continued(where, harness, out, ended, ended.code)
 
 
@@ -144,13 +128,9 @@ def answered(ended: Ended, refused: Sequence[Call], cause: str) -> Iterator[str]
     # What only tidies up (an old checkpoint, a draft) may stay where it is.
     if ended.code == 0 and all(call.kind in ("unlink", "rmdir") for call in refused):
         return
-    lines = ended.stderr.strip().splitlines()
-    if ended.code != RESOURCES:
-        yield f"exit {ended.code} {about}: {ended.stderr.strip()}"
-    elif len(lines) != 1:
-        yield f"{len(lines)} lines {about}: {ended.stderr.strip()}"
-    elif not re.fullmatch(rf"deepstack: /\S+: .*{re.escape(cause)}.* \(\d+ MB free\)", lines[0]):
-        yield f"path, cause and free space are not in {lines[0]!r} {about}"
+    line = rf"deepstack: /\S+: .*{re.escape(cause)}.* \(\d+ MB free\)\n"
+    if ended.code != RESOURCES or not re.fullmatch(line, ended.stderr):
+        yield f"exit {ended.code}, no line with path, cause and space {about}: {ended.stderr}"
 
 
 def power_cuts(
@@ -161,26 +141,27 @@ def power_cuts(
     after: the run that is cut is one that goes on after a kill behind this call; what was killed
     had synced as much as its calls say.
     """
-    out, least = harness.new(), 0
+    out, promise = harness.new(), 0
     disk = Disk(out)
     if after:
         killed = harness.run(out, KILL_AMID, after)
-        least = killed.promised
+        promise = killed.promised
         for call in killed.calls:
             disk.follow(call)
     calls, tried = harness.run(out).calls, set[int]()
     for i, call in enumerate(calls):
         disk.follow(call)
+        if call.kind == "mark":
+            promise = max(promise, call.place)
         if about not in f"{call.path} {call.target}" or (i % every and i != len(calls) - 1):
             continue
         for way in WAYS[1:]:
             found = disk.after_cut(way, seed + i)
-            promise = max(least, promised(calls[: i + 1]))
             content = hash((promise, frozenset(found.items())))
             if content in tried:
                 continue
             tried.add(content)
-            left = harness.scratch / f"cut{after}-{i}-{way}"
+            left = harness.new()
             write_out(found, left)
             # The names of old checkpoints may come back: no promise is broken by that.
             wrong = harness.go_on(left, promise, tidy=False)

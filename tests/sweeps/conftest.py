@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 
@@ -10,18 +11,13 @@ from deepstack.sweeps import local
 from deepstack.sweeps.fork_server import ForkServer
 
 
-class Kept(ForkServer):
-    """A server that has imported everything, and stays for the next sweep."""
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture(scope="session")
 def server() -> Iterator[ForkServer]:
-    kept = Kept()
-    yield kept
-    ForkServer.close(kept)
+    """A server that has imported everything, and stays for the next sweep."""
+    kept = ForkServer()
+    with patch.object(kept, "close"):
+        yield kept
+    kept.close()
 
 
 @pytest.fixture

@@ -66,10 +66,8 @@ def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(tmp_path: Pa
     assert not measured.unmoved
 
 
-@pytest.mark.parametrize("scheme", ["rezero", "layer_scale"])
-def test_roles_that_move_nothing_but_rounding_are_named(tmp_path: Path, scheme: str) -> None:
-    options = {"start": 1e-7} if scheme == "layer_scale" else {}
-    config = small(model__scheme=scheme, model__scheme_options=options)
+def test_roles_that_move_nothing_but_rounding_are_named(tmp_path: Path) -> None:
+    config = small(model__scheme="layer_scale", model__scheme_options={"start": 1e-7})
     measured = calibrate(config, depths=(4, 8), seeds=1, steps=(1,), check=False, out=tmp_path)
     assert not measured.second
     assert "w1" in measured.unmoved and "scheme" not in measured.unmoved
@@ -81,19 +79,14 @@ def test_roles_can_be_trained_alone_for_several_steps(tmp_path: Path) -> None:
         config, depths=(2, 4), seeds=1, steps=(1, 3), lr=0.01, alone=True, check=False, out=tmp_path
     )
     assert len(measured.alone) == 2 * len(measured.before)
-    parts = {run.get("model.depth"): run for run in measured.before if run.get("train.lr") == 0.01}
-    for row in measured.rows:
-        if row.role in ("v", "w2"):
-            sizes = [
-                run.steps.set_index("step")["model_update"][row.step]
-                for run in measured.alone
-                if run.get("train.trainable") == [row.role] and run.get("train.lr") == 0.01
-            ]
-            assert (row.smallest, row.largest) == pytest.approx((min(sizes), max(sizes)))
-            assert row.origin == "alone"
-    joint = parts[2].attribution.set_index("step")["v"]
-    (alone,) = [row for row in measured.rows if (row.role, row.step) == ("v", 3)]
-    assert joint[3] not in (pytest.approx(alone.smallest), pytest.approx(alone.largest))
+    alone = [run for run in measured.alone if run.get("train.lr") == 0.01]
+    rows = [row for row in measured.rows if row.role in ("v", "w2")]
+    assert {(row.role, row.step) for row in rows} == {("v", 1), ("v", 3), ("w2", 1), ("w2", 3)}
+    for row in rows:
+        runs = [run for run in alone if run.get("train.trainable") == [row.role]]
+        sizes = sorted(run.steps.set_index("step").model_update[row.step] for run in runs)
+        assert [row.smallest, row.largest] == pytest.approx(sizes)
+        assert row.origin == "alone"
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
@@ -179,6 +172,5 @@ def test_the_command_writes_a_config_that_trains_and_prints_rows(
 def test_wrong_options_are_refused(tmp_path: Path, options: list[str], message: str) -> None:
     words = ["calibrate", "configs/quick.yaml", *options, "--out", str(tmp_path)]
     result = typed(*words)
-    assert result.exit_code == 2
-    assert message in result.stderr
+    assert result.exit_code == 2 and message in result.stderr
     assert not list(tmp_path.iterdir())

@@ -5,15 +5,14 @@ test_ray_cluster.py runs them on two nodes.
 
 from __future__ import annotations
 
-import itertools
 import shutil
-import socket
-import threading
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from helpers.cluster_results import free_ports
 from helpers.ended_runs import TINY
 from helpers.small_runs import data_of
 
@@ -23,31 +22,20 @@ from deepstack import plugins
 from deepstack.cli.sweep_command import ray_address
 from deepstack.config import Config, with_overrides
 from deepstack.errors import PluginError, ResourceError
-from deepstack.records import Run, RunFolder
-from deepstack.records.files import replace
-from deepstack.sweeps import plan, ray_cluster, ray_node
+from deepstack.records import Run, RunFolder, files
+from deepstack.sweeps import folder_sync, plan, ray_cluster, ray_node
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
 from deepstack.sweeps.fork_server import ForkServer
 from deepstack.sweeps.plan import requirements_of
-from deepstack.sweeps.ray import (
-    LOST_AT_MOST,
-    Process,
-    has_capacity,
-    refuse_too_large,
-    resources_of,
-    share_of_gpu,
-)
+from deepstack.sweeps.ray import LOST_AT_MOST, Process, has_capacity, resources_of, share_of_gpu
 from deepstack.sweeps.ray_node import Order, is_shared, work
 
 BASE = with_overrides(Config(), TINY | {"train.steps": 4})
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
-    }
+def contents(folder: RunFolder) -> dict[Path, bytes]:
+    files = [path for path in folder.path.rglob("[!.]*") if path.is_file()]
+    return {path.relative_to(folder.path): path.read_bytes() for path in files}
 
 
 class Pair:
@@ -60,7 +48,7 @@ class Pair:
     def send(self) -> FolderChanges:
         changes = self.source.changes()
         write_changes(self.here, changes)
-        assert contents(self.node.path) == contents(self.here.path)
+        assert contents(self.node) == contents(self.here)
         return changes
 
 
@@ -90,45 +78,25 @@ def test_what_refers_to_rows_is_written_after_them(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     write_checkpoint(pair.node, 3)
     for name in ("columns.json", "status.json", "steps.csv", "layers/steps.npy", "layers/x.npy"):
-        replace(pair.node.path / name, b"{}")
+        files.replace(pair.node.path / name, b"{}")
     names = [name for name, _, _ in pair.send().files]
     assert names[:3] == ["steps.csv", "layers/x.npy", "columns.json"]
     assert [PurePosixPath(name).name for name in names[3:]] == [
         "steps.npy", "weights.safetensors", "checksums.json", "status.json"
     ]  # fmt: skip
-
-
-def test_a_checkpoint_that_was_removed_is_removed_from_the_copy(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    write_checkpoint(pair.node, 3)
-    pair.send()
     write_checkpoint(pair.node, 7)
     shutil.rmtree(pair.node.checkpoint_path(3))
     pair.send()
     assert pair.here.checkpoints() == [7]
 
 
-def test_what_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> None:
+def test_what_vanishes_while_it_is_looked_at_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = Pair(tmp_path)
     pair.node.write_config("model: {}\n")
-    over = threading.Event()
-
-    def save_and_remove() -> None:
-        for step in itertools.cycle(range(1, 50)):
-            write_checkpoint(pair.node, step)
-            shutil.rmtree(pair.node.checkpoint_path(step))
-            if over.is_set():
-                return
-
-    saver = threading.Thread(target=save_and_remove)
-    saver.start()
-    try:
-        for _ in range(100):
-            write_changes(pair.here, pair.source.changes())
-    finally:
-        over.set()
-        saver.join()
-    pair.send()
+    monkeypatch.setattr(folder_sync, "visible_files", lambda folder: ["config.yaml", "gone"])
+    assert [name for name, _, _ in pair.send().files] == ["config.yaml"]
 
 
 def test_no_name_leads_out_of_the_run_folder(tmp_path: Path) -> None:
@@ -140,12 +108,10 @@ def test_no_name_leads_out_of_the_run_folder(tmp_path: Path) -> None:
 
 
 def order_of(tmp_path: Path, **changes: Any) -> Order:
-    values: dict[str, Any] = {
-        "config": conf.to_yaml(BASE), "folder": "run", "study": "s",
-        "out": str(tmp_path / "driver"), "here": str(tmp_path),
-        "token": str(tmp_path / "driver" / "s" / ".ray-token"),
-    }  # fmt: skip
-    return Order(**(values | changes))
+    out = tmp_path / "driver"
+    token = str(out / "s" / ".ray-token")
+    order = Order(conf.to_yaml(BASE), "run", "s", str(out), here=str(tmp_path), token=token)
+    return replace(order, **changes)
 
 
 def test_a_node_knows_the_sweeps_folder_by_what_stands_in_it(tmp_path: Path) -> None:
@@ -202,89 +168,66 @@ class RayTaskError(RayError):
     """An error inside a task."""
 
 
-class FakeCluster:
-    """As much of `OnRay` as a run needs; `ends` says what each task of the run comes to."""
-
-    def __init__(self, *ends: Any) -> None:
-        self.ends, self.sent, self.orders = list(ends), [], []
-        self.messages: list[dict[str, Any]] = []
-        self.cancelled: list[Any] = []
-        self.ray = SimpleNamespace(
-            exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError),
-            get=self._get,
-            cancel=self.cancelled.append,
-        )
-
-    @staticmethod
-    def _get(end: Any) -> Any:
-        if isinstance(end, Exception):
-            raise end
-        return end
-
-    def nodes(self) -> list[dict[str, float]]:
-        return [{"CPU": 4.0}]
-
-    def submit(self, order: Order) -> Any:
-        self.orders.append(order.key)
-        return self.ends.pop(0)
-
-    def has_ended(self, task: Any) -> bool:
-        return task is not None
-
-    def send(self, key: str, message: dict[str, Any]) -> None:
-        self.sent.append((key, message))
-
-    def receive(self, key: str) -> list[dict[str, Any]]:
-        messages, self.messages = self.messages, []
-        return messages
+def cluster_of(*ends: Any) -> Mock:
+    """As much of `OnRay` as a run needs; `ends` are the results of the tasks of the run."""
+    cluster = Mock()
+    cluster.nodes.return_value = [{"CPU": 4.0}]
+    cluster.receive.return_value = []
+    cluster.has_ended.return_value = bool(ends)
+    cluster.ray.get.side_effect = ends
+    cluster.ray.exceptions.RayError = RayError
+    cluster.ray.exceptions.RayTaskError = RayTaskError
+    return cluster
 
 
-def process_of(cluster: FakeCluster, tmp_path: Path, **resources: float) -> Process:
+def process_of(cluster: Mock, tmp_path: Path, **resources: float) -> Process:
     order = order_of(tmp_path, resources={"num_cpus": 1, "num_gpus": 0} | resources)
-    return Process(cluster, RunFolder(tmp_path / "driver" / "s" / "run"), order)  # type: ignore[arg-type]
+    return Process(cluster, RunFolder(tmp_path / "driver" / "s" / "run"), order)
 
 
 def test_a_run_lost_with_its_node_is_sent_again_and_in_the_end_interrupted(tmp_path: Path) -> None:
     lost = [RayError("node died\nand pages")] * (LOST_AT_MOST + 1)
-    cluster = FakeCluster(*lost[:2], (0, "stderr"))
+    cluster = cluster_of(*lost[:2], (0, "stderr"))
     process = process_of(cluster, tmp_path)
     assert [process.poll() for _ in range(3)] == [None, None, 0]
     assert process.stderr_text() == "stderr"
-    assert cluster.orders == ["run.0", "run.1", "run.2"]
-    process = process_of(FakeCluster(*lost), tmp_path)
+    orders = [call.args[0].key for call in cluster.submit.mock_calls]
+    assert orders == ["run.0", "run.1", "run.2"]
+    process = process_of(cluster_of(*lost), tmp_path)
     assert [process.poll() for _ in lost] == [None] * LOST_AT_MOST + [143]
     assert process.stderr_text().endswith("last: node died")
 
 
 def test_a_run_that_was_asked_to_end_is_not_sent_again(tmp_path: Path) -> None:
-    cluster = FakeCluster(RayError("cancelled, or its node died"))
+    cluster = cluster_of(RayError("cancelled, or its node died"))
     process = process_of(cluster, tmp_path)
     process.send_signal(2)
-    assert cluster.cancelled and cluster.sent == [("run.0", {"signal": 2})]
+    cluster.ray.cancel.assert_called_once_with(cluster.submit.return_value)
     assert process.poll() == 130
+    cluster.send.assert_called_once_with("run.0", {"signal": 2})
 
 
 def test_errors_of_a_task_and_what_no_node_can_hold_end_the_run(tmp_path: Path) -> None:
-    process = process_of(FakeCluster(RayTaskError("no space")), tmp_path)
+    process = process_of(cluster_of(RayTaskError("no space")), tmp_path)
     assert process.poll() == 1 and process.stderr_text() == "no space"
-    process = process_of(FakeCluster(), tmp_path, num_cpus=5)
-    assert process.poll() == 5 and "has 5 cores" in process.stderr_text()
+    for resources, text in [({"num_cpus": 5}, "has 5 cores"), ({"num_gpus": 1}, "has 1 GPU")]:
+        process = process_of(cluster_of(), tmp_path, **resources)
+        assert process.poll() == 5 and text in process.stderr_text()
 
 
 def test_the_copy_is_held_while_the_run_is_elsewhere(tmp_path: Path) -> None:
-    cluster, folder = FakeCluster(None, None), RunFolder(tmp_path / "driver" / "s" / "run")
+    cluster, folder = cluster_of(), RunFolder(tmp_path / "driver" / "s" / "run")
+    changes = {"changes": ([("config.yaml", 0, b"seed: 1\n")], [])}
+    cluster.receive.side_effect = [[{"shared": False}], [changes], [{"shared": False}], []]
     process = process_of(cluster, tmp_path)
-    cluster.messages = [{"shared": False}]
     assert process.poll() is None
-    assert cluster.sent == [("run.0", {"begin": ([], [])})]
-    cluster.messages = [{"changes": ([("config.yaml", 0, b"seed: 1\n")], [])}]
+    cluster.send.assert_called_with("run.0", {"begin": ([], [])})
     assert process.poll() is None
     assert folder.exists() and folder.holder() is not None
     other = process_of(cluster, tmp_path)  # leaves alone the folder that the first one holds
-    cluster.messages = [{"shared": False}]
     assert other.poll() == 5 and "in use" in other.stderr_text()
-    assert cluster.sent[-1] == ("run.0", {"signal": 15})
-    process._task = (0, "")
+    cluster.send.assert_called_with("run.0", {"signal": 15})
+    cluster.has_ended.return_value, cluster.ray.get.side_effect = True, [(0, "")]
     assert process.poll() == 0 and folder.holder() is None
 
 
@@ -305,48 +248,24 @@ def test_runs_share_the_resources_of_the_cluster(tmp_path: Path) -> None:
     assert most({"CPU": 9.0}, limit=1) == 1
 
 
-def test_a_run_that_no_node_can_hold_is_refused() -> None:
-    nodes = [{"CPU": 4.0}, {"CPU": 2.0}]
-    refuse_too_large({"num_cpus": 4, "num_gpus": 0}, nodes)
-    for cpus, gpus, text in ((5, 0, "cores"), (1, 1, "GPU")):
-        with pytest.raises(ResourceError, match=text):
-            refuse_too_large({"num_cpus": cpus, "num_gpus": gpus}, nodes)
-
-
-@pytest.mark.parametrize(
-    ("needed", "there", "share"),
-    [(10, None, 1.0), (10, 15, 1.0), (10, 5, 1.0), (10, 25, 1 / 2), (1, 1000, 1 / 8)],
-)
-def test_small_runs_share_a_gpu(needed: int, there: int | None, share: float) -> None:
-    assert share_of_gpu(needed, there) == share
+def test_small_runs_share_a_gpu() -> None:
+    cases = [(10, None), (10, 15), (10, 5), (10, 25), (1, 1000)]
+    assert [share_of_gpu(*case) for case in cases] == [1, 1, 1, 1 / 2, 1 / 8]
 
 
 def test_without_ray_or_without_a_cluster_the_message_has_a_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ResourceError, match="ray start --head"):
-        ray_cluster.refuse_silent(where)
+        ray_cluster.refuse_silent(f"127.0.0.1:{free_ports(1)[0]}")
     ray_cluster.refuse_silent("auto")
-
-    def refuse(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(ray_cluster, "import_module", refuse)
+    monkeypatch.setattr(ray_cluster, "import_module", Mock(side_effect=ImportError))
     with pytest.raises(ResourceError, match="pip install"):
         ray_cluster.connect(None)
 
 
-@pytest.mark.parametrize(
-    ("words", "address"),
-    [
-        (["study.yaml", "head:6379"], "head:6379"),
-        (["ray://10.0.0.1:10001", "study.yaml", "seed=0,1"], "ray://10.0.0.1:10001"),
-        (["auto"], "auto"),
-        (["study.yaml", "task.path=a:1", "name=x:2", "./a:3"], None),
-    ],
-)
-def test_the_word_behind_ray_may_be_an_address(words: list[str], address: str | None) -> None:
-    assert ray_address(words) == address
+def test_the_word_behind_ray_may_be_an_address() -> None:
+    assert ray_address(["study.yaml", "head:6379"]) == "head:6379"
+    assert ray_address(["ray://10.0.0.1:10001", "study.yaml", "seed=0,1"]) == "ray://10.0.0.1:10001"
+    assert ray_address(["auto"]) == "auto"
+    assert ray_address(["study.yaml", "task.path=a:1", "name=x:2", "./a:3"]) is None

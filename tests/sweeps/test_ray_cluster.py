@@ -9,7 +9,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from helpers import QUICK
-from helpers.cluster_results import end, results, runs_of
+from helpers.cluster_results import end, free_ports, results, runs_of
 from helpers.cluster_results import until as until_within
 from helpers.command_line import TINY
 
@@ -69,10 +68,8 @@ class Cluster:
         self.unseen.mkdir()
         self.slow, self.plugin = folder / "slow", folder / "slowed.py"
         self.plugin.write_text(PLUGIN.format(slow=str(self.slow)))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        port = self.address.rpartition(":")[2]
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
         # Ray's sockets need a short path.
         self.session = Path("/tmp", f"ray-{os.getpid()}")
         self.head = self._start(
@@ -102,8 +99,7 @@ class Cluster:
 
     def lose(self) -> None:
         """Kill the second node's raylet, which takes its workers along."""
-        assert self.node is not None
-        pid = raylet(self.node)
+        pid = raylet(self.node) if self.node else None
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 
@@ -133,17 +129,14 @@ def local(
 ) -> dict[str, dict[str, bytes]]:
     """Return the results of a sweep on this machine alone."""
     out = tmp_path_factory.mktemp("local")
-    done = subprocess.run(sweep(cluster, out, here=True), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    subprocess.run(sweep(cluster, out), check=True, capture_output=True)
     return results(out, 4)
 
 
 def test_a_lost_node_costs_no_run(
     cluster: Cluster, local: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    cluster.second()
-    driver = start(sweep(cluster, tmp_path))
-    until(lambda: len(underway(tmp_path)) == 2, driver)  # one on each node
+    driver = begin(cluster, tmp_path)
     cluster.lose()
     cluster.slow.unlink()
     shown, errors = driver.communicate(timeout=600)
@@ -157,56 +150,57 @@ def test_a_lost_node_costs_no_run(
 def test_without_a_shared_folder_runs_are_sent_back(
     cluster: Cluster, local: dict[str, dict[str, bytes]]
 ) -> None:
-    cluster.second()
     out = cluster.unseen / "results"
-    first = start(sweep(cluster, out))
-    until(lambda: len(underway(out)) == 2, first)
+    first = begin(cluster, out)
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=120)
     assert first.returncode == 130
     saved = {run.name: run.folder.checkpoints() for run in find_runs(out)}
     assert [run.status["state"] for run in find_runs(out)] == ["interrupted"] * 2
-    driver = start(sweep(cluster, out))
-    until(
-        lambda: (
-            [run.folder.checkpoints() != saved[run.name] for run in underway(out)] == [True] * 2
-        ),
-        driver,
-    )
+    driver = start(cluster, out)
+    until(lambda: saves_beyond(saved, out) == 2, driver)
     cluster.lose()
     cluster.slow.unlink()
     _, errors = driver.communicate(timeout=600)
     assert driver.returncode == 0, errors
     assert results(out, 4) == local
-    for run in find_runs(out):
-        assert "/deepstack-" in run.meta["command"]
+    assert all("/deepstack-" in run.meta["command"] for run in find_runs(out))
     resumed = sorted(len(run.meta.get("resumed", [])) for run in find_runs(out))
     assert resumed == [0, 0, 1, 2]  # both after the interruption, one as its node was lost
 
 
 def test_runs_save_and_end_with_the_sweep_that_was_killed(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.second()
-    driver = start(sweep(cluster, tmp_path))
-    until(lambda: len(underway(tmp_path)) == 2, driver)
+    driver = begin(cluster, tmp_path)
     driver.kill()
     driver.communicate()
     until(lambda: {run.status["state"] for run in find_runs(tmp_path)} == {"interrupted"})
 
 
-def sweep(cluster: Cluster, out: Path, *, here: bool = False) -> list[str]:
-    """The command of a sweep of four runs, on this machine or on the cluster, where it is slow."""
-    if here:
-        cluster.slow.unlink(missing_ok=True)
-    else:
-        cluster.slow.touch()
+def sweep(cluster: Cluster, out: Path) -> list[str]:
+    """The command of a sweep of four runs on this machine."""
     words = [sys.executable, "-m", "deepstack", "sweep", QUICK, "--out", str(out), "--study", "s"]
     words += ["--depths", "1,2", "--schemes", "deepnorm", "--seeds", "0,1"]
-    words += [*TINY, *SETTINGS]
-    return words + ["--plugin", str(cluster.plugin)] + ([] if here else ["--ray", cluster.address])
+    return [*words, *TINY, *SETTINGS, "--plugin", str(cluster.plugin)]
 
 
-def start(words: list[str]) -> subprocess.Popen[str]:
+def start(cluster: Cluster, out: Path) -> subprocess.Popen[str]:
+    """Start the sweep on the cluster, where its runs are slow."""
+    cluster.slow.touch()
+    words = [*sweep(cluster, out), "--ray", cluster.address]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def begin(cluster: Cluster, out: Path) -> subprocess.Popen[str]:
+    """Start the second node and the sweep, and wait until a run works on each node."""
+    cluster.second()
+    driver = start(cluster, out)
+    until(lambda: len(underway(out)) == 2, driver)
+    return driver
+
+
+def saves_beyond(saved: dict[str, list[int]], out: Path) -> int:
+    """The number of runs that have other checkpoints than these."""
+    return sum(run.folder.checkpoints() != saved[run.name] for run in underway(out))
 
 
 def underway(out: Path) -> list[Run]:

@@ -24,42 +24,29 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["deepstack.sweeps.refine"], "sweep", sweep_here)
 
 
-def search_for(loss: Callable[[float], float] | float, limit: int = MOST) -> Search:
-    """Return a search that has ended.  loss: of a value, or the best value."""
+def search_for(loss: Callable[[float], float], limit: int = MOST) -> Search:
+    """Return a search that has ended.  loss: of a value."""
     search = Search(1.0, 1.26, limit)
     while wanted := search.wanted():
-        for i in wanted:
-            value = search.value(i)
-            search.losses[i] = loss(value) if callable(loss) else math.log(value / loss) ** 2
+        search.losses |= {i: loss(search.value(i)) for i in wanted}
     return search
 
 
 @pytest.mark.parametrize("best", [0.01, 0.3, 1.0, 1.7, 30.0])
 def test_the_best_value_lies_inside_and_within_the_tolerance(best: float) -> None:
-    optimum = search_for(best).optimum({})
+    optimum = search_for(lambda value: math.log(value / best) ** 2).optimum({})
     assert optimum.inside
     assert optimum.value == pytest.approx(best, rel=0.13)  # half of the final ratio
     assert optimum.loss == min(optimum.losses.values())
 
 
-def test_a_search_that_starts_at_the_best_value_needs_the_fewest_runs() -> None:
-    assert len(search_for(1.0).losses) == FEWEST
-
-
-def test_the_limit_ends_a_search_at_an_edge() -> None:
-    search = search_for(1e6, limit=9)
-    assert len(search.losses) == 9
-    assert not search.optimum({}).inside
-
-
-def test_values_that_diverge_are_left_upwards() -> None:
+def test_a_search_leaves_values_that_diverge_and_ends_at_its_limit() -> None:
     optimum = search_for(lambda value: -value if value < 0.02 else math.inf).optimum({})
     assert optimum.inside
     assert optimum.value == pytest.approx(0.02, rel=0.26)
-
-
-def test_a_search_without_a_finite_loss_has_no_value() -> None:
-    assert search_for(lambda value: math.inf, FEWEST).optimum({}).value is None
+    search = search_for(lambda value: -value, limit=9)
+    assert len(search.losses) == 9 and not search.optimum({}).inside
+    assert search_for(lambda value: math.inf).optimum({}).value is None
 
 
 def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(

@@ -7,8 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,6 +51,8 @@ def test_the_array_has_what_its_largest_run_needs(tmp_path: Path) -> None:
         *more,
     ]
     assert load_config(tmp_path / "s" / "slurm" / "large.yaml") == large.config
+    gpu = cell_of(tmp_path, "gpu", runtime__device="cuda")
+    assert "--gres=gpu:1" in directives(write_array([small, gpu], "s", tmp_path))
 
 
 def test_a_task_finds_its_folder_and_no_script_that_may_still_wait_is_overwritten(
@@ -62,12 +62,6 @@ def test_a_task_finds_its_folder_and_no_script_that_may_still_wait_is_overwritte
     names = [write_array(cells, "s", tmp_path).name for _ in range(3)]
     assert names == ["array-1.sh", "array-2.sh", "array-3.sh"]
     assert [cell.folder.exists() for cell in cells] == [False, True]
-
-
-def test_a_gpu_is_asked_for_where_a_run_uses_one(tmp_path: Path) -> None:
-    cells = [cell_of(tmp_path, "a"), cell_of(tmp_path, "b", runtime__device="cuda")]
-    assert "--gres=gpu:1" not in directives(write_array(cells[:1], "s", tmp_path))
-    assert "--gres=gpu:1" in directives(write_array(cells, "s", tmp_path))
 
 
 @pytest.mark.parametrize("line", ["partition=x", "--x\nrm -rf /", ""])
@@ -93,11 +87,15 @@ class Node:
     """Runs a script as Slurm would, with a run that does what `does` says, and a scontrol."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
-        self.folder, self.out = folder, folder / "it's a $HOME folder"
-        self.bin = folder / "bin"
+        self.out, self.bin, self.log = (
+            folder / "it's a $HOME folder",
+            folder / "bin",
+            folder / "log",
+        )
         self.bin.mkdir()
-        program(self.bin / "scontrol", f'echo "$@" >> {folder}/requeued')
-        program(self.bin / "python", f"{does}")
+        self.log.touch()
+        program(self.bin / "scontrol", f'echo "$@" >> {self.log}')
+        program(self.bin / "python", does)
         monkeypatch.setattr(sys, "executable", str(self.bin / "python"))
         cells = [cell_of(self.out, "first"), cell_of(self.out, "second one")]
         self.script = write_array(cells, "s", self.out)
@@ -109,10 +107,6 @@ class Node:
             ["bash", str(self.script)], env=environment, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-
-    def requeued(self) -> str:
-        path = self.folder / "requeued"
-        return path.read_text() if path.exists() else ""
 
 
 def program(path: Path, text: str) -> None:
@@ -143,7 +137,7 @@ def test_the_run_of_the_task_gets_its_words_and_its_exit_code_is_kept(
     config = node.out / "s" / "slurm" / "second one.yaml"
     wanted = ["-m", "deepstack", "train", str(config), "--quiet", "--out", str(node.out)]
     assert shown.splitlines() == [*wanted, "--study", "s"]
-    assert node.requeued() == ""
+    assert node.log.read_text() == ""
     assert shlex.quote("second one") in node.script.read_text()
 
 
@@ -164,10 +158,10 @@ def test_a_run_comes_back_if_it_has_saved_before_its_time_is_up(
     node = Node(tmp_path, monkeypatch, does.format(ready=tmp_path / "ready"))
     process = node.start()
     until((tmp_path / "ready").exists, seconds=20)
-    send = process.send_signal if sent == signal.SIGUSR1 else partial(os.killpg, process.pid)
-    send(sent)
+    send = os.kill if sent == signal.SIGUSR1 else os.killpg
+    send(process.pid, sent)
     assert process.communicate(timeout=20)[0] == stdout
-    assert (process.returncode, node.requeued()) == (code, requeued)
+    assert (process.returncode, node.log.read_text()) == (code, requeued)
 
 
 def test_a_run_that_never_gets_anywhere_does_not_start_for_ever(
@@ -175,14 +169,12 @@ def test_a_run_that_never_gets_anywhere_does_not_start_for_ever(
 ) -> None:
     node = Node(tmp_path, monkeypatch, "echo started; exit 143")
     folder = RunFolder(node.out / "s" / "second one")
-    folder.write_status("interrupted", 3)
-
-    def starts(count: int) -> Sequence[str]:
-        return [node.start().communicate(timeout=20)[0] for _ in range(count)]
-
-    assert starts(STARTS_AT_MOST - 1) == ["started\n"] * (STARTS_AT_MOST - 1)
-    folder.write_status("interrupted", 4)  # it got somewhere: the count begins anew
-    assert starts(STARTS_AT_MOST + 1) == ["started\n"] * STARTS_AT_MOST + [""]
+    for step, shown in [
+        (3, ["started\n"] * (STARTS_AT_MOST - 1)),
+        (4, ["started\n"] * STARTS_AT_MOST + [""]),  # it got somewhere: the count begins anew
+    ]:
+        folder.write_status("interrupted", step)
+        assert [node.start().communicate(timeout=20)[0] for _ in shown] == shown
 
 
 def test_a_sweep_writes_an_array_of_what_is_left_to_do(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-import torch
 from helpers.command_line import typed
 
 from deepstack import config as conf
@@ -18,15 +17,7 @@ from deepstack import train
 from deepstack.cli import sweep_output
 from deepstack.config import Config, parse_study, to_yaml, with_overrides
 from deepstack.errors import ResourceError
-from deepstack.sweeps import (
-    Local,
-    Pool,
-    Progress,
-    expand,
-    is_wanted,
-    plan,
-    seconds_per_run,
-)
+from deepstack.sweeps import Cell, Local, Pool, Progress, expand, is_wanted, plan, seconds_per_run
 from deepstack.training import run_name
 
 PLAN = sys.modules["deepstack.sweeps.plan"]  # `deepstack.sweeps.plan` is the function
@@ -66,6 +57,8 @@ def test_the_plan_shows_what_varies_and_what_overrides_set(file: Path) -> None:
         ["deepnorm", 1, 1e-3, 4, "new", 3],
     ]
     assert all(row["memory_mb"] > 300 and row["minutes"] is not None for row in rows)
+    rows = json.loads(dry_run(file, "runtime.device=cuda", "--json").stdout)
+    assert {row["minutes"] for row in rows} == {None}  # there is no GPU
     shown = dry_run(file, "--workers", "2")
     (whole,) = (line for line in shown.stdout.splitlines() if "at a time" in line)
     assert whole.split()[:10] == "3 to run, 2 at a time, 1 left out".split() and " 9 " in whole
@@ -108,36 +101,22 @@ def test_a_damaged_run_is_shown_and_left_alone(tmp_path: Path) -> None:
         train(cells[0].config, study="s", out=tmp_path)
 
 
-def test_a_gpu_study_is_not_timed_where_there_is_no_gpu(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(PLAN, "step_seconds", lambda *_: pytest.fail("trained"))
-    shown = dry_run(file, "runtime.device=cuda", "--json")
-    assert {row["minutes"] for row in json.loads(shown.stdout)} == {None}
-
-
 def test_nothing_is_built_or_timed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built: Counter[str] = Counter()
-
-    def counting(name: str, function: Any) -> Any:
-        def count(*args: Any, **kwargs: Any) -> Any:
-            built[name] += 1
-            return function(*args, **kwargs)
-
-        return count
-
-    for name in ("build_model", "task_of"):
-        monkeypatch.setattr(PLAN, name, counting(name, getattr(PLAN, name)))
-    monkeypatch.setattr(PLAN, "step_seconds", counting("timed", lambda config, depth: 1.0 * depth))
+    counted = {
+        "build_model": Mock(side_effect=PLAN.build_model),
+        "task_of": Mock(side_effect=PLAN.task_of),
+        "step_seconds": Mock(side_effect=lambda config, depth: 1.0 * depth),
+    }
+    for name, function in counted.items():
+        monkeypatch.setattr(PLAN, name, function)
     seeds, rates = list(range(20)), [i * 1e-4 for i in range(1, 11)]
     grid = {"model.scheme": ["post_ln", "deepnorm"], "seed": seeds, "train.lr": rates}
     base = with_overrides(parse_study(STUDY).base, {"task.mask_split": [1, 0, 0]})
     cells = plan(base, grid, study="s", out=tmp_path)
-    seconds = seconds_per_run(cells)
-    assert len(cells) == len(seconds) == 400 and set(seconds) == {3.0 * 6}
+    assert seconds_per_run(cells, patience=-1.0) == [None] * 400
+    assert seconds_per_run(cells) == [3.0 * 6] * 400
     # three shallow stacks and two depths for each scheme
-    assert built == {"build_model": 6, "task_of": 1, "timed": 4}
+    assert [function.call_count for function in counted.values()] == [6, 1, 4]
 
 
 @pytest.mark.parametrize(
@@ -160,15 +139,6 @@ def test_the_steps_that_are_timed_are_those_of_the_run(
     assert given.model.depth == 3 and given.train.steps <= 50
 
 
-def test_what_there_is_no_patience_for_is_not_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PLAN, "step_seconds", lambda config, depth: 1.0)
-    cells = plan(parse_study(STUDY), study="s", out=tmp_path)
-    assert seconds_per_run(cells, patience=-1.0) == [None] * 3
-    assert None not in seconds_per_run(cells)
-
-
 @pytest.mark.parametrize(
     ("settings", "grid"),
     [
@@ -180,11 +150,11 @@ def test_a_number_is_the_same_with_a_point(
     settings: dict[str, Any], grid: dict[str, list[Any]]
 ) -> None:
     base = with_overrides(Config(), settings)
-    assert len(expand(base, grid)) == 1
+    (_,) = expand(base, grid)
     ((key, values),) = grid.items()
-    (name,) = {run_name(with_overrides(base, {key: value})) for value in values}
     # the one that was always written so
-    assert name == conf.run_name(with_overrides(base, {key: min(values, key=repr)}))
+    name = conf.run_name(with_overrides(base, {key: min(values, key=repr)}))
+    assert {run_name(with_overrides(base, {key: value})) for value in values} == {name}
 
 
 @pytest.fixture
@@ -202,26 +172,26 @@ def test_runs_that_are_called_alike_have_folders_of_their_own(
     expected = dict(zip(rates, ("", "-2", "", "-3"), strict=True))
     assert [config.train.lr for config in expand(base, {"train.lr": rates})] == list(expected)
 
-    def folders() -> dict[float, str]:
-        cells = plan(base, {"train.lr": rates}, study="s", out=tmp_path)
-        name = run_name(base)
-        return {cell.config.train.lr: cell.folder.name.removeprefix(name) for cell in cells}
+    def cells() -> dict[float, Cell]:
+        planned = plan(base, {"train.lr": rates}, study="s", out=tmp_path)
+        return {cell.config.train.lr: cell for cell in planned}
 
-    assert folders() == folders() == expected
+    def folders() -> dict[float, str]:
+        name = run_name(base)
+        return {rate: cell.folder.name.removeprefix(name) for rate, cell in cells().items()}
+
+    assert folders() == expected
     # one that is there already keeps its name, and the others give way
     run = train(with_overrides(base, {"train.lr": 2e-3}), study="s", out=tmp_path)
     assert folders() == {1e-3: "-2", 2e-3: "", 3e-3: "-3"}
-    cells = {
-        cell.config.train.lr: cell
-        for cell in plan(base, {"train.lr": rates}, study="s", out=tmp_path)
-    }
     # the last is the first to begin
-    cells[3e-3].claim()
-    last = train(cells[3e-3].config, study="s", out=tmp_path)
-    assert last.path == cells[3e-3].folder.path and run.path == cells[2e-3].folder.path
+    cell = cells()[3e-3]
+    cell.claim()
+    last = train(cell.config, study="s", out=tmp_path)
+    assert last.path == cell.folder.path
     assert folders() == {1e-3: "-2", 2e-3: "", 3e-3: "-3"}
     run.path.rename(tmp_path / "elsewhere")  # its name is free again
-    assert train(cells[3e-3].config, study="s", out=tmp_path).path == last.path
+    assert train(cell.config, study="s", out=tmp_path).path == last.path
 
 
 @pytest.mark.parametrize(
