@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from deepstack.config import Train
 from deepstack.fast import make_step
-from deepstack.fast.fuse import norm_function
 from deepstack.fast.fused_sublayers import ACTIVATIONS, products_of, stacked
 from deepstack.fast.gpu import available, deferred_gradients
 from deepstack.fast.gpu import norm as gpu_norm
@@ -26,7 +25,7 @@ from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.gpu.sublayer import DeviceSublayer
 from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
 from deepstack.parameters import Banks
-from deepstack.schemes import NORMS, LayerNorm
+from deepstack.schemes import LayerNorm
 
 DEPTH, WIDTH, INSIDE = deferred_gradients.LAYERS + 3, 8, 16
 
@@ -259,16 +258,3 @@ def test_a_relu_in_bf16_is_in_its_product_where_nan_stays(
     assert torch.allclose(found, right, atol=0.1, equal_nan=True) and found.isnan().any()
     assert asked == [(3, 5, 4, torch.bfloat16)]
     assert available.relu_keeps_nan(3, 5, 4, torch.bfloat16, "cpu")
-
-
-@pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.parametrize("gain", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_norm_of_a_fused_layer_takes_bf16_as_its_module_does(
-    kind: str, gain: bool, bias: bool
-) -> None:
-    norm = NORMS[kind](8, eps=1e-5, gain=gain, bias=bias)
-    for name, parameter in list(norm.named_parameters()):
-        setattr(norm, name, nn.Parameter(torch.rand(parameter.shape)))
-    z = torch.randn(3, 4, 8).bfloat16()  # as a product under autocast leaves it
-    torch.testing.assert_close(norm_function(norm)(z), norm(z))
