@@ -193,17 +193,6 @@ def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) ->
     assert not any(small(layers, 8))
 
 
-@pytest.mark.parametrize(
-    ("triton", "hopper", "there"), [(True, True, True), (True, False, False), (False, True, False)]
-)
-def test_where_numbers_are_split(
-    triton: bool, hopper: bool, there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(available, "has_triton", lambda: triton)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9 if hopper else 8, 0))
-    assert available.splits_fp32.__wrapped__() is there
-
-
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_relu_in_bf16_is_in_its_product_where_nan_stays(
     kept: bool, monkeypatch: pytest.MonkeyPatch

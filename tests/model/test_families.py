@@ -143,10 +143,10 @@ def test_stacks_equal_torchs_own(name: str, norm_first: bool, activation: str, f
     """Forward and every gradient, with copied weights."""
     settings: dict[str, Any] = {"model__scheme": name, "model__activation": activation}
     settings |= {"model__decoder_depth": 2} if family == "encoder_decoder" else {}
-    model = perturbed(model__family=family, **settings).model
+    model = perturbed(model__family=family, **settings).model.double()
     theirs = nn.Transformer(
         16, 2, 3, 2, 64, dropout=0.0, activation=activation, batch_first=True,
-        norm_first=norm_first,
+        norm_first=norm_first, dtype=torch.float64,
     )  # fmt: skip
     pairs = []
     for side, own in model.stacks.items():
@@ -160,20 +160,18 @@ def test_stacks_equal_torchs_own(name: str, norm_first: bool, activation: str, f
     tokens = tokens_for(model)
     found = model.hidden(tokens)
     if family == "encoder":
-        forward, backward = {"rtol": 1e-5, "atol": 1e-5}, {"rtol": 1e-5, "atol": 2e-5}
         expected = theirs.encoder(model.start(tokens).detach())
     else:
-        forward, backward = {"rtol": 1e-4, "atol": 1e-5}, {"rtol": 1e-3, "atol": 1e-3}
         source, target = model.split(model.start(tokens).detach())
-        mask = nn.Transformer.generate_square_subsequent_mask(SEQ)
+        mask = nn.Transformer.generate_square_subsequent_mask(SEQ, dtype=torch.float64)
         expected = theirs(source, target, tgt_mask=mask, tgt_is_causal=True)
-    torch.testing.assert_close(found, expected, **forward)
+    torch.testing.assert_close(found, expected)
     weights = torch.randn_like(expected)
     (expected * weights).sum().backward()
     (found * weights).sum().backward()
     for ours, copied in pairs:
         if ours.is_leaf:
-            torch.testing.assert_close(ours.grad, copied.grad, **backward)
+            torch.testing.assert_close(ours.grad, copied.grad)
 
 
 # Figure 2 of DeepNet and equations 11 and 17 of Magneto, for N encoder and M decoder layers
@@ -238,13 +236,6 @@ def test_every_task_trains_every_family(task: str, family: str, tmp_path: Path) 
     given = config(task__name=task, model__family=family, **own)
     run = deepstack.train(given, out=tmp_path / "results")
     assert run.state == "done" and np.isfinite(run.steps["model_update"]).all()
-    layers = 6 if family == "encoder_decoder" else 3
-    for name in ("grad_norm", "param_update_norm", "ln_input_feed_forward"):
-        values = run.layers(name)[1]
-        assert values.shape == (3, layers) and np.isfinite(values).all()
-    if family == "encoder_decoder":
-        crossing = run.layers("ln_input_cross_attention")[1]
-        assert np.isnan(crossing[:, :3]).all() and np.isfinite(crossing[:, 3:]).all()
 
 
 def test_what_lies_inside_of_the_sublayers_of_a_decoder() -> None:

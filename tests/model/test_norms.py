@@ -14,8 +14,7 @@ from helpers.gradients import assert_same_gradients
 
 import deepstack
 from deepstack import config as conf
-from deepstack.config import parse_config, with_overrides
-from deepstack.errors import ConfigError
+from deepstack.config import with_overrides
 from deepstack.fast.fuse import norm_function
 from deepstack.model import build_model
 from deepstack.model.build import Built
@@ -187,27 +186,6 @@ def test_a_matrix_is_drawn_alike_at_every_depth_and_times_the_gain(distribution:
     qkv = "encoder.layers.attention.qkv"
     assert torch.equal(deep[qkv][:2, :24], shallow[qkv][:, :24])
     assert torch.equal(*shallow["encoder.layers.attention.o"]) is (distribution == "zero_identity")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("init: {distribution: orthogonal, fan: in}",
-         "model.init.fan: found in, unused under model.init.distribution=orthogonal; "
-         "allowed in_out, or model.init.distribution=xavier_normal or"),
-        ("init: {std: 0.1}",
-         "model.init.std: found 0.1, unused under model.init.distribution=xavier_normal; "
-         "allowed 0.02, or model.init.distribution=normal"),
-        ("norm: {kind: rms, start: 0.8}",
-         "model.norm.start: found 0.8, unused under model.norm.kind=rms; "
-         "allowed 0.5, or model.norm.kind=dynamic_tanh"),
-    ],
-)  # fmt: skip
-def test_a_setting_without_effect_is_refused_in_one_line(text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse_config(f"model: {{{text}}}", "f.yaml")
-    assert message in str(error.value) and "\n" not in str(error.value)
-    assert str(error.value).startswith("f.yaml:1:")
 
 
 def test_dynamic_tanh_fixes_no_scale(tmp_path: Path) -> None:
