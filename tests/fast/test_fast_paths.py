@@ -72,10 +72,8 @@ def test_layers_in_parts_or_recomputed_are_the_same_layers(name: str, fused: boo
         assert all(map(torch.equal, found[0], one))
     enable_fast_paths(model, paths, 0, print)
     modes: list[bool] = []
-    with (
-        torch.no_grad(),
-        in_parts(model, 1, lambda: modes.append(torch.is_inference_mode_enabled())),
-    ):
+    enabled = torch.is_inference_mode_enabled
+    with torch.no_grad(), in_parts(model, 1, lambda: modes.append(enabled())):
         model.hidden(tokens)
     assert modes == [fused] * 5
 

@@ -193,6 +193,13 @@ def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) ->
     assert not any(small(layers, 8))
 
 
+def test_numbers_are_split_on_hopper_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    for triton, major in ((True, 9), (True, 8), (False, 9)):
+        monkeypatch.setattr(available, "has_triton", lambda triton=triton: triton)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda major=major: (major, 0))
+        assert available.splits_fp32.__wrapped__() is (triton and major == 9)
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_relu_in_bf16_is_in_its_product_where_nan_stays(
     kept: bool, monkeypatch: pytest.MonkeyPatch
