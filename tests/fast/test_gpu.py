@@ -35,22 +35,27 @@ def log_of(run: Run) -> bytes:
     return (run.path / "steps.csv").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["deepnorm", "post_ln", "pre_ln"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_same_config_twice_is_the_same_bytes(name: str, precision: str, tmp_path: Path) -> None:
-    given = config(model__scheme=name, train__precision=precision)
-    one, two = runs_with(given, tmp_path, {}, {})
+SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *(
+        ({"model__scheme": name, "train__precision": precision}, {})
+        for name in ("deepnorm", "post_ln", "pre_ln")
+        for precision in ("fp32", "bf16")
+    ),
+    *(
+        ({"train__optimizer": name, "train__weight_decay": 0.1}, {"runtime.banks": False})
+        for name in ("adamw", "adam", "sgd", "muon")
+    ),
+    ({"train__optimizer": "sgd", "train__momentum": 0.9}, {"runtime.banks": False}),
+]
+
+
+@pytest.mark.parametrize(("changes", "other"), SAME, ids=str)
+def test_a_config_twice_or_without_banks_gives_the_same_bytes(
+    changes: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    one, two = runs_with(config(**changes), tmp_path, {}, other)
     assert one.state == two.state == "done"
     assert log_of(one) == log_of(two)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "muon"])
-def test_banks_are_plain_parameters_bit_for_bit(optimizer: str, tmp_path: Path) -> None:
-    given = config(train__optimizer=optimizer, train__weight_decay=0.1)
-    if optimizer == "sgd":
-        given = with_overrides(given, {"train.momentum": 0.9})
-    banks, plain = runs_with(given, tmp_path, {}, {"runtime.banks": False})
-    assert log_of(banks) == log_of(plain)
 
 
 @pytest.mark.parametrize("at", [3, 11, 19])
@@ -69,6 +74,7 @@ def test_divergence_is_found_though_rows_are_read_late(tmp_path: Path) -> None:
     assert run.status["step"] == run.steps["step"].iloc[-1] < 24
 
 
+BOTH: dict[str, Any] = {"model__family": "encoder_decoder"}
 EAGER = {"runtime.compile": False, "runtime.cuda_graph": False}
 PLAIN = EAGER | {"runtime.fused": False}
 FUSED = EAGER | {"runtime.fused": True}
@@ -90,7 +96,7 @@ def apart(one: Run, two: Run) -> float:
         {"runtime__banks": False},
         {"model__init__distribution": "ntk"},
         {"model__family": "decoder"},
-        {"model__family": "encoder_decoder"},
+        BOTH,
         {"model__activation": "gelu"},
         {"model__activation": "relu2"},
         {"model__activation": "silu", "model__gated": True},
@@ -101,11 +107,7 @@ def apart(one: Run, two: Run) -> float:
         {"model__norm__kind": "batch"},
         {"model__norm__kind": "rms"},
         {"model__bias": False},
-        {
-            "model__family": "encoder_decoder",
-            "model__decoder_attention": "merged",
-            "model__scheme": "post_ln",
-        },
+        BOTH | {"model__decoder_attention": "merged", "model__scheme": "post_ln"},
         {"train__spectral_penalty": 0.1},
         {"train__trainable": ["w1", "norm_bias"]},
         {"train__precision": "bf16"},
@@ -135,7 +137,7 @@ def test_a_captured_step_is_the_eager_one_bit_for_bit(name: str, tmp_path: Path)
     [
         *({"model__scheme": name} for name in SCHEMES.names()),
         {"runtime__fused": True},
-        {"runtime__fused": True, "model__family": "encoder_decoder"},
+        BOTH | {"runtime__fused": True},
         {"runtime__recompute_every": 2},
         {"model__dropout": 0.1},
         {"train__trainable": ["w1", "w2"]},
@@ -196,22 +198,20 @@ def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
 
 
 def test_a_run_leaves_no_memory_behind(tmp_path: Path) -> None:
-    deepstack.train(config(), out=tmp_path / "warm")
+    runs_with(config(), tmp_path / "warm", {})
     before = torch.cuda.memory_allocated()
-    for name in ("a", "b"):
-        deepstack.train(config(), out=tmp_path / name)
+    runs_with(config(), tmp_path, {}, {})
     assert torch.cuda.memory_allocated() <= before
 
 
 def test_a_captured_step_never_waits_for_the_device() -> None:
     given = config(runtime__compile=False, runtime__cuda_graph=True, log__layers_every=0)
     with temporary_run(given) as run:
-        for _ in range(5):
-            run.step(*run.batch(1), run.learning_rate(1))
-        torch.cuda.set_sync_debug_mode("error")
         try:
-            for _ in range(5):
-                run.step(*run.batch(1), run.learning_rate(1))
+            for mode in ("default", "error"):
+                torch.cuda.set_sync_debug_mode(mode)
+                for _ in range(5):
+                    run.step(*run.batch(1), run.learning_rate(1))
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

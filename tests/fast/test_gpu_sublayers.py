@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from typing import Any
 from unittest.mock import MagicMock
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 
 from deepstack.config import Train
 from deepstack.fast import make_step
-from deepstack.fast.fuse import norm_function
 from deepstack.fast.fused_sublayers import ACTIVATIONS, products_of, stacked
 from deepstack.fast.gpu import available, deferred_gradients
 from deepstack.fast.gpu import norm as gpu_norm
@@ -26,7 +23,7 @@ from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.gpu.sublayer import DeviceSublayer
 from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
 from deepstack.parameters import Banks
-from deepstack.schemes import NORMS, LayerNorm
+from deepstack.schemes import LayerNorm
 
 DEPTH, WIDTH, INSIDE = deferred_gradients.LAYERS + 3, 8, 16
 
@@ -45,10 +42,7 @@ class Layer(nn.Module):
         )  # fmt: skip
         self.norm = LayerNorm(WIDTH, eps=1e-5, gain=gain, bias=bias)
         self.sublayer_functions: tuple[Any, ...] = ()
-        self.function: Callable[[Tensor], Tensor] = lambda x: self.norm(x + self.inner(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
+        self.forward = lambda x: self.norm(x + self.inner(x))
 
     def fuse(self, whole: bool) -> None:
         """Fuse the sublayer and the norm, or the layer as a whole."""
@@ -59,41 +53,28 @@ class Layer(nn.Module):
         norm = DeviceNorm(self.norm.gain, self.norm.bias, WIDTH, self.norm.eps)
         self.sublayer_functions = (G,)
         fused_layer = FusedLayer([FusedSum(G, norm, lambda: 1.0)])
-        self.function = fused_layer if whole else lambda x: norm(x + G(x))
+        self.forward = fused_layer if whole else lambda x: norm(x + G(x))
 
 
 def with_kernels(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     """Let these modules of kernels be available, run by Triton's interpreter, and no others."""
 
     def kernels(module: str) -> Any:
-        if module not in modules:
-            return None
-        return import_module(f"deepstack.fast.gpu.{module}")
+        return import_module(f"deepstack.fast.gpu.{module}") if module in modules else None
 
     for user in (gpu_products, gpu_sublayer, gpu_norm):
         monkeypatch.setattr(user, "kernels", kernels)
 
 
-def small_products(layers: nn.ModuleList, tokens: int) -> list[Any]:
-    """Return the products that the kernels for small layers compute."""
-    return [product for product in products_of(layers) if product.small_kernels(tokens)]
-
-
-def built(layer: Callable[[], Layer] = Layer) -> nn.ModuleList:
-    """Layers on banks, with equal parameters every time."""
+def built(kind: dict[str, Any], fused: bool = True, whole: bool = False) -> nn.ModuleList:
+    """Layers on banks, with equal parameters every time; fused in parts, or as a whole."""
     model, model_stack = nn.Module(), nn.Module()
     model.encoder = model_stack
-    model_stack.layers = layers = nn.ModuleList(layer() for _ in range(DEPTH))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for bank in Banks(model, {"encoder": list(layers)}, torch.device("cpu")):
-            bank.copy_(0.2 * torch.randn(DEPTH, *bank.shape) + (bank.start == "one"))
-    return layers
-
-
-def fused(layers: nn.ModuleList, whole: bool = False) -> nn.ModuleList:
-    """The layers with fused sublayers and norms, or fused as a whole."""
-    for layer in layers:
+    model_stack.layers = layers = nn.ModuleList(Layer(**kind) for _ in range(DEPTH))
+    torch.manual_seed(0)
+    for bank in Banks(model, {"encoder": list(layers)}, torch.device("cpu")):
+        bank.copy_(0.2 * torch.randn(DEPTH, *bank.shape) + (bank.start == "one"))
+    for layer in layers if fused else ():
         layer.fuse(whole)
     return layers
 
@@ -115,55 +96,45 @@ def alike(one: Tensor, other: Tensor) -> bool:
     return bool(0 < one.norm() < 1e6) and bool((one - other).norm() <= 0.05 * one.norm())
 
 
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"activation": "gelu"},
+    {"linear": scaled_linear},
+    {"bias": False, "gain": False},
+    {"bias": False, "activation": "tanh", "linear": scaled_linear},
+]
+SMALL = pytest.mark.parametrize("small", [0, 2**27], ids=["at_once", "together"])
+
+
 @pytest.mark.parametrize("kernels", [False, True])
-@pytest.mark.parametrize("small", [0, 2**27], ids=["at_once", "together"])
-@pytest.mark.parametrize(
-    ("bias", "activation", "linear", "gain"),
-    [
-        (True, "relu", F.linear, True),
-        (True, "gelu", F.linear, True),
-        (True, "relu", scaled_linear, True),
-        (False, "relu", F.linear, False),
-        (False, "tanh", scaled_linear, True),
-    ],
-)
+@SMALL
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_gradients_are_those_of_the_modules(
-    bias: bool,
-    activation: str,
-    linear: Linear,
-    gain: bool,
-    small: int,
-    kernels: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: dict[str, Any], small: int, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = partial(Layer, bias, activation, linear, gain)
     if kernels:
         pytest.importorskip("triton")
-        with_kernels(monkeypatch, "small_kernels", "norm_kernels")
-        if small or activation == "gelu":
+        if small or "gelu" in kind.values():
             pytest.skip("the interpreter takes long: once a kind of operation")
-    else:
-        with_kernels(monkeypatch)
+    with_kernels(monkeypatch, *(("small_kernels", "norm_kernels") if kernels else ()))
     monkeypatch.setattr(gpu_products, "SMALL", small)
-    both = gradients(built(layer)), gradients(fused(built(layer)))
-    for one, other in zip(*both, strict=True):
-        assert alike(one, other)
+    both = gradients(built(kind, fused=False)), gradients(built(kind))
+    assert all(alike(*pair) for pair in zip(*both, strict=True))
     assert not deferred_gradients._queues
 
 
 @pytest.mark.parametrize("lowered", [False, True])
-@pytest.mark.parametrize("small", [0, 2**27], ids=["at_once", "together"])
+@SMALL
 def test_a_sublayer_its_sum_and_its_norm_as_one_node(
     small: int, lowered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-
     with_kernels(monkeypatch, "norm_kernels", "sum_kernels")
     monkeypatch.setattr(gpu_products, "SMALL", small)
-    plain, whole = built(), fused(built(), whole=True)
+    plain, whole = built({}, fused=False), built({}, whole=True)
     half = torch.float32 if lowered else None  # as a GPU's are under autocast
-    for one, other in zip(gradients(plain), gradients(whole, half), strict=True):
-        assert alike(one, other)
+    pairs = zip(gradients(plain), gradients(whole, half), strict=True)
+    assert all(alike(*pair) for pair in pairs)
     assert not deferred_gradients._queues
     x = torch.randn(2, 4, WIDTH)
     with torch.inference_mode():
@@ -183,62 +154,50 @@ def test_weights_that_lie_evenly_apart_are_no_copy() -> None:
 
 def test_what_is_not_trained_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     with_kernels(monkeypatch)
-
-    plain, other = built(), built()
+    plain, other = built({}, fused=False), built({}, fused=False)
     for name, parameter in [*plain.named_parameters(), *other.named_parameters()]:
         parameter.requires_grad_(name.endswith(("inner.w1", "norm.bias")))
-    for one, two in zip(gradients(plain), gradients(fused(other)), strict=True):
+    for layer in other:
+        layer.fuse(whole=False)
+    for one, two in zip(gradients(plain), gradients(other), strict=True):
         assert alike(one, two) or not (one.any() or two.any())
 
 
 def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> Tensor:
-            raise RuntimeError("out of memory")
-
-    with_kernels(monkeypatch)
-    layers = fused(built())
+    def fails(dy: Tensor) -> None:
+        raise RuntimeError("out of memory")
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
-        x = Fails.apply(inputs.requires_grad_())
-        for layer in layers:
-            x = layer(x)
-        return x.sum()
+        inputs.requires_grad_().register_hook(fails)
+        return nn.Sequential(*layers)(inputs).sum()
 
+    with_kernels(monkeypatch)
+    layers = built({})
     group = {"params": [torch.zeros(1, requires_grad=True)], "factor": 1.0}
-    optimizer = torch.optim.SGD([group], lr=0.1)
-    step = make_step(loss, MagicMock(), optimizer, Train(clip=None))
+    step = make_step(loss, MagicMock(), torch.optim.SGD([group], lr=0.1), Train(clip=None))
     with pytest.raises(RuntimeError, match="out of memory"):
         step(torch.randn(2, 4, WIDTH), torch.zeros(1), 0.1)
     assert not deferred_gradients._queues
 
 
 def test_which_products_kernels_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = built()
-    assert not small_products(layers, 8)  # those are modules
-    fused(layers)
+    def small(layers: nn.ModuleList, tokens: int) -> list[Any]:
+        return [product.small_kernels(tokens) for product in products_of(layers)]
+
+    assert not any(small(built({}, fused=False), 8))  # those are modules
+    layers, most = built({}), gpu_products.SMALLER // (WIDTH * INSIDE)
     monkeypatch.setattr(gpu_products, "kernels", lambda module: object())
-    most = gpu_products.SMALLER // (WIDTH * INSIDE)
-    assert len(small_products(layers, most)) == 2 * DEPTH
-    assert not small_products(layers, most + 1)
+    assert sum(map(bool, small(layers, most))) == 2 * DEPTH
+    assert not any(small(layers, most + 1))
     with_kernels(monkeypatch)
-    assert not small_products(layers, 8)
+    assert not any(small(layers, 8))
 
 
-@pytest.mark.parametrize(
-    ("triton", "hopper", "there"), [(True, True, True), (True, False, False), (False, True, False)]
-)
-def test_where_numbers_are_split(
-    triton: bool, hopper: bool, there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(available, "has_triton", lambda: triton)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9 if hopper else 8, 0))
-    assert available.splits_fp32.__wrapped__() is there
+def test_numbers_are_split_on_hopper_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    for triton, major in ((True, 9), (True, 8), (False, 9)):
+        monkeypatch.setattr(available, "has_triton", lambda triton=triton: triton)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda major=major: (major, 0))
+        assert available.splits_fp32.__wrapped__() is (triton and major == 9)
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -259,16 +218,3 @@ def test_a_relu_in_bf16_is_in_its_product_where_nan_stays(
     assert torch.allclose(found, right, atol=0.1, equal_nan=True) and found.isnan().any()
     assert asked == [(3, 5, 4, torch.bfloat16)]
     assert available.relu_keeps_nan(3, 5, 4, torch.bfloat16, "cpu")
-
-
-@pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.parametrize("gain", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_norm_of_a_fused_layer_takes_bf16_as_its_module_does(
-    kind: str, gain: bool, bias: bool
-) -> None:
-    norm = NORMS[kind](8, eps=1e-5, gain=gain, bias=bias)
-    for name, parameter in list(norm.named_parameters()):
-        setattr(norm, name, nn.Parameter(torch.rand(parameter.shape)))
-    z = torch.randn(3, 4, 8).bfloat16()  # as a product under autocast leaves it
-    torch.testing.assert_close(norm_function(norm)(z), norm(z))

@@ -57,19 +57,6 @@ def test_fused_gradients_under_autocast_are_as_near_to_fp32_as_the_plain_ones(
     assert 0 < fused < 1.3 * plain < 0.1
 
 
-def test_products_multiply_in_half_precision_only_under_autocast() -> None:
-    given = {"model.d_model": 32, "model.depth": 2, "task.seq_len": 16, "runtime.device": "cpu"}
-    model = build_model(with_overrides(Config(), given), vocab_size=11).model
-    enable_fast_paths(model, FastPaths(True, False, False), 0, print)
-    tokens = torch.arange(32).view(2, 16) % 11
-    with torch.no_grad():
-        before = model(tokens)
-        with torch.autocast("cpu", torch.bfloat16):
-            half = model(tokens)
-        assert torch.equal(model(tokens), before)
-    assert not torch.equal(half.float(), before)
-
-
 @NEEDS_ONEDNN
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_by_products_equals_the_flash_kernel(causal: bool) -> None:

@@ -7,23 +7,24 @@ import resource
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.configs import config_with
+from helpers.configs import config_with, runs_with
 from helpers.kernels import NEEDS_ONEDNN
 from helpers.sampling import some
 from helpers.small_runs import data_of, weights_of
 from torch import Tensor
 
-import deepstack
-from deepstack.config import Config, with_overrides
+from deepstack.config import Config
 from deepstack.fast import Measured, ReplayedStep, Update
-from deepstack.fast.recording import Recording, TensorRef
-from deepstack.fast.replay import FUNCTIONS, bind, bind_recording, layout, padded
+from deepstack.fast.recording import Recording
+from deepstack.fast.replay import FUNCTIONS, bind_recording, layout, padded
 from deepstack.fast.step import Shard
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
@@ -37,34 +38,21 @@ config = partial(config_with, {
 
 
 @pytest.fixture
-def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
-    """The recordings that are replayed."""
-    found: list[Recording] = []
-
-    def seen(recording: Recording, *replaced: Any) -> Any:
-        found.append(recording)
-        return bind_recording(recording, *replaced)
-
-    monkeypatch.setattr("deepstack.fast.replay.bind_recording", seen)
-    return found
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Counts the recordings that are prepared for their replay."""
+    calls = Mock(wraps=bind_recording)
+    monkeypatch.setattr("deepstack.fast.replay.bind_recording", calls)
+    return calls
 
 
-def both(given: Config, folder: Path, recordings: list[Recording]) -> list[Run]:
-    """The run with its steps made one by one, and with all but two of them replayed."""
-    runs = []
-    for replay in (False, True):
-        own = with_overrides(given, {"runtime.replay": replay})
-        runs.append(deepstack.train(own, out=folder / str(replay)))
-        assert runs[-1].meta["environment"]["replayed"] is replay
-        shards = given.train.shards
-        assert len(recordings) == (shards + 1 if replay else 0), "each shard, and the rest"
-    return runs
-
-
-def assert_equal(one: Run, two: Run) -> None:
-    """All logs and the weights, byte for byte."""
-    assert len(one.steps) == 8 and weights_of(one)
+def both(given: Config, folder: Path, prepared: Mock) -> list[Run]:
+    """The run step by step, and with all but two steps replayed: equal byte for byte."""
+    changes = {"runtime.replay": False}, {"runtime.replay": True}
+    one, two = runs_with(given, folder, *changes)
+    assert [run.meta["environment"]["replayed"] for run in (one, two)] == [False, True]
+    assert prepared.call_count == given.train.shards + 1, "each shard, and the rest"
     assert data_of(one) == data_of(two)
+    return [one, two]
 
 
 KINDS: list[dict[str, Any]] = [
@@ -104,79 +92,72 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("name", some(SCHEMES.names(), 6, SCHEMES.names().index("depth_mup") % 6))
-def test_every_scheme_replayed_gives_the_same_bytes(
-    name: str, tmp_path: Path, recordings: list[Recording]
-) -> None:
-    assert_equal(*both(config(model__scheme=name), tmp_path, recordings))
-
-
 # Of 128 tokens every product of the feed-forward is large; over 64 tokens those of attention are.
 LARGE = {"model__d_model": 64, "model__n_heads": 1, "model__depth": 2, "train__batch_size": 8}
 ONEDNN = [
     LARGE | {"task__seq_len": seq_len, "runtime__products": "onednn", "train__precision": precision}
     for seq_len, precision in ((16, "fp32"), (64, "fp32"), (64, "bf16"))
 ]
-CASES = [*some(KINDS, 3), *(pytest.param(kind, marks=NEEDS_ONEDNN) for kind in ONEDNN)]
+OF_SCHEMES = [{"model__scheme": name} for name in SCHEMES.names()]
+CASES = [
+    *some(OF_SCHEMES, 6, SCHEMES.names().index("depth_mup") % 6),
+    *some(KINDS, 3),
+    *(pytest.param(kind, marks=NEEDS_ONEDNN) for kind in ONEDNN),
+]
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: "-".join(map(str, kind.values())))
 def test_every_kind_of_step_replayed_gives_the_same_bytes(
-    kind: dict[str, Any], tmp_path: Path, recordings: list[Recording]
+    kind: dict[str, Any], tmp_path: Path, prepared: Mock
 ) -> None:
-    assert_equal(*both(config(**kind), tmp_path, recordings))
+    one, _ = both(config(**kind), tmp_path, prepared)
+    assert len(one.steps) == 8 and weights_of(one)
 
 
-def test_a_diverging_run_ends_at_the_same_step(tmp_path: Path, recordings: list[Recording]) -> None:
+def test_a_diverging_run_ends_at_the_same_step(tmp_path: Path, prepared: Mock) -> None:
     rates = {"train__lr": 1.5, "train__clip": None, "train__optimizer": "sgd"}
     given = config(train__steps=12, train__max_loss=8.0, **rates)
-    one, two = both(given, tmp_path, recordings)
+    one, two = both(given, tmp_path, prepared)
     assert one.state == two.state == "diverged"
     assert len(one.steps) > 4, "it diverged before anything was replayed"
-    assert (one.path / "steps.csv").read_bytes() == (two.path / "steps.csv").read_bytes()
     assert one.status["first_bad_layer"] == two.status["first_bad_layer"]
 
 
-class Steps:
-    """An update that counts how often it is called."""
+def update_of(compute: Callable[[Tensor, Tensor], Tensor]) -> Update:
+    """An update that computes this value in place of gradients, and measures values of it."""
+    value = torch.zeros(())
 
-    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.compute, self.calls = compute, 0
+    def gradients(inputs: Tensor, targets: Tensor) -> None:
+        value.copy_(compute(inputs, targets))
 
-        self.value = torch.zeros(())
-        self.update = Update(
-            [Shard(self.gradients, [], [])],
-            lambda: (self.value, self.value * 2),
-            lambda value, norm: Measured(value.clone(), norm, {"more": value - 1}),
-        )
-
-    def gradients(self, inputs: Tensor, targets: Tensor) -> None:
-        self.calls += 1
-        self.value.copy_(self.compute(inputs, targets))
-
-
-def results(update: Callable[[Tensor, Tensor], Measured], shapes: list[int]) -> list[list[float]]:
-    found = []
-    for step, rows in enumerate(shapes):
-        torch.manual_seed(step)
-        inputs, targets = torch.randn(rows, 6), torch.randint(6, (rows,))
-        measured = update(inputs, targets)
-        found.append([float(v) for v in (*measured[:2], *measured.probe.values())])
-    return found
+    return Update(
+        [Shard(gradients, [], [])],
+        lambda: (value, value * 2),
+        lambda value, norm: Measured(value.clone(), norm, {"more": value - 1}),
+    )
 
 
 def replayed(
     compute: Callable[[Tensor, Tensor], Tensor], shapes: list[int]
 ) -> tuple[int, list[str]]:
     """How often an update with equal results is called if it is replayed, and the notices."""
-    steps, notices = Steps(compute), list[str]()
-    expected = results(Steps(compute).update, shapes)
-    assert results(ReplayedStep(steps.update, None, notices.append), shapes) == expected
-    return steps.calls, notices
+    counted, notices = Mock(wraps=compute), list[str]()
+    ways = update_of(compute), ReplayedStep(update_of(counted), None, notices.append)
+    for step, rows in enumerate(shapes):
+        results = []
+        for way in ways:
+            torch.manual_seed(step)
+            measured = way(torch.randn(rows, 6), torch.randint(6, (rows,)))
+            results.append([*map(float, measured[:2]), float(measured.probe["more"])])
+        assert results[0] == results[1]
+    return counted.call_count, notices
 
 
 def many_operations(x: Tensor, targets: Tensor) -> Tensor:
-    """Results in lists and tuples, views of views, writing in place, drawn numbers, no results."""
+    """Results in lists, views of views, writing in place, drawn numbers, no results.
+
+    And two results that share a storage, as an operation of somebody's own may give them.
+    """
     w = torch.linspace(-1, 1, 36).view(6, 6).requires_grad_()
     h = torch.relu(F.linear(x, w).clone())
     a, b = h.chunk(2, dim=1)
@@ -194,10 +175,14 @@ def many_operations(x: Tensor, targets: Tensor) -> Tensor:
     loss.backward()
     assert w.grad is not None
     total = sum(part.square().sum() for part in torch._foreach_mul([w.grad, y.detach()], 2.0))
-    return loss.detach() + total
+    one, two = torch.ops.deepstack_test.two_halves(x)
+    return loss.detach() + total + (one * two + two).sum()
 
 
 def test_many_operations_replayed_are_themselves() -> None:
+    library = torch.library.Library("deepstack_test", "FRAGMENT")
+    library.define("two_halves(Tensor x) -> (Tensor, Tensor)")
+    library.impl("two_halves", lambda x: torch.cat([x, x * 2]).split(len(x)), "CPU")
     calls, notices = replayed(many_operations, [4] * 5 + [7] + [4] * 3)
     assert calls == 3, "two steps, and the one of another shape"
     assert not notices
@@ -223,17 +208,14 @@ def test_no_two_results_share_memory_while_both_are_read(seed: int) -> None:
         for call in range(40)
     ]
     offsets, total = layout(used, sizes, kept)
-    ends = [(first, 40 if n in kept else last) for n, (first, last) in enumerate(spans)]
-    for a in range(60):
-        assert offsets[a] % 64 == 0 and offsets[a] + sizes[a] <= total
-        for b in range(a):
-            together = ends[a][0] <= ends[b][1] and ends[b][0] <= ends[a][1]
-            apart = (
-                offsets[a] + padded(sizes[a]) <= offsets[b]
-                or offsets[b] + padded(sizes[b]) <= offsets[a]
-            )
-            assert apart or not together, (a, b)
-    assert total <= sum(map(padded, sizes))
+    for call in range(41):
+        living = sorted(
+            (offsets[n], offsets[n] + padded(sizes[n]))
+            for n, (first, last) in enumerate(spans)
+            if first <= call <= last or (n in kept and first <= call)
+        )
+        for (start, end), (following, _) in pairwise([*living, (total, total)]):
+            assert start % 64 == 0 and end <= following
     assert total < sum(map(padded, sizes)), "no memory was used twice"
 
 
@@ -275,27 +257,14 @@ def test_a_function_of_the_table_gives_the_bits_of_its_operation(
         )
     with Recording() as recording:
         values = operation(*args)
-    recording.finish(())
-    [call] = recording.calls
-    tensors = {}
     values = values if isinstance(values, tuple) else (values,)
-    for index, reference in call.results.items():
-        empty = torch.full(values[index].shape, torch.nan)
-        tensors[reference] = empty.as_strided(reference.size, reference.stride)
-
-    def tensor(reference: TensorRef) -> Tensor:
-        if reference not in tensors:
-            storage, (_, *where, dtype) = recording.before[reference.number], reference
-            tensors[reference] = torch.empty(0, dtype=dtype).set_(storage, *where)
-        return tensors[reference]
-
-    function, arguments, options = bind(call, tensor)
+    recording.finish(values)
+    bound = bind_recording(recording)
+    [(_, _, options)] = bound.operations
     assert options.keys() >= set(FUNCTIONS[operation][1:])
-    function(*arguments, **options)
-    for index, reference in call.results.items():
-        assert torch.equal(tensors[reference].view(torch.int32), values[index].view(torch.int32)), (
-            index
-        )
+    bound.run()
+    for result, value in zip(bound.results, values, strict=True):
+        assert torch.equal(result.view(torch.int32), value.view(torch.int32))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -312,22 +281,3 @@ def test_recording_reuses_the_memory_that_a_step_frees() -> None:
         grown = resident() - before
     assert len(recording.calls) == 2500
     assert grown < 40e6, "small objects lie between the freed results"
-
-
-def test_results_that_share_a_storage_are_both_taken_over() -> None:
-    """As of an operation of somebody's own that gives two halves of what it has made."""
-
-    def two_halves(x: Tensor) -> tuple[Tensor, Tensor]:
-        both = torch.cat([x, x * 2])
-        return both[: len(x)], both[len(x) :]
-
-    library = torch.library.Library("deepstack_test", "FRAGMENT")
-    library.define("two_halves(Tensor x) -> (Tensor, Tensor)")
-    library.impl("two_halves", two_halves, "CPU")
-
-    def compute(x: Tensor, targets: Tensor) -> Tensor:
-        one, two = torch.ops.deepstack_test.two_halves(x)
-        return (one * two + two).sum()
-
-    with torch.no_grad():
-        assert replayed(compute, [4] * 6) == (2, [])

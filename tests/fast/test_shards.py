@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from deepstack.config import Config, config_hash, with_overrides
 from deepstack.errors import ConfigError
 from deepstack.fast import make_step
 from deepstack.tasks import task_of
-from deepstack.training import Observer, make_optimizer, mean_loss, to_device
+from deepstack.training import make_optimizer, mean_loss, to_device
 
 WIDE = {"model__d_model": 64, "train__batch_size": 32}
 
@@ -76,27 +77,16 @@ def test_any_number_of_threads_gives_the_same_bytes(
     torch.testing.assert_close(loss.iloc[-1], one.steps["loss"].iloc[-1], rtol=1e-2, atol=0)
 
 
-class ThreadNames(Observer):
-    """Collects the names of the threads that live after each step."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def stepped(self, step: int, row: Any) -> None:
-        self.names |= {thread.name.split("_")[0] for thread in threading.enumerate()}
-
-
 @pytest.mark.parametrize(("dropout", "threads"), [(0.0, 2), (0.0, 1), (0.1, 2)])
 def test_threads_replay_the_shards_unless_they_draw_numbers(
-    dropout: float, threads: int, tmp_path: Path
+    dropout: float, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pools = Mock(wraps=ThreadPoolExecutor)
+    monkeypatch.setattr("deepstack.fast.replay.ThreadPoolExecutor", pools)
     sizes = {"train__steps": 5, "model__depth": 1, "model__dropout": dropout}
-    config = small(train__shards=2, runtime__replay=True, **sizes)
-    observer = ThreadNames()
-    deepstack.train(
-        with_overrides(config, {"runtime.threads": threads}), out=tmp_path, observer=observer
-    )
-    assert ("shard" in observer.names) == (dropout == 0 and threads == 2)
+    replayed = {"runtime__replay": True, "runtime__threads": threads}
+    deepstack.train(small(train__shards=2, **replayed, **sizes), out=tmp_path)
+    assert pools.called == (dropout == 0 and threads == 2)
 
 
 def test_an_error_in_a_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -55,8 +55,6 @@ def test_any_blocks(blocks: tuple[int, int], causal: bool, device: str, kernels:
         qkv = drawn(1, seq, 2, 32, device)
         found = kernels.split_attention(qkv, seq, 2, causal, settings=settings)
         assert error_of(found, right(qkv, seq, 2, causal)) < 1e-6
-        again = kernels.split_attention(qkv, seq, 2, causal, settings=settings)
-        assert torch.equal(found, again)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -65,9 +63,8 @@ def test_weights_of_any_size(causal: bool, device: str, kernels: Any) -> None:
     for size in (0.0, 1e-15, 4.0):
         qkv = drawn(1, 80, 1, 16, device)
         qkv[:, :32] *= size
-        assert (
-            error_of(kernels.split_attention(qkv, 80, 1, causal), right(qkv, 80, 1, causal)) < 2e-6
-        )
+        found = kernels.split_attention(qkv, 80, 1, causal)
+        assert error_of(found, right(qkv, 80, 1, causal)) < 2e-6
     qkv = drawn(1, 80, 1, 16, device)
     qkv[:, :16] = 8.0
     qkv[:, 16:32] = torch.arange(80, device=device)[:, None] - 300.0  # exact
@@ -82,15 +79,13 @@ def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("bad", ["nan", "inf", "-inf", "last bit", "all bits"])
+# NaN, inf, -inf, and NaN of which the last bit or all are set
+@pytest.mark.parametrize("bad", [0x7FC00000, 0x7F800000, -0x800000, 0x7F800001, 0x7FFFFFFF])
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, of inf - inf
-def test_what_is_not_finite(bad: str, causal: bool, device: str, kernels: Any) -> None:
+def test_what_is_not_finite(bad: int, causal: bool, device: str, kernels: Any) -> None:
     seq, heads, head = 40, 2, 16
     width = heads * head
-    bits = {"last bit": 0x7F800001, "all bits": 0x7FFFFFFF}.get(bad)
-    value = torch.tensor(0.0 if bits else float(bad))
-    if bits:
-        value = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    value = torch.tensor(bad, dtype=torch.int32).view(torch.float32)
     settings = kernels.Blocks(16, 16, warps=4, stages=2)
     for which in range(3):  # in q, k and v of sequence 1, head 1, token 5
         qkv = drawn(2, seq, heads, head, device)

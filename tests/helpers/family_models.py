@@ -5,12 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from deepstack.errors import ConfigError
-from deepstack.model import build_model, decoder_of
+from deepstack.model import build_model
 from helpers.configs import config_with
 from helpers.scheme_pieces import move
 
@@ -35,16 +33,3 @@ def perturbed(**changes: Any) -> Any:
 def tokens_for(model: Any, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, VOCAB, (2, model.source_len + SEQ), generator=generator)
-
-
-def same_one_by_one(model: Any) -> None:
-    model.double()
-    tokens = tokens_for(model)
-    expected = model(tokens).detach()
-    source, target = model.split(tokens)
-    step = decoder_of(model, source if model.source_len else None)
-    found = torch.stack([step(target[:, i]) for i in range(SEQ)], dim=1)
-    scale = expected.abs().amax().item()  # a perturbed stack without a norm may be at hundreds
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 * scale)
-    with pytest.raises(ConfigError, match=r"task.seq_len: found 8"):
-        step(target[:, 0])

@@ -45,9 +45,10 @@ def test_a_rotation_turns_pairs_by_their_angles() -> None:
 @pytest.mark.parametrize("normed", [True, False])
 def test_attention_is_its_equation(family: str, kind: str, rotary: bool, normed: bool) -> None:
     """From the plain matrices, with weights written out."""
-    changes: dict[str, Any] = {"model__norm__kind": kind, "model__qk_norm": normed}
-    positions = "rotary" if rotary else "learned"
-    changes |= {"model__family": family, "model__positions": positions}
+    changes: dict[str, Any] = {
+        "model__norm__kind": kind, "model__qk_norm": normed, "model__family": family,
+        "model__positions": "rotary" if rotary else "learned",
+    }  # fmt: skip
     layer = scheme_pieces.perturbed("pre_ln", 2, **changes).layers[1]
     attention = layer.attention
 
@@ -82,8 +83,7 @@ def test_attention_is_a_chain_on_a_cpu(
         "model__norm__kind": kind, "model__norm__gain": gain, "model__norm__bias": bias,
         "model__qk_norm": normed, "model__positions": "rotary" if rotary else "learned",
     }  # fmt: skip
-    model = perturbed(model__family=family, **changes).model
-    attention = model.layers[1].attention
+    attention = perturbed(model__family=family, **changes).model.layers[1].attention
     x = torch.randn(3, 6, 16)
     chain = fused_sublayer(attention)
     assert isinstance(chain, FusedSublayer)
@@ -106,15 +106,14 @@ def test_queries_and_keys_across_are_normed_and_not_turned() -> None:
     model = perturbed(model__family="encoder_decoder", **both).model
     cross = model.decoder.layers[1].cross_attention
     x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
-    heads = []
-    for h in range(2):
-        own = slice(8 * h, 8 * h + 8)
-        q = (x @ cross.q.T + cross.q_bias)[..., own]
-        k, v = (part[..., own] for part in (memory @ cross.kv.T + cross.kv_bias).split(16, dim=-1))
-        q, k = (
-            F.layer_norm(h, (8,), norm.gain, norm.bias)
-            for h, norm in ((q, cross.qk.q_norm), (k, cross.qk.k_norm))
-        )
-        heads.append((q @ k.mT / math.sqrt(8)).softmax(-1) @ v)
-    expected = torch.cat(heads, -1) @ cross.o.T + cross.o_bias
+
+    def heads(h: Tensor) -> Tensor:
+        return h.view(2, -1, 2, 8).transpose(1, 2)
+
+    q = heads(x @ cross.q.T + cross.q_bias)
+    k, v = map(heads, (memory @ cross.kv.T + cross.kv_bias).chunk(2, dim=-1))
+    q = F.layer_norm(q, (8,), cross.qk.q_norm.gain, cross.qk.q_norm.bias)
+    k = F.layer_norm(k, (8,), cross.qk.k_norm.gain, cross.qk.k_norm.bias)
+    y = (q @ k.mT / math.sqrt(8)).softmax(-1) @ v
+    expected = y.transpose(1, 2).reshape(2, 5, 16) @ cross.o.T + cross.o_bias
     torch.testing.assert_close(cross(x, memory), expected, rtol=1e-4, atol=1e-5)

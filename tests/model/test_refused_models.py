@@ -40,6 +40,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         PACKED | {"model.init.distribution": "orthogonal"},
         r"model\.init\.qkv: found packed, unused under",
     ),
+    ({"model.init.std": 0.1}, r"std: found 0.1, unused .*; allowed 0.02, or .*=normal"),
+    (
+        {"model.init.distribution": "orthogonal", "model.init.fan": "in"},
+        "fan: found in, unused under .*=orthogonal; allowed in_out, or .*=xavier_normal or",
+    ),
+    (
+        {"model.norm.kind": "rms", "model.norm.start": 0.8},
+        "start: found 0.8, unused under .*kind=rms; allowed 0.5, or .*kind=dynamic_tanh",
+    ),
     (PACKED | {"model.init.fan": "in"}, r"model\.init\.qkv: found packed, unused under"),
     (
         {"model.scheme": "ngpt", "model.init.distribution": "ntk"},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers.command_line import typed
 from helpers.small_runs import data_of, small, weights_of
 from torch.func import functional_call
@@ -16,59 +17,34 @@ from torch.func import functional_call
 import deepstack
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
-from deepstack.sweeps.plan import step_seconds
-from deepstack.tasks import task_of
+from deepstack.training import mean_loss, temporary_run
 
 LOOPED = {
     "model__scheme": "looped", "model__depth": 6, "model__unique_layers": 2, "train__steps": 4,
     "task__name": "markov", "task__seq_len": 8, "task__states": 5,
 }  # fmt: skip
-SGD = {"train__optimizer": "sgd", "train__clip": None, "train__schedule": "constant",
-       "train__warmup_steps": 0, "train__lr": 0.3}  # fmt: skip
 
 
-def tied_sgd(config: Any) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Train two layers that a plain loop runs three times; return weights and gradient norms."""
-    task, model = task_of(config), build_model(config, vocab_size=6).model
-    prefix, unique = "encoder.layers.", config.model.unique_layers
-    named = {name: p.detach().clone() for name, p in model.named_parameters()}
-    free = {
-        name: p.requires_grad_()
-        for name, p in named.items()
-        if not name.startswith(prefix) or int(name.split(".")[2]) < unique
-    }
+def test_a_step_is_that_of_shared_parameters() -> None:
+    """Plain SGD: the gradients of the layers that repeat one are added."""
+    config = small(**LOOPED, train__optimizer="sgd", train__clip=None, runtime__fused=False)
+    with temporary_run(config) as run:
+        model, (inputs, targets) = run.built.model, run.batch(1)
+        start = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+        mean_loss(functional_call(model, start, (inputs,)), targets).backward()
+        measured = run.step(inputs, targets, 0.3)
 
     def source(name: str) -> str:
-        if not name.startswith(prefix):
-            return name
-        layer, rest = name.removeprefix(prefix).split(".", 1)
-        return f"{prefix}{int(layer) % unique}.{rest}"
+        """The parameter of layer 0 or 1 that this one repeats."""
+        return re.sub(r"(?<=layers\.)\d+", lambda layer: str(int(layer[0]) % 2), name)
 
-    norms = []
-    for step in range(1, config.train.steps + 1):
-        batch = task.train_batch(step, config.train.batch_size)
-        tied = {name: free[source(name)] for name in named}
-        logits = functional_call(model, tied, (torch.from_numpy(batch.inputs),))
-        loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.targets).flatten())
-        gradients = torch.autograd.grad(loss, list(free.values()))
-        norms.append(float(torch.stack([g.norm() for g in gradients]).norm()))
-        with torch.no_grad():
-            for p, g in zip(free.values(), gradients, strict=True):
-                p -= config.train.lr * g
-    return {name: free[source(name)].detach() for name in named}, norms
-
-
-def test_training_is_that_of_shared_parameters(tmp_path: Path) -> None:
-    config = small(**LOOPED | SGD)
-    run = deepstack.train(config, out=tmp_path)
-    wanted, norms = tied_sgd(config)
-    assert run.steps["grad_norm"].to_numpy() == pytest.approx(norms, rel=1e-4)
-    got = weights_of(run)
-    for name, value in wanted.items():
-        side, _, rest = name.partition("layers.")
-        layer, _, rest = rest.partition(".")
-        row = got[f"{side}layers.{rest}"][int(layer)] if rest else got[name][0]
-        assert torch.allclose(row, value, atol=2e-5), name
+    total: dict[str, Any] = defaultdict(int)
+    for name, p in start.items():
+        total[source(name)] += p.grad
+    norm = torch.stack([gradient.norm() for gradient in total.values()]).norm()
+    torch.testing.assert_close(measured.grad_norm, norm, rtol=1e-4, atol=0)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p, start[name] - 0.3 * total[source(name)], msg=name)
 
 
 @pytest.mark.parametrize(
@@ -97,16 +73,9 @@ def test_copies_stay_equal_and_every_path_computes_the_same(
     assert len(set(gradients[-1].tolist())) == 6
 
 
-def test_a_sweep_of_looped_stacks_is_timed_at_other_depths() -> None:
-    looped = small(**LOOPED | {"model__depth": 9, "model__unique_layers": 9})
-    assert step_seconds(looped, 4) > 0
-
-
-def test_a_sweep_of_looped_stacks_counts_each_parameter_once() -> None:
-    shown = typed(
-        "sweep", "quick", "model.depth=6,12", "model.unique_layers=3", "--dry-run", "--json"
-    )
-    plan = json.loads(shown.stdout)
+def test_a_plan_of_looped_stacks_counts_each_parameter_once_and_times_other_depths() -> None:
+    grid = "model.depth=6,12", "model.unique_layers=3"
+    plan = json.loads(typed("sweep", "quick", *grid, "--dry-run", "--json").stdout)
     once, whole = (row["parameters"] for row in plan[:2])
     assert once == whole < 60_000
 
