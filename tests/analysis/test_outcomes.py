@@ -17,26 +17,23 @@ from deepstack.reports import report
 
 UNIGRAM = 2.5
 # How far from the unigram a run of each outcome ends.
-ENDS = {"trained": -0.4, "stalled": 0.02, "above": 0.9, "diverged": None}
+ENDS = {"trained": -0.4, "stalled": 0.02, "above": 0.9, "diverged": 0.9}
 
 
 def run_with(root: Path, result: str = "trained", **settings: Any) -> Run:
     """A finished run that trained, stalled or diverged."""
-    end = ENDS[result]
-    state = "diverged" if end is None else "done"
+    state = "diverged" if result == "diverged" else "done"
     run = Run(make_run(root, state=state, **settings))
-    return evaluated(run, None if end is None else UNIGRAM + end, UNIGRAM)
+    return evaluated(run, UNIGRAM + ENDS[result], UNIGRAM)
 
 
 def evaluated(run: Run, masked: float | None, unigram: float | None, loss: float = 2.0) -> Run:
     """The run with other validation losses: far above the unigram at step 0, these at its end."""
     run.folder.evals_path.unlink()
     with run.folder.log("evals", (*EVALS_COLUMNS, "unigram_loss")) as log:
-        start = {"step": 0, "loss": 9.0, "loss_masked": 9.0, "unigram_loss": unigram}
-        log.write(start)
+        log.write({"step": 0, "loss": 9.0, "loss_masked": 9.0, "unigram_loss": unigram})
         if run.state == "done":
-            end = {"step": 5, "loss": loss, "loss_masked": masked, "unigram_loss": unigram}
-            log.write(end)
+            log.write({"step": 5, "loss": loss, "loss_masked": masked, "unigram_loss": unigram})
     return Run(run.path)
 
 

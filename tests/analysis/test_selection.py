@@ -148,6 +148,8 @@ def test_the_best_key_and_the_baseline_may_be_short(results: Path) -> None:
         "--best=betas": "best: train.betas does not vary: it is (0.9, 0.98) in all of these runs",
         "--best=depth": "best: model.depth is never compared here; these vary: train.lr",
         "--best=rl": "best: unknown key 'rl'",
+        "--against=deepnrom": "unknown model.scheme 'deepnrom'; did you mean 'deepnorm'?",
+        "--against=model.shceme=post_ln": "did you mean 'model.scheme'?",
     }.items():
         refused = typed(*words, option)
         assert refused.exit_code == 2 and message in refused.stderr

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import typed
-from helpers.small_runs import small
+from helpers.plot_runs import make_run, make_runs
 
-import deepstack
 from deepstack.analysis.transfer import Losses, transfer
 
 RATES = [1e-3 * 2**i for i in range(9)]
@@ -51,24 +50,20 @@ def test_a_rate_that_was_not_tried_has_no_cost() -> None:
 
 
 def test_a_table_has_a_row_for_each_setting_and_depth(tmp_path: Path) -> None:
-    for depth in (2, 4):
-        for lr in (1e-3, 2e-3, 4e-3):
-            for exponents in ({}, {"v": 0.5, "o": 0.5}):
-                config = small(
-                    model__depth=depth, train__lr=lr, train__lr_exponents=exponents,
-                    train__steps=2, log__layers_every=0,
-                )  # fmt: skip
-                deepstack.train(config, out=tmp_path, study="s")
-    result = typed("compare", tmp_path, "--transfer", "--json")
-    rows = json.loads(result.stdout)
+    make_run(tmp_path)
+    refused = typed("compare", tmp_path, "--transfer")
+    assert refused.exit_code == 7
+    assert "no study has finished runs of two learning rates" in refused.stderr
+    for n, exponents in enumerate(({}, {"v": 0.5, "o": 0.5})):
+        make_runs(
+            tmp_path / "s", depth=(2, 4), lr=(1 + n, 3 + n, 9 + n),
+            masked=lambda depth, lr: 2.0 + abs(lr - 3.5) / depth,
+            config=lambda depth, lr, n=n, given=exponents: {
+                "train.lr": (lr - n) / 1e3, "train.lr_exponents": given
+            },
+        )  # fmt: skip
+    rows = json.loads(typed("compare", tmp_path, "--transfer", "--json").stdout)
     assert [(row["setting"], row["depth"]) for row in rows] == [
         ("equal rates", 2), ("equal rates", 4), ("rates by depth", 2), ("rates by depth", 4)
     ]  # fmt: skip
-    assert all(0.99e-3 < row["best_lr"] < 4.01e-3 and row["seeds"] == 1 for row in rows)
-
-
-def test_one_learning_rate_is_no_study_of_transfer(tmp_path: Path) -> None:
-    deepstack.train(small(train__steps=2), out=tmp_path, study="s")
-    result = typed("compare", tmp_path, "--transfer")
-    assert result.exit_code == 7
-    assert "no study has finished runs of two learning rates" in result.stderr
+    assert all(1e-3 < row["best_lr"] < 9e-3 and row["seeds"] == 1 for row in rows)

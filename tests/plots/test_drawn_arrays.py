@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -62,23 +63,16 @@ def falling(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return find_runs(root)
 
 
-def csv_of(chart: Chart) -> pd.DataFrame:
-    """The CSV of a chart, read back; columns that it leaves out are empty."""
-    table = pd.read_csv(io.BytesIO(csv_bytes(chart)))
-    return table.reindex(columns=table.columns.union(["panel", "x", "y", "low", "high"]))
+def close(one: Any, two: Any) -> np.ndarray:
+    """Which points of two lists are the same up to the 10th digit, (points, points)."""
+    first, second = (np.array(points, dtype=float).reshape(-1, 2) for points in (one, two))
+    return np.isclose(first[:, None], second[None], rtol=1e-8, atol=0).all(axis=2)
 
 
-def same(drawn: object, rows: object) -> bool:
-    """Whether two lists of points are the same but for order, repetitions and the 10th digit."""
-    one, two = (np.array(points, dtype=float).reshape(-1, 2) for points in (drawn, rows))
-    equal = np.isclose(one[:, None], two[None], rtol=1e-8, atol=0).all(axis=2)
+def same(drawn: Any, rows: Any) -> bool:
+    """Whether two lists of points are the same but for order and repetitions."""
+    equal = close(drawn, rows)
     return bool(equal.any(axis=0).all() and equal.any(axis=1).all())
-
-
-def inside(drawn: np.ndarray, rows: pd.DataFrame) -> bool:
-    """Whether every point that is drawn is one of the rows."""
-    points = rows[["x", "y"]].to_numpy(float)
-    return bool(np.isclose(drawn[:, None], points[None], rtol=1e-8, atol=0).all(2).any(1).all())
 
 
 def points_of(line: Line2D) -> np.ndarray:
@@ -107,7 +101,8 @@ def legend(chart: Chart) -> dict[str, str]:
 
 def panels(chart: Chart) -> list[tuple[Axes, pd.DataFrame]]:
     """The axes of each panel and its rows of the CSV."""
-    rows = csv_of(chart)
+    rows = pd.read_csv(io.BytesIO(csv_bytes(chart)))
+    rows = rows.reindex(columns=rows.columns.union(["panel", "x", "y", "low", "high"]))
     parts: dict[int, list[pd.DataFrame]] = {}
     every = [axes for axes in chart.figure.axes if axes.get_label() != "colour bar"]
     for name, index, kinds, _ in chart.panels:
@@ -142,10 +137,13 @@ def check_curves(chart: Chart) -> None:
         assert len(drawn) and same(np.concatenate(list(map(points_of, lines))), drawn[["x", "y"]])
         parts = list(drawn.groupby(["series", "kind"]))
         for line in lines:
-            series = {of for (of, _), part in parts if inside(points_of(line), part)}
-            assert series, f"a line joins points of several series: {points_of(line)}"
+            points = points_of(line)
+            series = {
+                of for (of, _), part in parts if close(points, part[["x", "y"]]).any(axis=1).all()
+            }
+            assert series, f"a line joins points of several series: {points}"
             for label in colours if len(series) == 1 else ():
-                if is_of(label, str(*series)):
+                if f", {label}, " in f", {str(*series)}, ":  # the series, or a part of its name
                     assert to_hex(line.get_markeredgecolor()) == colours[label], (label, series)
                     named += "published" not in series
         kinds = (PolyCollection, LineCollection)
@@ -156,11 +154,6 @@ def check_curves(chart: Chart) -> None:
         ends = [banded[["x", end]].to_numpy() for end in ("low", "high")]
         assert same(np.concatenate([*bands, np.empty((0, 2))]), np.concatenate(ends))
     assert named  # some line has a colour of the legend
-
-
-def is_of(label: str, series: str) -> bool:
-    """Whether a legend's entry names a series, or one of the parts of its name."""
-    return f", {label}, " in f", {series}, "
 
 
 def check_shares(axes: Axes, rows: pd.DataFrame, colours: dict[str, str]) -> bool:

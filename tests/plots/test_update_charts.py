@@ -81,13 +81,6 @@ def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
         draw(tmp_path, ["loss_vs_step"], **options)
 
 
-def test_figures_lie_in_the_study(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "study")
-    for folder, figures in ((tmp_path, run.parent), (run.parent, run.parent), (run, run)):
-        paths = draw(folder, ["loss_vs_step"], formats=("csv",))
-        assert {path.parent.resolve() for path in paths} == {figures / "figures"}
-
-
 def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
     make_runs(tmp_path / "study", depth=DEPTHS)
 
@@ -115,41 +108,43 @@ def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
 # --- marks ---------------------------------------------------------------------------------
 
 
+def marks(root: Path) -> dict[tuple[str, int], str]:
+    """The marks of the points of update_vs_depth, by panel and depth."""
+    points = rows(make_chart("update_vs_depth", root), kind="point")
+    return points.set_index(["panel", "x"])["mark"].dropna().to_dict()
+
+
 def test_saturated_and_diverged_points_are_marked_and_left_out(tmp_path: Path) -> None:
-    study = tmp_path / "study"
-    make_runs(study, depth=DEPTHS)
     just_below, just_above = 0.299 * UNRELATED, 0.301 * UNRELATED
-    make_run(study, depth=1000, updates=[update(1000)] * 4 + [just_above])
-    make_run(study, depth=2000, updates=[update(2000)] * 4 + [math.nan], state="diverged")
+    make_runs(tmp_path, depth=DEPTHS)
+    make_run(tmp_path, depth=1000, updates=[update(1000)] * 4 + [just_above])
+    make_run(tmp_path, depth=2000, updates=[update(2000)] * 4 + [math.nan], state="diverged")
+    # None had diverged at step 1.
+    assert marks(tmp_path) == {("step 5", 1000): "saturated", ("step 5", 2000): "diverged"}
     chart = make_chart("update_vs_depth", tmp_path)
-    first = rows(chart, kind="point", panel="step 1").set_index("x")
-    last = rows(chart, kind="point", panel="step 5").set_index("x")
-    assert "mark" not in first or first["mark"].isna().all()  # it had not diverged yet
-    assert last["mark"].dropna().to_dict() == {1000: "saturated", 2000: "diverged"}
     # The diverged run is drawn where it was last finite.
-    assert last.loc[2000, "y"] == pytest.approx(update(2000), rel=1e-6)
+    (lost,) = rows(chart, panel="step 5", x=2000)["y"]
+    assert lost == pytest.approx(update(2000), rel=1e-6)
     fits = rows(chart, kind="fit").set_index("panel")
     assert fits["n"].to_dict() == {"step 1": 6, "step 5": 4}
     assert fits["exponent"].tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
-    lost = "all seeds diverged: last finite value"
-    assert {"saturated: above 0.3 of unrelated states", lost} <= set(words(chart))
-    faces = {
-        float(np.asarray(line.get_xdata())[0]): (line.get_markerfacecolor(), line.get_marker())
-        for line in chart.figure.axes[1].lines
-        if line.get_marker() != "None"
-    }
-    assert faces[6][0] != "white" and faces[1000][0] == faces[2000][0] == "white"
-    assert faces[1000][1] == faces[6][1] != faces[2000][1]
+    assert "saturated: above 0.3 of unrelated states" in words(chart)
+    assert "all seeds diverged: last finite value" in words(chart)
+    drawn = [line for line in chart.figure.axes[1].lines if line.get_marker() != "None"]
+    good, saturated, diverged = (
+        next(line for line in drawn if np.asarray(line.get_xdata())[0] == x)
+        for x in (6, 1000, 2000)
+    )
+    assert good.get_markerfacecolor() != "white"
+    assert saturated.get_markerfacecolor() == diverged.get_markerfacecolor() == "white"
+    assert good.get_marker() == saturated.get_marker() != diverged.get_marker()
 
-    make_run(study, depth=1000, updates=[update(1000)] * 4 + [just_below])
-    last = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 5")
-    assert last.set_index("x")["mark"].dropna().to_dict() == {2000: "diverged"}
-
+    make_run(tmp_path, depth=1000, updates=[update(1000)] * 4 + [just_below])
     # A seed that never had a value marks its point.
-    make_run(study, depth=DEPTHS[0], seed=1, updates=[math.nan], state="diverged")
-    first = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 1")
-    assert first.set_index("x")["mark"].dropna().to_dict() == {DEPTHS[0]: "some diverged"}
-    assert set(first["n"]) == {1}
+    make_run(tmp_path, depth=6, seed=1, updates=[math.nan], state="diverged")
+    assert marks(tmp_path) == {
+        ("step 1", 6): "some diverged", ("step 5", 6): "some diverged", ("step 5", 2000): "diverged"
+    }  # fmt: skip
 
 
 def test_schemes_without_a_last_norm_are_compared_relatively(tmp_path: Path) -> None:
@@ -297,6 +292,7 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
     assert choose_series(series, 8) == (series, [])
     assert len(choose_series(series, 2)[0]) == 2 and len(choose_series(series, 3)[0]) == 3
     assert left_out_note([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
+    assert evenly_spaced(range(10), 4) == [0, 3, 6, 9]
 
 
 def test_a_panel_without_a_fit_has_no_column_of_exponents(tmp_path: Path) -> None:
@@ -304,9 +300,3 @@ def test_a_panel_without_a_fit_has_no_column_of_exponents(tmp_path: Path) -> Non
     chart = make_chart("update_vs_depth", tmp_path)
     assert "DeepNorm: 1.000 ± 0.000" in words(chart) and "–" not in " ".join(words(chart))
     assert any("no exponent for step 2" in text for text in words(chart))
-
-
-def test_spread_keeps_both_ends() -> None:
-    assert evenly_spaced([1, 2], 1) == [1] and evenly_spaced([1, 2], 0) == []
-    assert evenly_spaced(range(10), 4) == [0, 3, 6, 9]
-    assert evenly_spaced([1, 2], 4) == [1, 2]
