@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
@@ -12,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 
 from deepstack.analysis.effective_depth import effective_depth
 from deepstack.plots import CHARTS, Chart, Options
@@ -96,19 +98,16 @@ def make_run(
         }
     )
     values = updates or [update(depth, t) for t in range(1, steps + 1)]
-    folder.steps_path.unlink(missing_ok=True)
-    folder.evals_path.unlink(missing_ok=True)
-    with folder.log("steps", STEPS_COLUMNS) as log:
-        for step, value in enumerate(values, start=1):
-            loss = losses[step - 1] if losses else 4.0 - 0.1 * step
-            cells = (step, loss, lr, 1.0, value, value, 4 * value, value / 8)
-            log.write(dict(zip(STEPS_COLUMNS, cells, strict=True)))
-    more = {"optimal_loss": optimal, "solved": solved}
-    more = {name: value for name, value in more.items() if value is not None}
-    with folder.log("evals", (*EVALS_COLUMNS, *more)) as log:
-        for step in (0, len(values)):
-            row: dict[str, Any] = {"step": step, "loss": 2.0, "loss_masked": masked}
-            log.write(row | more)
+    taken = list(enumerate(values, start=1))
+    shown = losses or [4.0 - 0.1 * step for step, _ in taken]
+    write_table(
+        folder, "steps", STEPS_COLUMNS,
+        [(t, shown[t - 1], lr, 1.0, value, value, 4 * value, value / 8) for t, value in taken],
+    )  # fmt: skip
+    cells = {"loss": 2.0, "loss_masked": masked, "optimal_loss": optimal, "solved": solved}
+    kept = {k: v for k, v in cells.items() if v is not None or k in EVALS_COLUMNS}
+    ends = [(step, *kept.values()) for step in (0, len(values))]
+    write_table(folder, "evals", ("step", *kept), ends)
     if layers is not None:
         parts = product(("bound", "beta_ln", "beta_rc"), ("attention", "feed_forward"))
         signals = {f"{name}_{part}": np.abs(layers) for name, part in parts}
@@ -116,22 +115,29 @@ def make_run(
         signals |= {name: np.abs(layers) for name in initial}
         records = {"grad_norm": layers, "stream_norm": -layers} | signals
         folder.write_layers(records, list(range(1, len(layers) + 1)))
-        (folder.path / "attribution.csv").unlink(missing_ok=True)
-        with folder.log("attribution", ("step", "q", "w2", "norm_gain", "whole")) as log:
-            for step, value in enumerate(values, start=1):
-                shares = {"q": 0.1 * value, "w2": 0.5 * value, "norm_gain": 0.7 * value}
-                log.write({"step": step, **shares, "whole": value})
-        (folder.path / "sharpness.csv").unlink(missing_ok=True)
-        columns = ("step", "preconditioned_sharpness", "stability_threshold")
-        with folder.log("sharpness", columns) as log:
-            for step in range(len(values) + 1):
-                cells = (step, depth + step if step else None, 2 / lr if lr else None)
-                log.write(dict(zip(columns, cells, strict=True)))
+        write_table(
+            folder, "attribution", ("step", "q", "w2", "norm_gain", "whole"),
+            [(t, 0.1 * value, 0.5 * value, 0.7 * value, value) for t, value in taken],
+        )  # fmt: skip
+        threshold = 2 / lr if lr else None
+        write_table(
+            folder, "sharpness", ("step", "preconditioned_sharpness", "stability_threshold"),
+            [(0, None, threshold), *((t, depth + t, threshold) for t, _ in taken)],
+        )  # fmt: skip
         write_analyses(folder, depth, used=1.0 if scheme == "deepnorm" else 0.5)
     if flops is not None:
         folder.write_meta({"flops": {"step": flops}})
     folder.write_status(state, len(values))
     return folder.path
+
+
+def write_table(
+    folder: RunFolder, name: str, columns: Sequence[str], table: Iterable[Sequence[Any]]
+) -> None:
+    (folder.path / f"{name}.csv").unlink(missing_ok=True)
+    with folder.log(name, columns) as log:
+        for cells in table:
+            log.write(dict(zip(columns, cells, strict=True)))
 
 
 def write_analyses(folder: RunFolder, depth: int, used: float = 1.0, **lens: Any) -> None:
@@ -188,10 +194,8 @@ def rows(chart: Chart, **wanted: object) -> pd.DataFrame:
 
 def words(chart: Chart) -> list[str]:
     """Every text of the figure: titles, labels, legends, caption."""
-    import matplotlib.text
-
-    texts = chart.figure.findobj(matplotlib.text.Text)
-    return [text.get_text() for text in texts if text.get_text()]  # type: ignore[attr-defined]
+    texts = chart.figure.findobj(Text)
+    return [text.get_text() for text in texts if isinstance(text, Text) and text.get_text()]
 
 
 def caption(chart: Chart) -> str:

@@ -95,13 +95,6 @@ def test_points_have_error_bars_and_curves_have_bands(tmp_path: Path) -> None:
     assert shapes == legend[: len(names)]  # the marker of each scheme
 
 
-def test_more_than_five_curves_of_one_depth_have_a_panel_each(tmp_path: Path) -> None:
-    names = tuple(ORDER[:6])
-    make_runs(tmp_path, scheme=names, seed=(0, 1))
-    assert len(make_chart("loss_vs_step", tmp_path).figure.axes) == 6
-    assert len(make_chart("loss_vs_step", tmp_path, schemes=names[:5]).figure.axes) == 1
-
-
 def test_a_chart_has_at_most_fifteen_panels_unless_schemes_are_named(tmp_path: Path) -> None:
     names = tuple(ORDER[:17])
     make_runs(tmp_path, scheme=names, depth=(6, 18), layers=lambda depth, **_: np.ones((2, depth)))

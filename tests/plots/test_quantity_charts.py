@@ -29,12 +29,15 @@ def test_a_column_against_a_setting_has_mean_and_deviation_over_seeds(tmp_path: 
         tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18), seed=(0, 1, 2),
         masked=lambda scheme, depth, seed: (scheme == "post_ln") + depth / 10 + 0.1 * seed,
     )  # fmt: skip
+    make_runs(tmp_path, depth=(6, 18), seed=9, state="diverged", masked=11.0)
     chart = draw(tmp_path, "depth", "val_loss_masked", "scheme")
-    rows = chart.data[chart.data["series"] == "Post-LN"]
-    assert rows["x"].tolist() == [6, 18] and rows["y"].tolist() == pytest.approx([1.7, 2.9])
-    assert (rows["high"] - rows["y"]).tolist() == pytest.approx([0.1, 0.1])
-    assert rows["n"].tolist() == [3, 3]
+    for series, of_scheme in (("DeepNorm", [0.7, 1.9]), ("Post-LN", [1.7, 2.9])):
+        found = rows(chart, series=series)
+        assert found["x"].tolist() == [6, 18] and found["y"].tolist() == pytest.approx(of_scheme)
+        assert (found["high"] - found["y"]).tolist() == pytest.approx([0.1, 0.1])
+        assert found["n"].tolist() == [3, 3]
     assert "last value of each run" in caption(chart)
+    assert "left out of the means: 2 diverged runs" in caption(chart)
 
 
 def test_other_settings_make_panels_and_are_not_averaged(tmp_path: Path) -> None:
@@ -71,14 +74,6 @@ def test_flops_are_a_column(tmp_path: Path) -> None:
     assert known == 3e9 and math.isnan(unknown)
 
 
-def test_diverged_runs_are_no_part_of_a_mean_and_are_counted(tmp_path: Path) -> None:
-    make_runs(tmp_path, depth=(6, 18), masked=2.0)
-    make_runs(tmp_path, depth=(6, 18), seed=1, state="diverged", masked=11.0)
-    chart = draw(tmp_path, "depth", "val_loss_masked")
-    assert chart.data["y"].tolist() == [2.0, 2.0] and chart.data["n"].tolist() == [1, 1]
-    assert "left out of the means: 2 diverged runs" in caption(chart)
-
-
 def test_names_that_are_not_known_are_answered_with_the_nearest(tmp_path: Path) -> None:
     make_runs(tmp_path, depth=(6, 18))
     with pytest.raises(ConfigError, match="did you mean 'val_loss'"):
@@ -100,8 +95,7 @@ def test_a_map_shows_the_mean_of_each_cell_and_marks_diverged_ones(tmp_path: Pat
     assert cells.loc[(6, 1e-2), "value"] == pytest.approx(1.7)
     assert cells.loc[(6, 1e-2), "high"] == pytest.approx(1.7 + 0.2 / math.sqrt(2))
     assert cells["mark"].dropna().to_dict() == {(18, 1e-2): "diverged"}
-    mesh = next(m for axes in chart.figure.axes for m in axes.collections
-                if isinstance(m, QuadMesh))  # fmt: skip
+    (mesh,) = chart.figure.axes[0].findobj(QuadMesh)
     drawn = np.ma.filled(np.ma.masked_invalid(mesh.get_array()), np.nan).reshape(2, 2)
     assert drawn[:, 0].tolist() == pytest.approx([0.8, 1.7]) and math.isnan(drawn[1, 1])
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, words
+from helpers.plot_runs import caption, make_chart, make_runs, rows, words
 
 from deepstack.plots.style import scheme_style
 
@@ -46,14 +46,6 @@ def test_a_best_rate_at_the_edge_is_hollow_and_a_lone_depth_is_named(tmp_path: P
     assert rows(chart, kind="point")["mark"].dropna().tolist() == ["edge", "edge"]
     assert "best rate tried lies at the edge" in caption(chart)
     assert "ReZero: no seed has a loss at every rate of two depths" in caption(chart)
-
-
-def test_a_rate_at_which_a_seed_diverged_is_never_the_best(tmp_path: Path) -> None:
-    study(tmp_path, "deepnorm", 0.0)
-    make_run(tmp_path, depth=24, lr=1e-2, seed=1, state="diverged", masked=0.1)
-    points = rows(make_chart("best_lr_vs_depth", tmp_path), kind="point")
-    assert points["y"].tolist() == pytest.approx([2e-3, 3e-3, 2e-3])
-    assert points["mark"].dropna().to_dict() == {points.index[1]: "edge"}
 
 
 def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:

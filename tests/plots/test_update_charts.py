@@ -19,7 +19,7 @@ from helpers.plot_runs import (
 )
 from scipy.stats import linregress
 
-from deepstack.analysis.captions import caption_of, depth_words, seeds_note, title_of
+from deepstack.analysis.captions import caption_of, depth_words, title_of
 from deepstack.analysis.fit import power_law, power_law_of_seeds
 from deepstack.analysis.settings import (
     choose_series,
@@ -184,20 +184,6 @@ def test_the_second_panel_is_the_last_step_that_all_runs_share(tmp_path: Path) -
 
 
 # --- seeds and lines -----------------------------------------------------------------------
-
-
-def test_bands_are_one_standard_deviation_and_say_n(tmp_path: Path) -> None:
-    seeds = [0.01, 0.02, 0.06]
-    make_runs(tmp_path / "study", seed=(0, 1, 2), updates=lambda seed: [seeds[seed]])
-    make_run(tmp_path / "study", depth=18, updates=[0.01])
-    chart = make_chart("update_vs_depth", tmp_path)
-    wide, narrow = rows(chart, kind="point").to_dict("records")
-    deviation = np.std(seeds, ddof=1)
-    found = [wide[name] for name in ("n", "low", "y", "high")]
-    assert found == pytest.approx([3, 0.03 - deviation, 0.03, 0.03 + deviation], rel=1e-5)
-    assert narrow["n"] == 1 and math.isnan(narrow["low"])
-    assert "± 1 standard deviation, n = 3" in words(chart)
-    assert seeds_note([5, 5]) == "n = 5" and seeds_note([1, 1]) == ""
 
 
 def test_lines_are_what_varies_besides_depth_and_seed(tmp_path: Path) -> None:
