@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -38,17 +39,14 @@ def test_intervals_hold_the_true_values_most_of_the_time() -> None:
     width = np.mean([law.a.high - law.a.low for law in laws])
     spread = np.std([law.a.value for law in laws])
     assert 2 < width / spread < 6  # 3.9 for a normal distribution
+    alone = fit_law(DEPTHS, losses(3, seeds=1), draws=60)  # sampled by points
+    assert alone.a.low < A < alone.a.high and alone.seeds == 1
 
 
 def test_losses_without_a_floor_have_none() -> None:
     values = [{s: 3 * x**-0.3 * (1 + 1e-3 * s) for s in range(3)} for x in DEPTHS]
     law = fit_law(DEPTHS, values, draws=20)
     assert law.E.value == 0 and law.a.value == pytest.approx(0.3, abs=1e-4)
-
-
-def test_one_seed_is_sampled_by_points() -> None:
-    law = fit_law(DEPTHS, losses(3, seeds=1), draws=60)
-    assert law.a.low < A < law.a.high and law.seeds == 1
 
 
 @pytest.mark.parametrize(
@@ -67,31 +65,31 @@ def test_what_has_no_law_is_refused(x: list[int], values: list[float], message: 
 
 def test_the_command_fits_depth_at_each_budget_and_compute_at_each_depth(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
-    for i, budget in enumerate((1e10, 4e10, 16e10, 64e10)):
-        for depth in (2, 4, 8, 16):
-            for seed in (0, 1):
-                loss = 1.5 + 0.5 / depth + 400 * budget**-0.3 + 1e-3 * noise.normal()
-                steps = 2 * (i + 1)
-                make_run(
-                    tmp_path / "s", depth=depth, seed=seed, lr=1e-3 * (1 + i * depth), steps=steps,
-                    masked=loss, flops=int(budget / steps),
-                )  # fmt: skip
-    rows, tables = {}, {}
-    for law in ("depth", "compute"):
+    for i, depth, seed in product(range(4), (2, 4, 8, 16), (0, 1)):
+        budget, steps = 1e10 * 4**i, 2 * (i + 1)
+        make_run(
+            tmp_path / "s", depth=depth, seed=seed, lr=1e-3 * (1 + i * depth), steps=steps,
+            masked=1.5 + 0.5 / depth + 400 * budget**-0.3 + 1e-3 * noise.normal(),
+            flops=int(budget / steps),
+        )  # fmt: skip
+    for law, settings, exponent in (
+        (
+            "depth",
+            [f"DeepNorm, {4**i * 1e10:g} FLOPs" for i in range(4)],
+            pytest.approx(1, abs=0.2),
+        ),
+        ("compute", [f"DeepNorm, N = {n}" for n in (2, 4, 8, 16)], pytest.approx(0.3, abs=0.05)),
+    ):
         words = ["fit", tmp_path / "s", "--law", law, "--json", "--to", tmp_path / law]
-        rows[law] = json.loads(typed(*words).stdout)
-        tables[law] = pd.read_csv(tmp_path / law / "law_fit.csv")
-    assert rows["depth"][0]["setting"] == "DeepNorm, 1e+10 FLOPs"
-    assert len(rows["depth"]) == len(rows["compute"]) == 4
-    assert all(row["a"] == pytest.approx(1, abs=0.2) for row in rows["depth"])
-    assert rows["compute"][1]["setting"] == "DeepNorm, N = 4"
-    assert all(row["a"] == pytest.approx(0.3, abs=0.05) for row in rows["compute"])
-    for law, table in tables.items():
-        assert list(table["panel"].unique()) == [row["setting"] for row in rows[law]]
+        laws = json.loads(typed(*words).stdout)
+        assert [row["setting"] for row in laws] == settings
+        assert all(row["a"] == exponent for row in laws)
+        table = pd.read_csv(tmp_path / law / "law_fit.csv")
+        assert list(table["panel"].unique()) == settings
         fits = table[table["kind"] == "fit"]
-        assert fits["exponent"].tolist() == pytest.approx([-row["a"] for row in rows[law]])
-        curve = table[(table["kind"] == "law") & (table["panel"] == rows[law][0]["setting"])]
-        E, c, a = (rows[law][0][name] for name in "Eca")
+        assert fits["exponent"].tolist() == pytest.approx([-row["a"] for row in laws])
+        curve = table[(table["kind"] == "law") & (table["panel"] == settings[0])]
+        E, c, a = (laws[0][name] for name in "Eca")
         assert curve["y"].to_numpy() == pytest.approx((E + c * curve["x"] ** -a).to_numpy())
         assert (curve["low"] <= curve["y"]).all() and (curve["y"] <= curve["high"]).all()
     refused = typed("fit", tmp_path / "s", "--law", "width")
