@@ -1,7 +1,5 @@
 """The coordinate check: the change of the stream by layer, its exponents and their verdicts."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path
@@ -29,15 +27,13 @@ WIDTHS, DEPTHS = (32, 64, 128), (4, 16)
 def study(root: Path) -> None:
     """Changes of coordinates that grow as d^(1/2) N^(1/2), 1 % apart between seeds."""
     for d, depth, seed in product(WIDTHS, DEPTHS, (0, 1, 2)):
-        at = {"model.d_model": d}
-        path = make_run(root / str(d), depth=depth, seed=seed, d_ff=4 * d, config=at)
+        at = {"model.d_model": d, "train.lr": 1e-3}
+        path = make_run(root, depth=depth, seed=seed, lr=d, d_ff=4 * d, config=at)
         noise = 1 + 0.01 * seed * (d / 32)
         update = np.linspace(0.5, 1, depth) * (d * depth) ** 0.5 * noise
-        both = {"stream_norm": np.ones(depth), "stream_update": update}
-        records = {k: np.array([v, v]) * d**0.5 for k, v in both.items()}
-        records["stream_update"][0] = 0
-        RunFolder(path).write_layers(records, [0, 5])
-        path.rename(root / f"{d}-{path.name}")
+        size = np.full(depth, d**0.5)
+        records = {"stream_norm": [size, size], "stream_update": [0 * size, update * d**0.5]}
+        RunFolder(path).write_layers({k: np.array(v) for k, v in records.items()}, [0, 5])
 
 
 def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Who trains, stalls and diverges: the criterion, and the two maps that are drawn by it."""
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -147,9 +146,7 @@ def test_the_frontier_is_the_largest_rate_at_which_all_seeds_train(tmp_path: Pat
             run_with(tmp_path, scheme="rezero", depth=48, lr=lr, seed=seed)
     chart = make_chart("frontier", tmp_path)
     found = rows(chart, kind="frontier").set_index("panel")
-    assert found["y"].to_dict() == pytest.approx(
-        {"DeepNorm": 3e-3, "Post-LN": math.nan, "ReZero": 3e-2}, nan_ok=True
-    )
+    assert found["y"].dropna().to_dict() == pytest.approx({"DeepNorm": 3e-3, "ReZero": 3e-2})
     # Nothing trained is no rate; the largest that was tried is a lower bound.
     assert found["mark"].dropna().to_dict() == {"Post-LN": "none", "ReZero": "at least"}
     column = rows(chart, panel="DeepNorm", y=1e-3)

@@ -1,7 +1,5 @@
 """Drives a headless Chromium over the pipe of its DevTools protocol."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,6 @@
 """Run folders with known power laws, and ways to look into a chart: for the tests of charts."""
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -34,7 +33,6 @@ LABELS = {
     "rezero": "ReZero",
     "hyper_connections": "Hyper-connections",
 }
-UNRELATED = math.sqrt(2) * 8.0
 
 
 def update(depth: int, step: int = 1, *, factor: float = 0.01, power: float = 0.5) -> float:
@@ -110,10 +108,10 @@ def make_run(
     write_table(folder, "evals", ("step", *kept), ends)
     if layers is not None:
         parts = product(("bound", "beta_ln", "beta_rc"), ("attention", "feed_forward"))
-        signals = {f"{name}_{part}": np.abs(layers) for name, part in parts}
-        initial = ("stream_variance", "token_distance", "stream_grad")
-        signals |= {name: np.abs(layers) for name in initial}
-        records = {"grad_norm": layers, "stream_norm": -layers} | signals
+        sizes = [f"{name}_{part}" for name, part in parts]
+        sizes += ["stream_variance", "token_distance", "stream_grad"]
+        records = {"grad_norm": layers, "stream_norm": -layers}
+        records |= dict.fromkeys(sizes, np.abs(layers))
         folder.write_layers(records, list(range(1, len(layers) + 1)))
         write_table(
             folder, "attribution", ("step", "q", "w2", "norm_gain", "whole"),
@@ -152,13 +150,10 @@ def write_analyses(folder: RunFolder, depth: int, used: float = 1.0, **lens: Any
     effect = np.where(pairs < 0, np.exp(pairs / 5.0), np.nan)
     layers = np.arange(depth + 1)
     near = np.exp(-np.abs(np.subtract.outer(layers, layers)) / depth)
-    results = {
-        "lens": Analysis({"kl": kl, "loss": 2 + kl}, numbers | lens),
-        "effects": Analysis({"removed": layers[1:], "effect_mean": effect}),
-        "similarity": Analysis({"layers": layers, "cka": near}),
-    }
-    for name, result in results.items():
-        write_analysis(folder, name, result)
+    write_analysis(folder, "lens", Analysis({"kl": kl, "loss": 2 + kl}, numbers | lens))
+    effects = {"removed": layers[1:], "effect_mean": effect}
+    write_analysis(folder, "effects", Analysis(effects))
+    write_analysis(folder, "similarity", Analysis({"layers": layers, "cka": near}))
 
 
 def make_runs(root: Path, **settings: Any) -> list[Path]:

@@ -7,29 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.plot_runs import (
-    DEPTHS,
-    UNRELATED,
-    make_chart,
-    make_run,
-    make_runs,
-    rows,
-    update,
-    words,
-)
+from helpers.plot_runs import DEPTHS, make_chart, make_run, make_runs, rows, update, words
 from scipy.stats import linregress
 
 from deepstack.analysis.captions import caption_of, depth_words, title_of
 from deepstack.analysis.fit import power_law, power_law_of_seeds
-from deepstack.analysis.settings import (
-    choose_series,
-    evenly_spaced,
-    left_out_note,
-    split_series,
-)
+from deepstack.analysis.settings import choose_series, evenly_spaced, left_out_note, split_series
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.plots import draw
 from deepstack.records import RunFolder, find_runs
+
+UNRELATED = math.sqrt(2) * 8.0
 
 # --- the fit -------------------------------------------------------------------------------
 
@@ -41,8 +29,7 @@ def test_the_exponent_and_its_error_are_those_of_least_squares() -> None:
     line = linregress(np.log(x), np.log(y))
     fit = power_law(x.tolist(), y.tolist())
     assert fit is not None
-    assert fit.exponent == pytest.approx(line.slope)
-    assert fit.intercept == pytest.approx(line.intercept)
+    assert (fit.exponent, fit.intercept) == pytest.approx((line.slope, line.intercept))
     assert fit.standard_error == pytest.approx(line.stderr)
 
 
@@ -67,10 +54,9 @@ def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
     (paths[0] / "layers" / "grad_norm.npy").write_bytes(b"no array")
     messages: list[str] = []
     options: Any = {"out": tmp_path / "out", "say": messages.append, "formats": ("csv",)}
-    charts = ["loss_vs_step", "layer_step_heat_map"]
-    draw(tmp_path, charts[:1], **options)
+    draw(tmp_path, ["loss_vs_step"], **options)
     assert not messages  # the chart reads no layers
-    draw(tmp_path, charts, **options)
+    draw(tmp_path, ["loss_vs_step", "layer_step_heat_map"], **options)
     (line,) = messages
     assert line.startswith(f"run {paths[0].name} is left out: ") and "verify" in line
     table = pd.read_csv(tmp_path / "out" / "loss_vs_step.csv")
@@ -169,16 +155,14 @@ def test_the_second_panel_is_the_last_step_that_all_runs_share(tmp_path: Path) -
         tmp_path / "study", depth=(6, 18, 48), steps=9,
         updates=lambda depth: [update(depth, t) for t in range(1, 8 if depth == 18 else 10)],
     )  # fmt: skip
-    chart = make_chart("update_vs_depth", tmp_path)
-    assert list(dict.fromkeys(chart.data["panel"])) == ["step 1", "step 7"]
-    chart = make_chart("update_vs_depth", tmp_path, at_step=3)
-    assert list(dict.fromkeys(chart.data["panel"])) == ["step 1", "step 3"]
-    assert rows(chart, kind="point", panel="step 3")["y"].tolist() == pytest.approx(
-        [update(depth, 3) for depth in (6, 18, 48)], rel=1e-6
-    )
-    # At step 9 one run has no row: it is left out rather than shown at another step.
-    chart = make_chart("update_vs_depth", tmp_path, at_step=9)
-    assert rows(chart, kind="point", panel="step 9")["x"].tolist() == [6, 48]
+    for at_step, last in ((None, 7), (3, 3), (9, 9)):
+        chart = make_chart("update_vs_depth", tmp_path, at_step=at_step)
+        assert list(chart.data["panel"].unique()) == ["step 1", f"step {last}"]
+        points = rows(chart, kind="point", panel=f"step {last}")
+        # At step 9 one run has no row: it is left out rather than shown at another step.
+        depths = [6, 48] if last == 9 else [6, 18, 48]
+        assert points["x"].tolist() == depths
+        assert points["y"].tolist() == pytest.approx([update(n, last) for n in depths], rel=1e-6)
     with pytest.raises(NothingMatchedError, match="no run has a row for step 10"):
         make_chart("update_vs_depth", tmp_path, at_step=10)
 
@@ -200,8 +184,8 @@ def test_lines_are_what_varies_besides_depth_and_seed(tmp_path: Path) -> None:
 
 
 def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
-    for i, digest in enumerate(("2d9ce6d7", "127aac50", "127aac50")):
-        path = make_run(tmp_path, depth=(6, 6, 18)[i], lr=i, config={"train.lr": 1e-3})
+    for lr, (depth, digest) in enumerate(((6, "2d9ce6d7"), (6, "127aac50"), (18, "127aac50"))):
+        path = make_run(tmp_path, depth=depth, lr=lr, config={"train.lr": 1e-3})
         RunFolder(path).write_meta({"data": {"sha256": digest}})
     series, depth_settings = split_series(find_runs(tmp_path))
     assert [s.label for s in series] == ["data\u00a0127aac", "data\u00a02d9ce6"]
@@ -216,20 +200,19 @@ def test_an_option_is_stated_where_it_was_set(tmp_path: Path) -> None:
 
     def labels(name: str, *streams: int, defaults: dict[str, Any] | None = HYPER) -> list[str]:
         make_run(tmp_path / name)
-        for seed, count in enumerate(streams):
-            options = HYPER | {"model.scheme_options.streams": count}
-            make_run(
-                tmp_path / name, scheme="hyper_connections", lr=1e-3 * (seed + 1),
-                config=options | {"train.lr": 1e-3}, defaults=defaults,
-            )  # fmt: skip
+        make_runs(
+            tmp_path / name, scheme="hyper_connections", lr=streams, defaults=defaults,
+            config=lambda lr: HYPER | {"model.scheme_options.streams": lr, "train.lr": 1e-3},
+        )  # fmt: skip
         return [series.label for series in split_series(find_runs(tmp_path / name))[0]]
 
     assert labels("defaults", 4) == ["DeepNorm", "Hyper-connections"]
     assert labels("unknown", 4, defaults=None) == ["DeepNorm", "Hyper-connections"]
     assert labels("set", 2) == ["DeepNorm", "Hyper-connections, streams\u00a02"]
-    several = labels("several", 2, 4)
-    assert several == ["DeepNorm", *(f"Hyper-connections, streams\u00a0{n}" for n in (2, 4))]
-    assert labels("unknowns", 2, 4, defaults=None) == several
+    for name, defaults in (("several", HYPER), ("unknowns", None)):
+        assert labels(name, 2, 4, defaults=defaults) == [
+            "DeepNorm", "Hyper-connections, streams\u00a02", "Hyper-connections, streams\u00a04"
+        ]  # fmt: skip
 
 
 SET = {

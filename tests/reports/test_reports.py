@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import json
 import math
 import re
 import shutil
@@ -28,6 +29,7 @@ from deepstack.reports import compare, report
 from deepstack.reports.figures import describe_figure
 
 SCHEMES = ("deepnorm", "post_ln")
+QUANTILE = 4.303  # two-sided 95 % quantile of Student's t for three values, as tables print it
 LOSS = {
     (scheme, depth, seed): 2.0 + 0.1 * seed + (0.4 if scheme == "post_ln" else 0.01 * seed) + depth
     for scheme in SCHEMES
@@ -60,7 +62,10 @@ def test_a_row_is_the_mean_and_the_spread_of_its_seeds(study: Path) -> None:
         losses = [LOSS[scheme, 2, seed] for seed in range(3)]
         assert row.val_loss == pytest.approx(statistics.fmean(losses))
         assert row.val_sd == pytest.approx(statistics.stdev(losses))
-        assert (row.seeds, row.outcome, row.unigram) == (3, "3 above", 3.26)
+        half = QUANTILE * row.val_sd / math.sqrt(3)
+        ends = (row.val_loss - half, row.val_loss + half)
+        assert (row.val_low, row.val_high) == pytest.approx(ends, abs=1e-3 * half)
+        assert (row.seeds, row.n, row.outcome, row.unigram) == (3, 3, "3 above", 3.26)
         assert row.update_first == pytest.approx(update(2, 1))
         assert row.update_last == pytest.approx(update(2, 5))
     assert "difference" not in table
@@ -73,7 +78,8 @@ def test_only_what_is_done_has_a_loss(tmp_path: Path) -> None:
     for seed, state in enumerate(("done", "diverged", "failed", "interrupted")):
         make_run(tmp_path / "states", seed=seed, state=state, masked=1.0 + seed)
     row = compare(tmp_path / "states").iloc[0]
-    assert (row.seeds, row.val_loss) == (4, 1.0) and math.isnan(row.val_sd)
+    assert (row.seeds, row.n, row.val_loss) == (4, 1, 1.0)
+    assert row[["val_sd", "val_low", "val_high"]].isna().all()
     wanted = ["1 diverged", "1 failed", "1 interrupted", "1 trained"]
     assert sorted(row.outcome.split(", ")) == wanted
     # Without [MASK] the floor is the best without context, not the unigram of [MASK] positions.
@@ -91,15 +97,26 @@ def test_a_difference_is_taken_seed_by_seed(study: Path, against: str) -> None:
         assert row.difference == pytest.approx(statistics.fmean(found))
         assert row.se == pytest.approx(statistics.stdev(found) / math.sqrt(3))
         assert row.se < row.val_sd / 5  # what seeds have in common is out of it
+        half = QUANTILE * row.se
+        ends = (row.difference - half, row.difference + half)
+        assert (row.diff_low, row.diff_high) == pytest.approx(ends, abs=1e-3 * half)
         assert row.pairs == 3
         own = row_of(table, setting="Post-LN", depth=str(depth))
-        assert own.pairs == 0 and math.isnan(own.difference)
+        assert own.pairs == 0 and own[["difference", "diff_low", "diff_high"]].isna().all()
+    words = "compare", study, "--against", against
+    first, *_ = json.loads(typed(*words, "--json").stdout)
+    known = {name: value for name, value in first.items() if value is not None}
+    assert known == table.iloc[0].dropna().to_dict()
+    names = "val_low val_high n diff_low diff_high pairs".split()
+    others = "setting depth seeds outcome val_loss val_sd unigram difference se update_first"
+    assert {*names, *others.split(), "update_last", "step_ms"} <= set(first)
+    assert {*names} <= set(typed(*words).stdout.strip().splitlines()[0].split())
 
 
 def test_a_pair_is_alike_in_all_else(tmp_path: Path) -> None:
     """Two schemes at two rates: each is compared at its own rate, and rates within a scheme."""
-    for scheme, lr, loss in (("deepnorm", 0.1, 1.0), ("deepnorm", 0.2, 2.0), ("post_ln", 0.1, 4.0)):
-        make_run(tmp_path, scheme=scheme, lr=lr, masked=loss)
+    make_runs(tmp_path, lr=(0.1, 0.2), masked=lambda lr: 10 * lr)
+    make_run(tmp_path, scheme="post_ln", lr=0.1, masked=4.0)
     by_scheme = compare(tmp_path, "post_ln")
     assert row_of(by_scheme, setting="DeepNorm, lr 0.1").difference == pytest.approx(-3.0)
     assert row_of(by_scheme, setting="DeepNorm, lr 0.2").pairs == 0
@@ -136,9 +153,16 @@ def test_a_page_holds_every_table_and_chart(study: Path, whole: Path) -> None:
     assert page.open == []
     head = next(row for row in page.rows if row[0] == "setting")
     cells = next(row for row in page.rows if row[:2] == ["DeepNorm", "2"])
-    loss = statistics.fmean(LOSS["deepnorm", 2, seed] for seed in range(3))
-    assert cells[head.index("validation loss")] == f"{loss:.3f}"
-    assert cells[head.index("difference")].startswith("-0.3")
+    row = row_of(compare(study, "post_ln"), setting="DeepNorm", depth="2")
+    for name, count, sign, values in (
+        ("validation loss", "n", "", (row.val_loss, row.val_low, row.val_high)),
+        ("difference", "pairs", "+", (row.difference, row.diff_low, row.diff_high)),
+    ):
+        at = head.index(name)
+        assert head[at + 2 : at + 5] == ["95 % from", "to", count] and cells[at + 4] == "3"
+        assert [cells[at], *cells[at + 2 : at + 4]] == [f"{value:{sign}.3f}" for value in values]
+    assert "95 % interval of the mean (Student's t)" in page.text
+    assert "accounts for this choice" not in page.text
     drawn = [f["id"].partition("-")[2] for f in page.all("figure")]
     assert drawn[:2] == ["final_loss_vs_depth", "outcomes"] and "update_vs_step" in drawn
     left_out = set(re.findall(r"(\w+) is not drawn: ", page.text))
@@ -323,7 +347,6 @@ def test_a_study_without_the_baseline_is_there_without_it(
     alone = compare(tmp_path / "rates", "post_ln", ["train.lr"])
     assert list(table.columns) == ["study", *alone.columns]
     page = Page(report(tmp_path, against="post_ln", best=["train.lr"]))
-    assert len(page.all("section")) == 2
     assert [row.count("difference") for row in page.rows if row[0] == "setting"] == [0, 1]
     with pytest.raises(ConfigError, match="unknown key"):
         compare(tmp_path, "train.clip=1")
