@@ -1,8 +1,8 @@
 """Who trains, stalls and diverges: the criterion, and the two maps that are drawn by it."""
 
 import json
-import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +17,39 @@ from deepstack.reports import report
 
 UNIGRAM = 2.5
 # How far from the unigram a run of each outcome ends.
-ENDS = {"trained": -0.4, "stalled": 0.02, "above": 0.9, "diverged": None}
+ENDS = {"trained": -0.4, "stalled": 0.02, "above": 0.9, "diverged": 0.9}
 
 
 def run_with(root: Path, result: str = "trained", **settings: Any) -> Run:
     """A finished run that trained, stalled or diverged."""
-    end = ENDS[result]
-    state = "diverged" if end is None else "done"
+    state = "diverged" if result == "diverged" else "done"
     run = Run(make_run(root, state=state, **settings))
-    return evaluated(run, None if end is None else UNIGRAM + end, UNIGRAM)
+    return evaluated(run, UNIGRAM + ENDS[result], UNIGRAM)
 
 
 def evaluated(run: Run, masked: float | None, unigram: float | None, loss: float = 2.0) -> Run:
     """The run with other validation losses: far above the unigram at step 0, these at its end."""
     run.folder.evals_path.unlink()
     with run.folder.log("evals", (*EVALS_COLUMNS, "unigram_loss")) as log:
-        start = {"step": 0, "loss": 9.0, "loss_masked": 9.0, "unigram_loss": unigram}
-        log.write(start)
+        log.write({"step": 0, "loss": 9.0, "loss_masked": 9.0, "unigram_loss": unigram})
         if run.state == "done":
-            end = {"step": 5, "loss": loss, "loss_masked": masked, "unigram_loss": unigram}
-            log.write(end)
+            log.write({"step": 5, "loss": loss, "loss_masked": masked, "unigram_loss": unigram})
     return Run(run.path)
 
 
 # --- the criterion -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("difference", "expected"),
-    [
-        (-1.01 * CLEAR, "trained"),
-        (-0.99 * CLEAR, "stalled"),
-        (0.99 * CLEAR, "stalled"),
-        (1.01 * CLEAR, "above"),
-    ],
-)
-def test_what_counts_is_the_distance_from_the_unigram(
-    tmp_path: Path, difference: float, expected: str
-) -> None:
-    run = evaluated(Run(make_run(tmp_path)), UNIGRAM + difference, UNIGRAM)
-    assert margin(run) == pytest.approx(difference)
-    assert outcome(run) == expected
+def test_what_counts_is_the_distance_from_the_unigram(tmp_path: Path) -> None:
+    run = Run(make_run(tmp_path))
+    for share, expected in {
+        -1.01: "trained",
+        -0.99: "stalled",
+        0.99: "stalled",
+        1.01: "above",
+    }.items():
+        end = evaluated(run, UNIGRAM + share * CLEAR, UNIGRAM)
+        assert margin(end) == pytest.approx(share * CLEAR) and outcome(end) == expected
     diverged = Run(make_run(tmp_path, state="diverged"))  # whatever its losses
     assert margin(diverged) is not None and outcome(diverged) == "diverged"
     assert outcome(Run(make_run(tmp_path, state="interrupted"))) is None
@@ -81,15 +73,13 @@ def test_the_unigram_is_that_of_the_same_positions(tmp_path: Path) -> None:
 
 def a_study(root: Path) -> None:
     """Two schemes, two depths, two learning rates, three seeds; Post-LN fails with depth."""
-    for lr in (1e-2, 2e-3):
-        for seed in (0, 1, 2):
-            run_with(root, scheme="deepnorm", depth=6, lr=lr, seed=seed)
-            run_with(root, scheme="deepnorm", depth=48, lr=lr, seed=seed)
-            run_with(root, scheme="post_ln", depth=6, lr=lr, seed=seed)
-    for seed, result in enumerate(("trained", "stalled", "trained")):
-        run_with(root, result, scheme="post_ln", depth=48, lr=2e-3, seed=seed)
-    for seed, result in enumerate(("above", "diverged", "diverged")):
-        run_with(root, result, scheme="post_ln", depth=48, lr=1e-2, seed=seed)
+    for seed, slow, fast in zip(
+        (0, 1, 2), ("trained", "stalled", "trained"), ("above", "diverged", "diverged"), strict=True
+    ):
+        for lr, result in ((2e-3, slow), (1e-2, fast)):
+            for scheme, depth in (("deepnorm", 6), ("deepnorm", 48), ("post_ln", 6)):
+                run_with(root, scheme=scheme, depth=depth, lr=lr, seed=seed)
+            run_with(root, result, scheme="post_ln", depth=48, lr=lr, seed=seed)
 
 
 def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
@@ -102,7 +92,6 @@ def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
     (axes,) = chart.figure.axes
     names = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
     assert names[0].startswith("DeepNorm") and names[-1] == "Post-LN, lr\u00a00.01"  # best on top
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["6", "48"]
 
     def counts(series: str, depth: int) -> dict[str, int]:
         found = rows(chart, series=series, x=depth)
@@ -120,18 +109,6 @@ def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
     assert rows(chart, kind="diverged")["value"].isna().all()
 
 
-def test_a_seed_counts_once(tmp_path: Path) -> None:
-    for name in ("study", "again"):
-        for seed in (0, 1):
-            run_with(tmp_path / name, scheme="deepnorm", seed=seed)
-    run_with(tmp_path / "study", scheme="post_ln")
-    for run in (tmp_path / "again").iterdir():
-        run.rename(tmp_path / "study" / f"{run.name}-2")
-    chart = make_chart("outcomes", tmp_path / "study")
-    counts = dict(zip(chart.data["series"], chart.data["n"], strict=True))
-    assert counts == {"DeepNorm": 2, "Post-LN": 1}
-
-
 def test_options_of_a_scheme_are_rows_and_what_follows_from_it_makes_no_panel(
     tmp_path: Path,
 ) -> None:
@@ -141,11 +118,13 @@ def test_options_of_a_scheme_are_rows_and_what_follows_from_it_makes_no_panel(
         run_with(tmp_path / "options", scheme="post_ln", seed=seed)
         run_with(tmp_path / "rates", scheme="deepnorm", depth=6 + seed, lr=1e-3)
         run_with(tmp_path / "rates", scheme="post_ln", depth=6 + seed, lr=1e-4)
-    charts = [make_chart("outcomes", tmp_path / name) for name in ("options", "rates")]
-    powers = {f"DeepNorm, power\u00a0{power}" for power in (0.25, 0.5)}
-    assert set(charts[0].data["series"]) == {"Post-LN", *powers}
-    assert all(len(chart.figure.axes) == 1 for chart in charts)
-    assert "panel" not in charts[1].data
+    copy = tmp_path / "options" / "copy"  # a seed counts once
+    shutil.copytree(next(copy.parent.glob("post_ln*")), copy)
+    table = make_chart("outcomes", tmp_path / "options").data
+    assert dict(zip(table["series"], table["n"], strict=True)) == {
+        "Post-LN": 2, "DeepNorm, power\u00a00.25": 1, "DeepNorm, power\u00a00.5": 1
+    }  # fmt: skip
+    assert "panel" not in table and "panel" not in make_chart("outcomes", tmp_path / "rates").data
 
 
 # --- frontier ------------------------------------------------------------------------------
@@ -162,14 +141,12 @@ COLUMN = {
 def test_the_frontier_is_the_largest_rate_at_which_all_seeds_train(tmp_path: Path) -> None:
     for lr, results in COLUMN.items():
         for seed, result in enumerate(results):
-            run_with(tmp_path / "study", result, scheme="deepnorm", depth=6, lr=lr, seed=seed)
-            run_with(tmp_path / "study", "stalled", scheme="post_ln", depth=6, lr=lr, seed=seed)
-            run_with(tmp_path / "study", "trained", scheme="rezero", depth=48, lr=lr, seed=seed)
+            run_with(tmp_path, result, scheme="deepnorm", depth=6, lr=lr, seed=seed)
+            run_with(tmp_path, "stalled", scheme="post_ln", depth=6, lr=lr, seed=seed)
+            run_with(tmp_path, scheme="rezero", depth=48, lr=lr, seed=seed)
     chart = make_chart("frontier", tmp_path)
     found = rows(chart, kind="frontier").set_index("panel")
-    assert found["y"].to_dict() == pytest.approx(
-        {"DeepNorm": 3e-3, "Post-LN": math.nan, "ReZero": 3e-2}, nan_ok=True
-    )
+    assert found["y"].dropna().to_dict() == pytest.approx({"DeepNorm": 3e-3, "ReZero": 3e-2})
     # Nothing trained is no rate; the largest that was tried is a lower bound.
     assert found["mark"].dropna().to_dict() == {"Post-LN": "none", "ReZero": "at least"}
     column = rows(chart, panel="DeepNorm", y=1e-3)
@@ -177,16 +154,12 @@ def test_the_frontier_is_the_largest_rate_at_which_all_seeds_train(tmp_path: Pat
 
 
 def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path) -> None:
-    for lr in (1e-3, 1e-2):
-        run_with(tmp_path / "study", scheme="deepnorm", depth=6, lr=lr)
-    for lr in (1e-3, 3e-3):
-        run_with(tmp_path / "study", scheme="deepnorm", depth=48, lr=lr)
+    for depth, lr in ((6, 1e-3), (6, 1e-2), (48, 1e-3), (48, 3e-3)):
+        run_with(tmp_path, depth=depth, lr=lr)
     chart = make_chart("frontier", tmp_path)
-    (axes,) = chart.figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["0.01", "0.003", "0.001"]
     best = rows(chart, kind="frontier")
     assert dict(zip(best["x"], best["y"], strict=True)) == {6: 1e-2, 48: 3e-3}
-    assert len(axes.patches) == 4
+    assert len(chart.figure.axes[0].patches) == 4
 
 
 # --- words ---------------------------------------------------------------------------------
@@ -202,12 +175,12 @@ def test_readers_see_plain_words_and_files_keep_the_values(
     assert set(chart.data["kind"]) == set(ENDS)
     assert {"learnt", "at chance", "worse", "diverged"} <= set(words(chart))
     assert not {"trained", "stalled", "above"} & set(words(chart))
-    table = typed("compare", tmp_path)
-    for word in ("1 learnt", "1 at chance", "1 worse", "1 diverged", "‖ΔF‖"):
-        assert word in table.stdout
     report(tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "1 at chance" in page and not re.search(r"\d (trained|stalled|above)\b", page)
+    assert not re.search(r"\d (trained|stalled|above)\b", page)
+    printed = typed("compare", tmp_path).stdout
+    for word in ("1 learnt", "1 at chance", "1 worse", "1 diverged"):
+        assert word in printed and word in page
     entries = json.loads(typed("compare", tmp_path, "--json").stdout)
     assert [row["outcome"] for row in entries] == [f"1 {result}" for result in ENDS]
-    assert {row["update_measure"] for row in entries} == {"‖ΔF‖"}
+    assert "‖ΔF‖" in printed and {row["update_measure"] for row in entries} == {"‖ΔF‖"}

@@ -1,39 +1,39 @@
-"""Selection of runs by conditions, order and number, the same in every command."""
+"""Selection of runs by conditions, order, number and best key, the same in every command."""
 
-from __future__ import annotations
-
+import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from helpers.command_line import typed
+from helpers.plot_runs import make_runs, without_layout
 from helpers.record_runs import end, make_run
 from helpers.report_pages import draw_only
 
 import deepstack
 from deepstack.errors import ConfigError, NothingMatchedError
-from deepstack.records import RunFolder, problems
+from deepstack.records import RunFolder, find_runs, problems
 
-RUNS: list[tuple[str, int, float, str]] = [
-    ("post_ln", 6, 0.001, "done"),
-    ("post_ln", 48, 0.01, "diverged"),
-    ("deepnorm", 6, 0.001, "done"),
-    ("deepnorm", 48, 0.002, "done"),
-    ("deepnorm", 200, 0.002, "failed"),
-]
-NAMES = ["p6", "p48", "d6", "d48", "d200"]
+RUNS: dict[str, tuple[str, int, float, str]] = {
+    "p6": ("post_ln", 6, 0.001, "done"),
+    "p48": ("post_ln", 48, 0.01, "diverged"),
+    "d6": ("deepnorm", 6, 0.001, "done"),
+    "d48": ("deepnorm", 48, 0.002, "done"),
+    "d200": ("deepnorm", 200, 0.002, "failed"),
+}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five runs whose losses fall and whose times of creation rise in the order of RUNS."""
     out = tmp_path_factory.mktemp("results")
-    for number, (scheme, depth, lr, state) in enumerate(RUNS):
+    for number, (name, (scheme, depth, lr, state)) in enumerate(RUNS.items()):
         config = (
             f"model: {{scheme: {scheme}, depth: {depth}}}\n"
             f"train: {{lr: {lr}, betas: [0.9, 0.98], clip: null}}\n"
         )
-        folder = make_run(out / "study" / NAMES[number], config, state, rows=3)
+        folder = make_run(out / "study" / name, config, state, rows=3)
         folder.write_meta({"created": f"2026-01-0{number + 1}T00:00:00Z"})
         folder.write_columns({"references": {"uniform_entropy": 3.0}})
         with folder.log("evals", ("step", "loss")) as log:
@@ -93,7 +93,7 @@ def test_order_and_number(results: Path) -> None:
         return list(deepstack.load_runs(results, **options)["run"])
 
     assert names(last=2) == ["d48", "d200"]
-    assert names(last=9, sort="-val_loss") == [*reversed(NAMES)]
+    assert names(last=9, sort="-val_loss") == [*reversed(RUNS)]
     assert names(sort="depth", where="scheme=deepnorm") == ["d6", "d48", "d200"]
     assert names(sort="-lr", last=3) == ["d48", "d200", "d6"]
     with pytest.raises(ConfigError, match="sort: unknown key 'lsos'; did you mean 'loss'"):
@@ -116,20 +116,17 @@ def test_every_command_selects(
 ) -> None:
     draw_only(monkeypatch, "loss_vs_step")
     words = ["--where", "scheme=deepnorm", "--where", "state=done", "--sort", "-depth"]
-    listed = typed("ls", results, *words)
-    assert listed.exit_code == 0 and "p6" not in listed.stdout
-    assert listed.stdout.index("d48") < listed.stdout.index("d6 ")
-    compared = typed("compare", results, *words, "--json")
-    assert '"depth": "48"' in compared.stdout and "post_ln" not in compared.stdout
-    assert compared.stdout.index('"48"') < compared.stdout.index('"6"')
+    listed = json.loads(typed("ls", results, *words, "--json").stdout)
+    assert [row["run"] for row in listed] == ["d48", "d6"]
+    compared = json.loads(typed("compare", results, *words, "--json").stdout)
+    assert [row["depth"] for row in compared] == ["48", "6"]
     page = tmp_path / "page.html"
     assert typed("report", results, *words, "--to", page, "-q").exit_code == 0
     text = page.read_text()
     assert "d48" in text and "/p6" not in text
     assert "--where=scheme=deepnorm" in text and "--sort=-depth" in text
-    words = [*words[:4], "--to", tmp_path, "--format", "csv"]
-    drawn = typed("plot", "loss_vs_step", results, *words)
-    assert drawn.exit_code == 0
+    to = ["--to", tmp_path, "--format", "csv"]
+    assert typed("plot", "loss_vs_step", results, *words[:4], *to).exit_code == 0
     assert "0.01" not in (tmp_path / "loss_vs_step.csv").read_text()
     for command in ("ls", "plot", "compare", "report"):
         nothing = typed(command, results, "--where", "depth=7")
@@ -141,8 +138,12 @@ def test_the_best_key_and_the_baseline_may_be_short(results: Path) -> None:
     chosen = typed(*words, "--best", "lr", "--json")
     assert chosen.exit_code == 0 and '"train.lr": 0.001' in chosen.stdout
     assert typed("compare", results, "--against", "scheme=post_ln").exit_code == 0
-    unknown = typed("compare", results, "--against", "lr").stderr
-    assert "allowed: deepnorm, post_ln; another setting: --against KEY=VALUE" in unknown
+    for against, message in {
+        "lr": "allowed: deepnorm, post_ln; another setting: --against KEY=VALUE",
+        "post_lnn": "unknown model.scheme 'post_lnn'; did you mean 'post_ln'?",
+        "model.shceme=post_ln": "did you mean 'model.scheme'?",
+    }.items():
+        assert message in typed("compare", results, "--against", against).stderr
     for option, message in {
         "--against=scheme=deepnorm": "against: model.scheme does not vary: it is deepnorm in all",
         "--best=betas": "best: train.betas does not vary: it is (0.9, 0.98) in all of these runs",
@@ -168,18 +169,16 @@ def test_tags_and_a_note_are_shown_and_removed(
     assert typed("note", folder.path, "loss falls <late>").stdout == "loss falls <late>\n"
     assert problems(folder) == before == []
     assert typed("verify", tmp_path).exit_code == 0
-    listed = typed("ls", tmp_path)
-    assert "good, keep" in listed.stdout and "loss falls <late>" in listed.stdout
-    selected = typed("ls", tmp_path, "--where", "tag=good", "--json").stdout
-    assert '"run"' in selected and "other" not in selected
-    assert "other" in typed("ls", tmp_path, "--where", "tag!=good").stdout
+    listed = typed("ls", tmp_path).stdout
+    assert "good, keep" in listed and "loss falls <late>" in listed
+    for condition, name in (("tag=good", "run"), ("tag!=good", "other")):
+        assert list(deepstack.load_runs(tmp_path, where=condition)["run"]) == [name]
     page = tmp_path / "page.html"
     assert typed("report", tmp_path, "--to", page, "-q").exit_code == 0
     assert "loss falls &lt;late&gt;" in page.read_text()
     assert typed("tag", folder.path, "good", "--remove").stdout == "keep\n"
-    assert typed("note", folder.path).stdout == "loss falls <late>\n"
     assert typed("note", folder.path, "--remove").stdout == ""
-    assert typed("tag", folder.path).stdout == "keep\n"
+    assert (typed("tag", folder.path).stdout, typed("note", folder.path).stdout) == ("keep\n", "")
     assert typed("tag", other.path).stdout == ""
 
 
@@ -206,3 +205,53 @@ def test_labels_that_cannot_be_read_are_no_damage(text: str, tmp_path: Path) -> 
     (folder.path / "labels.json").write_text(text)
     assert typed("ls", tmp_path).exit_code == 0 and problems(RunFolder(folder.path)) == []
     assert typed("tag", folder.path, "x").stdout == "x\n"
+
+
+# --- best and sort ---------------------------------------------------------------------------
+
+
+LOSSES = {("deepnorm", 1e-3): 2.5, ("deepnorm", 2e-3): 2.1,
+          ("post_ln", 1e-3): 2.2, ("post_ln", 2e-3): 2.4}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two schemes with two learning rates and two seeds; each scheme has another best rate."""
+    out = tmp_path_factory.mktemp("results") / "study"
+    make_runs(
+        out, scheme=("deepnorm", "post_ln"), lr=(1e-3, 2e-3), seed=(0, 1),
+        masked=lambda scheme, lr, seed: LOSSES[scheme, lr],
+    )  # fmt: skip
+    return out
+
+
+def test_best_keeps_the_runs_that_compare_shows(study: Path, tmp_path: Path) -> None:
+    compared = deepstack.compare(study, best=["lr"])
+    expected = set(zip(compared["train.lr"], compared["val_loss"], strict=True))
+    assert expected == {(2e-3, 2.1), (1e-3, 2.2)}
+    table = deepstack.load_runs(study, best="lr", sort="-run")
+    assert list(table["run"]) == sorted(table["run"], reverse=True) and len(table) == 4
+    assert set(zip(table["train.lr"], table["val_loss_masked"], strict=True)) == expected
+    listed = json.loads(typed("ls", study, "--best", "lr", "--sort", "-run", "--json").stdout)
+    assert [row["run"] for row in listed] == list(table["run"])
+    words = "--x", "depth", "--y", "val_loss_masked", "--to", tmp_path, "--format", "csv"
+    assert typed("plot", "metric", study, "--best", "train.lr", *words).exit_code == 0
+    assert set(pd.read_csv(tmp_path / "metric.csv")["y"]) == {2.1, 2.2}
+    with pytest.raises(ConfigError, match="best: unknown key 'rl'"):
+        deepstack.load_runs(study, best="rl")
+
+
+def test_the_lines_of_a_chart_and_its_legend_have_the_order_of_sort(
+    study: Path, tmp_path: Path
+) -> None:
+    by_loss = ["DeepNorm, lr\u00a00.002", "Post-LN, lr\u00a00.001"]
+    by_loss += ["Post-LN, lr\u00a00.002", "DeepNorm, lr\u00a00.001"]
+    for sort, expected in (("val_loss_masked", by_loss), ("-val_loss_masked", by_loss[::-1])):
+        with without_layout():
+            drawn = deepstack.plot(find_runs(study), "loss_vs_step", sort=sort)
+        (legend,) = drawn.legends
+        assert [text.get_text() for text in legend.get_texts()][:4] == expected
+    words = ["--sort", "-scheme", "--x", "step", "--y", "loss", "--by", "scheme", "--format", "csv"]
+    assert typed("plot", "metric", study, *words, "--to", tmp_path).exit_code == 0
+    drawn = pd.read_csv(tmp_path / "metric.csv")
+    assert list(drawn["series"].unique())[:2] == ["Post-LN", "DeepNorm"]

@@ -1,8 +1,5 @@
 """Drives a headless Chromium over the pipe of its DevTools protocol."""
 
-from __future__ import annotations
-
-import base64
 import json
 import os
 import shutil
@@ -43,25 +40,20 @@ class Browser:
             message["sessionId"] = self.session
         os.write(self.send, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._read()
+            while b"\0" not in self.buffer:
+                part = os.read(self.receive, 1 << 20)
+                assert part, "Chromium has ended"
+                self.buffer += part
+            text, _, self.buffer = self.buffer.partition(b"\0")
+            answer = json.loads(text)
             if answer.get("id") == self.number:
-                assert "error" not in answer, answer
-                result: dict[str, Any] = answer["result"]
-                return result
+                assert "result" in answer, answer
+                return dict(answer["result"])
             event, content = answer.get("method"), answer.get("params", {})
             if event == "Runtime.exceptionThrown":
                 self.errors.append(str(content["exceptionDetails"].get("exception", content)))
             elif event == "Log.entryAdded" and content["entry"]["level"] == "error":
                 self.errors.append(content["entry"]["text"])
-
-    def _read(self) -> dict[str, Any]:
-        while b"\0" not in self.buffer:
-            part = os.read(self.receive, 1 << 20)
-            assert part, "Chromium has ended"
-            self.buffer += part
-        message, _, self.buffer = self.buffer.partition(b"\0")
-        answer: dict[str, Any] = json.loads(message)
-        return answer
 
     def run(self, script: str) -> Any:
         """Return the value of a JavaScript expression."""
@@ -99,10 +91,6 @@ class Browser:
     def move(self, x: float, y: float) -> None:
         """Move the mouse."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def screenshot(self, path: Path, **options: Any) -> None:
-        """Write a PNG of the window, or of the whole page with captureBeyondViewport=True."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Run folders with known power laws, and ways to look into a chart: for the tests of charts."""
 
 import json
-import math
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
@@ -12,6 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 
 from deepstack.analysis.effective_depth import effective_depth
 from deepstack.plots import CHARTS, Chart, Options
@@ -32,7 +33,6 @@ LABELS = {
     "rezero": "ReZero",
     "hyper_connections": "Hyper-connections",
 }
-UNRELATED = math.sqrt(2) * 8.0
 
 
 def update(depth: int, step: int = 1, *, factor: float = 0.01, power: float = 0.5) -> float:
@@ -96,42 +96,46 @@ def make_run(
         }
     )
     values = updates or [update(depth, t) for t in range(1, steps + 1)]
-    folder.steps_path.unlink(missing_ok=True)
-    folder.evals_path.unlink(missing_ok=True)
-    with folder.log("steps", STEPS_COLUMNS) as log:
-        for step, value in enumerate(values, start=1):
-            loss = losses[step - 1] if losses else 4.0 - 0.1 * step
-            cells = (step, loss, lr, 1.0, value, value, 4 * value, value / 8)
-            log.write(dict(zip(STEPS_COLUMNS, cells, strict=True)))
-    more = {"optimal_loss": optimal, "solved": solved}
-    more = {name: value for name, value in more.items() if value is not None}
-    with folder.log("evals", (*EVALS_COLUMNS, *more)) as log:
-        for step in (0, len(values)):
-            row: dict[str, Any] = {"step": step, "loss": 2.0, "loss_masked": masked}
-            log.write(row | more)
+    taken = list(enumerate(values, start=1))
+    shown = losses or [4.0 - 0.1 * step for step, _ in taken]
+    write_table(
+        folder, "steps", STEPS_COLUMNS,
+        [(t, shown[t - 1], lr, 1.0, value, value, 4 * value, value / 8) for t, value in taken],
+    )  # fmt: skip
+    cells = {"loss": 2.0, "loss_masked": masked, "optimal_loss": optimal, "solved": solved}
+    kept = {k: v for k, v in cells.items() if v is not None or k in EVALS_COLUMNS}
+    ends = [(step, *kept.values()) for step in (0, len(values))]
+    write_table(folder, "evals", ("step", *kept), ends)
     if layers is not None:
         parts = product(("bound", "beta_ln", "beta_rc"), ("attention", "feed_forward"))
-        signals = {f"{name}_{part}": np.abs(layers) for name, part in parts}
-        initial = ("stream_variance", "token_distance", "stream_grad")
-        signals |= {name: np.abs(layers) for name in initial}
-        records = {"grad_norm": layers, "stream_norm": -layers} | signals
+        sizes = [f"{name}_{part}" for name, part in parts]
+        sizes += ["stream_variance", "token_distance", "stream_grad"]
+        records = {"grad_norm": layers, "stream_norm": -layers}
+        records |= dict.fromkeys(sizes, np.abs(layers))
         folder.write_layers(records, list(range(1, len(layers) + 1)))
-        (folder.path / "attribution.csv").unlink(missing_ok=True)
-        with folder.log("attribution", ("step", "q", "w2", "norm_gain", "whole")) as log:
-            for step, value in enumerate(values, start=1):
-                shares = {"q": 0.1 * value, "w2": 0.5 * value, "norm_gain": 0.7 * value}
-                log.write({"step": step, **shares, "whole": value})
-        (folder.path / "sharpness.csv").unlink(missing_ok=True)
-        columns = ("step", "preconditioned_sharpness", "stability_threshold")
-        with folder.log("sharpness", columns) as log:
-            for step in range(len(values) + 1):
-                cells = (step, depth + step if step else None, 2 / lr if lr else None)
-                log.write(dict(zip(columns, cells, strict=True)))
+        write_table(
+            folder, "attribution", ("step", "q", "w2", "norm_gain", "whole"),
+            [(t, 0.1 * value, 0.5 * value, 0.7 * value, value) for t, value in taken],
+        )  # fmt: skip
+        threshold = 2 / lr if lr else None
+        write_table(
+            folder, "sharpness", ("step", "preconditioned_sharpness", "stability_threshold"),
+            [(0, None, threshold), *((t, depth + t, threshold) for t, _ in taken)],
+        )  # fmt: skip
         write_analyses(folder, depth, used=1.0 if scheme == "deepnorm" else 0.5)
     if flops is not None:
         folder.write_meta({"flops": {"step": flops}})
     folder.write_status(state, len(values))
     return folder.path
+
+
+def write_table(
+    folder: RunFolder, name: str, columns: Sequence[str], table: Iterable[Sequence[Any]]
+) -> None:
+    (folder.path / f"{name}.csv").unlink(missing_ok=True)
+    with folder.log(name, columns) as log:
+        for cells in table:
+            log.write(dict(zip(columns, cells, strict=True)))
 
 
 def write_analyses(folder: RunFolder, depth: int, used: float = 1.0, **lens: Any) -> None:
@@ -146,13 +150,10 @@ def write_analyses(folder: RunFolder, depth: int, used: float = 1.0, **lens: Any
     effect = np.where(pairs < 0, np.exp(pairs / 5.0), np.nan)
     layers = np.arange(depth + 1)
     near = np.exp(-np.abs(np.subtract.outer(layers, layers)) / depth)
-    results = {
-        "lens": Analysis({"kl": kl, "loss": 2 + kl}, numbers | lens),
-        "effects": Analysis({"removed": layers[1:], "effect_mean": effect}),
-        "similarity": Analysis({"layers": layers, "cka": near}),
-    }
-    for name, result in results.items():
-        write_analysis(folder, name, result)
+    write_analysis(folder, "lens", Analysis({"kl": kl, "loss": 2 + kl}, numbers | lens))
+    effects = {"removed": layers[1:], "effect_mean": effect}
+    write_analysis(folder, "effects", Analysis(effects))
+    write_analysis(folder, "similarity", Analysis({"layers": layers, "cka": near}))
 
 
 def make_runs(root: Path, **settings: Any) -> list[Path]:
@@ -188,10 +189,8 @@ def rows(chart: Chart, **wanted: object) -> pd.DataFrame:
 
 def words(chart: Chart) -> list[str]:
     """Every text of the figure: titles, labels, legends, caption."""
-    import matplotlib.text
-
-    texts = chart.figure.findobj(matplotlib.text.Text)
-    return [text.get_text() for text in texts if text.get_text()]  # type: ignore[attr-defined]
+    texts = chart.figure.findobj(Text)
+    return [text.get_text() for text in texts if isinstance(text, Text) and text.get_text()]
 
 
 def caption(chart: Chart) -> str:

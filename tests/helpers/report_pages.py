@@ -1,7 +1,5 @@
 """Reads tables and HTML pages of reports."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any

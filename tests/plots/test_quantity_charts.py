@@ -1,4 +1,4 @@
-"""The charts of any quantity: values, lines, panels and the messages for wrong names."""
+"""Any quantity: its charts, the messages for wrong names, and the tidy table of it."""
 
 import math
 from pathlib import Path
@@ -8,20 +8,21 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import typed
-from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout
+from helpers.plot_runs import caption, make_run, make_runs, rows, without_layout
 from matplotlib.collections import QuadMesh
 
+from deepstack.analysis import tidy
 from deepstack.analysis.comparison import compare
+from deepstack.analysis.tidy import seed_statistics
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.plots import Options
 from deepstack.plots.metric import metric, value_map
 from deepstack.records import find_runs
 
 
-def draw(root: Path, *words: str, **more: Any) -> Any:
-    options = Options(**more.pop("options", {}))
+def draw(root: Path, *words: str, at_step: int | None = None, **more: Any) -> Any:
     with without_layout():
-        return metric(find_runs(root), *words, options=options, **more)
+        return metric(find_runs(root), *words, options=Options(at_step=at_step), **more)
 
 
 def test_a_column_against_a_setting_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
@@ -29,12 +30,15 @@ def test_a_column_against_a_setting_has_mean_and_deviation_over_seeds(tmp_path: 
         tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18), seed=(0, 1, 2),
         masked=lambda scheme, depth, seed: (scheme == "post_ln") + depth / 10 + 0.1 * seed,
     )  # fmt: skip
+    make_runs(tmp_path, depth=(6, 18), seed=9, state="diverged", masked=11.0)
     chart = draw(tmp_path, "depth", "val_loss_masked", "scheme")
-    rows = chart.data[chart.data["series"] == "Post-LN"]
-    assert rows["x"].tolist() == [6, 18] and rows["y"].tolist() == pytest.approx([1.7, 2.9])
-    assert (rows["high"] - rows["y"]).tolist() == pytest.approx([0.1, 0.1])
-    assert rows["n"].tolist() == [3, 3]
+    for series, of_scheme in (("DeepNorm", [0.7, 1.9]), ("Post-LN", [1.7, 2.9])):
+        found = rows(chart, series=series)
+        assert found["x"].tolist() == [6, 18] and found["y"].tolist() == pytest.approx(of_scheme)
+        assert (found["high"] - found["y"]).tolist() == pytest.approx([0.1, 0.1])
+        assert found["n"].tolist() == [3, 3]
     assert "last value of each run" in caption(chart)
+    assert "left out of the means: 2 diverged runs" in caption(chart)
 
 
 def test_other_settings_make_panels_and_are_not_averaged(tmp_path: Path) -> None:
@@ -50,10 +54,12 @@ def test_other_settings_make_panels_and_are_not_averaged(tmp_path: Path) -> None
 def test_a_quantity_against_step_layer_and_another_column(tmp_path: Path) -> None:
     layers = np.array([[1.0, 2.0, 3.0], [2.0, 4.0, 9.0]])
     make_run(tmp_path, depth=3, layers=layers, losses=[4.0, 3.0, 2.0], steps=3)
-    assert draw(tmp_path, "step", "loss").data["y"].tolist() == [4.0, 3.0, 2.0]
-    assert draw(tmp_path, "layer", "grad_norm").data["y"].tolist() == [2.0, 4.0, 9.0]
-    first = draw(tmp_path, "layer", "grad_norm", options={"at_step": 1})
-    assert first.data["y"].tolist() == [1.0, 2.0, 3.0]
+    for at_step, x, y, values in (
+        (None, "step", "loss", [4, 3, 2]),
+        (None, "layer", "grad_norm", [2, 4, 9]),
+        (1, "layer", "grad_norm", [1, 2, 3]),
+    ):
+        assert draw(tmp_path, x, y, at_step=at_step).data["y"].tolist() == values
     for reduction, value in (("mean", 5.0), ("max", 9.0), ("last", 9.0), (2, 4.0)):
         chart = draw(tmp_path, "step", "grad_norm", layers=reduction)
         assert chart.data["y"].tolist()[-1] == value
@@ -69,14 +75,6 @@ def test_flops_are_a_column(tmp_path: Path) -> None:
     assert "training FLOPs" in caption(chart)
     known, unknown = compare(tmp_path)["flops"]
     assert known == 3e9 and math.isnan(unknown)
-
-
-def test_diverged_runs_are_no_part_of_a_mean_and_are_counted(tmp_path: Path) -> None:
-    make_runs(tmp_path, depth=(6, 18), masked=2.0)
-    make_runs(tmp_path, depth=(6, 18), seed=1, state="diverged", masked=11.0)
-    chart = draw(tmp_path, "depth", "val_loss_masked")
-    assert chart.data["y"].tolist() == [2.0, 2.0] and chart.data["n"].tolist() == [1, 1]
-    assert "left out of the means: 2 diverged runs" in caption(chart)
 
 
 def test_names_that_are_not_known_are_answered_with_the_nearest(tmp_path: Path) -> None:
@@ -100,8 +98,7 @@ def test_a_map_shows_the_mean_of_each_cell_and_marks_diverged_ones(tmp_path: Pat
     assert cells.loc[(6, 1e-2), "value"] == pytest.approx(1.7)
     assert cells.loc[(6, 1e-2), "high"] == pytest.approx(1.7 + 0.2 / math.sqrt(2))
     assert cells["mark"].dropna().to_dict() == {(18, 1e-2): "diverged"}
-    mesh = next(m for axes in chart.figure.axes for m in axes.collections
-                if isinstance(m, QuadMesh))  # fmt: skip
+    (mesh,) = chart.figure.axes[0].findobj(QuadMesh)
     drawn = np.ma.filled(np.ma.masked_invalid(mesh.get_array()), np.nan).reshape(2, 2)
     assert drawn[:, 0].tolist() == pytest.approx([0.8, 1.7]) and math.isnan(drawn[1, 1])
 
@@ -125,10 +122,29 @@ def test_the_command_draws_a_metric_and_a_map_and_refuses_options_of_others(tmp_
         assert result.exit_code == 2 and message in " ".join(result.stderr.split()), words
 
 
-def test_sharpness_stands_beside_the_threshold_of_its_run(tmp_path: Path) -> None:
-    make_runs(tmp_path / "a", lr=(1e-3, 4e-3), layers=np.ones((5, 6)))
-    chart = make_chart("sharpness_vs_step", tmp_path / "a")
-    assert set(rows(chart, kind="level")["y"]) == {2000.0, 500.0}
-    for _, curve in rows(chart, kind="line").groupby("series"):
-        assert list(curve["y"]) == [7, 8, 9, 10, 11]
-    assert rows(chart, kind="line")["series"].nunique() == 2
+# --- the tidy table --------------------------------------------------------------------------
+
+
+def test_a_row_has_scheme_depth_seed_step_value_and_the_settings_that_vary(tmp_path: Path) -> None:
+    for scheme, roles in (("deepnorm", ["v"]), ("post_ln", ["v", "w1"])):
+        config = {"train.trainable": roles}  # a list is one value
+        make_runs(tmp_path / "study", scheme=scheme, seed=(0, 1), steps=3, config=config)
+    runs = find_runs(tmp_path)
+    table = tidy(runs, "model_update")
+    assert len(table) == 4 * 3
+    assert set(table) == {"scheme", "depth", "seed", "step", "value", "train.trainable"}
+    last = table[(table["scheme"] == "post_ln") & (table["seed"] == 1) & (table["step"] == 3)]
+    (run,) = [r for r in runs if r.get("model.scheme") == "post_ln" and r.get("seed") == 1]
+    assert last["value"].item() == run.steps["model_update"].iloc[-1]
+    assert last["train.trainable"].item() == ["v", "w1"]
+    empty = tidy(runs, "no_such_column")
+    assert empty.empty and set(empty) >= {"scheme", "depth", "seed", "step", "value"}
+    assert seed_statistics(empty).empty
+
+
+def test_statistics_leave_out_what_is_not_finite() -> None:
+    table = pd.DataFrame({"step": [1, 1, 2, 2], "value": [1.0, 3.0, 5.0, math.inf]})
+    first, second = seed_statistics(table).to_dict("records")
+    low, high = 2 - math.sqrt(2), 2 + math.sqrt(2)
+    assert first == pytest.approx({"x": 1, "y": 2, "low": low, "high": high, "n": 2})
+    assert (second["x"], second["y"], second["n"]) == (2, 5, 1) and math.isnan(second["low"])

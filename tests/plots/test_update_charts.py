@@ -7,29 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.plot_runs import (
-    DEPTHS,
-    UNRELATED,
-    make_chart,
-    make_run,
-    make_runs,
-    rows,
-    update,
-    words,
-)
+from helpers.plot_runs import DEPTHS, make_chart, make_run, make_runs, rows, update, words
 from scipy.stats import linregress
 
-from deepstack.analysis.captions import caption_of, depth_words, seeds_note, title_of
+from deepstack.analysis.captions import caption_of, depth_words, title_of
 from deepstack.analysis.fit import power_law, power_law_of_seeds
-from deepstack.analysis.settings import (
-    choose_series,
-    evenly_spaced,
-    left_out_note,
-    split_series,
-)
+from deepstack.analysis.settings import choose_series, evenly_spaced, left_out_note, split_series
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.plots import draw
 from deepstack.records import RunFolder, find_runs
+
+UNRELATED = math.sqrt(2) * 8.0
 
 # --- the fit -------------------------------------------------------------------------------
 
@@ -41,8 +29,7 @@ def test_the_exponent_and_its_error_are_those_of_least_squares() -> None:
     line = linregress(np.log(x), np.log(y))
     fit = power_law(x.tolist(), y.tolist())
     assert fit is not None
-    assert fit.exponent == pytest.approx(line.slope)
-    assert fit.intercept == pytest.approx(line.intercept)
+    assert (fit.exponent, fit.intercept) == pytest.approx((line.slope, line.intercept))
     assert fit.standard_error == pytest.approx(line.stderr)
 
 
@@ -67,10 +54,9 @@ def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
     (paths[0] / "layers" / "grad_norm.npy").write_bytes(b"no array")
     messages: list[str] = []
     options: Any = {"out": tmp_path / "out", "say": messages.append, "formats": ("csv",)}
-    charts = ["loss_vs_step", "layer_step_heat_map"]
-    draw(tmp_path, charts[:1], **options)
+    draw(tmp_path, ["loss_vs_step"], **options)
     assert not messages  # the chart reads no layers
-    draw(tmp_path, charts, **options)
+    draw(tmp_path, ["loss_vs_step", "layer_step_heat_map"], **options)
     (line,) = messages
     assert line.startswith(f"run {paths[0].name} is left out: ") and "verify" in line
     table = pd.read_csv(tmp_path / "out" / "loss_vs_step.csv")
@@ -79,13 +65,6 @@ def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
         (path / "status.json").write_text("")
     with pytest.raises(ResourceError, match=f"run {paths[1].name} is left out"):
         draw(tmp_path, ["loss_vs_step"], **options)
-
-
-def test_figures_lie_in_the_study(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "study")
-    for folder, figures in ((tmp_path, run.parent), (run.parent, run.parent), (run, run)):
-        paths = draw(folder, ["loss_vs_step"], formats=("csv",))
-        assert {path.parent.resolve() for path in paths} == {figures / "figures"}
 
 
 def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
@@ -115,41 +94,43 @@ def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
 # --- marks ---------------------------------------------------------------------------------
 
 
+def marks(root: Path) -> dict[tuple[str, int], str]:
+    """The marks of the points of update_vs_depth, by panel and depth."""
+    points = rows(make_chart("update_vs_depth", root), kind="point")
+    return points.set_index(["panel", "x"])["mark"].dropna().to_dict()
+
+
 def test_saturated_and_diverged_points_are_marked_and_left_out(tmp_path: Path) -> None:
-    study = tmp_path / "study"
-    make_runs(study, depth=DEPTHS)
     just_below, just_above = 0.299 * UNRELATED, 0.301 * UNRELATED
-    make_run(study, depth=1000, updates=[update(1000)] * 4 + [just_above])
-    make_run(study, depth=2000, updates=[update(2000)] * 4 + [math.nan], state="diverged")
+    make_runs(tmp_path, depth=DEPTHS)
+    make_run(tmp_path, depth=1000, updates=[update(1000)] * 4 + [just_above])
+    make_run(tmp_path, depth=2000, updates=[update(2000)] * 4 + [math.nan], state="diverged")
+    # None had diverged at step 1.
+    assert marks(tmp_path) == {("step 5", 1000): "saturated", ("step 5", 2000): "diverged"}
     chart = make_chart("update_vs_depth", tmp_path)
-    first = rows(chart, kind="point", panel="step 1").set_index("x")
-    last = rows(chart, kind="point", panel="step 5").set_index("x")
-    assert "mark" not in first or first["mark"].isna().all()  # it had not diverged yet
-    assert last["mark"].dropna().to_dict() == {1000: "saturated", 2000: "diverged"}
     # The diverged run is drawn where it was last finite.
-    assert last.loc[2000, "y"] == pytest.approx(update(2000), rel=1e-6)
+    (lost,) = rows(chart, panel="step 5", x=2000)["y"]
+    assert lost == pytest.approx(update(2000), rel=1e-6)
     fits = rows(chart, kind="fit").set_index("panel")
     assert fits["n"].to_dict() == {"step 1": 6, "step 5": 4}
     assert fits["exponent"].tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
-    lost = "all seeds diverged: last finite value"
-    assert {"saturated: above 0.3 of unrelated states", lost} <= set(words(chart))
-    faces = {
-        float(np.asarray(line.get_xdata())[0]): (line.get_markerfacecolor(), line.get_marker())
-        for line in chart.figure.axes[1].lines
-        if line.get_marker() != "None"
-    }
-    assert faces[6][0] != "white" and faces[1000][0] == faces[2000][0] == "white"
-    assert faces[1000][1] == faces[6][1] != faces[2000][1]
+    assert "saturated: above 0.3 of unrelated states" in words(chart)
+    assert "all seeds diverged: last finite value" in words(chart)
+    drawn = [line for line in chart.figure.axes[1].lines if line.get_marker() != "None"]
+    good, saturated, diverged = (
+        next(line for line in drawn if np.asarray(line.get_xdata())[0] == x)
+        for x in (6, 1000, 2000)
+    )
+    assert good.get_markerfacecolor() != "white"
+    assert saturated.get_markerfacecolor() == diverged.get_markerfacecolor() == "white"
+    assert good.get_marker() == saturated.get_marker() != diverged.get_marker()
 
-    make_run(study, depth=1000, updates=[update(1000)] * 4 + [just_below])
-    last = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 5")
-    assert last.set_index("x")["mark"].dropna().to_dict() == {2000: "diverged"}
-
+    make_run(tmp_path, depth=1000, updates=[update(1000)] * 4 + [just_below])
     # A seed that never had a value marks its point.
-    make_run(study, depth=DEPTHS[0], seed=1, updates=[math.nan], state="diverged")
-    first = rows(make_chart("update_vs_depth", tmp_path), kind="point", panel="step 1")
-    assert first.set_index("x")["mark"].dropna().to_dict() == {DEPTHS[0]: "some diverged"}
-    assert set(first["n"]) == {1}
+    make_run(tmp_path, depth=6, seed=1, updates=[math.nan], state="diverged")
+    assert marks(tmp_path) == {
+        ("step 1", 6): "some diverged", ("step 5", 6): "some diverged", ("step 5", 2000): "diverged"
+    }  # fmt: skip
 
 
 def test_schemes_without_a_last_norm_are_compared_relatively(tmp_path: Path) -> None:
@@ -174,35 +155,19 @@ def test_the_second_panel_is_the_last_step_that_all_runs_share(tmp_path: Path) -
         tmp_path / "study", depth=(6, 18, 48), steps=9,
         updates=lambda depth: [update(depth, t) for t in range(1, 8 if depth == 18 else 10)],
     )  # fmt: skip
-    chart = make_chart("update_vs_depth", tmp_path)
-    assert list(dict.fromkeys(chart.data["panel"])) == ["step 1", "step 7"]
-    chart = make_chart("update_vs_depth", tmp_path, at_step=3)
-    assert list(dict.fromkeys(chart.data["panel"])) == ["step 1", "step 3"]
-    assert rows(chart, kind="point", panel="step 3")["y"].tolist() == pytest.approx(
-        [update(depth, 3) for depth in (6, 18, 48)], rel=1e-6
-    )
-    # At step 9 one run has no row: it is left out rather than shown at another step.
-    chart = make_chart("update_vs_depth", tmp_path, at_step=9)
-    assert rows(chart, kind="point", panel="step 9")["x"].tolist() == [6, 48]
+    for at_step, last in ((None, 7), (3, 3), (9, 9)):
+        chart = make_chart("update_vs_depth", tmp_path, at_step=at_step)
+        assert list(chart.data["panel"].unique()) == ["step 1", f"step {last}"]
+        points = rows(chart, kind="point", panel=f"step {last}")
+        # At step 9 one run has no row: it is left out rather than shown at another step.
+        depths = [6, 48] if last == 9 else [6, 18, 48]
+        assert points["x"].tolist() == depths
+        assert points["y"].tolist() == pytest.approx([update(n, last) for n in depths], rel=1e-6)
     with pytest.raises(NothingMatchedError, match="no run has a row for step 10"):
         make_chart("update_vs_depth", tmp_path, at_step=10)
 
 
 # --- seeds and lines -----------------------------------------------------------------------
-
-
-def test_bands_are_one_standard_deviation_and_say_n(tmp_path: Path) -> None:
-    seeds = [0.01, 0.02, 0.06]
-    make_runs(tmp_path / "study", seed=(0, 1, 2), updates=lambda seed: [seeds[seed]])
-    make_run(tmp_path / "study", depth=18, updates=[0.01])
-    chart = make_chart("update_vs_depth", tmp_path)
-    wide, narrow = rows(chart, kind="point").to_dict("records")
-    deviation = np.std(seeds, ddof=1)
-    found = [wide[name] for name in ("n", "low", "y", "high")]
-    assert found == pytest.approx([3, 0.03 - deviation, 0.03, 0.03 + deviation], rel=1e-5)
-    assert narrow["n"] == 1 and math.isnan(narrow["low"])
-    assert "± 1 standard deviation, n = 3" in words(chart)
-    assert seeds_note([5, 5]) == "n = 5" and seeds_note([1, 1]) == ""
 
 
 def test_lines_are_what_varies_besides_depth_and_seed(tmp_path: Path) -> None:
@@ -219,8 +184,8 @@ def test_lines_are_what_varies_besides_depth_and_seed(tmp_path: Path) -> None:
 
 
 def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
-    for i, digest in enumerate(("2d9ce6d7", "127aac50", "127aac50")):
-        path = make_run(tmp_path, depth=(6, 6, 18)[i], lr=i, config={"train.lr": 1e-3})
+    for lr, (depth, digest) in enumerate(((6, "2d9ce6d7"), (6, "127aac50"), (18, "127aac50"))):
+        path = make_run(tmp_path, depth=depth, lr=lr, config={"train.lr": 1e-3})
         RunFolder(path).write_meta({"data": {"sha256": digest}})
     series, depth_settings = split_series(find_runs(tmp_path))
     assert [s.label for s in series] == ["data\u00a0127aac", "data\u00a02d9ce6"]
@@ -235,20 +200,19 @@ def test_an_option_is_stated_where_it_was_set(tmp_path: Path) -> None:
 
     def labels(name: str, *streams: int, defaults: dict[str, Any] | None = HYPER) -> list[str]:
         make_run(tmp_path / name)
-        for seed, count in enumerate(streams):
-            options = HYPER | {"model.scheme_options.streams": count}
-            make_run(
-                tmp_path / name, scheme="hyper_connections", lr=1e-3 * (seed + 1),
-                config=options | {"train.lr": 1e-3}, defaults=defaults,
-            )  # fmt: skip
+        make_runs(
+            tmp_path / name, scheme="hyper_connections", lr=streams, defaults=defaults,
+            config=lambda lr: HYPER | {"model.scheme_options.streams": lr, "train.lr": 1e-3},
+        )  # fmt: skip
         return [series.label for series in split_series(find_runs(tmp_path / name))[0]]
 
     assert labels("defaults", 4) == ["DeepNorm", "Hyper-connections"]
     assert labels("unknown", 4, defaults=None) == ["DeepNorm", "Hyper-connections"]
     assert labels("set", 2) == ["DeepNorm", "Hyper-connections, streams\u00a02"]
-    several = labels("several", 2, 4)
-    assert several == ["DeepNorm", *(f"Hyper-connections, streams\u00a0{n}" for n in (2, 4))]
-    assert labels("unknowns", 2, 4, defaults=None) == several
+    for name, defaults in (("several", HYPER), ("unknowns", None)):
+        assert labels(name, 2, 4, defaults=defaults) == [
+            "DeepNorm", "Hyper-connections, streams\u00a02", "Hyper-connections, streams\u00a04"
+        ]  # fmt: skip
 
 
 SET = {
@@ -297,6 +261,7 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
     assert choose_series(series, 8) == (series, [])
     assert len(choose_series(series, 2)[0]) == 2 and len(choose_series(series, 3)[0]) == 3
     assert left_out_note([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
+    assert evenly_spaced(range(10), 4) == [0, 3, 6, 9]
 
 
 def test_a_panel_without_a_fit_has_no_column_of_exponents(tmp_path: Path) -> None:
@@ -304,9 +269,3 @@ def test_a_panel_without_a_fit_has_no_column_of_exponents(tmp_path: Path) -> Non
     chart = make_chart("update_vs_depth", tmp_path)
     assert "DeepNorm: 1.000 ± 0.000" in words(chart) and "–" not in " ".join(words(chart))
     assert any("no exponent for step 2" in text for text in words(chart))
-
-
-def test_spread_keeps_both_ends() -> None:
-    assert evenly_spaced([1, 2], 1) == [1] and evenly_spaced([1, 2], 0) == []
-    assert evenly_spaced(range(10), 4) == [0, 3, 6, 9]
-    assert evenly_spaced([1, 2], 4) == [1, 2]

@@ -1,8 +1,7 @@
 """The finding of a report is computed from its runs."""
 
-from __future__ import annotations
-
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -27,17 +26,15 @@ def study(tmp_path: Path) -> Path:
 
     The exponent of ‖ΔF‖ grows from step to step, and is larger by 1/2 for Pre-LN.
     """
-    gone = ("post_ln", 48, 2)
 
     def updates(scheme: str, depth: int, seed: int) -> list[float]:
         return [update(depth, t, power=t / 10 + (scheme == "pre_ln") / 2) for t in range(1, 6)]
 
     make_runs(
         tmp_path / "study", scheme=("deepnorm", "pre_ln", "post_ln"), depth=(6, 48), seed=(0, 1, 2),
-        updates=updates,
-        masked=lambda scheme, depth, seed: LOSSES[scheme, depth][seed],
-        state=lambda scheme, depth, seed: "diverged" if (scheme, depth, seed) == gone else "done",
+        updates=updates, masked=lambda scheme, depth, seed: LOSSES[scheme, depth][seed],
     )  # fmt: skip
+    make_run(tmp_path / "study", scheme="post_ln", depth=48, seed=2, state="diverged")
     return tmp_path / "study"
 
 
@@ -64,29 +61,29 @@ def test_the_page_begins_with_the_finding(study: Path, monkeypatch: pytest.Monke
     assert "At N = 48, Pre-LN has the lowest validation loss, 2.300 nats: 0.067 below" in text
     assert "The interval includes 0, so no difference is shown." in text
     assert "1 of 18 runs diverged: Post-LN, N = 48 (1 of 3, at step 5)." in text
-    law = "After step {}, the model update is about a power of the depth N, with exponent {}"
+    law = "After step {}, the model update is about a power of the depth N, with exponent {}.*, {}"
     for step, own, pre_ln in ((1, "0.100", "0.600"), (5, "0.500", "1.000")):
-        (sentence,) = [line for line in text.split("\n") if line.startswith(law.format(step, own))]
-        assert sentence.endswith(f", {pre_ln} ± 0.000 (Pre-LN).")
+        assert re.search(law.format(step, own, pre_ln) + r" ± 0\.000 \(Pre-LN\)\.\n", text)
     assert text.index("Finding") < text.index("Settings and depths compared")
     assert ["6", "DeepNorm", "2.100", "1.160", "Pre-LN", "0.103"] in [r[:6] for r in page.rows]
 
 
 def test_rates_of_one_scheme_are_no_rivals_of_each_other(tmp_path: Path) -> None:
-    for scheme, lr, loss in (
-        ("deepnorm", 0.1, 2.0), ("deepnorm", 0.2, 2.1), ("pre_ln", 0.1, 2.5), ("pre_ln", 0.2, 2.4)
-    ):  # fmt: skip
-        make_run(tmp_path, scheme=scheme, lr=lr, masked=loss)
-    (row,) = best_of_depths(find_runs(tmp_path))
-    assert (row["leader"], row["second"]) == ("DeepNorm, lr 0.1", "Pre-LN, lr 0.2")
-    assert row["low"] is None and row["verdict"] == "no interval: one seed"
-    (row,) = best_of_depths(find_runs(tmp_path), ["train.lr"])
-    assert (row["leader"], row["second"]) == ("DeepNorm, lr 0.1", "Pre-LN, lr 0.2")
+    losses = {"deepnorm": {0.1: 2.0, 0.2: 2.1}, "pre_ln": {0.1: 2.5, 0.2: 2.4}}
+    make_runs(
+        tmp_path, scheme=(*losses,), lr=(0.1, 0.2), masked=lambda scheme, lr: losses[scheme][lr]
+    )
+    for best in ((), ["train.lr"]):
+        (row,) = best_of_depths(find_runs(tmp_path), best)
+        assert (row["leader"], row["second"]) == ("DeepNorm, lr 0.1", "Pre-LN, lr 0.2")
+        assert row["low"] is None and row["verdict"] == "no interval: one seed"
+    make_run(tmp_path, scheme="rezero", config={"task.name": "markov"})
+    assert best_of_depths(find_runs(tmp_path)) == []  # losses of two tasks are not compared
 
 
 def test_a_study_in_which_nothing_learns_has_no_best_scheme(tmp_path: Path) -> None:
-    for scheme, loss in (("deepnorm", 3.2), ("pre_ln", 3.3)):
-        make_run(tmp_path, scheme=scheme, masked=loss)
+    make_run(tmp_path, masked=3.2)
+    make_run(tmp_path, scheme="pre_ln", masked=3.3)
     sentences = finding_of(find_runs(tmp_path), (), None)["sentences"]
     assert sentences == [
         "At N = 6, no setting is more than 0.1 nats below a predictor without context; the lowest "
@@ -95,10 +92,3 @@ def test_a_study_in_which_nothing_learns_has_no_best_scheme(tmp_path: Path) -> N
         "(1 of 1).",
         "No run diverged.",
     ]
-
-
-def test_losses_of_several_tasks_are_not_compared(tmp_path: Path) -> None:
-    for task in ("text", "markov"):
-        make_run(tmp_path / task, config={"task.name": task})
-    runs = [*find_runs(tmp_path / "text"), *find_runs(tmp_path / "markov")]
-    assert best_of_depths(runs) == []

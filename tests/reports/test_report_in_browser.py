@@ -1,15 +1,12 @@
 """The page of a report in headless Chromium: tables, charts, themes, phones, hostile text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from helpers.browser import CHROMIUM, Browser, open_browser
-from helpers.plot_runs import make_run, make_runs, without_layout
+from helpers.plot_runs import make_runs, without_layout
 
 from deepstack.records import Run, RunFolder
 from deepstack.reports import report
@@ -59,6 +56,16 @@ def show(browser: Browser, name: str) -> str:
     return figure
 
 
+def show_all(browser: Browser, address: str) -> dict[str, str]:
+    """Open a page and return the expressions of its charts; nothing reports an error."""
+    browser.errors.clear()
+    browser.open(address)
+    names = browser.run("[...document.querySelectorAll('figure')].map(f => f.id.slice(3))")
+    figures = {name: show(browser, name) for name in names}
+    assert browser.errors == []
+    return figures
+
+
 def test_a_column_sorts_in_both_directions_by_mouse_and_keyboard(
     browser: Browser, page: str
 ) -> None:
@@ -77,56 +84,43 @@ def test_a_column_sorts_in_both_directions_by_mouse_and_keyboard(
     assert browser.run(CELLS % 1) == ["6"] * 3 + ["48"] * 3  # numbers, not letters
 
 
-@pytest.mark.parametrize(
-    ("words", "settings"),
-    [
-        ("pre-ln", ["Pre-LN"] * 2),
-        ("n>6 norm", ["DeepNorm"]),
-        ("val<2.1", ["DeepNorm"] * 2),
-        ("diverged", ["Post-LN"]),
-        ("no such words", []),
-    ],
-)
-def test_a_filter_has_words_and_conditions(
-    browser: Browser, page: str, words: str, settings: list[str]
-) -> None:
+def test_a_filter_has_words_conditions_and_choices(browser: Browser, page: str) -> None:
     browser.open(page)
     browser.press("/")
     assert browser.run("document.activeElement.type") == "search"
     search = f"({COMPARED}).parentElement.previousElementSibling.querySelector('input')"
-    browser.run(f"{search}.value = {words!r}; {search}.dispatchEvent(new Event('input'))")
-    assert browser.run(CELLS % 0) == settings
-    count = browser.run(f"{search}.parentElement.querySelector('output').textContent")
-    assert count == f"{len(settings)} of 6 rows"
+    for words, settings in {
+        "pre-ln": ["Pre-LN"] * 2, "n>6 norm": ["DeepNorm"], "val<2.1": ["DeepNorm"] * 2,
+        "diverged": ["Post-LN"], "no such words": [],
+    }.items():  # fmt: skip
+        browser.run(f"{search}.value = {words!r}; {search}.dispatchEvent(new Event('input'))")
+        assert browser.run(CELLS % 0) == settings, words
+        count = browser.run(f"{search}.parentElement.querySelector('output').textContent")
+        assert count == f"{len(settings)} of 6 rows"
     browser.run("sessionStorage.clear()")
-
-
-def test_a_choice_shows_rows_of_one_value(browser: Browser, page: str) -> None:
     browser.open(page)
-    select = f"({COMPARED}).parentElement.previousElementSibling.querySelector('select')"
-    browser.run(f"{select}.value = '=Post-LN'; {select}.dispatchEvent(new Event('change'))")
+    choice = f"({COMPARED}).parentElement.previousElementSibling.querySelector('select')"
+    browser.run(f"{choice}.value = '=Post-LN'; {choice}.dispatchEvent(new Event('change'))")
     assert browser.run(CELLS % 0) == ["Post-LN"] * 2
 
 
 def test_the_mouse_and_the_keyboard_show_values_of_a_chart(browser: Browser, page: str) -> None:
     browser.open(page)
     figure = show(browser, "final_loss_vs_depth")
-    box: dict[str, Any] = browser.run(
-        f"(r => ({{x: r.x, y: r.y, w: r.width}}))"
-        f"({figure}.querySelector('svg').getBoundingClientRect())"
-    )
-    browser.move(box["x"] + box["w"] - 15, box["y"] + 60)
-    tip = browser.wait_for(f"{figure}.querySelector('.tip:not([hidden])')?.innerText")
+    tips = f"{figure}.querySelector('.tip:not([hidden])')"
+    box = browser.run(f"{figure}.querySelector('svg').getBoundingClientRect().toJSON()")
+    browser.move(box["right"] - 15, box["y"] + 60)
+    tip = browser.wait_for(f"{tips}?.innerText")
     assert tip.startswith("depth N (layers) 48") and "DeepNorm 2.053" in tip and "n = 2" in tip
-    browser.move(box["x"] + box["w"] / 2, box["y"] - 40)
-    browser.wait_for(f"{figure}.querySelector('.tip:not([hidden])') === null")
+    browser.move(box["x"] + box["width"] / 2, box["y"] - 40)
+    browser.wait_for(f"{tips} === null")
     browser.run(f"{figure}.querySelector('svg').focus()")
     browser.press("ArrowRight")
-    tip = browser.wait_for(f"{figure}.querySelector('.tip:not([hidden])')?.innerText")
+    tip = browser.wait_for(f"{tips}?.innerText")
     assert tip.startswith("depth N (layers) 6") and "DeepNorm 2.011" in tip
     assert browser.run(f"{figure}.querySelector('[aria-live]').textContent") != ""
     browser.press("Escape")
-    assert browser.run(f"{figure}.querySelector('.tip:not([hidden])') === null")
+    assert browser.run(f"{tips} === null")
 
 
 def test_series_and_scales_of_a_chart_change(browser: Browser, page: str) -> None:
@@ -149,15 +143,11 @@ def test_series_and_scales_of_a_chart_change(browser: Browser, page: str) -> Non
 
 
 def test_every_chart_is_drawn_without_an_error(browser: Browser, page: str) -> None:
-    browser.errors.clear()
-    browser.open(page)
-    names = browser.run("[...document.querySelectorAll('figure')].map(f => f.id.slice(3))")
-    assert len(names) > 5 and "layer_step_heat_map" in names and "outcomes" in names
-    for name in names:
-        figure = show(browser, name)
+    figures = show_all(browser, page)
+    assert len(figures) > 5 and {"layer_step_heat_map", "outcomes"} <= set(figures)
+    for name, figure in figures.items():
         assert browser.run(f"{figure}.querySelector('img').hidden"), name
         assert "NaN" not in browser.run(f"{figure}.querySelector('.panels').innerHTML"), name
-    assert browser.errors == []
 
 
 def test_dark_mode_follows_the_system_and_the_button(browser: Browser, page: str) -> None:
@@ -185,27 +175,21 @@ def test_paper_gets_the_printed_figures(browser: Browser, page: str) -> None:
     figure = show(browser, "update_vs_depth")
     browser.call("Emulation.setEmulatedMedia", media="print")
     assert browser.run(f"{figure}.querySelector('img').checkVisibility()")
-    hidden = [".panels", ".tools", "#bar"]
-    for selector in hidden:
+    for selector in (".panels", ".tools", "#bar"):
         assert not browser.run(f"document.querySelector({selector!r}).checkVisibility()")
     browser.call("Emulation.setEmulatedMedia", media="")
 
 
 def test_texts_of_a_run_folder_stay_texts(browser: Browser, tmp_path: Path) -> None:
-    for seed in (0, 1):
-        for name in ("deepnorm", "post_ln"):
-            path = make_run(tmp_path / "<b>x", scheme=name, seed=seed, config={"task.name": EVIL})
-            folder = RunFolder(path)
-            folder.write_columns(Run(path).columns | {"scheme": {"label": f"{name} {EVIL}"}})
-            folder.write_meta({"environment": {EVIL: EVIL}, "git": {"commit": EVIL}})
-    browser.errors.clear()
+    for path in make_runs(
+        tmp_path / "<b>x", scheme=("deepnorm", "post_ln"), seed=(0, 1), config={"task.name": EVIL}
+    ):
+        folder = RunFolder(path)
+        folder.write_columns(Run(path).columns | {"scheme": {"label": f"{path.name} {EVIL}"}})
+        folder.write_meta({"environment": {EVIL: EVIL}, "git": {"commit": EVIL}})
     with without_layout():
-        browser.open(report(tmp_path).as_uri())
-    names = browser.run("[...document.querySelectorAll('figure')].map(f => f.id.slice(3))")
-    for name in names:
-        show(browser, name)
+        show_all(browser, report(tmp_path).as_uri())
     assert browser.run("window.owned === undefined")
     assert browser.run("document.querySelectorAll('img[onerror], b:not(.tip b)').length") == 0
     legend = browser.run("document.querySelector('#s1-update_vs_step .legend').innerText")
     assert "<img src=x" in legend and "\\u202e" in legend and "\u202e" not in legend
-    assert browser.errors == []

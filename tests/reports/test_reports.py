@@ -1,9 +1,9 @@
 """`compare` and `report`: their arithmetic against slow copies, and a page that holds all of it."""
 
 import base64
-import csv
 import hashlib
 import io
+import json
 import math
 import re
 import shutil
@@ -13,9 +13,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.command_line import typed
-from helpers.plot_runs import make_chart, make_run, make_runs, update, without_layout
+from helpers.plot_runs import LABELS, make_chart, make_run, make_runs, update, without_layout
 from helpers.record_runs import end
 from helpers.report_pages import Page, draw_only, row_of
 
@@ -28,6 +29,7 @@ from deepstack.reports import compare, report
 from deepstack.reports.figures import describe_figure
 
 SCHEMES = ("deepnorm", "post_ln")
+QUANTILE = 4.303  # two-sided 95 % quantile of Student's t for three values, as tables print it
 LOSS = {
     (scheme, depth, seed): 2.0 + 0.1 * seed + (0.4 if scheme == "post_ln" else 0.01 * seed) + depth
     for scheme in SCHEMES
@@ -55,12 +57,15 @@ def test_a_row_is_the_mean_and_the_spread_of_its_seeds(study: Path) -> None:
     assert list(zip(table.setting, table.depth, strict=True)) == [
         ("DeepNorm", "1"), ("DeepNorm", "2"), ("Post-LN", "1"), ("Post-LN", "2")
     ]  # fmt: skip
-    for scheme, label in zip(SCHEMES, ("DeepNorm", "Post-LN"), strict=True):
-        row = row_of(table, setting=label, depth="2")
+    for scheme in SCHEMES:
+        row = row_of(table, setting=LABELS[scheme], depth="2")
         losses = [LOSS[scheme, 2, seed] for seed in range(3)]
         assert row.val_loss == pytest.approx(statistics.fmean(losses))
         assert row.val_sd == pytest.approx(statistics.stdev(losses))
-        assert (row.seeds, row.outcome, row.unigram) == (3, "3 above", 3.26)
+        half = QUANTILE * row.val_sd / math.sqrt(3)
+        ends = (row.val_loss - half, row.val_loss + half)
+        assert (row.val_low, row.val_high) == pytest.approx(ends, abs=1e-3 * half)
+        assert (row.seeds, row.n, row.outcome, row.unigram) == (3, 3, "3 above", 3.26)
         assert row.update_first == pytest.approx(update(2, 1))
         assert row.update_last == pytest.approx(update(2, 5))
     assert "difference" not in table
@@ -73,7 +78,8 @@ def test_only_what_is_done_has_a_loss(tmp_path: Path) -> None:
     for seed, state in enumerate(("done", "diverged", "failed", "interrupted")):
         make_run(tmp_path / "states", seed=seed, state=state, masked=1.0 + seed)
     row = compare(tmp_path / "states").iloc[0]
-    assert (row.seeds, row.val_loss) == (4, 1.0) and math.isnan(row.val_sd)
+    assert (row.seeds, row.n, row.val_loss) == (4, 1, 1.0)
+    assert row[["val_sd", "val_low", "val_high"]].isna().all()
     wanted = ["1 diverged", "1 failed", "1 interrupted", "1 trained"]
     assert sorted(row.outcome.split(", ")) == wanted
     # Without [MASK] the floor is the best without context, not the unigram of [MASK] positions.
@@ -91,15 +97,26 @@ def test_a_difference_is_taken_seed_by_seed(study: Path, against: str) -> None:
         assert row.difference == pytest.approx(statistics.fmean(found))
         assert row.se == pytest.approx(statistics.stdev(found) / math.sqrt(3))
         assert row.se < row.val_sd / 5  # what seeds have in common is out of it
+        half = QUANTILE * row.se
+        ends = (row.difference - half, row.difference + half)
+        assert (row.diff_low, row.diff_high) == pytest.approx(ends, abs=1e-3 * half)
         assert row.pairs == 3
         own = row_of(table, setting="Post-LN", depth=str(depth))
-        assert own.pairs == 0 and math.isnan(own.difference)
+        assert own.pairs == 0 and own[["difference", "diff_low", "diff_high"]].isna().all()
+    words = "compare", study, "--against", against
+    first, *_ = json.loads(typed(*words, "--json").stdout)
+    known = {name: value for name, value in first.items() if value is not None}
+    assert known == table.iloc[0].dropna().to_dict()
+    names = "val_low val_high n diff_low diff_high pairs".split()
+    others = "setting depth seeds outcome val_loss val_sd unigram difference se update_first"
+    assert {*names, *others.split(), "update_last", "step_ms"} <= set(first)
+    assert {*names} <= set(typed(*words).stdout.strip().splitlines()[0].split())
 
 
 def test_a_pair_is_alike_in_all_else(tmp_path: Path) -> None:
     """Two schemes at two rates: each is compared at its own rate, and rates within a scheme."""
-    for scheme, lr, loss in (("deepnorm", 0.1, 1.0), ("deepnorm", 0.2, 2.0), ("post_ln", 0.1, 4.0)):
-        make_run(tmp_path, scheme=scheme, lr=lr, masked=loss)
+    make_runs(tmp_path, lr=(0.1, 0.2), masked=lambda lr: 10 * lr)
+    make_run(tmp_path, scheme="post_ln", lr=0.1, masked=4.0)
     by_scheme = compare(tmp_path, "post_ln")
     assert row_of(by_scheme, setting="DeepNorm, lr 0.1").difference == pytest.approx(-3.0)
     assert row_of(by_scheme, setting="DeepNorm, lr 0.2").pairs == 0
@@ -112,30 +129,6 @@ def test_a_pair_is_alike_in_all_else(tmp_path: Path) -> None:
     make_run(tmp_path / "own", scheme="post_ln", lr=0.2, masked=4.0, config=start)
     row = row_of(compare(tmp_path / "own", "post_ln"), seeds=1, pairs=1)
     assert row.difference == pytest.approx(-3.0)
-
-
-def test_several_studies_are_told_apart(study: Path, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        shutil.copytree(study, tmp_path / name)
-    assert sorted(set(compare(tmp_path).study)) == ["one", "two"]
-    together = compare([tmp_path / "one", tmp_path / "two"])
-    assert "study" not in together and set(together.seeds) == {3}  # the same runs once
-
-
-@pytest.mark.parametrize(
-    ("against", "words"),
-    [
-        ("post_lnn", "unknown model.scheme 'post_lnn'; did you mean 'post_ln'?"),
-        (
-            "train.lr=1",
-            "train.lr does not vary: it is 0.001 in all of these runs; these vary: model",
-        ),
-        ("model.shceme=post_ln", "did you mean 'model.scheme'?"),
-    ],
-)
-def test_a_baseline_that_is_not_there(study: Path, against: str, words: str) -> None:
-    refused = typed("compare", study, "--against", against)
-    assert refused.exit_code == 2 and words in refused.stderr
 
 
 # --- report --------------------------------------------------------------------------------
@@ -154,34 +147,39 @@ def whole(study: Path) -> Path:
         return report(study, against="post_ln")
 
 
-def test_a_page_holds_every_table_and_chart(whole: Path) -> None:
+def test_a_page_holds_every_table_and_chart(study: Path, whole: Path) -> None:
     assert whole.parts[-2:] == ("mine", "report.html")
     page = Page(whole)
     assert page.open == []
-    first = next(row for row in page.rows if row[:2] == ["DeepNorm", "2"])
-    loss = statistics.fmean(LOSS["deepnorm", 2, seed] for seed in range(3))
     head = next(row for row in page.rows if row[0] == "setting")
-    assert first[head.index("validation loss")] == f"{loss:.3f}"
-    assert first[head.index("difference")].startswith("-0.3")
+    cells = next(row for row in page.rows if row[:2] == ["DeepNorm", "2"])
+    row = row_of(compare(study, "post_ln"), setting="DeepNorm", depth="2")
+    for name, count, sign, values in (
+        ("validation loss", "n", "", (row.val_loss, row.val_low, row.val_high)),
+        ("difference", "pairs", "+", (row.difference, row.diff_low, row.diff_high)),
+    ):
+        at = head.index(name)
+        assert head[at + 2 : at + 5] == ["95 % from", "to", count] and cells[at + 4] == "3"
+        assert [cells[at], *cells[at + 2 : at + 4]] == [f"{value:{sign}.3f}" for value in values]
+    assert "95 % interval of the mean (Student's t)" in page.text
+    assert "accounts for this choice" not in page.text
     drawn = [f["id"].partition("-")[2] for f in page.all("figure")]
     assert drawn[:2] == ["final_loss_vs_depth", "outcomes"] and "update_vs_step" in drawn
     left_out = set(re.findall(r"(\w+) is not drawn: ", page.text))
     assert left_out | set(drawn) == set(CHARTS) and not left_out & set(drawn)
-    assert len(page.all("img")) == len(drawn)
+    tables = [a["href"] for a in page.all("a") if "download" in a]
+    assert len(page.all("img")) == len(tables) == len(drawn)
     for image in page.all("img"):
         assert b"<svg" in content(image["src"]) and image["alt"] and int(image["width"]) > 300
-    tables = [a["href"] for a in page.all("a") if "download" in a]
-    assert len(tables) == len(drawn)
-    numbers = list(csv.DictReader(io.StringIO(content(tables[0]).decode())))
-    assert {row["series"] for row in numbers} >= {"DeepNorm", "Post-LN"}
+    numbers = pd.read_csv(io.BytesIO(content(tables[0])))
+    assert {"DeepNorm", "Post-LN"} <= set(numbers["series"])
     anchors = {attributes.get("id") for _, attributes in page.tags}
-    links = [a["href"] for a in page.all("a") if "download" not in a]
-    assert links
-    for link in links:
-        if link.startswith("#"):
-            assert link[1:] in anchors
-        else:
-            assert RunFolder(whole.parent / unquote(link)).exists()
+    links = {a["href"] for a in page.all("a") if "download" not in a}
+    inner = {link for link in links if link.startswith("#")}
+    assert inner and {link[1:] for link in inner} <= anchors
+    assert {unquote(link) for link in links - inner} == {
+        path.name for path in study.iterdir() if RunFolder(path).exists()
+    }
     assert "d_model: 64" in page.text and "scheme:" not in page.text.split("d_model")[0][-80:]
 
 
@@ -190,11 +188,12 @@ def test_the_lowest_loss_of_each_depth_is_bold(
 ) -> None:
     """A single loss of a depth is not, and neither is a run that diverged."""
     draw_only(monkeypatch)
-    for scheme, depth, loss in (
-        ("deepnorm", 1, 2.0), ("post_ln", 1, 2.5), ("deepnorm", 2, 2.6), ("post_ln", 2, 2.1),
-        ("deepnorm", 3, 2.4),
-    ):  # fmt: skip
-        make_run(tmp_path, scheme=scheme, depth=depth, masked=loss)
+    losses = {"deepnorm": (2.0, 2.6), "post_ln": (2.5, 2.1)}
+    make_runs(
+        tmp_path, scheme=SCHEMES, depth=(1, 2),
+        masked=lambda scheme, depth: losses[scheme][depth - 1],
+    )  # fmt: skip
+    make_run(tmp_path, depth=3, masked=2.4)
     make_run(tmp_path, scheme="rezero", depth=1, masked=1.0, state="diverged")
     text = report(tmp_path).read_text("utf-8")
     assert re.findall(r"number best\"[^>]*>(.*?)<", text) == ["2.000", "2.100"]
@@ -207,16 +206,6 @@ def test_lines_that_coincide_keep_their_colours(tmp_path: Path) -> None:
         (panel,) = describe_figure(make_chart(name, tmp_path))["panels"]
         styles = [(scheme_style(scheme)["color"].lower(), False) for scheme in SCHEMES]
         assert list(panel["styles"].values()) == styles and panel["kinds"] == ["line"]
-
-
-def test_the_same_runs_give_the_same_page(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw_only(monkeypatch, "update_vs_depth", "outcomes")
-    path = tmp_path / "page.html"
-    with without_layout():
-        once = report(study, path).read_bytes()
-        assert report(study, path) == path and path.read_bytes() == once
 
 
 def test_a_page_fetches_nothing(whole: Path) -> None:
@@ -249,17 +238,15 @@ def test_what_a_folder_says_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_runs_that_did_not_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_only(monkeypatch)
-    odd = make_run(tmp_path, seed=0)
+    odd, broken = make_runs(tmp_path, seed=(0, 2))
     RunFolder(odd).write_meta({"environment": "x", "git": 3, "plugins": [1]})  # no trouble
     make_run(tmp_path, seed=1, state="interrupted")
-    broken = make_run(tmp_path, seed=2)
     (broken / "status.json").write_text("{")
     messages: list[str] = []
     page = Page(report(tmp_path, tmp_path / "deep" / "page.html", say=messages.append))
-    assert (
-        "2 runs: 1 done, 1 interrupted" in page.text and "interrupted, not at its end" in page.text
-    )
-    assert any(broken.name in line for line in messages) and broken.name in page.text
+    assert "2 runs: 1 done, 1 interrupted" in page.text
+    assert "interrupted, not at its end" in page.text and broken.name in page.text
+    assert any(broken.name in line for line in messages)
 
 
 def test_a_page_of_one_run_and_of_several_studies(
@@ -271,9 +258,7 @@ def test_a_page_of_one_run_and_of_several_studies(
     assert report(run) == run / "report.html" and problems(RunFolder(run)) == []
     assert deepstack.report(tmp_path) == tmp_path / "report.html"
     page = Page(tmp_path / "report.html")
-    assert [row[0] for row in page.rows if row[0] in ("DeepNorm", "Post-LN")] == [
-        "DeepNorm", "Post-LN"
-    ]  # fmt: skip
+    assert [row[0] for row in page.rows if row[0] in LABELS.values()] == ["DeepNorm", "Post-LN"]
     assert len(page.all("section")) == 2
     several = [tmp_path / "one", tmp_path / "two"]
     with pytest.raises(ConfigError, match="--to FILE"):
@@ -295,9 +280,11 @@ def test_a_chart_whose_code_fails_is_told_and_the_others_are_there(
         report(tmp_path)
     assert error.value.written == [tmp_path / "report.html"]
     page = Page(tmp_path / "report.html")
-    assert "broken_one is not drawn" in page.text and len(page.all("img")) > 1
+    assert "broken_one is not drawn" in page.text and len(page.all("img")) == 2
+    once = (tmp_path / "report.html").read_bytes()
     found = typed("report", tmp_path)
     assert found.exit_code == 1 and found.stdout.strip() == str(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_bytes() == once
 
 
 def test_where_there_is_nothing_to_report(tmp_path: Path) -> None:
@@ -316,16 +303,12 @@ def test_where_there_is_nothing_to_report(tmp_path: Path) -> None:
 
 def make_rates(root: Path) -> Path:
     """Two schemes whose best rates differ; at the greatest one seed of Post-LN diverged."""
-    losses = {
-        "deepnorm": {0.1: 3.0, 0.2: 2.0, 0.4: 2.5},
-        "post_ln": {0.1: 4.0, 0.2: 4.5, 0.4: 1.0},
-    }
-    gone = ("post_ln", 0.4, 1)
+    losses = {"deepnorm": {0.1: 3.0, 0.2: 2.0, 0.4: 2.5}, "post_ln": {0.1: 4.0, 0.2: 4.5, 0.4: 1.0}}
     make_runs(
         root, scheme=SCHEMES, lr=(0.1, 0.2, 0.4), seed=(0, 1),
         masked=lambda scheme, lr, seed: losses[scheme][lr] + 0.1 * seed,
-        state=lambda scheme, lr, seed: "diverged" if (scheme, lr, seed) == gone else "done",
     )  # fmt: skip
+    make_run(root, scheme="post_ln", lr=0.4, seed=1, state="diverged")
     return root
 
 
@@ -334,14 +317,12 @@ def test_the_best_rate_is_chosen_where_every_seed_is_done(
 ) -> None:
     draw_only(monkeypatch)
     table = compare(make_rates(tmp_path), "post_ln", ["train.lr"])
-    assert len(table) == 2
-    best = row_of(table, setting="DeepNorm")
-    assert (best["train.lr"], best.edge, best.val_loss) == (0.2, "", pytest.approx(2.05))
-    other = row_of(table, setting="Post-LN")
-    assert (other["train.lr"], other.edge, other.val_loss) == (0.1, "lowest", pytest.approx(4.05))
-    assert best.difference == pytest.approx(-2.0) and best.pairs == 2  # each at its own rate
-    with pytest.raises(ConfigError, match=r"did you mean 'train\.lr'"):
-        compare(tmp_path, best=["train.lrr"])
+    assert table[["setting", "train.lr", "edge"]].to_numpy().tolist() == [
+        ["DeepNorm", 0.2, ""], ["Post-LN", 0.1, "lowest"]
+    ]  # fmt: skip
+    assert table["val_loss"].tolist() == pytest.approx([2.05, 4.05])
+    assert table["difference"][0] == pytest.approx(-2.0)  # each at its own rate
+    assert table["pairs"][0] == 2
     page = Page(report(tmp_path, best=["train.lr"], against="post_ln"))
     assert "The same losses choose the best train.lr and are compared; no interval" in page.text
     row = next(row for row in page.rows if row[0] == "Post-LN")
@@ -366,7 +347,9 @@ def test_a_study_without_the_baseline_is_there_without_it(
     alone = compare(tmp_path / "rates", "post_ln", ["train.lr"])
     assert list(table.columns) == ["study", *alone.columns]
     page = Page(report(tmp_path, against="post_ln", best=["train.lr"]))
-    assert len(page.all("section")) == 2
     assert [row.count("difference") for row in page.rows if row[0] == "setting"] == [0, 1]
     with pytest.raises(ConfigError, match="unknown key"):
         compare(tmp_path, "train.clip=1")
+    shutil.copytree(tmp_path / "alone", tmp_path / "copy")
+    (together,) = compare([tmp_path / "alone", tmp_path / "copy"]).to_dict("records")
+    assert "study" not in together and together["seeds"] == 1  # the same run once

@@ -1,6 +1,7 @@
-"""Best learning rates and the updates of roles against depth."""
+"""Charts of learning rates and of training FLOPs: best rates, roles, budgets, the least loss."""
 
 import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,13 @@ from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, wo
 
 from deepstack.plots.style import scheme_style
 
+# --- learning rates --------------------------------------------------------------------------
+
+
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 
 
-def study(root: Path, scheme: str, power: float, rates: tuple[float, ...] = RATES) -> None:
+def study_of_rates(root: Path, scheme: str, power: float, rates: tuple[float, ...] = RATES) -> None:
     """Losses that are parabolas in log lr around 2e-3·(N/6)^power, equal for all seeds."""
 
     def loss(depth: int, lr: float, seed: int) -> float:
@@ -23,7 +27,7 @@ def study(root: Path, scheme: str, power: float, rates: tuple[float, ...] = RATE
 
 
 def test_the_best_rate_has_the_exponent_of_its_parabolas_and_laws_beside_it(tmp_path: Path) -> None:
-    study(tmp_path, "deepnorm", -0.5)
+    study_of_rates(tmp_path, "deepnorm", -0.5)
     chart = make_chart("best_lr_vs_depth", tmp_path)
     points = rows(chart, kind="point")
     expected = [2e-3 * (depth / 6) ** -0.5 for depth in (6, 24, 54)]
@@ -40,20 +44,12 @@ def test_the_best_rate_has_the_exponent_of_its_parabolas_and_laws_beside_it(tmp_
 
 
 def test_a_best_rate_at_the_edge_is_hollow_and_a_lone_depth_is_named(tmp_path: Path) -> None:
-    study(tmp_path, "deepnorm", -0.5, RATES[2:])
+    study_of_rates(tmp_path, "deepnorm", -0.5, RATES[2:])
     make_runs(tmp_path, scheme="rezero", lr=RATES)
     chart = make_chart("best_lr_vs_depth", tmp_path)
     assert rows(chart, kind="point")["mark"].dropna().tolist() == ["edge", "edge"]
     assert "best rate tried lies at the edge" in caption(chart)
     assert "ReZero: no seed has a loss at every rate of two depths" in caption(chart)
-
-
-def test_a_rate_at_which_a_seed_diverged_is_never_the_best(tmp_path: Path) -> None:
-    study(tmp_path, "deepnorm", 0.0)
-    make_run(tmp_path, depth=24, lr=1e-2, seed=1, state="diverged", masked=0.1)
-    points = rows(make_chart("best_lr_vs_depth", tmp_path), kind="point")
-    assert points["y"].tolist() == pytest.approx([2e-3, 3e-3, 2e-3])
-    assert points["mark"].dropna().to_dict() == {points.index[1]: "edge"}
 
 
 def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:
@@ -72,3 +68,49 @@ def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:
     assert "norm gain: 1.000 ± 0.000, 1.000 ± 0.000" in words(chart)
     for axes in chart.figure.axes:
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+# --- FLOPs -----------------------------------------------------------------------------------
+
+
+DEPTHS = (2, 8, 32)
+
+
+def least(budget: float) -> float:
+    """The depth at which the planted loss is least."""
+    return 6.0 * (budget / 1e12) ** 0.5
+
+
+def study_of_budgets(root: Path, size: str = "model.depth") -> None:
+    """Losses that are parabolas in log size, trained with rates chosen for each cell."""
+    for steps, n, seed in product((10, 40), DEPTHS, (0, 1)):
+        budget = steps * 1e11
+        away = math.log(n / least(budget))
+        make_run(
+            root, depth=n if size == "model.depth" else 6, seed=seed,
+            lr=1e-3 * n * (1 + steps // 40), steps=steps, config={size: n, "model.d_ff": 4 * n},
+            masked=2.5 - 0.2 * math.log10(budget / 1e12) + 0.1 * away**2 + 0.01 * seed,
+            flops=int(budget / steps * (1 + 0.02 * (n == 8))),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["model.depth", "model.d_model"])
+def test_the_least_loss_at_equal_flops_is_found_inside(tmp_path: Path, size: str) -> None:
+    study_of_budgets(tmp_path, size)
+    chart = make_chart("iso_flop", tmp_path)
+    minima = rows(chart, kind="minimum").set_index("series")
+    assert minima["x"].to_dict() == pytest.approx({"1e+12 FLOPs": 6.0, "4e+12 FLOPs": 12.0})
+    assert minima["y"].iloc[0] == pytest.approx(2.505)
+    points = rows(chart, kind="point", series="1e+12 FLOPs")
+    assert points["x"].tolist() == list(DEPTHS) and set(points["n"]) == {2}
+    assert ("width" if size == "model.d_model" else "depth N") in caption(chart)
+
+
+def test_loss_against_flops_has_a_line_for_each_depth(tmp_path: Path) -> None:
+    study_of_budgets(tmp_path)
+    chart = make_chart("loss_vs_compute", tmp_path)
+    middle = rows(chart, series="DeepNorm, N = 8")
+    assert middle["x"].tolist() == pytest.approx([1.02e12, 4.08e12])
+    bent = 0.1 * math.log(8 / least(4e12)) ** 2
+    assert middle["y"].iloc[1] == pytest.approx(2.505 - 0.2 * math.log10(4) + bent)
+    assert len(chart.data) == 6
