@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,19 +14,16 @@ from deepstack import config as conf
 from deepstack import yaml_reader
 from deepstack.errors import ConfigError
 
-# name -> (YAML, overrides, the message)
-BAD_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
-    "override without =": ("", ["model.depth"],
+BAD_OVERRIDES = [
+    ("model.depth",
      "model.depth on the command line: found 'model.depth'; allowed key=value"),
-    "override, unknown key": ("", ["model.detph=3"],
+    ("model.detph=3",
      "model.detph=3 on the command line: model.detph: found the unknown key … did you mean "
      "'depth'?"),
-    "override of a section": ("", ["model=3"],
-     "model: found 3; allowed a section with the keys scheme"),
-    "override, several values": ("", ["model.depth=6,48"],
-     "found '6,48' … several values make a sweep: deepstack sweep"),
-    "override, surrogate": ("", ["name=\udcff"], "found the control character"),
-}  # fmt: skip
+    ("model=3", "model: found 3; allowed a section with the keys scheme"),
+    ("model.depth=6,48", "found '6,48' … several values make a sweep: deepstack sweep"),
+    ("name=\udcff", "found the control character"),
+]  # fmt: skip
 
 AXES = "sweep:\n  grid: {model.scheme: [post_ln, deepnorm], model.depth: [6, 48]}\n"
 
@@ -78,12 +76,10 @@ BAD_STUDIES: dict[str, tuple[str, str]] = {
      "f.yaml:3:57: train.lr: found -1; allowed a number above 0"),
 }  # fmt: skip
 
-BAD_STUDY_OVERRIDES: dict[str, tuple[str, list[str], str]] = {
-    "override, wrong value": ("", ["seed=0,1,x"],
-     "seed=0,1,x on the command line: seed: found 'x'"),
-    "override, open quote": ("", ["seed=0,'1"],
-     "seed=0,'1 on the command line: seed: found … allowed an integer"),
-}  # fmt: skip
+BAD_STUDY_OVERRIDES = [
+    ("seed=0,1,x", "seed=0,1,x on the command line: seed: found 'x'"),
+    ("seed=0,'1", "seed=0,'1 on the command line: seed: found … allowed an integer"),
+]
 
 
 def message_of(read: Callable[..., Any], text: str | bytes, overrides: list[str]) -> str:
@@ -93,29 +89,24 @@ def message_of(read: Callable[..., Any], text: str | bytes, overrides: list[str]
     return str(error.value)
 
 
-def assert_says(message: str, parts: str) -> None:
-    """One line, printable and short, that holds the parts in their order."""
-    at = 0
-    for part in parts.split(" … "):
-        assert part in message[at:], message
-        at = message.index(part, at) + len(part)
-    assert message.isprintable() and len(message) < 500
-
-
 CASES = [
     *((conf.parse_config, text, [], parts) for text, parts in BAD.values()),
-    *((conf.parse_config, *case) for case in BAD_OVERRIDES.values()),
+    *((conf.parse_config, "", [override], parts) for override, parts in BAD_OVERRIDES),
     *((conf.parse_study, text, [], parts) for text, parts in BAD_STUDIES.values()),
-    *((conf.parse_study, *case) for case in BAD_STUDY_OVERRIDES.values()),
+    *((conf.parse_study, "", [override], parts) for override, parts in BAD_STUDY_OVERRIDES),
 ]
-NAMES = [*BAD, *BAD_OVERRIDES, *BAD_STUDIES, *BAD_STUDY_OVERRIDES]
 
 
-@pytest.mark.parametrize(("read", "text", "overrides", "parts"), CASES, ids=NAMES)
+@pytest.mark.parametrize(
+    ("read", "text", "overrides", "parts"), CASES, ids=[parts for *_, parts in CASES]
+)
 def test_a_mistake_and_its_message(
     read: Callable[..., Any], text: str, overrides: list[str], parts: str
 ) -> None:
-    assert_says(message_of(read, text, overrides), parts)
+    """One line, printable and short, that holds the parts in their order."""
+    message = message_of(read, text, overrides)
+    assert re.search(".*".join(map(re.escape, parts.split(" … "))), message), message
+    assert message.isprintable() and len(message) < 500
 
 
 def test_mistakes_are_told_at_once_in_the_order_of_the_file_twenty_at_most() -> None:
@@ -144,6 +135,6 @@ def test_pyyaml_without_libyaml_reads_and_refuses_the_same(monkeypatch: pytest.M
     texts += ["", "seed: 1\n", "task: {x: [1, 'a', \"b\\n\"]}", "name: |-\n  x\n", "- a\n- b: c\n"]
     before = [outcome(text) for text in texts]
     monkeypatch.setattr(yaml_reader, "_LOADER", yaml.SafeLoader)
-    same = [outcome(text) == expected for text, expected in zip(texts, before, strict=True)]
-    assert all(type(outcome(text)) is type(b) for text, b in zip(texts, before, strict=True))
-    assert same.count(False) <= 8
+    after = [outcome(text) for text in texts]
+    assert list(map(type, after)) == list(map(type, before))
+    assert sum(a != b for a, b in zip(after, before, strict=True)) <= 8
