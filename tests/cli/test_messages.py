@@ -27,7 +27,7 @@ def test_before_any_run_the_first_one_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if exists:
-        (tmp_path / "results").mkdir()
+        Path("results").mkdir()
     result = typed(*words.split())
     assert result.exit_code == 7
     assert result.stderr.endswith("to train a first run: deepstack train quick\n")
@@ -56,32 +56,24 @@ def test_before_any_run_the_first_one_is_named(
         (["ls", "--tag", "good"], "No such option: --tag; did you mean --where tag=WORD?"),
         (["plot", "metric", STUDY, "--x", "dpth", "--y", "loss"], "did you mean 'model.depth'?"),
         (["train", "model.depth=12"], "the configuration, as in: FILE.yaml model.depth=12"),
-        (["train", QUICK, "task.name=txt"], "did you mean 'text'?"),
         (["train", QUICK, "task.mask_rat=0.3"], "did you mean 'mask_rate'?"),
         (["train", QUICK, "task.path=/no/such/text"], "/no/such/text"),
         (["train", QUICK, "model.scheme_options.p=1"], "model.scheme_options.p"),
         (["train", QUICK, "--plugin", "nothing.py"], "--plugin nothing.py"),
         (["train", QUICK, "--depth", "3"], "did you mean model.depth=VALUE?"),
-        (["train", QUICK, "--seed", "1"], "did you mean seed=VALUE?"),
         (["check", QUICK, "--train.lr", "1"], "did you mean train.lr=VALUE?"),
         (["sweep", "--depths", "6,x"], "model.depth"),
         (["sweep", "--schemes", "post_ln,deepnrm"], "did you mean 'deepnorm'?"),
         (["sweep", QUICK, "--depth", "12"], "did you mean --depths?"),
-        (["sweep", QUICK, "--scheme", "deepnorm"], "did you mean --schemes?"),
         (["sweep", QUICK, "--seeds", "0-2"], "with commas between them (0,1,2)"),
-        (["sweep", QUICK, "--depths", "6..48"], "with commas between them (0,1,2)"),
         (["sweep", QUICK, "model.norm=rms,layer"], "allowed a key in it: kind, gain, bias"),
-        (["train", QUICK, "train.steps=1e3"], "found 1000.0; allowed an integer from 0 to"),
-        (["train", QUICK, "train.steps=1e3"], "did you mean 1000?"),
+        (["train", QUICK, "train.steps=1e3"], "to 1000000000; did you mean 1000?"),
         (["train", QUICK, "model.depth='12'"], "did you mean 12?"),
         (["train", "quick.yaml"], "quick.yaml: no such file; did you mean 'quick'?"),
         # After a suggestion no long list follows.
         (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
-        (["train", QUICK, "train.stesp=3"], "unknown key 'stesp'; did you mean 'steps'?\n"),
         (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
-        (["plot", STUDY, "loss_vs_tsep"], "unknown chart 'loss_vs_tsep'; did you mean 'loss_vs_st"),
         (["plot", "zzz", STUDY], "unknown chart 'zzz'; allowed: attribution_vs_depth, "),
-        (["plot", STUDY, "outcomes,frontir"], "unknown chart 'frontir'; did you mean 'frontier'?"),
         (["plot", STUDY, "--x", "depth"], "--x belongs to the charts metric and map"),
         (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
         (["report", STUDY, "--diagnostic", "zzz"], "unknown diagnostic 'zzz'; allowed: grad_norm"),
@@ -106,16 +98,6 @@ def test_a_missing_folder_is_named_and_its_neighbour(tmp_path: Path) -> None:
         assert result.exit_code == 7 and f"did you mean '{tmp_path / 'results'}'?" in result.stderr
         result = typed(command, "no/such/folder")
         assert result.exit_code == 7 and "no/such/folder" in result.stderr
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that refuses folders")
-def test_out_in_an_impossible_place() -> None:
-    trained = typed("train", QUICK, *TINY, "--out", "/proc/x", "-q")
-    swept = typed("sweep", QUICK, *TINY, "seed=0,1", "--out", "/proc/x", "-q")
-    for result in (trained, swept):
-        assert result.exit_code == 5 and "/proc/x" in result.stderr and "--out" in result.stderr
-    assert trained.stderr.endswith("give another folder with --out\n")
-    assert "/proc/x/quick: no folder can be made" in swept.stderr
 
 
 def test_a_sweep_that_the_disk_cannot_hold_leaves_no_folder(
@@ -154,5 +136,5 @@ def test_the_trash_is_listed_before_it_is_emptied(tmp_path: Path, monkeypatch: A
 def test_an_export_prints_its_files_on_lines(trained: Path, tmp_path: Path) -> None:
     exported = typed("export", trained, "--to", tmp_path / "model")
     assert exported.exit_code == 0 and "[" not in exported.stdout
-    for name in ("weights.safetensors", "weights.yaml", "weights.json"):
-        assert any(line.rstrip().endswith(name) for line in exported.stdout.splitlines()), name
+    names = {"weights.safetensors", "weights.yaml", "weights.json"}
+    assert names <= {Path(line.rstrip()).name for line in exported.stdout.splitlines()}

@@ -6,6 +6,7 @@ import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -63,16 +64,10 @@ def test_a_study_goes_whole_and_its_runs_with_it(out: Path) -> None:
     study, run = map(Path, result.stdout.split())
     assert (study.name, run.name) == ("one", "d6") and study.parent == run.parents[1]
     assert contents(study) == before
-    assert [r.path for r in find_runs(out)] == [out / "two" / "d48"]
-
-
-def test_ls_and_verify_do_not_see_the_trash(out: Path) -> None:
-    target = rm(out, out / "one", out / "two" / "d6").stdout.split()[0]
-    for command in ("ls", "verify"):
+    for command in ("ls", "verify"):  # they do not see the trash
         rows = json.loads(deepstack(command, out, "--json").stdout)
         assert [(row["study"], row["run"]) for row in rows] == [("two", "d48")]
-    assert len(json.loads(deepstack("ls", target, "--json").stdout)) == 2  # unless it is asked for
-    rm(out, "--empty")
+    assert len(json.loads(deepstack("ls", study, "--json").stdout)) == 2  # unless it is asked for
     rm(out, out / "two")
     assert deepstack("ls", out).exit_code == 7
 
@@ -113,15 +108,9 @@ def test_what_is_no_run_or_study_below_out_is_refused(out: Path, tmp_path: Path)
     (out / "empty").mkdir()
     (out / "file").write_text("")
     before = contents(tmp_path)
+    not_below = outside, out, out / "one" / "..", out / ".." / "elsewhere" / "run", "/", ""
     for path, code, message in (
-        (outside, 2, "is not below"),
-        (outside.parent, 2, "is not below"),
-        (out, 2, "is not below"),
-        (out / "..", 2, "is not below"),
-        (out / "one" / "..", 2, "is not below"),
-        (out / ".." / "elsewhere" / "run", 2, "is not below"),
-        ("/", 2, "is not below"),
-        ("", 2, "is not below"),
+        *product(not_below, [2], ["is not below"]),
         (out / "one" / "d6" / "checkpoint" / "inner", 2, "is no run and no study"),
         (out / "one" / "figures", 7, "is no run"),
         (out / "empty", 7, "holds no runs"),
@@ -158,20 +147,16 @@ def test_links_are_not_followed(out: Path, tmp_path: Path) -> None:
     assert (there / "link").is_symlink() and not (out / "one").exists()
     assert contents(tmp_path / "elsewhere") == before
     assert not (outside / ".lock").exists()
-    assert rm(out, "--empty").exit_code == 0
-    assert contents(tmp_path / "elsewhere") == before and not there.exists()
 
 
 def test_a_results_folder_may_be_a_link_itself(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(out)
-    result = rm(link, link / "one" / "d6")
-    assert result.exit_code == 0, result.stderr
-    assert len(find_runs(out)) == 3 and RunFolder(result.stdout.strip()).exists()
+    (tmp_path / "link").symlink_to(out)
     monkeypatch.chdir(tmp_path)
-    assert rm(Path("link"), "results/one").exit_code == 0
+    result = rm(Path("link"), "link/one/d6", "results/two")
+    assert result.exit_code == 0, result.stderr
+    assert [run.name for run in find_runs(out)] == ["d48"]
 
 
 def test_a_disk_or_a_trash_that_leads_elsewhere_leaves_all_where_it_is(
@@ -197,14 +182,14 @@ def test_emptying_deletes_the_trash_and_nothing_else(out: Path, tmp_path: Path) 
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("kept")
+    before = contents(tmp_path)
     there = Path(rm(out, out / "one" / "d6").stdout.strip())
     (there / "link").symlink_to(outside)
     (out / ".trash" / "stray").symlink_to(outside)
-    before = contents(out / "two") | contents(out / "one") | contents(outside)
-    result = rm(out, "--empty")
-    assert result.exit_code == 0 and result.stdout == "3.0 MB freed, 1 runs\n"
-    assert list((out / ".trash").iterdir()) == []
-    assert contents(out / "two") | contents(out / "one") | contents(outside) == before
+    assert rm(out, "--empty").stdout == "3.0 MB freed, 1 runs\n"
+    assert not list((out / ".trash").iterdir())
+    kept = {name: data for name, data in before.items() if "/one/d6/" not in name}
+    assert contents(tmp_path) == kept
     assert rm(out, "--empty").stdout == "0.0 MB freed, 0 runs\n"
     assert rm(tmp_path / "none", "--empty").exit_code == 0
     assert not (tmp_path / "none").exists()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers import ROOT
 from helpers.command_line import TINY, typed
 
@@ -225,8 +226,6 @@ attempt(lambda: torch.load(data + "/weights.pt", weights_only=False))
 
 def test_the_watch_sees_what_is_planted(tmp_path: Path) -> None:
     """Each thing forbidden, done on purpose: in the process, in a fork of it, by torch.load."""
-    import torch
-
     data = tmp_path / "data"
     data.mkdir()
     (data / "code.py").write_text(f"x = '{CANARY}'")
@@ -246,21 +245,19 @@ def test_the_watch_sees_what_is_planted(tmp_path: Path) -> None:
     assert any("code_7f3a91.py" in line for line in lines)  # an import from the data
 
 
-def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
-    array = (
-        package.train(parse_config("", overrides=TINY), out=tmp_path).path / "layers/grad_norm.npy"
-    )
-    kept = array.read_bytes()
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([Planted(tmp_path / "planted")], dtype=object), allow_pickle=True)
-    words = ["plot", "layer_step_heat_map", "--diagnostic", "grad_norm", str(tmp_path)]
-    for content, code in ((buffer.getvalue(), 5), (pickle.dumps(3), 5), (kept, 0)):
+def test_an_array_of_objects_is_not_unpickled(run: Path, tmp_path: Path) -> None:
+    array = run / "layers" / "grad_norm.npy"
+    objects = io.BytesIO()
+    np.save(objects, np.array([Planted(tmp_path / "planted")], dtype=object), allow_pickle=True)
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "-" * 5000 + "1, 2), }\n"
+    deep = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    for content in (objects.getvalue(), pickle.dumps(3), deep):
         array.write_bytes(content)
-        result = typed(*words)
-        assert result.exit_code == code, result.stderr
-        assert "Traceback" not in result.stderr
-        assert code == 0 or "grad_norm.npy" in result.stderr
+        for words in (["plot", "layer_step_heat_map", "--diagnostic", "grad_norm"], ["report"]):
+            result = typed(*words, run)
+            assert result.exit_code == 5 and "grad_norm.npy: is no array" in result.stderr
     assert not (tmp_path / "planted").exists()
+    assert typed("compare", run).exit_code == 0  # reads no layers
 
 
 UNSAFE = re.compile(
