@@ -19,17 +19,17 @@ from deepstack.cli.output import show_work
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("words", "expected"),
     [
-        (["check", QUICK, *TINY], "building the model"),
-        (["compare"], "reading runs"),
-        (["plot", "loss_vs_step", "--format", "csv"], "drawing charts"),
-        (["verify"], "comparing checksums"),
-        (["fit"], "fitting"),
+        (["check", QUICK, *TINY], ["building the model"]),
+        (["compare", "."], ["reading runs"]),
+        (["plot", ".", "loss_vs_step", "--format", "csv"], ["drawing charts"]),
+        (["verify", "."], ["comparing checksums", "comparing checksums: deepnorm-d6-s0-0.001"]),
+        (["fit", "."], ["fitting"]),
     ],
 )
 def test_a_command_has_a_text(
-    words: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path / "study")
     texts: list[str] = []
@@ -37,10 +37,9 @@ def test_a_command_has_a_text(
     monkeypatch.setattr(
         Progress, "update", lambda bar, task, description, **more: texts.append(description)
     )
-    typed(*words, *([tmp_path] if words[0] != "check" else []))
-    assert texts[0] == text
-    if words[0] == "verify":
-        assert texts[1:] == ["comparing checksums: deepnorm-d6-s0-0.001"]
+    monkeypatch.chdir(tmp_path)
+    typed(*words)
+    assert texts[: len(expected)] == expected
 
 
 def test_a_pipe_gets_lines_alone_and_a_quiet_command_nothing(
