@@ -18,6 +18,7 @@ from deepstack.cli import sweep_command
 from deepstack.records.trash import list_trash
 
 STUDY = "results/study"
+RUN = f"{STUDY}/deepnorm-d6-s0-0.001"
 
 
 @pytest.mark.parametrize("words", ["ls", "plot", "compare", "report", "plot loss_vs_step results"])
@@ -50,7 +51,7 @@ def test_before_any_run_the_first_one_is_named(
         ),
         (["train", QUICK, "model.activation=GEGLU"], "GEGLU is model.activation=gelu with model."),
         (["ls", STUDY, "depth=6"], "extra argument(s) (depth=6); to select runs: --where depth=6"),
-        (["note", f"{STUDY}/run", "it", "is"], 'put the text in quotes: note RUN "TEXT"'),
+        (["note", RUN, "it", "is"], 'put the text in quotes: note RUN "TEXT"'),
         (["watch", STUDY, "b"], "allowed one folder, and the folder above several has the runs"),
         (["report", STUDY, "--out", "x"], "No such option: --out; did you mean --to?"),
         (["ls", "--tag", "good"], "No such option: --tag; did you mean --where tag=WORD?"),
@@ -70,6 +71,10 @@ def test_before_any_run_the_first_one_is_named(
         (["train", QUICK, "train.steps=1e3"], "to 1000000000; did you mean 1000?"),
         (["train", QUICK, "model.depth='12'"], "did you mean 12?"),
         (["train", "quick.yaml"], "quick.yaml: no such file; did you mean 'quick'?"),
+        (["train", RUN], f"allowed a YAML file; did you mean '{RUN}/config.yaml'?"),
+        (["rerun", STUDY], "is no run: expected a folder with a config.yaml"),
+        (["export", STUDY, "--to", "x"], "is no run: expected a folder with a config.yaml"),
+        (["init", "mine.yaml", "--from", "quik"], "did you mean 'quick'"),
         # After a suggestion no long list follows.
         (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
         (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
@@ -83,7 +88,7 @@ def test_a_wrong_word_names_the_right_one(
     words: list[str], message: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / STUDY / "run")
+    make_run(tmp_path / STUDY)
     before = sorted(tmp_path.rglob("*"))
     result = typed(*words)
     shown = " ".join(result.stderr.split()) + "\n"
@@ -115,22 +120,18 @@ def test_the_trash_is_listed_before_it_is_emptied(tmp_path: Path, monkeypatch: A
     trashed = typed("rm", STUDY).stdout.strip()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "deepstack", "rm", "--empty"]
-    for answer, left in ((b"\n", 1), (b"y\n", 0)):
+    for answer, left in ((b"\n", True), (b"y\n", False)):
         controller, terminal = pty.openpty()
         os.write(controller, answer)
         process = subprocess.run(
-            command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, timeout=60
+            command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
         )
         os.close(terminal)
         shown = os.read(controller, 10_000).decode()
         os.close(controller)
         assert process.returncode == 0 and f"{trashed}/run" in shown
         assert "delete 1 run for good? [y/N]" in shown
-        assert ("nothing was deleted" in shown) == bool(left) == bool(list_trash("results"))
-    make_run(tmp_path / STUDY / "run")
-    typed("rm", STUDY)
-    emptied = typed("rm", "--empty")  # without a terminal no question is asked
-    assert emptied.exit_code == 0 and "run" in emptied.stderr and not list_trash("results")
+        assert ("nothing was deleted" in shown) == left == bool(list_trash("results"))
 
 
 def test_an_export_prints_its_files_on_lines(trained: Path, tmp_path: Path) -> None:

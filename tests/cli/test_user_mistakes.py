@@ -78,16 +78,6 @@ def test_a_run_that_is_done_says_that_nothing_was_trained(run: Path, tmp_path: P
     assert Path(other.stdout.strip()).parent.name == "config"
 
 
-def test_a_run_for_its_config_and_a_study_for_its_run(run: Path, tmp_path: Path) -> None:
-    for words, message in (
-        (["train", run], f"allowed a YAML file; did you mean '{run}/config.yaml'?"),
-        (["rerun", run.parent], "is no run: expected a folder with a config.yaml"),
-        (["export", run.parent, "--to", tmp_path / "x"], "is no run: expected a folder with"),
-    ):
-        result = typed(*words)
-        assert result.exit_code == 2 and message in result.stderr
-
-
 def test_a_folder_that_cannot_be_written_asks_for_another(run: Path, tmp_path: Path) -> None:
     (run.parent / "figures").write_text("a file where the figures should go")
     for words, end in (

@@ -42,14 +42,13 @@ SCHEMES = [
     ("merges = False", "defines neither residual nor layer; write residual"),
     (
         "def residual(self, x, norm, G):\n    return norm(x + G(x))",
-        r"line 8: found residual\(self, x, norm, G\); allowed residual\(self, x, G, norm\)",
+        r"line 8: found residual\(self, x, norm, G\); allowed residual\(self, x, G, norm\): th",
     ),
     ("def __init__(self, d_model):\n    pass", r"allowed __init__\(self, layer, dep"),
     (
         "def __init__(self, layer, depth, parts):\n    self.a = 2.0",
         r"own.py:8: its __init__ does not call super\(\).__init__\(layer, depth, parts\)",
     ),
-    (POST_LN + "def enter(self):\n    return 1", r"allowed enter\(self, x\)"),
     (
         "families = 'decoder', 'encoder_decoder'\ndef layer(self, x, attention, feed_forward):\n"
         "    return x",
@@ -57,17 +56,12 @@ SCHEMES = [
     ),
     ("def resdiual(self, x, G, norm):\n    return x", "did you mean residual"),
     (POST_LN + "final_norms = True", "has no final_norms; did you mean final_norm"),
-    ("families = ()", r"own: families is \(\); allowed: some of encoder, decoder, enc"),
     ("families = 'encodr',", r"families is \('encodr',\); allowed: some of enc"),
     (
         POST_LN + "def gain(self, role, layer, depth):\n    return 1.0",
         r"line 10: gain takes self; .* @classmethod def gain\(cls, role, layer, dep",
     ),
     (POST_LN + "alpha = 2.0", r"alpha is 2.0; .* def alpha\(cls, depth\)"),
-    (
-        POST_LN + "@classmethod\ndef gain(cls, layer, role, depth):\n    return 1.0",
-        r"allowed gain\(cls, role, layer, depth\): their order is another",
-    ),
     (GAIN + "return float('nan')", r"own.py:10: gain\('embedding', 0, 2\) gave nan"),
     (GAIN + "return 1 / layer", "own.py:12, in .*: ZeroDivisionError: division by zero"),
     (OPTIM + "return 0.5", r"gave 0.5; allowed deepstack.schemes.Optim\(lr="),
@@ -272,18 +266,3 @@ def test_what_a_plugin_prints_is_not_the_answer(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('hello')\n")
     result = typed("check", QUICK, "--json", "--plugin", tmp_path / "loud.py")
     assert result.exit_code == 0 and "hello" not in result.stdout and "hello" in result.stderr
-
-
-def test_a_scheme_made_of_another_may_say_again_what_that_has() -> None:
-    class Base(deepstack.schemes.SCHEMES["post_ln"], name="own", label="Own", paper="none"):  # type: ignore[misc]
-        """x <- LN(x + G(x))."""
-
-        _gains = 1.0
-        mean_of_mine = 2.0
-
-    class Heir(Base, name="heir", label="Heir", paper="none"):
-        """x <- LN(x + 2 G(x))."""
-
-        mean_of_mine = 3.0
-
-    assert "heir" in deepstack.schemes.SCHEMES

@@ -12,7 +12,7 @@ import pytest
 from deepstack.cli.completion import values_of
 from deepstack.config import ROLES
 from deepstack.config.schema import sections, setting_keys
-from deepstack.errors import ConfigError, PluginError
+from deepstack.errors import ConfigError
 from deepstack.registry import Registry, nearest
 
 CHOICES = {
@@ -66,15 +66,6 @@ def test_nearest(typed: str, choices: list[str], meant: str | None) -> None:
     assert nearest(typed, choices) == meant
 
 
-def test_registry_gives_objects_by_name_sorted() -> None:
-    things: Registry[int] = Registry("thing")
-    things.register("two", 2)
-    things.register("one", 1)
-    assert things.names() == list(things) == ["one", "two"] and len(things) == 2
-    assert things["one"] == 1 and things.items() == [("one", 1), ("two", 2)]
-    assert "one" in things and "three" not in things and 3 not in things
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -93,14 +84,3 @@ def test_unknown_name_is_a_config_error_with_the_nearest(name: Any, message: str
     schemes.register("pre_ln", 2)
     with pytest.raises(ConfigError, match=message):
         schemes[name]
-
-
-def test_a_name_belongs_to_one_object() -> None:
-    charts: Registry[type] = Registry("chart")
-
-    charts.register("bars", type("Plugin", (), {}))
-    new = type("Plugin", (), {})  # a module that is imported again defines its classes again
-    charts.register("bars", new)
-    assert charts["bars"] is new
-    with pytest.raises(PluginError, match=r"'bars' is already taken by .*Plugin"):
-        charts.register("bars", int)
