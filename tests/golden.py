@@ -7,8 +7,6 @@ per-layer file and the final weights.  Nothing is stored between calls, because 
 depend on the processor.  Exit status 1 if anything differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """deepstack bench: the same shape in all rows, rows that take turns, messages on missing peers."""
 
-from __future__ import annotations
-
 import json
 from functools import partialmethod
 from itertools import product

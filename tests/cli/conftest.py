@@ -1,13 +1,18 @@
 """A finished run, for the commands that read one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pytest
 from helpers import QUICK
 from helpers.command_line import TINY, typed
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which the test works."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

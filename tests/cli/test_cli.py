@@ -1,7 +1,5 @@
 """The command line, as its user meets it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Signals and errors of the system end every command with one line and an exit code."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

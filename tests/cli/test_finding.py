@@ -1,7 +1,5 @@
 """train and sweep end with a finding in words and the next command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from helpers import QUICK, ROOT

@@ -1,7 +1,5 @@
 """Help texts are whole and show an example; the shell completes what can be typed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -64,12 +62,9 @@ def test_options_stand_below_the_heading_of_their_group(command: str, headings: 
         ("deepstack ls --sort model.dep", {"model.depth"}),
     ],
 )
-def test_completion(
-    line: str, some: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "quick.yaml").touch()
-    monkeypatch.chdir(tmp_path)
+def test_completion(line: str, some: set[str], here: Path) -> None:
+    (here / "configs").mkdir()
+    (here / "configs" / "quick.yaml").touch()
     words = line.replace("=", " = ")  # as bash splits it
     last = len(words.split()) - (not line.endswith(" "))
     environment = {"COMP_WORDS": words, "COMP_CWORD": str(last)}
@@ -81,8 +76,7 @@ def test_completion(
     assert all(word.startswith(start) for word in offered)
 
 
-def test_examples_are_used_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_examples_are_used_by_name(here: Path) -> None:
     listed = typed("list", "configs").stdout
     assert all(name in listed for name in example_paths())
     folder = typed("train", "quick", *TINY, "-q").stdout.strip()
@@ -91,5 +85,5 @@ def test_examples_are_used_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert typed("sweep", "quick", *TINY, "seed=0,1", "--dry-run").exit_code == 0
     # A config starts from an example.
     assert typed("init", "--from", "quick").stdout.strip() == "quick.yaml"
-    text = Path("quick.yaml").read_text()
-    assert text.endswith(example_paths()["quick"].read_text())
+    written = (here / "quick.yaml").read_text()
+    assert written.endswith(example_paths()["quick"].read_text())

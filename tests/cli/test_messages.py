@@ -1,13 +1,10 @@
 """Messages that name the text to type instead: of commands, options, settings and folders."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import QUICK, ROOT
@@ -23,12 +20,9 @@ RUN = f"{STUDY}/deepnorm-d6-s0-0.001"
 
 @pytest.mark.parametrize("words", ["ls", "plot", "compare", "report", "plot loss_vs_step results"])
 @pytest.mark.parametrize("exists", [False, True])
-def test_before_any_run_the_first_one_is_named(
-    words: str, exists: bool, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: Path) -> None:
     if exists:
-        Path("results").mkdir()
+        (here / "results").mkdir()
     result = typed(*words.split())
     assert result.exit_code == 7
     assert result.stderr.endswith("to train a first run: deepstack train quick\n")
@@ -84,16 +78,13 @@ def test_before_any_run_the_first_one_is_named(
         (["report", STUDY, "--diagnostic", "zzz"], "unknown diagnostic 'zzz'; allowed: grad_norm"),
     ],
 )
-def test_a_wrong_word_names_the_right_one(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / STUDY)
-    before = sorted(tmp_path.rglob("*"))
+def test_a_wrong_word_names_the_right_one(words: list[str], message: str, here: Path) -> None:
+    make_run(here / STUDY)
+    before = sorted(here.rglob("*"))
     result = typed(*words)
     shown = " ".join(result.stderr.split()) + "\n"
     assert result.exit_code == 2 and message in shown and "Traceback" not in shown, shown
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(here.rglob("*")) == before
 
 
 def test_a_missing_folder_is_named_and_its_neighbour(tmp_path: Path) -> None:
@@ -114,9 +105,8 @@ def test_a_sweep_that_the_disk_cannot_hold_leaves_no_folder(
     assert not any(tmp_path.iterdir())
 
 
-def test_the_trash_is_listed_before_it_is_emptied(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / STUDY / "run")
+def test_the_trash_is_listed_before_it_is_emptied(here: Path) -> None:
+    make_run(here / STUDY / "run")
     trashed = typed("rm", STUDY).stdout.strip()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "deepstack", "rm", "--empty"]

@@ -1,7 +1,5 @@
 """The bar of long commands: on a terminal's stderr only, and gone at their end."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time
@@ -29,15 +27,14 @@ from deepstack.cli.output import show_work
     ],
 )
 def test_a_command_has_a_text(
-    words: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], expected: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_run(tmp_path / "study")
+    make_run(here / "study")
     texts: list[str] = []
     monkeypatch.setattr(Progress, "add_task", lambda bar, text, total: texts.append(text))
     monkeypatch.setattr(
         Progress, "update", lambda bar, task, description, **more: texts.append(description)
     )
-    monkeypatch.chdir(tmp_path)
     typed(*words)
     assert texts[: len(expected)] == expected
 

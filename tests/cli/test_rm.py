@@ -1,7 +1,5 @@
 """deepstack rm: out of the way, not away; nothing outside of the results is touched."""
 
-from __future__ import annotations
-
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -149,11 +147,8 @@ def test_links_are_not_followed(out: Path, tmp_path: Path) -> None:
     assert not (outside / ".lock").exists()
 
 
-def test_a_results_folder_may_be_a_link_itself(
-    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "link").symlink_to(out)
-    monkeypatch.chdir(tmp_path)
+def test_a_results_folder_may_be_a_link_itself(out: Path, here: Path) -> None:
+    (here / "link").symlink_to(out)
     result = rm(Path("link"), "link/one/d6", "results/two")
     assert result.exit_code == 0, result.stderr
     assert [run.name for run in find_runs(out)] == ["d48"]

@@ -1,7 +1,5 @@
 """What is read can run nothing, reach nobody, and tell no secret."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -1,7 +1,5 @@
 """`deepstack serve` answers with one page, to this host alone, and follows the runs."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import re

@@ -1,7 +1,5 @@
 """Signals: the first is remembered, a second one ends the process, whatever it interrupts."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

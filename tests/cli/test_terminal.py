@@ -1,7 +1,5 @@
 """Texts of runs reach the terminal and the report as letters, never as commands."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """What people get wrong when they type a command or call the library: each is told what to type."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -54,12 +52,11 @@ CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
 
 @pytest.mark.parametrize(("call", "given", "message"), CALLS)
 def test_a_wrong_call_says_the_right_one(
-    call: Callable[..., Any], given: Any, message: str, tmp_path: Path, monkeypatch: Any
+    call: Callable[..., Any], given: Any, message: str, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         call(*given)
-    assert not any(tmp_path.iterdir())
+    assert not any(here.iterdir())
 
 
 def test_a_run_that_is_done_says_that_nothing_was_trained(run: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """`deepstack watch` shows the runs of any process, and ends with Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Wrong configurations, each with the words that answer it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Configurations as values: what is read, what comes back, what makes two of them differ."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

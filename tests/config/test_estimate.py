@@ -1,7 +1,5 @@
 """Estimates of parameters and memory, and what is refused because of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """FLOPs computed from a configuration, against those that torch counts in the model's products."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The length of a run: exactly one of steps, tokens and FLOPs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every YAML that the project ships is loaded and built; example and built-in study are found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Sweep files: keys that go together, cells that are left out, cells that need other settings."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever bytes a configuration is made of, there is a configuration or a message, and soon."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

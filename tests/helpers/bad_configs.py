@@ -1,7 +1,5 @@
 """Wrong and hostile configurations, each with the message that answers it."""
 
-from __future__ import annotations
-
 # name -> (YAML, the parts of the message, in their order, with … between them)
 BAD: dict[str, tuple[str | bytes, str]] = {
     "unknown key": ("model:\n  detph: 6\n",

@@ -1,7 +1,5 @@
 """Runs deepstack's commands in this process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from typer.testing import CliRunner

@@ -1,7 +1,5 @@
 """Schemes as a reader writes them: what they say is what is trained, or is refused by name."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The mistakes of who writes a plugin: a line each, with its file and line, and no traceback."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from textwrap import dedent, indent

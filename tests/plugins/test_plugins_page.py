@@ -1,7 +1,5 @@
 """docs/plugins.md: every block is a file that works, from the command line and from Python."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

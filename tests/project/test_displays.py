@@ -1,7 +1,5 @@
 """What a notebook shows: progress bars, and short forms of runs, configs and schemes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """deepstack as a library, as a notebook's cells use it."""
 
-from __future__ import annotations
-
 import inspect
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The files around the package agree with it."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from typing import Any

@@ -1,7 +1,5 @@
 """The README: its commands exist, its snippet runs, its table is the code's."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

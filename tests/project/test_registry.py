@@ -1,7 +1,5 @@
 """Names: registering them, and finding the one that was meant."""
 
-from __future__ import annotations
-
 import random
 import string
 from collections import Counter

@@ -1,7 +1,5 @@
 """The structure of the package: imports point downwards, and no file is too long."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The files that the tutorials show work, and so do the commands beside them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The wheel, installed in a fresh environment, works in an empty folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
