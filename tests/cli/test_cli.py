@@ -1,16 +1,18 @@
 """The command line, as its user meets it."""
 
 import json
+import os
 import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import QUICK
 from helpers.command_line import TINY
 from helpers.command_line import typed as deepstack
-from helpers.terminals import run_on_terminal
+from helpers.terminals import terminal
 from rich.console import Console
 
 from deepstack.cli.display import Display
@@ -84,11 +86,25 @@ def test_sweep_runs_skips_and_ends_with_a_table(
 
 
 def test_the_live_display_on_a_terminal(tmp_path: Path) -> None:
-    words = ["train", QUICK, *TINY, "train.steps=60", "--out", str(tmp_path)]
-    printed, shown = run_on_terminal(*words)
+    at_once = (
+        "import deepstack.cli.output as p; p.DELAY_SECONDS = 0.0; from deepstack.cli import main"
+    )
+    command = [sys.executable, "-c", f"{at_once}; main()", "train", QUICK, *TINY, "train.steps=60"]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    options: Any = {"cwd": tmp_path, "env": environment, "text": True}
+    with (
+        terminal() as (stderr, read),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, **options) as process,
+    ):
+        shown = ""
+        while process.poll() is None:
+            shown += read()
+        shown += "".join(iter(read, ""))
+        assert process.stdout is not None
+        folder = tmp_path / process.stdout.read().strip()
     for part in ("loading PyTorch", "DeepNorm", "‖ΔF‖", "unigram_loss", "60/60", "done", "━"):
         assert part in shown, part
-    assert Run(Path(printed.strip())).state == "done"
+    assert Run(folder).state == "done"
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is there again
 
 

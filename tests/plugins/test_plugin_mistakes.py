@@ -169,12 +169,8 @@ TASKS = [
 ]
 
 
-def own_scheme(body: str) -> str:
-    return f"{FIRST}\n{indent(body, '    ')}\n"
-
-
 MISTAKES = [
-    *((own_scheme(body), "model.scheme=own", wanted) for body, wanted in SCHEMES),
+    *((f"{FIRST}\n{indent(body, '    ')}\n", "model.scheme=own", x) for body, x in SCHEMES),
     *((text, "seed=0", wanted) for text, wanted in FILES),
     *((text, "task.name=own", wanted) for text, wanted in TASKS),
 ]
