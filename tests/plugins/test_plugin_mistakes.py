@@ -170,7 +170,7 @@ TASKS = [
 
 
 MISTAKES = [
-    *((f"{FIRST}\n{indent(body, '    ')}\n", "model.scheme=own", x) for body, x in SCHEMES),
+    *((f"{FIRST}\n{indent(body, '    ')}", "model.scheme=own", wanted) for body, wanted in SCHEMES),
     *((text, "seed=0", wanted) for text, wanted in FILES),
     *((text, "task.name=own", wanted) for text, wanted in TASKS),
 ]
