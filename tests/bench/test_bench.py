@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import QUICK
-from helpers.command_line import typed
+from helpers.command_line import succeed, typed
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -147,9 +147,7 @@ def test_a_suite_has_one_row_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(suite.SUITES, "cpu", ("narrow", "wide"))
     tiny = ["model.depth=2", "model.d_model=8", "model.n_heads=2", "task.seq_len=8"]
     words = ["--suite", "cpu", *tiny, "--steps", 1, "--peers", "torch,torch+bf16", "--json"]
-    result = typed("bench", *words)
-    assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = json.loads(succeed("bench", *words))
     assert [row["shape"] for row in found["rows"]] == ["narrow", "wide"]
     for row, each in zip(found["rows"], found["reports"], strict=True):
         assert row["fastest_peer"] == "nn.TransformerEncoder"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers import QUICK
-from helpers.command_line import TINY, typed
+from helpers.command_line import TINY, succeed
 
 
 @pytest.fixture
@@ -18,9 +18,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that no test changes."""
-    done = typed("train", QUICK, *TINY, "-q", "--out", tmp_path_factory.mktemp("trained"))
-    assert done.exit_code == 0, done.stderr
-    return Path(done.stdout.strip())
+    out = tmp_path_factory.mktemp("trained")
+    return Path(succeed("train", QUICK, *TINY, "-q", "--out", out))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import QUICK
-from helpers.command_line import TINY
+from helpers.command_line import TINY, succeed
 from helpers.command_line import typed as deepstack
 from helpers.terminals import terminal
 from rich.console import Console
@@ -69,9 +69,8 @@ def test_sweep_runs_skips_and_ends_with_a_table(
     plan = json.loads(deepstack(*words, "--dry-run", "--json").stdout)
     assert [row["state"] for row in plan] == ["new"] * 4
     assert not list(tmp_path.iterdir())
-    result = deepstack(*words)
-    assert result.exit_code == 0, result.stderr
-    assert "post_ln" in result.stdout and "deepnorm" in result.stdout
+    table = succeed(*words)
+    assert "post_ln" in table and "deepnorm" in table
     runs = find_runs(tmp_path)
     assert [run.state for run in runs] == ["done"] * 4
     before = times()
@@ -144,9 +143,8 @@ NEEDING_MORE = {
 def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> None:
     for study in ("one", "two"):
         for depth in (1, 2):
-            words = ["train", QUICK, *TINY, f"model.depth={depth}", "--study", study]
-            words += ["log.attribution_every=1", "log.sharpness_every=1"]
-            assert deepstack(*words, "--out", tmp_path, "-q").exit_code == 0
+            words = [f"model.depth={depth}", "log.attribution_every=1", "log.sharpness_every=1"]
+            succeed("train", QUICK, *TINY, *words, "--study", study, "--out", tmp_path, "-q")
     result = deepstack("plot", tmp_path)
     assert result.exit_code == 0, result.stderr
     written = [Path(line) for line in result.stdout.splitlines()]

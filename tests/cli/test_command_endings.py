@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY as SMALL
-from helpers.command_line import typed
+from helpers.command_line import succeed, typed
 from helpers.report_pages import draw_only
 
 from deepstack.analysis.settings import value_text
@@ -113,7 +113,7 @@ def test_nested_lists_in_configs_are_compared(run: Path) -> None:
     other = Path(shutil.copytree(run, run.with_name("other")))
     path = other / "config.yaml"
     path.write_text(path.read_text().replace("  name: text", "  name: text\n  mine: [[1], {a: 2}]"))
-    assert typed("compare", run.parent).exit_code == 0
+    succeed("compare", run.parent)
 
 
 def test_a_report_names_a_study_that_is_not_utf8(
@@ -122,8 +122,7 @@ def test_a_report_names_a_study_that_is_not_utf8(
     draw_only(monkeypatch)
     study = tmp_path / os.fsdecode(b"st\xffudy")
     shutil.copytree(trained, study / trained.name)
-    found = typed("report", "-q", tmp_path)
-    assert found.exit_code == 0, found.exception
+    succeed("report", "-q", tmp_path)
     assert "st%FFudy/" in (tmp_path / "report.html").read_text()
 
 

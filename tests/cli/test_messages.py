@@ -39,10 +39,7 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         (["serve", "--host", "0.0.0.0"], "--host; the page is for this machine alone; from"),
         (["train", QUICK, "--epochs", "3"], "--epochs; training is measured in steps: train.steps"),
         (["list", "scheme"], "unknown kind 'scheme'; did you mean 'schemes'? allowed: "),
-        (
-            ["train", QUICK, "model.activation=swiglu"],
-            "; swiglu is model.activation=silu with model.gated=true\n",
-        ),
+        (["train", QUICK, "model.activation=swiglu"], "; swiglu is model.activation=silu with mod"),
         (["train", QUICK, "model.activation=GEGLU"], "GEGLU is model.activation=gelu with model."),
         (["ls", STUDY, "depth=6"], "extra argument(s) (depth=6); to select runs: --where depth=6"),
         (["note", RUN, "it", "is"], 'put the text in quotes: note RUN "TEXT"'),

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from helpers.command_line import succeed
 from helpers.command_line import typed as deepstack
 from helpers.record_runs import HOLDER, make_run, python
 
@@ -20,6 +21,11 @@ from deepstack.records import RunFolder, find_runs
 
 def rm(out: Path, *words: object) -> Any:
     return deepstack("rm", *words, "--out", out)
+
+
+def removed(out: Path, *words: object) -> list[Path]:
+    """Return the places in the trash of what was removed."""
+    return list(map(Path, succeed("rm", *words, "--out", out).splitlines()))
 
 
 @pytest.fixture
@@ -45,9 +51,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_run_goes_to_the_trash_with_every_byte(out: Path) -> None:
     before = contents(out / "one" / "d6")
-    result = rm(out, out / "one" / "d6")
-    assert result.exit_code == 0, result.stderr
-    there = Path(result.stdout.strip())
+    (there,) = removed(out, out / "one" / "d6")
     assert there.parts[-2:] == ("one", "d6") and there.parents[2] == out / ".trash"
     assert contents(there) == before
     assert [run.name for run in find_runs(out)] == ["d48", "d6", "d48"]
@@ -57,9 +61,8 @@ def test_a_run_goes_to_the_trash_with_every_byte(out: Path) -> None:
 
 def test_a_study_goes_whole_and_its_runs_with_it(out: Path) -> None:
     before = contents(out / "one")
-    result = rm(out, out / "one" / "d6", out / "one", out / "two" / "d6", out / "two" / "." / "d6")
-    assert result.exit_code == 0, result.stderr
-    study, run = map(Path, result.stdout.split())
+    given = out / "one" / "d6", out / "one", out / "two" / "d6", out / "two" / "." / "d6"
+    study, run = removed(out, *given)
     assert (study.name, run.name) == ("one", "d6") and study.parent == run.parents[1]
     assert contents(study) == before
     for command in ("ls", "verify"):  # they do not see the trash
@@ -122,11 +125,11 @@ def test_what_is_no_run_or_study_below_out_is_refused(out: Path, tmp_path: Path)
 
 
 def test_what_is_in_the_trash_is_not_put_there_again(out: Path) -> None:
-    there = rm(out, out / "one").stdout.strip()
+    (there,) = removed(out, out / "one")
     before = contents(out)
-    for path in (out / ".trash", Path(there).parent, there):
+    for path in (out / ".trash", there.parent, there):
         assert rm(out, path).exit_code == 2
-    with RunFolder(Path(there) / "d48").lock():  # at work
+    with RunFolder(there / "d48").lock():  # at work
         assert rm(out, "--empty").exit_code == 5
     assert contents(out) == before
 
@@ -141,7 +144,7 @@ def test_links_are_not_followed(out: Path, tmp_path: Path) -> None:
     result = rm(out, out / "one" / "link")
     assert result.exit_code == 2 and "symbolic link" in result.stderr
     # In a study that goes, a link goes as a link.
-    there = Path(rm(out, out / "one").stdout.strip())
+    (there,) = removed(out, out / "one")
     assert (there / "link").is_symlink() and not (out / "one").exists()
     assert contents(tmp_path / "elsewhere") == before
     assert not (outside / ".lock").exists()
@@ -149,8 +152,7 @@ def test_links_are_not_followed(out: Path, tmp_path: Path) -> None:
 
 def test_a_results_folder_may_be_a_link_itself(out: Path, here: Path) -> None:
     (here / "link").symlink_to(out)
-    result = rm(Path("link"), "link/one/d6", "results/two")
-    assert result.exit_code == 0, result.stderr
+    removed(Path("link"), "link/one/d6", "results/two")
     assert [run.name for run in find_runs(out)] == ["d48"]
 
 
@@ -178,7 +180,7 @@ def test_emptying_deletes_the_trash_and_nothing_else(out: Path, tmp_path: Path) 
     outside.mkdir()
     (outside / "file").write_text("kept")
     before = contents(tmp_path)
-    there = Path(rm(out, out / "one" / "d6").stdout.strip())
+    (there,) = removed(out, out / "one" / "d6")
     (there / "link").symlink_to(outside)
     (out / ".trash" / "stray").symlink_to(outside)
     assert rm(out, "--empty").stdout == "3.0 MB freed, 1 runs\n"

@@ -32,21 +32,9 @@ CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (deepstack.train, ("configs/quick.yaml",), f"found a str {LOADED}"),
     (partial(deepstack.build_model, vocab_size=3), ({"depth": 2},), f"found a dict {LOADED}"),
     (deepstack.sweep, ("quick.yaml", {"seed": [0]}), f"found a str {LOADED}"),
-    (
-        deepstack.sweep,
-        (CONFIG, {"model.depth": 3}),
-        r"sweep.grid.model.depth: found 3; allowed a list of values, such as \[3\]",
-    ),
-    (
-        deepstack.sweep,
-        (CONFIG, {"model.scheme": "post_ln"}),
-        r"sweep.grid.model.scheme: found 'post_ln'; allowed .* \['post_ln'\]",
-    ),
-    (
-        plugins.load_plugins,
-        ("mine.py",),
-        r"load_plugins: found one path; allowed a list, such as \['mine.py'\]",
-    ),
+    (deepstack.sweep, (CONFIG, {"model.depth": 3}), r"grid.model.depth: found 3; .* list .* \[3\]"),
+    (deepstack.sweep, (CONFIG, {"model.scheme": "post_ln"}), r"found 'post_ln'; .* \['post_ln'\]"),
+    (plugins.load_plugins, ("mine.py",), r"found one path; allowed a list, such as \['mine.py'\]"),
 ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import QUICK, ROOT
-from helpers.command_line import TINY, typed
+from helpers.command_line import TINY, succeed, typed
 
 import deepstack
 from deepstack.plugins import load_plugins
@@ -21,13 +21,6 @@ BLOCKS = {
     "model.scheme=mine": MINE, "model.scheme=memory": MEMORY, "model.scheme=bounded": BOUNDED,
     "task.name=parity": PARITY,
 }  # fmt: skip
-
-
-def succeed(*words: object) -> str:
-    """Return what a command prints that must not fail."""
-    done = typed(*words)
-    assert done.exit_code == 0, done.stderr
-    return str(done.stdout).strip()
 
 
 def test_the_task_reads_its_own_tokens(tmp_path: Path) -> None:
