@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import QUICK
-from helpers.command_line import TINY, succeed
-from helpers.command_line import typed as deepstack
+from helpers.command_line import TINY, succeed, typed
 from helpers.terminals import terminal
 from rich.console import Console
 
@@ -24,29 +23,28 @@ from deepstack.training import Started
 
 def test_init_writes_every_default_and_a_schema(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    assert deepstack("init", file).stdout.strip() == str(file)
-    assert deepstack("init", file).exit_code == 2
+    assert typed("init", file).stdout.strip() == str(file)
+    assert typed("init", file).exit_code == 2
     schema = json.loads((tmp_path / "deepstack.schema.json").read_text())
-    assert json.loads(deepstack("init", "--schema").stdout) == schema == json_schema()
+    assert json.loads(typed("init", "--schema").stdout) == schema == json_schema()
     # As it is and uncommented line by line, the file is the configuration of all defaults.
     lines = file.read_text().splitlines()[2:]
     text = "\n".join(line.replace("# ", "", 1) if "# " in line[:10] else line for line in lines)
-    wanted = with_overrides(Config(), {"model.depth": 48})
-    assert load_config(file) == parse_config(text) == wanted
+    assert load_config(file) == parse_config(text) == with_overrides(Config(), {"model.depth": 48})
 
 
 def test_settings_are_listed_with_what_each_may_be() -> None:
-    rows = json.loads(deepstack("list", "settings", "--json").stdout)
+    rows = json.loads(typed("list", "settings", "--json").stdout)
     assert all(row["description"] for row in rows)
     found = {row["name"]: row for row in rows}
     assert found["model.norm.kind"]["allowed"] == "layer, rms, batch, dynamic_tanh, dynamic_erf"
     assert found["train.optimizer"]["allowed"] == "adamw, adam, sgd, muon"
     assert found["train.lr"]["default"] == Config().train.lr
-    assert "allowed: configs, settings, " in deepstack("list", "norms").stderr
+    assert "allowed: configs, settings, " in typed("list", "norms").stderr
 
 
 def test_coefficients_are_listed_at_a_depth_and_gains_of_the_first_and_last_layer() -> None:
-    rows = json.loads(deepstack("list", "schemes", "--depth", "1000", "--json").stdout)
+    rows = json.loads(typed("list", "schemes", "--depth", "1000", "--json").stdout)
     listed = {row["name"]: row for row in rows}
     deepnorm = listed["deepnorm"]
     assert deepnorm["alpha"] == pytest.approx(6.6874, rel=1e-4)
@@ -66,7 +64,7 @@ def test_sweep_runs_skips_and_ends_with_a_table(
 
     words = ["sweep", QUICK, *TINY, "--depths", "1,2", "--schemes", "post_ln,deepnorm"]
     words += ["--out", str(tmp_path), "--workers", "2"]
-    plan = json.loads(deepstack(*words, "--dry-run", "--json").stdout)
+    plan = json.loads(typed(*words, "--dry-run", "--json").stdout)
     assert [row["state"] for row in plan] == ["new"] * 4
     assert not list(tmp_path.iterdir())
     table = succeed(*words)
@@ -76,7 +74,7 @@ def test_sweep_runs_skips_and_ends_with_a_table(
     before = times()
     runs[0].folder.write_status("failed", 1)
     monkeypatch.setattr(sys.modules["deepstack.sweeps.local"], "cores", lambda: 1)
-    again = deepstack(*words, "--json")
+    again = typed(*words, "--json")
     assert again.exit_code == 3 and len(json.loads(again.stdout)) == 4
     assert "2 workers have more threads than the cores; use --workers 1" in again.stderr
     assert f"(reasons: deepstack ls {tmp_path / 'quick'})" in again.stderr
@@ -145,7 +143,7 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
         for depth in (1, 2):
             words = [f"model.depth={depth}", "log.attribution_every=1", "log.sharpness_every=1"]
             succeed("train", QUICK, *TINY, *words, "--study", study, "--out", tmp_path, "-q")
-    result = deepstack("plot", tmp_path)
+    result = typed("plot", tmp_path)
     assert result.exit_code == 0, result.stderr
     written = [Path(line) for line in result.stdout.splitlines()]
     assert {path.suffix for path in written} == {".pdf", ".png", ".svg", ".csv"}
@@ -157,5 +155,5 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
             assert path.stat().st_size > 5000, path
     assert {path.stem for path in written} == {*CHARTS} - NEEDING_MORE
     assert "frontier is not drawn: needs finished runs of two learning rates" in result.stderr
-    chosen = deepstack("plot", "update_vs_depth", tmp_path / "one", "--to", tmp_path / "x")
+    chosen = typed("plot", "update_vs_depth", tmp_path / "one", "--to", tmp_path / "x")
     assert len(chosen.stdout.splitlines()) == 4

@@ -15,15 +15,14 @@ from typing import Any
 
 import pytest
 from helpers import QUICK, ROOT
-from helpers.command_line import TINY as SMALL
-from helpers.command_line import succeed, typed
+from helpers.command_line import TINY, succeed, typed
 from helpers.report_pages import draw_only
 
 from deepstack.analysis.settings import value_text
 from deepstack.cli import main
 from deepstack.plots.page import LONGEST, wrap
 
-TINY = [QUICK, *SMALL]
+QUICK_TINY = [QUICK, *TINY]
 DEEPSTACK = [sys.executable, "-m", "deepstack"]
 
 
@@ -86,7 +85,7 @@ def test_a_link_to_itself_is_refused(
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     for code, *words in (
-        ("5", "train", *TINY, "--out", loop),
+        ("5", "train", *QUICK_TINY, "--out", loop),
         ("2", "report", trained, "--to", loop),
         ("5", "rerun", trained, "--out", loop),
     ):
@@ -110,8 +109,7 @@ def test_a_run_whose_scheme_or_depth_has_no_sense_is_damaged(
 
 
 def test_nested_lists_in_configs_are_compared(run: Path) -> None:
-    other = Path(shutil.copytree(run, run.with_name("other")))
-    path = other / "config.yaml"
+    path = Path(shutil.copytree(run, run.with_name("other"))) / "config.yaml"
     path.write_text(path.read_text().replace("  name: text", "  name: text\n  mine: [[1], {a: 2}]"))
     succeed("compare", run.parent)
 
@@ -138,7 +136,7 @@ def test_a_sweep_without_space_for_its_temporary_files_says_so(
 ) -> None:
     full = tmp_path / "full"
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: str(full))  # has no such folder
-    found = typed("sweep", *TINY, "seed=0,1", "-q", "--out", tmp_path / "results")
+    found = typed("sweep", *QUICK_TINY, "seed=0,1", "-q", "--out", tmp_path / "results")
     assert found.exit_code == 3, found.exception
     assert found.stderr.count(f"{full}/") == 2 and "No such file" in found.stderr
 
@@ -154,7 +152,7 @@ def test_a_signal_removes_temporary_folders(
         path.write_text(path.read_text().replace("steps: 2", "steps: 100000"))
         words = [run, "--check", "--allow-env-change"]
     else:
-        words = [*TINY, "--dry-run", "model.d_model=64", "task.seq_len=64"]
+        words = [*QUICK_TINY, "--dry-run", "model.d_model=64", "task.seq_len=64"]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = subprocess.Popen(

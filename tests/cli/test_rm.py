@@ -11,8 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from helpers.command_line import succeed
-from helpers.command_line import typed as deepstack
+from helpers.command_line import succeed, typed
 from helpers.record_runs import HOLDER, make_run, python
 
 from deepstack.errors import LockedError
@@ -20,7 +19,7 @@ from deepstack.records import RunFolder, find_runs
 
 
 def rm(out: Path, *words: object) -> Any:
-    return deepstack("rm", *words, "--out", out)
+    return typed("rm", *words, "--out", out)
 
 
 def removed(out: Path, *words: object) -> list[Path]:
@@ -66,11 +65,11 @@ def test_a_study_goes_whole_and_its_runs_with_it(out: Path) -> None:
     assert (study.name, run.name) == ("one", "d6") and study.parent == run.parents[1]
     assert contents(study) == before
     for command in ("ls", "verify"):  # they do not see the trash
-        rows = json.loads(deepstack(command, out, "--json").stdout)
+        rows = json.loads(typed(command, out, "--json").stdout)
         assert [(row["study"], row["run"]) for row in rows] == [("two", "d48")]
-    assert len(json.loads(deepstack("ls", study, "--json").stdout)) == 2  # unless it is asked for
+    assert len(json.loads(typed("ls", study, "--json").stdout)) == 2  # unless it is asked for
     rm(out, out / "two")
-    assert deepstack("ls", out).exit_code == 7
+    assert typed("ls", out).exit_code == 7
 
 
 def test_a_run_that_another_process_holds_stays(out: Path) -> None:

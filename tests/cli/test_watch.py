@@ -125,8 +125,7 @@ def test_a_terminal_shows_a_table_that_is_redrawn(tmp_path: Path) -> None:
 def test_a_sweep_shows_the_same_table_below_a_bar_of_its_flops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = make_running(tmp_path)
-    folders = running, RunFolder(tmp_path / "run\x1b[2J")
+    folders = make_running(tmp_path), RunFolder(tmp_path / "run\x1b[2J")
     cells = [Cell(Config(), each, "new", parameters=1, memory=1, flops=10**6) for each in folders]
     progress = list(map(Progress, cells, ("running", "waiting")))
     steps = Config().train.steps

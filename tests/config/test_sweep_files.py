@@ -101,9 +101,8 @@ def test_mistakes_in_all_parts_of_a_sweep_are_reported_together() -> None:
 def test_a_combination_that_is_not_valid_is_named_unless_it_is_left_out() -> None:
     keys = "{model.family: [encoder, encoder_decoder], model.decoder_depth: [null, 3]}"
     assert parse_study(f"sweep: {{zip: {keys}}}").size == 2
-    study = parse_study("sweep: {grid: {model.d_model: [32, 30], model.n_heads: [2, 4]}}")
     with pytest.raises(ConfigError, match=r"in the run of model.d_model=30, model.n_heads=4: .*"):
-        expand(study)
+        expand(parse_study("sweep: {grid: {model.d_model: [32, 30], model.n_heads: [2, 4]}}"))
     wide = "sweep: {grid: {model.d_model: [4096, 2], model.depth: [2, 100000]}"
     with pytest.raises(ConfigError, match=r"in the run of .*: found 100000, a run of about"):
         expand(parse_study(wide + "}"))
