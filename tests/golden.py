@@ -128,18 +128,11 @@ def differences(base: Path, tree: Path) -> Iterator[str]:
 
 
 def first_difference(one: Path, other: Path) -> str:
-    """The first line of a text that differs, or the largest difference of numbers."""
-    import numpy as np
-    from safetensors.numpy import load_file
-
-    if one.suffix == ".csv":
-        pairs = zip(one.read_text().splitlines(), other.read_text().splitlines(), strict=False)
-        return next((f"\n    {a}\n    {b}" for a, b in pairs if a != b), "another length")
-    a, b = (load_file(p) if p.suffix == ".safetensors" else {"": np.load(p)} for p in (one, other))
-    if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
-        return "other names or shapes"
-    largest = [float(np.abs(a[n].astype(float) - b[n]).max(initial=0)) for n in a]
-    return f"largest difference {max(largest, default=0.0):.3g}"
+    """The first line of a text that differs."""
+    if one.suffix != ".csv":
+        return "other bytes"
+    pairs = zip(one.read_text().splitlines(), other.read_text().splitlines(), strict=False)
+    return next((f"\n    {a}\n    {b}" for a, b in pairs if a != b), "another length")
 
 
 def main() -> int:

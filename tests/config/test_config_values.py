@@ -133,10 +133,11 @@ sweep:
 
 
 def test_studies_hold_a_base_and_a_grid() -> None:
+    betas = [[0.9, 0.98], [0.9, 0.95]]
+    grid = {"model.depth": [6, 48], "model.scheme": ["post_ln", "deepnorm"], "train.betas": betas}
     study = conf.parse_study(STUDY)
-    assert study.base == conf.parse_config("model: {d_model: 32}")
-    assert list(study.grid) == ["model.depth", "model.scheme", "train.betas"]
-    assert study.grid["train.betas"] == [[0.9, 0.98], [0.9, 0.95]] and study.size == 8
+    assert study == conf.Study(conf.parse_config("model: {d_model: 32}"), grid)
+    assert study.size == 8
     alone = conf.parse_study("seed: 3")
     assert alone == conf.Study(conf.parse_config("seed: 3"), {}) and alone.size == 1
     together = "sweep: {grid: {model.d_model: [30, 60], model.n_heads: [3, 5]}}"
