@@ -168,15 +168,6 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
     assert set(conf.values(conf.Config())) == set(setting_keys()) - by_name
 
 
-def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:
-    file = tmp_path / "f.yaml"
-    file.write_text("model:\n  scheme: nonsense\n")
-    assert conf.locate(file, [], "model.scheme") == f"{file}:2:11"
-    override = ["model.scheme=x"]
-    assert conf.locate(file, override, "model.scheme") == "model.scheme=x on the command line"
-    assert conf.locate(file, [], "task.name") == str(file)
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
