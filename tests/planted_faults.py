@@ -6,8 +6,6 @@
 Exits 1 if a fault passes its tests, or if they fail without a fault.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

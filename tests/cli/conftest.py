@@ -1,21 +1,25 @@
 """A finished run, for the commands that read one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pytest
 from helpers import QUICK
-from helpers.command_line import TINY, typed
+from helpers.command_line import TINY, succeed
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which the test works."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that no test changes."""
-    done = typed("train", QUICK, *TINY, "-q", "--out", tmp_path_factory.mktemp("trained"))
-    assert done.exit_code == 0, done.stderr
-    return Path(done.stdout.strip())
+    out = tmp_path_factory.mktemp("trained")
+    return Path(succeed("train", QUICK, *TINY, "-q", "--out", out))
 
 
 @pytest.fixture

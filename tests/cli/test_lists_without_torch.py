@@ -48,3 +48,4 @@ def test_the_tables_have_the_values_of_the_registries(kind: str) -> None:
         if "source" in row:
             full[row["name"]]["source"] = {"title": full[row["name"]]["source"]["title"]}
         assert row == {key: full[row["name"]][key] for key in row}
+        assert row.get("description") or row.get("equation") or row.get("source"), row

@@ -1,13 +1,10 @@
 """Messages that name the text to type instead: of commands, options, settings and folders."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import QUICK, ROOT
@@ -18,16 +15,14 @@ from deepstack.cli import sweep_command
 from deepstack.records.trash import list_trash
 
 STUDY = "results/study"
+RUN = f"{STUDY}/deepnorm-d6-s0-0.001"
 
 
 @pytest.mark.parametrize("words", ["ls", "plot", "compare", "report", "plot loss_vs_step results"])
 @pytest.mark.parametrize("exists", [False, True])
-def test_before_any_run_the_first_one_is_named(
-    words: str, exists: bool, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: Path) -> None:
     if exists:
-        (tmp_path / "results").mkdir()
+        (here / "results").mkdir()
     result = typed(*words.split())
     assert result.exit_code == 7
     assert result.stderr.endswith("to train a first run: deepstack train quick\n")
@@ -44,59 +39,49 @@ def test_before_any_run_the_first_one_is_named(
         (["serve", "--host", "0.0.0.0"], "--host; the page is for this machine alone; from"),
         (["train", QUICK, "--epochs", "3"], "--epochs; training is measured in steps: train.steps"),
         (["list", "scheme"], "unknown kind 'scheme'; did you mean 'schemes'? allowed: "),
-        (
-            ["train", QUICK, "model.activation=swiglu"],
-            "; swiglu is model.activation=silu with model.gated=true\n",
-        ),
+        (["train", QUICK, "model.activation=swiglu"], "; swiglu is model.activation=silu with mod"),
         (["train", QUICK, "model.activation=GEGLU"], "GEGLU is model.activation=gelu with model."),
         (["ls", STUDY, "depth=6"], "extra argument(s) (depth=6); to select runs: --where depth=6"),
-        (["note", f"{STUDY}/run", "it", "is"], 'put the text in quotes: note RUN "TEXT"'),
+        (["note", RUN, "it", "is"], 'put the text in quotes: note RUN "TEXT"'),
         (["watch", STUDY, "b"], "allowed one folder, and the folder above several has the runs"),
         (["report", STUDY, "--out", "x"], "No such option: --out; did you mean --to?"),
         (["ls", "--tag", "good"], "No such option: --tag; did you mean --where tag=WORD?"),
         (["plot", "metric", STUDY, "--x", "dpth", "--y", "loss"], "did you mean 'model.depth'?"),
         (["train", "model.depth=12"], "the configuration, as in: FILE.yaml model.depth=12"),
-        (["train", QUICK, "task.name=txt"], "did you mean 'text'?"),
         (["train", QUICK, "task.mask_rat=0.3"], "did you mean 'mask_rate'?"),
         (["train", QUICK, "task.path=/no/such/text"], "/no/such/text"),
         (["train", QUICK, "model.scheme_options.p=1"], "model.scheme_options.p"),
         (["train", QUICK, "--plugin", "nothing.py"], "--plugin nothing.py"),
         (["train", QUICK, "--depth", "3"], "did you mean model.depth=VALUE?"),
-        (["train", QUICK, "--seed", "1"], "did you mean seed=VALUE?"),
         (["check", QUICK, "--train.lr", "1"], "did you mean train.lr=VALUE?"),
         (["sweep", "--depths", "6,x"], "model.depth"),
         (["sweep", "--schemes", "post_ln,deepnrm"], "did you mean 'deepnorm'?"),
         (["sweep", QUICK, "--depth", "12"], "did you mean --depths?"),
-        (["sweep", QUICK, "--scheme", "deepnorm"], "did you mean --schemes?"),
         (["sweep", QUICK, "--seeds", "0-2"], "with commas between them (0,1,2)"),
-        (["sweep", QUICK, "--depths", "6..48"], "with commas between them (0,1,2)"),
         (["sweep", QUICK, "model.norm=rms,layer"], "allowed a key in it: kind, gain, bias"),
-        (["train", QUICK, "train.steps=1e3"], "found 1000.0; allowed an integer from 0 to"),
-        (["train", QUICK, "train.steps=1e3"], "did you mean 1000?"),
+        (["train", QUICK, "train.steps=1e3"], "to 1000000000; did you mean 1000?"),
         (["train", QUICK, "model.depth='12'"], "did you mean 12?"),
         (["train", "quick.yaml"], "quick.yaml: no such file; did you mean 'quick'?"),
+        (["train", RUN], f"allowed a YAML file; did you mean '{RUN}/config.yaml'?"),
+        (["rerun", STUDY], "is no run: expected a folder with a config.yaml"),
+        (["export", STUDY, "--to", "x"], "is no run: expected a folder with a config.yaml"),
+        (["init", "mine.yaml", "--from", "quik"], "did you mean 'quick'"),
         # After a suggestion no long list follows.
         (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
-        (["train", QUICK, "train.stesp=3"], "unknown key 'stesp'; did you mean 'steps'?\n"),
         (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
-        (["plot", STUDY, "loss_vs_tsep"], "unknown chart 'loss_vs_tsep'; did you mean 'loss_vs_st"),
         (["plot", "zzz", STUDY], "unknown chart 'zzz'; allowed: attribution_vs_depth, "),
-        (["plot", STUDY, "outcomes,frontir"], "unknown chart 'frontir'; did you mean 'frontier'?"),
         (["plot", STUDY, "--x", "depth"], "--x belongs to the charts metric and map"),
         (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
         (["report", STUDY, "--diagnostic", "zzz"], "unknown diagnostic 'zzz'; allowed: grad_norm"),
     ],
 )
-def test_a_wrong_word_names_the_right_one(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / STUDY / "run")
-    before = sorted(tmp_path.rglob("*"))
+def test_a_wrong_word_names_the_right_one(words: list[str], message: str, here: Path) -> None:
+    make_run(here / STUDY)
+    before = sorted(here.rglob("*"))
     result = typed(*words)
     shown = " ".join(result.stderr.split()) + "\n"
     assert result.exit_code == 2 and message in shown and "Traceback" not in shown, shown
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(here.rglob("*")) == before
 
 
 def test_a_missing_folder_is_named_and_its_neighbour(tmp_path: Path) -> None:
@@ -108,16 +93,6 @@ def test_a_missing_folder_is_named_and_its_neighbour(tmp_path: Path) -> None:
         assert result.exit_code == 7 and "no/such/folder" in result.stderr
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that refuses folders")
-def test_out_in_an_impossible_place() -> None:
-    trained = typed("train", QUICK, *TINY, "--out", "/proc/x", "-q")
-    swept = typed("sweep", QUICK, *TINY, "seed=0,1", "--out", "/proc/x", "-q")
-    for result in (trained, swept):
-        assert result.exit_code == 5 and "/proc/x" in result.stderr and "--out" in result.stderr
-    assert trained.stderr.endswith("give another folder with --out\n")
-    assert "/proc/x/quick: no folder can be made" in swept.stderr
-
-
 def test_a_sweep_that_the_disk_cannot_hold_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,32 +102,27 @@ def test_a_sweep_that_the_disk_cannot_hold_leaves_no_folder(
     assert not any(tmp_path.iterdir())
 
 
-def test_the_trash_is_listed_before_it_is_emptied(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / STUDY / "run")
+def test_the_trash_is_listed_before_it_is_emptied(here: Path) -> None:
+    make_run(here / STUDY / "run")
     trashed = typed("rm", STUDY).stdout.strip()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "deepstack", "rm", "--empty"]
-    for answer, left in ((b"\n", 1), (b"y\n", 0)):
+    for answer, left in ((b"\n", True), (b"y\n", False)):
         controller, terminal = pty.openpty()
         os.write(controller, answer)
         process = subprocess.run(
-            command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, timeout=60
+            command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
         )
         os.close(terminal)
         shown = os.read(controller, 10_000).decode()
         os.close(controller)
         assert process.returncode == 0 and f"{trashed}/run" in shown
         assert "delete 1 run for good? [y/N]" in shown
-        assert ("nothing was deleted" in shown) == bool(left) == bool(list_trash("results"))
-    make_run(tmp_path / STUDY / "run")
-    typed("rm", STUDY)
-    emptied = typed("rm", "--empty")  # without a terminal no question is asked
-    assert emptied.exit_code == 0 and "run" in emptied.stderr and not list_trash("results")
+        assert ("nothing was deleted" in shown) == left == bool(list_trash("results"))
 
 
 def test_an_export_prints_its_files_on_lines(trained: Path, tmp_path: Path) -> None:
     exported = typed("export", trained, "--to", tmp_path / "model")
     assert exported.exit_code == 0 and "[" not in exported.stdout
-    for name in ("weights.safetensors", "weights.yaml", "weights.json"):
-        assert any(line.rstrip().endswith(name) for line in exported.stdout.splitlines()), name
+    names = {"weights.safetensors", "weights.yaml", "weights.json"}
+    assert names <= {Path(line.rstrip()).name for line in exported.stdout.splitlines()}

@@ -1,7 +1,5 @@
 """The bar of long commands: on a terminal's stderr only, and gone at their end."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time
@@ -19,28 +17,26 @@ from deepstack.cli.output import show_work
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("words", "expected"),
     [
-        (["check", QUICK, *TINY], "building the model"),
-        (["compare"], "reading runs"),
-        (["plot", "loss_vs_step", "--format", "csv"], "drawing charts"),
-        (["verify"], "comparing checksums"),
-        (["fit"], "fitting"),
+        (["check", QUICK, *TINY], ["building the model"]),
+        (["compare", "."], ["reading runs"]),
+        (["plot", ".", "loss_vs_step", "--format", "csv"], ["drawing charts"]),
+        (["verify", "."], ["comparing checksums", "comparing checksums: deepnorm-d6-s0-0.001"]),
+        (["fit", "."], ["fitting"]),
     ],
 )
 def test_a_command_has_a_text(
-    words: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], expected: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_run(tmp_path / "study")
+    make_run(here / "study")
     texts: list[str] = []
     monkeypatch.setattr(Progress, "add_task", lambda bar, text, total: texts.append(text))
     monkeypatch.setattr(
         Progress, "update", lambda bar, task, description, **more: texts.append(description)
     )
-    typed(*words, *([tmp_path] if words[0] != "check" else []))
-    assert texts[0] == text
-    if words[0] == "verify":
-        assert texts[1:] == ["comparing checksums: deepnorm-d6-s0-0.001"]
+    typed(*words)
+    assert texts[: len(expected)] == expected
 
 
 def test_a_pipe_gets_lines_alone_and_a_quiet_command_nothing(

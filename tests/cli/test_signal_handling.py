@@ -1,7 +1,5 @@
 """Signals: the first is remembered, a second one ends the process, whatever it interrupts."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable
@@ -62,7 +60,6 @@ def test_an_error_that_no_signal_made_stays_what_it_is() -> None:
 def test_a_hangup_asks_for_an_end_unless_it_was_ignored_at_the_start() -> None:
     with stop_on_signal() as stop:
         send(signal.SIGHUP)
-        send(signal.SIGHUP)  # so soon it is the same request
         assert stop() == signal.SIGHUP
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with stop_on_signal() as stop:

@@ -1,7 +1,5 @@
 """`deepstack watch` shows the runs of any process, and ends with Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -75,19 +73,18 @@ def test_unchanged_runs_are_not_read_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_table_is_printed_once(tmp_path: Path) -> None:
-    make_run(tmp_path / "one"), make_run(tmp_path / "two\x1b[2J")
+    for study in ("one", "two\x1b[2J"):
+        make_run(tmp_path / study)
     found = typed("watch", tmp_path, "--once", env={"COLUMNS": "120"})
     assert found.exit_code == 0 and "2 of 2 done" in found.stdout
     assert "one/" in found.stdout and "two\\u001b[2J/" in found.stdout
-    nothing = typed("watch", tmp_path / "none", "--once")
-    assert nothing.exit_code == 7
+    assert typed("watch", tmp_path / "none", "--once").exit_code == 7
 
 
 def test_lines_follow_states_and_an_interrupt_ends_them(tmp_path: Path) -> None:
     """It may begin before the first run does."""
     root = tmp_path / "results"
-    words = [*WATCH, str(root)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*WATCH, root], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert "no runs below" in process.stdout.readline()
@@ -106,7 +103,7 @@ def test_a_terminal_shows_a_table_that_is_redrawn(tmp_path: Path) -> None:
     folder = make_running(tmp_path)
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
     with terminal() as (stdout, read):
-        process = subprocess.Popen([*WATCH, str(tmp_path)], stdout=stdout, env=environment)
+        process = subprocess.Popen([*WATCH, tmp_path], stdout=stdout, env=environment)
 
         def read_until(words: str) -> str:
             text, end = "", time.monotonic() + 60
@@ -128,12 +125,9 @@ def test_a_terminal_shows_a_table_that_is_redrawn(tmp_path: Path) -> None:
 def test_a_sweep_shows_the_same_table_below_a_bar_of_its_flops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = make_running(tmp_path)
-    names = [(running, "running"), (RunFolder(tmp_path / "run\x1b[2J"), "waiting")]
-    cells = [
-        Cell(Config(), folder, "new", parameters=1, memory=1, flops=10**6) for folder, _ in names
-    ]
-    progress = [Progress(cell, state) for cell, (_, state) in zip(cells, names, strict=True)]
+    folders = make_running(tmp_path), RunFolder(tmp_path / "run\x1b[2J")
+    cells = [Cell(Config(), each, "new", parameters=1, memory=1, flops=10**6) for each in folders]
+    progress = list(map(Progress, cells, ("running", "waiting")))
     steps = Config().train.steps
     with terminal() as (stderr, read):
         monkeypatch.setattr(sys, "stderr", PrintableStream(stderr))

@@ -1,12 +1,12 @@
 """Configurations as values: what is read, what comes back, what makes two of them differ."""
 
-from __future__ import annotations
-
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -22,84 +22,62 @@ from deepstack.errors import ConfigError
         ("0o17", 15), ("0x1F", 31), ("on", "on"), ("1_000", "1_000"), ("12:30", "12:30"),
         ("true", True), ("~", None), ("", None), ("'1'", "1"), ('"a\\tb"', "a\tb"),
         ("[1, a, 2.5]", [1, "a", 2.5]), ("2020-01-01", "2020-01-01"), ("1.2.3", "1.2.3"),
-        ("0b1", "0b1"), ("1e", "1e"), ("-", "-"), ("'😀'", "😀"),
+        ("0b1", "0b1"), ("1e", "1e"), ("'😀'", "😀"),
     ],
 )  # fmt: skip
 def test_scalars_are_those_of_yaml_1_2(written: str, value: Any) -> None:
     overridden = conf.parse_config("", overrides=[f"task.x={written}"])
-    if written != "-":
-        read = conf.parse_config(f"task:\n  x: {written}\n")
-        assert read.task.options() == {"x": value}
-        assert type(read.task.options()["x"]) is type(value)
-    assert overridden.task.options() == {"x": value}
+    read = conf.parse_config(f"task: {{x: {written}}}")
+    assert overridden.task.options() == read.task.options() == {"x": value}
+    assert type(read.task.options()["x"]) is type(value)
 
 
-def test_an_empty_file_is_a_config() -> None:
+def test_empty_text_crlf_and_bom_are_read() -> None:
     for text in ("", "# no\n", "---\n", "\ufeff", "model:\n  # depth: 6\n", "train: {muon: }"):
         assert conf.parse_config(text) == conf.Config()
-    assert conf.Config().model.d_ff == 256
-
-
-def test_text_with_crlf_and_bom_is_read() -> None:
     read = conf.parse_config(b"\xef\xbb\xbfseed: 3\r\nmodel:\r\n  depth: 7\r\n")
     assert (read.seed, read.model.depth) == (3, 7)
-    with pytest.raises(ConfigError, match=r"^f.yaml:2:1: modle: "):
-        conf.parse_config(b"\xef\xbb\xbfseed: 3\r\nmodle: 1\r\n", "f.yaml")
 
 
 def test_overrides_win_and_the_last_of_them() -> None:
     overrides = ["seed=2", "seed=3", "model.depth=48", "train.lr_factors.q=0.5", "train.clip=null"]
     overrides += ["train.betas=[0.5, 0.6]", "task.path=a: b #c", "name='yes'"]
-    overrides += ["model.scheme_options={order: 2}"]
+    overrides += ["model.scheme_options={order: 2}", "task.dash=-"]
     read = conf.parse_config("seed: 1\nmodel: {depth: 6}\n", overrides=overrides)
     assert (read.seed, read.model.depth, read.train.lr_factors) == (3, 48, {"q": 0.5})
     assert (read.train.betas, read.train.clip) == ((0.5, 0.6), None)
-    assert read.task.options() == {"path": "a: b #c"}
+    assert read.task.options() == {"path": "a: b #c", "dash": "-"}
     assert (read.model.scheme_options, read.name) == ({"order": 2}, "yes")
 
 
 def test_d_ff_follows_d_model_unless_it_was_given() -> None:
     derived, given = map(conf.parse_config, ("model: {d_model: 32}", "model: {d_ff: 99}"))
     assert derived.model.d_ff == 128
-    assert conf.with_overrides(derived, {"model.d_model": 64}).model.d_ff == 256
-    twice = conf.with_overrides(conf.with_overrides(derived, {"seed": 1}), {"model.d_model": 16})
-    assert twice.model.d_ff == 64
+    derived = conf.with_overrides(derived, {"seed": 1})
+    assert conf.with_overrides(derived, {"model.d_model": 16}).model.d_ff == 64
     assert conf.with_overrides(given, {"model.d_model": 128}).model.d_ff == 99
     assert conf.parse_config("model: {d_ff: null, d_model: 8}").model.d_ff == 32
 
 
 def test_with_overrides_changes_a_copy_and_validates() -> None:
-    import numpy as np
-
     before = conf.Config()
     after = conf.with_overrides(before, {"model.depth": np.int64(48), "train.betas": [0.1, 0.2]})
     assert (before.model.depth, after.model.depth, after.train.betas) == (6, 48, (0.1, 0.2))
     with pytest.raises(ValueError, match="frozen"):
         before.model.depth = 3  # type: ignore[misc]
-    with pytest.raises(ConfigError) as error:
-        conf.with_overrides(before, {"model.detph": 3, "seed": "x"})
-    assert "model.detph: found the unknown key" in str(error.value)
-    assert "seed: found 'x'" in str(error.value)
+    with pytest.raises(ConfigError, match=r"model\.detph: found the unknown key"):
+        conf.with_overrides(before, {"model.detph": 3})
 
 
 @pytest.mark.parametrize("letter", ["\x7f", "\x85", "\ufeff", "\u2028", "\0", "\ud800"])
 def test_a_letter_that_cannot_be_read_back_is_refused(letter: str) -> None:
     message = f"found the control character {letter!r}; allowed printable text"
     text = f"a{letter}b"
-    for key, value in {
-        "task.path": text, "task.texts": ["a", text], "model.scheme_options.a": text
-    }.items():  # fmt: skip
-        with pytest.raises(ConfigError) as error:
+    for key, value in (("task.texts", ["a", text]), ("model.scheme_options.a", text)):
+        with pytest.raises(ConfigError, match=f"{key}.*{re.escape(message)}"):
             conf.with_overrides(conf.Config(), {key: value})
-        assert message in str(error.value) and key in str(error.value)
     with pytest.raises(ValueError, match="allowed printable text"):
         conf.Task(name="text", path=text)
-
-
-@pytest.mark.parametrize("letter", ["\t", "\n", "\r", "\u202e", "\u200b", "\xa0", "😀", "\\", '"'])
-def test_other_letters_are_read_back(letter: str) -> None:
-    given = conf.with_overrides(conf.Config(), {"task.path": letter, "task.texts": [f"a{letter}"]})
-    assert conf.parse_config(conf.to_yaml(given)) == given
 
 
 AWKWARD = """
@@ -110,6 +88,7 @@ task:
   name: markov
   texts: ['1e3', '~', 'null', "a'b", 'c"d', 'e\\f', ': ', '- x', '#', '', ' a ', "tab\\tend\\n"]
   more: [é, 😀, "\\u202e", '1_000', '.nan', 0.1, 1e300, -5e-324, 1e22, 123456789012, '0x1f']
+  letters: "\\r\\u200b\\xa0"
   path: ../some file.txt
   nothing: null
 train: {lr: 3e-4, betas: [0, 0.5], clip: null, trainable: [q, w1], lr_factors: {k: 0, head: 2.5}}
@@ -122,10 +101,8 @@ def test_to_yaml_reads_back_equal(text: str) -> None:
     read = conf.parse_config(text)
     again = conf.parse_config(conf.to_yaml(read))
     assert again == read and conf.to_yaml(again) == conf.to_yaml(read)
-    assert conf.same_experiment(read, again) and conf.config_hash(read) == conf.config_hash(again)
     assert conf.values(read).items() >= conf.non_defaults(read).items()
-    by_another = yaml.safe_load(conf.to_yaml(conf.Config()))
-    assert by_another["model"]["depth"] == 6
+    assert yaml.safe_load(conf.to_yaml(read))["model"]["depth"] == 6
 
 
 def test_non_defaults_hash_and_run_name() -> None:
@@ -141,11 +118,8 @@ def test_non_defaults_hash_and_run_name() -> None:
     # a hash that changed would give every recorded run another name
     assert conf.config_hash(conf.Config()) == "44136f"
     assert conf.config_hash(read) == "29c725"
-    one, same = (  # roles in any order
-        conf.parse_config(f"train: {{trainable: {roles}}}") for roles in ("[q, w1]", "[w1, q, q]")
-    )
-    assert one == same and conf.to_yaml(one) == conf.to_yaml(same)
-    assert conf.config_hash(one) == conf.config_hash(same) == "422399"
+    for roles in ("[q, w1]", "[w1, q, q]"):
+        assert conf.config_hash(conf.parse_config(f"train: {{trainable: {roles}}}")) == "422399"
 
 
 STUDY = """
@@ -159,12 +133,13 @@ sweep:
 
 
 def test_studies_hold_a_base_and_a_grid() -> None:
+    betas = [[0.9, 0.98], [0.9, 0.95]]
+    grid = {"model.depth": [6, 48], "model.scheme": ["post_ln", "deepnorm"], "train.betas": betas}
     study = conf.parse_study(STUDY)
-    assert study.base == conf.parse_config("model: {d_model: 32}")
-    assert list(study.grid) == ["model.depth", "model.scheme", "train.betas"]
-    assert study.grid["train.betas"] == [[0.9, 0.98], [0.9, 0.95]] and study.size == 8
-    assert conf.parse_study("seed: 3") == conf.Study(conf.parse_config("seed: 3"), {})
-    assert conf.parse_study("seed: 3").size == 1
+    assert study == conf.Study(conf.parse_config("model: {d_model: 32}"), grid)
+    assert study.size == 8
+    alone = conf.parse_study("seed: 3")
+    assert alone == conf.Study(conf.parse_config("seed: 3"), {}) and alone.size == 1
     together = "sweep: {grid: {model.d_model: [30, 60], model.n_heads: [3, 5]}}"
     assert conf.parse_study(together).size == 4  # though 5 heads do not divide the default width
 
@@ -191,15 +166,6 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
     assert set(sections()) == {"", "model", "task", "train", "log", "runtime", *inner}
     by_name = {"model.scheme_options", "train.lr_factors", "train.lr_exponents"}
     assert set(conf.values(conf.Config())) == set(setting_keys()) - by_name
-
-
-def test_locate_finds_the_place_of_a_key(tmp_path: Path) -> None:
-    file = tmp_path / "f.yaml"
-    file.write_text("model:\n  scheme: nonsense\n")
-    assert conf.locate(file, [], "model.scheme") == f"{file}:2:11"
-    override = ["model.scheme=x"]
-    assert conf.locate(file, override, "model.scheme") == "model.scheme=x on the command line"
-    assert conf.locate(file, [], "task.name") == str(file)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Estimates of parameters and memory, and what is refused because of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,28 +10,26 @@ from helpers.small_runs import small
 import deepstack
 from deepstack import config as conf
 from deepstack.config import estimate
+from deepstack.config.load import example
 from deepstack.errors import ResourceError
 from deepstack.schemes import scheme_memory
 
 
-@pytest.mark.parametrize(
-    ("override", "more"),
-    [
-        ("model.depth=12", True),
-        ("task.seq_len=128", True),
-        ("model.dropout=0.1", True),
-        ("train.optimizer=sgd", False),
-        ("train.trainable=[q]", False),
-        ("train.precision=bf16", False),
-        ("log.layers_every=0", False),
-        ("log.sharpness_every=1", True),
-    ],
-)
-def test_memory_estimate_follows_the_config(override: str, more: bool) -> None:
-    usual = conf.memory_estimate(conf.Config(), 257)
-    changed = conf.memory_estimate(conf.parse_config("", overrides=[override]), 257)
-    assert changed > usual if more else changed < usual
-    assert sum(conf.memory_terms(conf.Config(), 257).values()) == usual
+def test_memory_estimate_follows_the_config() -> None:
+    def memory(*overrides: str) -> int:
+        return conf.memory_estimate(conf.parse_config("", overrides=overrides), 257)
+
+    for more in (
+        "model.depth=12",
+        "task.seq_len=128",
+        "model.dropout=0.1",
+        "log.sharpness_every=1",
+    ):
+        assert memory(more) > memory(), more
+    for less in ("train.optimizer=sgd", "train.trainable=[q]", "train.precision=bf16"):
+        assert memory(less) < memory(), less
+    assert memory("log.layers_every=0") < memory()
+    assert sum(conf.memory_terms(conf.Config(), 257).values()) == memory()
 
 
 MEASURED = """
@@ -81,8 +77,7 @@ def test_layers_are_recomputed_by_default_only_where_memory_is_short(
     memory: float, settings: list[str], every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate, "machine_memory", lambda: memory)
-    file = Path(__file__).parents[2] / "configs" / "bench_narrow.yaml"
-    config = conf.load_config(file, ["model.depth=10000", *settings])
+    config = conf.load_config(example("bench_narrow"), ["model.depth=10000", *settings])
     assert conf.recompute_every(config) == every
     needed = conf.memory_estimate(config, scheme_memory=scheme_memory(config))
     assert every == 0 or needed < memory
@@ -108,22 +103,15 @@ def test_a_hidden_gpu_is_none(
     assert estimate.on_gpu(conf.parse_config(f"runtime: {{device: {device}}}")) is expected
 
 
-def test_machine_memory_is_plausible() -> None:
-    assert 2**28 < conf.machine_memory() < 2**50
-
-
-@pytest.mark.parametrize(("limit", "lines"), [(10**8, 1), (10**12, 0)])
-def test_a_run_for_which_memory_is_short_says_so_at_its_start(
-    limit: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: limit)
-    trained = typed("train", QUICK, *TINY, "--out", tmp_path)
-    assert trained.stderr.count("of memory are needed and 100 MB are here") == lines
-
-
-def test_a_run_beyond_the_machine_is_refused(
+def test_a_run_is_warned_where_memory_is_short_and_refused_beyond_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert 2**28 < conf.machine_memory() < 2**50
+    words = ["train", QUICK, *TINY, "--out", tmp_path]
+    assert "memory" not in typed(*words).stderr
+    monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: 10**8)
+    trained = typed(*words, "seed=1")
+    assert trained.stderr.count("of memory are needed and 100 MB are here") == 1
     monkeypatch.setattr("deepstack.config.machine_memory", lambda: 10**8)
     with pytest.raises(ResourceError, match=r"MB of memory are needed.*model\.depth"):
         deepstack.train(small(seed=1), out=tmp_path / "refused")

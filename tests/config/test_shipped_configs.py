@@ -1,11 +1,8 @@
 """Every YAML that the project ships is loaded and built; example and built-in study are found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers import ROOT
 
 from deepstack.config import load_config, load_study, with_overrides
@@ -27,12 +24,9 @@ def test_the_promised_examples_are_there() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_every_yaml_is_loaded_and_built(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # text_file.yaml names a file of the checkout
-    if "sweep" in yaml.safe_load(path.read_text()):
-        study = load_study(path)
-        configs = expand(study)
-        assert len(configs) == study.size > 1
-    else:
-        configs = [load_config(path)]
+    study = load_study(path)  # a configuration is a study of one run
+    configs = expand(study)
+    assert len(configs) == study.size and bool(study.keys) == (study.size > 1)
     vocab = task_of(configs[0]).vocab_size
     assert all(config.model.depth >= 2 for config in configs)
     for each in {c.model.scheme: c for c in configs}.values():  # in few layers: it is built alike
@@ -43,15 +37,9 @@ def test_every_yaml_is_loaded_and_built(path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_three_1000_layer_configs_differ_in_their_scheme_alone() -> None:
-    names = {"deepnorm": "deepnorm_1000", "post_ln": "post_ln_1000", "pre_ln": "pre_ln_1000"}
-    dumps = []
-    for scheme, name in names.items():
-        found = load_config(example(name)).model_dump()
-        assert found["model"].pop("scheme") == scheme
-        dumps.append(found)
-    assert dumps[0] == dumps[1] == dumps[2]
-
-
-def test_the_built_in_study_has_the_settings_of_deepnorm_1000() -> None:
-    study = load_study(example("depth_sweep"))
-    assert load_config(example("deepnorm_1000")) in expand(study)
+    deepnorm = load_config(example("deepnorm_1000"))
+    for scheme in ("deepnorm", "post_ln", "pre_ln"):
+        same_but_scheme = with_overrides(deepnorm, {"model.scheme": scheme})
+        assert load_config(example(f"{scheme}_1000")) == same_but_scheme
+    # the built-in study has the same settings
+    assert deepnorm in expand(load_study(example("depth_sweep")))

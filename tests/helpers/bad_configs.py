@@ -1,7 +1,5 @@
 """Wrong and hostile configurations, each with the message that answers it."""
 
-from __future__ import annotations
-
 # name -> (YAML, the parts of the message, in their order, with … between them)
 BAD: dict[str, tuple[str | bytes, str]] = {
     "unknown key": ("model:\n  detph: 6\n",
@@ -22,7 +20,6 @@ BAD: dict[str, tuple[str | bytes, str]] = {
      "f.yaml:2:10: runtime.banks: found 'yes'; allowed true or false"),
     "a blank in a name": ("name: my study", "name: found 'my study'; allowed letters, digits"),
     "nothing": ("seed:\n", "f.yaml:1:6: seed: found nothing; allowed an integer"),
-    "number for a section": ("model: 6", "model: found 6; allowed a section with the keys scheme"),
     "wrong literal": ("train: {optimizer: AdmaW}",
      "found 'AdmaW'; allowed adamw, adam, sgd, muon; did you mean 'adamw'?"),
     "one beta": ("train: {betas: [0.9]}", "train.betas: found the list [0.9]; allowed a list of 2"),
@@ -38,19 +35,14 @@ BAD: dict[str, tuple[str | bytes, str]] = {
      "f.yaml:3:12: model.n_heads: found 4; allowed a divisor of model.d_model = 66"),
     "two lengths": ("train: {steps: 3, flops: 1e9}",
      "f.yaml:1:8: train: found steps and flops; allowed one of steps, tokens, flops"),
-    "two budgets": ("train: {tokens: 3, flops: 1e9}", "found tokens and flops; allowed one of"),
-    "no tokens": ("train: {tokens: 0}", "train.tokens: found 0; allowed an integer from 1"),
     "absurd memory": ("model:\n  d_model: 65536\n  depth: 1000\n",
      "f.yaml:2:12: model.d_model: found 65536, a run of about … iB; allowed what fits into"),
     "name with a slash": ("name: ../x", "name: found '../x'; allowed letters, digits, '.', '_'"),
-    "name with a line end": ('name: "a\\n"', "name: found 'a\\n'"),
     "long name": ("name: " + "x" * 65, "(at most 64)"),
     "tab": ("model:\n\tdepth: 6", "f.yaml:2:1: found what is not YAML … indented with spaces"),
     "no colon": ("model:\n  depth 6\nseed: 1\n", "f.yaml:2:3: model: found 'depth 6'"),
     "two colons": ("name: a: b", "f.yaml:1:8: found what is not YAML … in quotes if it holds ': '"),
-    "out of step": ("model:\n  depth: 6\n n_heads: 2", "f.yaml:3:2: found what is not YAML"),
     "open quote": ("seed: 1\nname: 'x", "f.yaml:2:7: found what is not YAML"),
-    "open list": ("train:\n  betas: [0.9, 0.98\n", "f.yaml:2:10: found what is not YAML"),
     "anchor": ("model: &m {depth: 6}", "f.yaml:1:8: model: found the anchor '&m'"),
     "alias": ("seed: *s", "f.yaml:1:7: seed: found the alias '*s'"),
     "merge key": ("model:\n  <<: {depth: 6}", "f.yaml:2:3: model.<<: found the unknown key '<<'"),
@@ -61,11 +53,8 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "text alone": ("hello", "f.yaml:1:1: found 'hello'; allowed `key: value` lines"),
     "17 levels": ("{x: " * 17, "found more than 16 levels"),
     "not UTF-8": (b"seed: 1\nname: \xe4", "f.yaml:2:7: found the byte 0xe4, which is not UTF-8"),
-    "UTF-16": ("seed: 1".encode("utf-16"), "f.yaml:1:1: found the byte 0xff … allowed UTF-8"),
-    "NUL": (b"seed: 1\x00", "f.yaml:1:8: found the control character '\\x00'"),
     "escape code": (b"name: \x1b[31m", "f.yaml:1:7: found the control character '\\x1b'"),
     "escaped NUL": ('task: {path: "a\\0"}', "f.yaml:1:14: task.path: found the control character"),
-    "surrogate": ("name: \ud800", "f.yaml:1:7: found the control character"),
     "65 KiB": (b"#" * (64 * 1024 + 1), "f.yaml: found … allowed a configuration of at most 64 KiB"),
     "study as a run": ("sweep:\n  grid: {seed: [0, 1]}",
      "f.yaml:1:1: sweep: this file describes a sweep; use: deepstack sweep f.yaml"),
@@ -100,10 +89,7 @@ HOSTILE: dict[str, str | bytes] = {
     "long value": "name: " + "x" * 65_000,
     "long digits": "seed: " + "9" * 65_000,
     "long exponent": "train: {lr: 1e-" + "9" * 60_000 + "}",
-    "tabs": "\t" * 65_000,
     "many axes": "sweep:\n grid:\n" + "".join(f"  task.x{i}: [1]\n" for i in range(3000)),
-    "lone surrogates": "\ud800\udfff" * 10_000,
-    "all bytes": bytes(range(256)) * 256,
     "names of the machinery": "model: {model_config: 1, __class__: 2}\n__init__: 4",
     "huge integers": f"seed: {2**63}\nmodel: {{depth: -{2**64}}}\ntrain: {{steps: {10**39}}}",
     "keys that are no words": "1: a\nnull: b\n[x]: c\n{y: z}: d\ntrue: e\n1.5: f\n~: g",
@@ -111,5 +97,4 @@ HOSTILE: dict[str, str | bytes] = {
     "a byte order mark inside": b"seed: 1\n\xef\xbb\xbfmodel: {}",
     "64 KiB": b"seed: 1 #" + b"x" * (64 * 1024 - 9),
     "16 levels": "task: " + "{x: " * 15 + "1" + "}" * 15,
-    "keys of space": "' ': 1\n'.': 2\n'..': 3\n'[key]': 4",
 }

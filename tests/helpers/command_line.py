@@ -1,7 +1,5 @@
 """Runs deepstack's commands in this process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from typer.testing import CliRunner
@@ -16,3 +14,10 @@ TINY = [
 
 def typed(*words: object, **options: Any) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words], **options)
+
+
+def succeed(*words: object) -> str:
+    """Return what a command prints that must not fail."""
+    done = typed(*words)
+    assert done.exit_code == 0, done.stderr
+    return str(done.stdout).strip()

@@ -1,7 +1,5 @@
 """Configurations of tests with some settings changed, and their runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Diagnostics as a reader writes them: values of each layer, in files that are theirs alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tasks as a reader writes them: a batch that cannot be trained on is refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """docs/plugins.md: every block is a file that works, from the command line and from Python."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import QUICK, ROOT
-from helpers.command_line import TINY, typed
+from helpers.command_line import TINY, succeed, typed
 
 import deepstack
 from deepstack.plugins import load_plugins
@@ -31,17 +29,13 @@ def test_the_task_reads_its_own_tokens(tmp_path: Path) -> None:
     file.write_text(TOKENS)
     words = [QUICK, *TINY, "model.family=decoder", "task.name=my_tokens"]
     words += [f"task.path={tmp_path / 'my.npy'}", "--plugin", file, "-q", "--out", tmp_path]
-    trained = typed("train", *words)
-    assert trained.exit_code == 0, trained.stderr
-    run = Run(trained.stdout.strip())
+    run = Run(succeed("train", *words))
     assert run.meta["data"]["name"] == "my.npy"
-    batch = deepstack.tasks.task_of(deepstack.load_config(run.path / "config.yaml")).train_batch(
-        1, 50
-    )
+    task = deepstack.tasks.task_of(deepstack.load_config(run.path / "config.yaml"))
+    batch = task.train_batch(1, 50)
     assert ((batch.inputs + 1) % 7 == batch.targets).all() and batch.inputs.max() == 6
     np.save(tmp_path / "my.npy", np.arange(500) % 5)
-    again = typed("train", *words)  # other data: another run beside the first
-    assert again.exit_code == 0 and again.stdout.strip() == f"{run.path}-2"
+    assert succeed("train", *words) == f"{run.path}-2"  # other data: another run
 
 
 @pytest.mark.parametrize("word", BLOCKS)
@@ -49,26 +43,27 @@ def test_a_block_is_trained_made_again_and_exported(word: str, tmp_path: Path) -
     file = tmp_path / f"{word.partition('=')[2]}_file.py"
     file.write_text(BLOCKS[word])
     words = QUICK, *TINY, word, "--plugin", file
-    assert typed("check", *words).exit_code == 0
-    trained = typed("train", *words, "-q", "--out", tmp_path)
-    assert trained.exit_code == 0, trained.stderr
-    run = trained.stdout.strip()
-    assert typed("verify", run).exit_code == 0
-    assert typed("plot", "loss_vs_step", run, "--format", "csv").exit_code == 0
-    assert typed("rerun", run, "--check", "--plugin", file).exit_code == 0
-    to = typed("export", run, "--to", tmp_path / "x", "--plugin", file)
-    assert to.exit_code == 0, to.stderr
+    succeed("check", *words)
+    run = succeed("train", *words, "-q", "--out", tmp_path)
+    succeed("verify", run)
+    succeed("plot", "loss_vs_step", run, "--format", "csv")
+    succeed("rerun", run, "--check", "--plugin", file)
+    succeed("export", run, "--to", tmp_path / "x", "--plugin", file)
 
 
 def test_the_scheme_s_numbers_are_what_the_page_says(tmp_path: Path) -> None:
-    earlier = MINE.replace("add_per_sublayer", "of_each").replace("per_sublayer", "each")
-    (tmp_path / "numbers.py").write_text(earlier)
-    load_plugins([tmp_path / "numbers.py"])
+    file = tmp_path / "numbers.py"
+    file.write_text(MINE.replace("add_per_sublayer", "of_each"))  # its earlier name
+    rows = json.loads(succeed("list", "schemes", "--plugin", file, "--depth", 4, "--json"))
+    (row,) = (row for row in rows if row["name"] == "mine")
+    assert row["gains"]["v"] == 0.5 and row["equation"].startswith("x <- LN(x + g * G(x))")
     options = ["model.scheme=mine", "model.scheme_options.start=0.25"]
+    facts = json.loads(succeed("check", QUICK, *TINY, *options, "--json"))[0]
+    assert facts["parameters scheme"] == 2 * 2 * 8
     config = deepstack.load_config(QUICK, [*TINY, *options])
     scheme = deepstack.build_model(config, vocab_size=5).model.schemes[0]
     assert [g.tolist() for g in scheme.each("g")] == [[0.25] * 8] * 2
-    assert type(scheme).gain("v", 1, 4) == 0.5 and type(scheme).optim("scheme", 4).lr == 0.1
+    assert type(scheme).optim("scheme", 4).lr == 0.1
 
 
 def test_the_diagnostic_and_the_chart(tmp_path: Path) -> None:
@@ -78,17 +73,14 @@ def test_the_diagnostic_and_the_chart(tmp_path: Path) -> None:
     run = deepstack.train(deepstack.load_config(QUICK, TINY), out=tmp_path)
     found = np.load(run.path / "layers" / "stream_kurtosis.npy")
     assert found.shape[1] == 2 and (found > 1).all()
-    drawn = typed("plot", "last_loss", run.path, "--format", "csv")
-    assert drawn.exit_code == 0, drawn.stderr
+    succeed("plot", "last_loss", run.path, "--format", "csv")
 
 
 def test_the_observer_hears_every_run(tmp_path: Path) -> None:
     file = tmp_path / "events.py"
     file.write_text(OBSERVER)
     words = QUICK, *TINY, "--plugin", file, "-q", "--out", tmp_path
-    trained = typed("train", *words)
-    assert trained.exit_code == 0, trained.stderr
-    events = Path(trained.stdout.strip()).with_suffix(".events").read_text().splitlines()
+    events = Path(succeed("train", *words)).with_suffix(".events").read_text().splitlines()
     assert [json.loads(line)["step"] for line in events] == [0, 2]
     # A mistake ends the run with the line of the file.
     broken = tmp_path / "broken.py"

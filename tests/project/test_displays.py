@@ -1,7 +1,5 @@
 """What a notebook shows: progress bars, and short forms of runs, configs and schemes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +15,8 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.records import Run
 from deepstack.training import Observer
+
+CONFIG = deepstack.load_config(QUICK, TINY)
 
 
 @pytest.fixture
@@ -37,18 +37,13 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
-def test_a_notebook_shows_a_bar_for_a_run(cells: list[str], tmp_path: Path) -> None:
-    config = deepstack.load_config(QUICK, TINY)
-    deepstack.train(config, out=tmp_path)
+def test_a_notebook_shows_a_bar_for_a_run_and_for_a_sweep(cells: list[str], tmp_path: Path) -> None:
+    deepstack.train(CONFIG, out=tmp_path / "quiet", observer=Observer())
+    assert cells == []
+    deepstack.train(CONFIG, out=tmp_path)
     assert cells[0].startswith("[------------------------] 0/2  DeepNorm, 2 layers")
     assert cells[-1].startswith("[########################] 2/2  done: step 2  validation loss")
-    before = len(cells)
-    deepstack.train(with_overrides(config, {"seed": 1}), out=tmp_path, observer=Observer())
-    assert len(cells) == before
-
-
-def test_a_notebook_shows_one_bar_for_a_sweep(cells: list[str], tmp_path: Path) -> None:
-    deepstack.sweep(deepstack.load_config(QUICK, TINY), {"seed": [0, 1]}, out=tmp_path, workers=1)
+    deepstack.sweep(CONFIG, {"seed": [0, 1]}, out=tmp_path, workers=1)
     assert cells[-1] == "[########################] 2/2  runs ended: 2 done"
 
 
@@ -73,8 +68,7 @@ def test_a_run_shows_its_state_and_last_values(tmp_path: Path) -> None:
 
 
 def test_schemes_and_their_registry_are_short() -> None:
-    built = deepstack.build_model(deepstack.load_config(QUICK, TINY), vocab_size=5)
-    scheme = built.model.schemes[0]
+    scheme = deepstack.build_model(CONFIG, vocab_size=5).model.schemes[0]
     assert repr(scheme) == f"DeepNorm: {scheme.equation}"
     assert scheme.equation.replace("<", "&lt;").split("(")[0] in scheme._repr_html_()
     assert repr(deepstack.schemes.SCHEMES).startswith("Registry of ")

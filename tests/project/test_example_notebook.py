@@ -1,7 +1,5 @@
 """examples/first_study.ipynb runs from top to bottom and finds what it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,12 +1,10 @@
 """deepstack as a library, as a notebook's cells use it."""
 
-from __future__ import annotations
-
 import inspect
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,12 @@ from helpers import QUICK
 from helpers.command_line import TINY
 
 import deepstack
-from deepstack.records import Run, RunFolder
+from deepstack.records import find_runs
 from deepstack.sweeps import Progress
 from deepstack.training import PlainLines
 from deepstack.training.observer import Observer
+
+CONFIG = deepstack.load_config(QUICK, TINY)
 
 
 def test_on_windows_one_sentence_refuses() -> None:
@@ -34,14 +34,13 @@ def test_every_public_name_is_there_and_says_what_it_is() -> None:
     for name in deepstack.__all__:
         assert len(inspect.getdoc(getattr(deepstack, name)) or "") > 40, name
     with pytest.raises(
-        AttributeError,
-        match=r"no attribute 'trian'; it has analyze, .*calibrate, ",
+        AttributeError, match=r"no attribute 'trian'; it has analyze, .*calibrate, "
     ):
         _ = deepstack.trian
 
 
 def test_the_columns_of_its_frames_are_named_where_help_shows_them(tmp_path: Path) -> None:
-    run = deepstack.train(deepstack.load_config(QUICK, TINY), out=tmp_path)
+    run = deepstack.train(CONFIG, out=tmp_path)
     rows = inspect.getdoc(deepstack.load_runs) or ""
     for column in deepstack.load_runs(tmp_path).columns:
         assert column in rows or column in ("model.scheme", "seed"), column
@@ -51,21 +50,18 @@ def test_the_columns_of_its_frames_are_named_where_help_shows_them(tmp_path: Pat
 
 
 @pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Python's own handler of Ctrl-C, also where the tests run in a shell's background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+def ctrl_c() -> None:
+    """Set Python's own handler of Ctrl-C, also where the tests run in a shell's background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_progress_is_printed_where_it_is_asked_for(tmp_path: Path, capsys: Any) -> None:
-    config = deepstack.load_config(QUICK, TINY)
-    deepstack.train(config, out=tmp_path / "silent")
+    deepstack.train(CONFIG, out=tmp_path / "silent")
     assert capsys.readouterr().out == ""  # nor a bar, which a notebook shows
-    run = deepstack.train(config, out=tmp_path, observer=PlainLines())
+    run = deepstack.train(CONFIG, out=tmp_path, observer=PlainLines())
     printed = capsys.readouterr().out
     assert "steps 1 to 2" in printed and printed.endswith("done at step 2\n")
-    again = deepstack.train(config, out=tmp_path, observer=PlainLines())
+    again = deepstack.train(CONFIG, out=tmp_path, observer=PlainLines())
     assert again.path == run.path and "done already" in capsys.readouterr().out
 
 
@@ -81,9 +77,9 @@ def test_ctrl_c_in_a_cell_saves_and_a_second_one_ends_at_once(tmp_path: Path, ti
     with pytest.raises(KeyboardInterrupt, match="step 1, saved" if times == 1 else "^$"):
         deepstack.train(config, out=tmp_path, observer=Impatient())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    (run,) = tmp_path.glob("*/*")
-    assert RunFolder(run).checkpoints() == ([1] if times == 1 else [])
-    assert Run(run).state == "interrupted"
+    (run,) = find_runs(tmp_path)
+    assert run.folder.checkpoints() == ([1] if times == 1 else [])
+    assert run.state == "interrupted"
     assert deepstack.train(config, out=tmp_path).state == "done"
 
 
@@ -93,11 +89,9 @@ def test_ctrl_c_at_the_last_step_ends_what_comes_after_it(tmp_path: Path) -> Non
         def finished(self, state: str, step: int) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    config = deepstack.load_config(QUICK, TINY)
     with pytest.raises(KeyboardInterrupt):
-        deepstack.train(config, out=tmp_path, observer=Late())
-    (row,) = deepstack.load_runs(tmp_path).to_dict("records")
-    assert row["state"] == "done"
+        deepstack.train(CONFIG, out=tmp_path, observer=Late())
+    assert [*deepstack.load_runs(tmp_path).state] == ["done"]
 
 
 @pytest.mark.usefixtures("ctrl_c")
@@ -112,6 +106,5 @@ def test_ctrl_c_in_a_sweep_has_its_runs_save(tmp_path: Path) -> None:
     config = deepstack.load_config(QUICK, [*TINY, "train.steps=100000"])
     with pytest.raises(KeyboardInterrupt):
         deepstack.sweep(config, {"seed": [0, 1]}, out=tmp_path, workers=1, show=show)
-    (run,) = tmp_path.glob("*/*/config.yaml")
-    assert RunFolder(run.parent).read_status()["state"] == "interrupted"
-    assert RunFolder(run.parent).checkpoints()
+    (run,) = find_runs(tmp_path)
+    assert run.state == "interrupted" and run.folder.checkpoints()

@@ -1,7 +1,5 @@
 """examples/optuna_study.py: the best trial is the best run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

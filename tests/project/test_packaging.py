@@ -1,7 +1,5 @@
 """The files around the package agree with it."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from typing import Any
@@ -27,9 +25,7 @@ def test_the_package_has_its_own_name_one_version_and_every_extra_that_is_named(
 
 
 def test_the_workflow_calls_the_script_and_issue_templates_are_forms() -> None:
-    steps = load(".github/workflows/ci.yml")["jobs"]["ci"]["steps"]
-    assert {"run": ".ci/run"} in steps
+    assert {"run": ".ci/run"} in load(".github/workflows/ci.yml")["jobs"]["ci"]["steps"]
     assert "mkdocs build --strict" in (ROOT / ".ci/run").read_text(encoding="utf-8")
     for name in ("bug", "scheme"):
-        form = load(f".github/ISSUE_TEMPLATE/{name}.yml")
-        assert {"name", "description", "body"} <= form.keys()
+        assert {"name", "description", "body"} <= {*load(f".github/ISSUE_TEMPLATE/{name}.yml")}

@@ -1,7 +1,5 @@
 """The planted faults (`python tests/planted_faults.py`): each has its place, and is noticed."""
 
-from __future__ import annotations
-
 import pytest
 from helpers import TESTS
 from planted_faults import FAULTS, Fault, file_of, passes

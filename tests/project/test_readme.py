@@ -1,7 +1,5 @@
 """The README: its commands exist, its snippet runs, its table is the code's."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import ROOT
-from helpers.command_line import typed
+from helpers.command_line import succeed, typed
 
 import deepstack
 from deepstack.cli.app import COMMANDS
@@ -20,7 +18,6 @@ from deepstack.records import find_runs
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-TEXTS = (".py", ".md", ".html")
 PAGES_OF_USE = [
     *(ROOT / name for name in ("README.md", "docs/schemes.md", "docs/runs.md", "docs/speed.md")),
     *sorted(ROOT.glob("docs/tutorials/*.md")),
@@ -39,17 +36,15 @@ USED = [line for line in LINES if line.startswith("deepstack ") and "--plugin" n
 def test_it_is_short_and_its_commands_stand_there_to_the_letter() -> None:
     lines = README.splitlines()
     assert len(lines) <= 130 and USED[0] == "deepstack train configs/quick.yaml"
-    for words in (
+    for command in (
         "train configs/deepnorm_1000.yaml",
         "sweep --depths 6,48,200,1000",
         "plot results/",
     ):
-        assert f"    deepstack {words}" in lines
-    setups = [line for line in LINES if line.startswith("python3 -m venv")]
-    assert len(setups) == 2
-    assert setups[0].endswith("-e . && . .venv/bin/activate")
-    assert setups[1].endswith("pytest")
-    assert all("-c constraints.txt" in line for line in setups)
+        assert f"    deepstack {command}" in lines
+    install, test = (line for line in LINES if line.startswith("python3 -m venv"))
+    assert install.endswith("-e . && . .venv/bin/activate") and test.endswith("pytest")
+    assert "-c constraints.txt" in install and "-c constraints.txt" in test
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")
@@ -63,10 +58,10 @@ def test_git_ignores_what_the_commands_write() -> None:
 
 def test_a_user_gets_no_package_of_another_project() -> None:
     """Another project has the name deepstack on the package index."""
-    files = [path for place in ("deepstack/**/*", "*.md", "docs/**/*") for path in ROOT.glob(place)]
-    texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in TEXTS}
     pattern = re.compile(r"pip install ['\"]?deepstack\b(?!-studies)")
-    assert [path for path, text in texts.items() if pattern.search(text)] == []
+    for place in ("deepstack/**/*.py", "deepstack/**/*.html", "*.md", "docs/**/*.md"):
+        for path in ROOT.glob(place):
+            assert not pattern.search(path.read_text(encoding="utf-8")), path
 
 
 @pytest.mark.parametrize("line", USED)
@@ -80,8 +75,7 @@ def test_every_command_shown_is_one_that_is_understood(line: str) -> None:
     if command == "train" and "--extend" not in words and "/path/" not in line:
         config = ROOT / "configs" / Path(words[0]).with_suffix(".yaml").name
         overrides = [word for word in words[1:] if "=" in word]
-        result = typed("check", config, *overrides, "model.depth=6")
-        assert result.exit_code == 0, result.stderr
+        succeed("check", config, *overrides, "model.depth=6")
 
 
 def test_the_snippet_runs(
@@ -96,14 +90,12 @@ def test_the_snippet_runs(
 
 def test_the_calls_named_in_the_text_can_be_made() -> None:
     """`deepstack.probe(…)` as it is written, without an argument that is missing or unknown."""
-    calls = re.findall(r"`(deepstack\.probe\(.*?\))`", README, re.DOTALL)
+    calls = re.findall(r"`deepstack\.probe(\(.*?\))`", README, re.DOTALL)
     assert calls
     for call in calls:
-        made = ast.parse(call, mode="eval").body
-        assert isinstance(made, ast.Call)
-        inspect.signature(deepstack.probe).bind(
-            *made.args, **{keyword.arg or "": keyword.value for keyword in made.keywords}
-        )
+        made: Any = ast.parse(f"probe{call}", mode="eval").body
+        keywords = {keyword.arg: keyword.value for keyword in made.keywords}
+        inspect.signature(deepstack.probe).bind(*made.args, **keywords)
 
 
 def test_a_plugin_begins_as_the_recipes_say() -> None:

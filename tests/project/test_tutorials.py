@@ -1,13 +1,11 @@
 """The files that the tutorials show work, and so do the commands beside them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from helpers.command_line import TINY, typed
+from helpers.command_line import TINY, succeed
 
 from deepstack.records import find_runs
 
@@ -32,8 +30,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=["scheme", "task"],
 )
 def test_a_plugin_of_a_tutorial_trains(words: list[str], files: Path) -> None:
-    result = typed("train", "quick", *TINY, *words, "-q")
-    assert result.exit_code == 0, result.stderr
+    succeed("train", "quick", *TINY, *words, "-q")
     assert [run.state for run in find_runs("results")] == ["done"]
 
 
