@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import re
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,6 @@ from deepstack.config import with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.fast.fuse import fuse
-from deepstack.parameters import RoleParameter
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 
@@ -59,44 +59,31 @@ class Moved(ToyModel):
         with torch.no_grad():
             return model.hidden(self.tokens)
 
-    def measured(self, origin: Origin = "initial") -> dict[str, float]:
-        parts = attribute(*self.about, self.start, origin)
-        return {name: value.item() for name, value in parts.items()}
-
-    def linear(self) -> dict[str, float]:
-        return {name: value.item() for name, value in first_order(*self.about).items()}
-
     def literally(self, part: str, scale: float = 1.0, origin: Origin = "initial") -> nn.Module:
         """A copy of the model, the part's parameters (one by one) moved by scale Δθ.
 
         From θ_0 towards θ_t, or from θ_t back.
         """
         ends = (self.first, self.last) if origin == "initial" else (self.last, self.first)
-        model, (old, new) = (
-            copy.deepcopy(ends[0]).double(),
-            (dict(e.named_parameters()) for e in ends),
-        )
+        model = copy.deepcopy(ends[0]).double()
         for name, value in model.named_parameters():
-            one = cast(RoleParameter, self.model.get_parameter(name))
-            step = scale * (new[name].detach().double() - old[name].detach())
-            value.data += step * belongs(part, name, one, len(self.model.layers))
+            old, new = (end.get_parameter(name).detach().double() for end in ends)
+            mask = belongs(part, name, self.model.get_parameter(name), len(self.model.layers))
+            value.data += scale * (new - old) * mask
         return model
 
     def distance(self, model: nn.Module, origin: Origin = "initial") -> float:
-        start = self.first if origin == "initial" else self.last
-        start = self.hidden(copy.deepcopy(start).double())
-        return (self.hidden(model) - start).norm(dim=-1).mean().item()
+        start = copy.deepcopy(self.first if origin == "initial" else self.last).double()
+        return (self.hidden(model) - self.hidden(start)).norm(dim=-1).mean().item()
 
 
-def belongs(part: str, name: str, parameter: RoleParameter, layers: int) -> Tensor:
+def belongs(part: str, name: str, parameter: Any, layers: int) -> Tensor:
     """Ones at the entries of a parameter that are of a part, and zeros elsewhere."""
     mask = torch.full(parameter.shape, float(part == "whole"), dtype=torch.float64)
-    words_ = name.split(".")
-    layer = None
-    if "layers" in words_:
-        layer = int(words_[words_.index("layers") + 1]) + 1
-        if words_[0] == "decoder" and layers > 5:
-            layer += 5  # those of the decoder follow those of the encoder
+    number = re.search(r"layers\.(\d+)\.", name)
+    layer = int(number[1]) + 1 if number else None
+    if layer and name.startswith("decoder.") and layers > 5:
+        layer += 5  # those of the decoder follow those of the encoder
     if part in parameter.roles:
         index, each = parameter.roles.index(part), len(mask) // len(parameter.roles)
         mask[index * each : (index + 1) * each] = 1
@@ -130,24 +117,20 @@ CASES = [
 def test_each_part_is_its_change_alone(changes: dict[str, Any], origin: Origin) -> None:
     moved = Moved(**changes)
     before = {bank.key: bank.values().clone() for bank in moved.all_banks}
-    found = moved.measured(origin)
+    found = attribute(*moved.about, moved.start, origin)
     assert all(torch.equal(before[bank.key], bank.values()) for bank in moved.all_banks)
     assert list(found) == [part.name for part in moved.parts]
     for name, value in found.items():
         expected = moved.distance(moved.literally(name, origin=origin), origin)
-        assert value == pytest.approx(expected, rel=2e-3, abs=1e-6), name
+        assert value.item() == pytest.approx(expected, rel=2e-3, abs=1e-6), name
         assert (value > 0) == (name != "head"), name  # F is what the head reads
 
 
 def test_the_parts_are_every_role_and_four_ranges_of_each_side() -> None:
     moved = Moved(model__family="encoder_decoder", model__depth=5, model__decoder_depth=2)
-    names = [part.name for part in moved.parts]
-    assert [n for n in names if n.startswith("cross")] == [
-        "cross_q", "cross_k", "cross_v", "cross_o",
-    ]  # fmt: skip
-    assert [name for name in names if name.startswith("layers")] == [
-        "layers_1_1", "layers_2_2", "layers_3_3", "layers_4_5", "layers_6_6", "layers_7_7",
-    ]  # fmt: skip
+    names = " ".join(part.name for part in moved.parts)
+    assert "cross_q cross_k cross_v cross_o" in names
+    assert "layers_1_1 layers_2_2 layers_3_3 layers_4_5 layers_6_6 layers_7_7" in names
     # Every parameter is of one role, and in one range.
     for is_role in (True, False):
         for bank in moved.all_banks:
@@ -170,14 +153,12 @@ NORM_KINDS = [
 )
 def test_first_order_is_what_finite_differences_tell(changes: dict[str, Any]) -> None:
     moved = Moved(size=1.0, model__depth=2, **changes)
-    linear = moved.linear()
+    linear = first_order(*moved.about)
     for part in ("v", "w2", "norm_gain", "scheme", "layers_2_2", "outside", "whole"):
         if part in linear:
-            h = 1e-6
-            ahead = moved.hidden(moved.literally(part, h))
-            behind = moved.hidden(moved.literally(part, -h))
-            expected = ((ahead - behind) / (2 * h)).norm(dim=-1).mean().item()
-            assert linear[part] == pytest.approx(expected, rel=1e-3, abs=1e-5), part
+            ahead, behind = (moved.hidden(moved.literally(part, h)) for h in (1e-6, -1e-6))
+            expected = ((ahead - behind) / 2e-6).norm(dim=-1).mean().item()
+            assert linear[part].item() == pytest.approx(expected, rel=1e-3, abs=1e-5), part
 
 
 @pytest.mark.parametrize(

@@ -259,23 +259,22 @@ def losses_without_layers(toy: ToyModel) -> list[float]:
 
 def jacobian_rows(toy: ToyModel) -> list[float]:
     """‖Rᵀ ∂F/∂x_l‖²/‖R‖² of every layer, R the fixed draw."""
-    entries: list[dict[str, Any]] = [{} for _ in toy.model.layers]
+    outputs: list[Tensor] = []
     hooks = [
-        layer.register_forward_hook(keep(entry, "x", "y"))
-        for layer, entry in zip(toy.model.layers, entries, strict=True)
+        layer.register_forward_hook(lambda module, args, out: outputs.append(out))
+        for layer in toy.model.layers
     ]
     F = toy.model.hidden(toy.tokens)
-    R = torch.randn(F.shape, generator=torch.Generator().manual_seed(0))
-    (F * R).sum().backward()
     for hook in hooks:
         hook.remove()
-    return [(size(entry["y"].grad) / size(R)) ** 2 for entry in entries]
+    R = torch.randn(F.shape, generator=torch.Generator().manual_seed(0))
+    gradients = torch.autograd.grad((F * R).sum(), outputs)
+    return [(size(gradient) / size(R)) ** 2 for gradient in gradients]
 
 
 def expected_values(toy: ToyModel, post: bool) -> list[dict[str, float]]:
     """Layer by layer, file name of a diagnostic -> its value."""
     jacobians = jacobian_rows(toy)
-    toy.model.zero_grad()
     layers, loss_of_all = record_pass(toy), toy.loss(toy.model(toy.tokens)).item()
     rows: list[dict[str, float]] = []
     for entry, loss, share in zip(layers, losses_without_layers(toy), jacobians, strict=True):

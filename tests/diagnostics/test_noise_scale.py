@@ -17,19 +17,6 @@ from deepstack.tasks import IGNORE
 from deepstack.training import mean_loss
 
 
-def measure(toy: ToyModel) -> tuple[Any, Tensor]:
-    """Return the noise of a toy model and its targets, whose number differs by sequence."""
-    targets = toy.targets.clone()
-    targets[0, :3] = IGNORE
-    count = float((targets != IGNORE).sum()) / len(targets)
-    banks, unique = toy.built.trained, toy.built.banks.unique
-
-    def loss(logits: Tensor, i: int) -> Tensor:
-        return mean_loss(logits, targets[i : i + 1], count)
-
-    return gradient_noise(toy.model, banks, toy.tokens, loss, unique), targets
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -41,42 +28,40 @@ def measure(toy: ToyModel) -> tuple[Any, Tensor]:
     ids=str,
 )
 def test_it_is_that_of_the_gradients_of_single_sequences(changes: dict[str, Any]) -> None:
-    changes = {
-        "model__family": SCHEMES[changes.get("model__scheme", "pre_ln")].families[0]
-    } | changes
-    toy = ToyModel(**changes)
-    noise, targets = measure(toy)
-    model = toy.model.eval()
-    trained = {id(p): [] for p in model.parameters() if p.requires_grad}
-    owners: dict[int, list[int]] = {}  # parameter -> its layers, counted over all stacks
-    for layer, module in enumerate(model.layers):
-        for p in module.parameters():
-            owners.setdefault(id(p), []).append(layer)
-    gradients = []
-    for i, sequence in enumerate(toy.tokens):
-        toy.built.banks.zero_gradients()
-        logits = model(sequence[None])
-        total = nn.functional.cross_entropy(
-            logits[0], targets[i], ignore_index=IGNORE, reduction="sum"
-        )
-        (total * len(targets) / (targets != IGNORE).sum()).backward()
-        toy.built.banks.sum_repeats()
-        gradients.append({id(p): p.grad.double().clone() for p in model.parameters()
-                          if p.requires_grad})  # fmt: skip
-    B = len(gradients)
+    family = SCHEMES[changes.get("model__scheme", "pre_ln")].families[0]
+    toy = ToyModel(**{"model__family": family} | changes)
+    targets = toy.targets.clone()
+    targets[0, :3] = IGNORE  # sequences differ in the number of their targets
+    B, count = len(targets), (targets != IGNORE).sum().item()
+    banks, unique = toy.built.banks, toy.built.banks.unique
+    noise = gradient_noise(
+        toy.model,
+        toy.built.trained,
+        toy.tokens,
+        lambda logits, i: mean_loss(logits, targets[i : i + 1], count / B),
+        unique,
+    )
+    trained = [p for p in toy.model.eval().parameters() if p.requires_grad]
+    gradients: list[dict[nn.Parameter, Tensor]] = []
+    for sequence, answers in zip(toy.tokens, targets, strict=True):
+        banks.zero_gradients()
+        logits = toy.model(sequence[None])[0]
+        total = nn.functional.cross_entropy(logits, answers, ignore_index=IGNORE, reduction="sum")
+        (total * B / count).backward()
+        banks.sum_repeats()
+        gradients.append({p: p.grad.double().flatten() for p in trained if p.grad is not None})
 
-    def expected(chosen: list[int]) -> tuple[float, float]:
-        rows = torch.stack([torch.cat([g[key].flatten() for key in chosen]) for g in gradients])
+    def expected(chosen: list[nn.Parameter]) -> tuple[float, float]:
+        rows = torch.stack([torch.cat([g[p] for p in chosen]) for g in gradients])
         variance = rows.var(dim=0, correction=1).sum().item()
         return variance, rows.mean(dim=0).square().sum().item() - variance / B
 
     measured = torch.cat(list(noise.by_layer.values()), dim=1).T
-    for layer in range(len(model.layers)):
-        keys = [key for key in trained if layer in owners.get(key, [])]
-        assert measured[layer].tolist() == pytest.approx(expected(keys), rel=1e-3), layer
-    unique = toy.built.banks.unique
-    once = [key for key in trained if not unique or min(owners.get(key, [0])) < unique]
-    variance, square = expected(once)
+    for index, layer in enumerate(toy.model.layers):
+        own = [p for p in layer.parameters() if p.requires_grad]
+        assert measured[index].tolist() == pytest.approx(expected(own), rel=1e-3), index
+    repeats = {p for layer in toy.model.layers[unique or 99 :] for p in layer.parameters()}
+    variance, square = expected([p for p in trained if p not in repeats])
     row = noise.row()
     assert row["model_gradient_variance"] == pytest.approx(variance, rel=1e-3)
     assert row["model_gradient_square"] == pytest.approx(square, rel=1e-3, abs=1e-3 * variance)
