@@ -131,15 +131,15 @@ def test_effects_are_those_of_literal_removals() -> None:
         logits, before = logits_of(model, x), logits_of(model, states[-1])
         assert result.arrays["loss_without"][s] == pytest.approx(loss_of(logits, batch), rel=1e-5)
         rows = batch.chosen(before).softmax(-1) - batch.chosen(logits).softmax(-1)
-        largest = max(row.norm().item() for row in rows)
-        assert result.arrays["output_change"][s] == pytest.approx(largest, abs=1e-5)
+        change = rows.norm(dim=-1).max().item()
+        assert result.arrays["output_change"][s] == pytest.approx(change, abs=1e-5)
         for later in range(s + 1, DEPTH):
             c = (states[later + 1] - states[later]).flatten(0, 1)
             other = (changed[later + 1] - changed[later]).flatten(0, 1)
-            ratios = [((a - b).norm() / a.norm()).item() for a, b in zip(c, other, strict=True)]
-            mean = sum((a - b).norm() for a, b in zip(c, other, strict=True)) / sum(map(norm, c))
-            assert result.arrays["effect_max"][s, later] == pytest.approx(max(ratios), rel=1e-5)
-            assert result.arrays["effect_mean"][s, later] == pytest.approx(mean.item(), rel=1e-5)
+            moved, whole = (c - other).norm(dim=-1), c.norm(dim=-1)
+            largest, mean = (moved / whole).max().item(), (moved.sum() / whole.sum()).item()
+            assert result.arrays["effect_max"][s, later] == pytest.approx(largest, rel=1e-5)
+            assert result.arrays["effect_mean"][s, later] == pytest.approx(mean, rel=1e-5)
         assert not any(result.arrays["effect_max"][s, : s + 1] >= 0)  # NaN: not a later layer
     for index, layer in enumerate(model.stack.layers):
         x, scheme = states[index], layer.scheme
@@ -150,10 +150,6 @@ def test_effects_are_those_of_literal_removals() -> None:
         for name, (G, stream) in pairs.items():
             expected = F.cosine_similarity(G, stream, dim=-1).mean().item()
             assert result.arrays[f"cosine_{name}"][index] == pytest.approx(expected, abs=1e-6)
-
-
-def norm(x: Tensor) -> Tensor:
-    return x.norm()
 
 
 @torch.no_grad()
@@ -178,13 +174,12 @@ def test_linear_maps_are_least_squares_of_training_tokens() -> None:
     fitted, held_out = (literal_states(model, sample(model, seed)) for seed in (1, 0))
     for i in range(DEPTH):
         X, Y = (x.flatten(0, 1) for x in fitted[i : i + 2])
-        X = torch.cat([X, torch.ones(len(X), 1, dtype=X.dtype)], dim=1)
         # 16 tokens and 17 unknowns: the shortest solution of many, as that of a vanishing ridge
-        mean = X[:, :-1].mean(dim=0)
-        W = torch.linalg.lstsq(X[:, :-1] - mean, Y - Y.mean(dim=0), driver="gelsd").solution
+        mean, y_mean = X.mean(dim=0), Y.mean(dim=0)
+        W = torch.linalg.lstsq(X - mean, Y - y_mean, driver="gelsd").solution
 
-        def affine(x: Tensor, W: Tensor = W, mean: Tensor = mean, Y: Tensor = Y) -> Tensor:
-            return (x - mean) @ W + Y.mean(dim=0)
+        def affine(x: Tensor, W: Tensor = W, mean: Tensor = mean, y: Tensor = y_mean) -> Tensor:
+            return (x - mean) @ W + y
 
         layers: list[Any] = list(range(DEPTH))
         layers[i] = affine
@@ -278,10 +273,8 @@ def test_both_sides_of_an_encoder_decoder_are_measured() -> None:
     for side in (model, encoder):
         request = Request(side, batch, batch, batch, probes=2, iterations=3)
         results = measure_all(list(MEASURES), request)
-        lens, effects = results["lens"], results["effects"]
-        assert lens.scalars["final_loss"] == pytest.approx(
-            loss_of(model.model(batch.inputs), batch)
-        )
-        crosses = "cosine_cross_attention" in effects.arrays
+        loss = loss_of(model.model(batch.inputs), batch)
+        assert results["lens"].scalars["final_loss"] == pytest.approx(loss)
+        crosses = "cosine_cross_attention" in results["effects"].arrays
         assert crosses == (side is model)
     assert results["effects"].arrays["loss_without"].std() > 0

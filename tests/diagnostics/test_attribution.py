@@ -196,10 +196,11 @@ def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -
 
 
 def test_a_run_records_sharpness_noise_and_losses_without_layers(tmp_path: Path) -> None:
-    logged = {"log__sharpness_every": 5, "log__noise_scale": True, "log__skipped_layers": 3}
-    logged |= {"log__layers_every": 5, "train__optimizer": "sgd", "train__lr": 0.05}
-    constant = {"train__schedule": "constant", "train__warmup_steps": 0}
-    config = small(model__depth=5, model__dropout=0.1, **logged, **constant)
+    config = small(
+        log__sharpness_every=5, log__noise_scale=True, log__skipped_layers=3, log__layers_every=5,
+        model__depth=5, model__dropout=0.1, train__optimizer="sgd", train__lr=0.05,
+        train__schedule="constant", train__warmup_steps=0,
+    )  # fmt: skip
     run = deepstack.train(config, out=tmp_path / "a")
     sharpness, noise, due = run.sharpness, run.noise_scale, [0, 5, 10, 12]
     assert list(sharpness["step"]) == list(noise["step"]) == due
@@ -249,15 +250,10 @@ def test_shares_against_depth_and_the_exponent_of_each_role(tmp_path: Path) -> N
         logged_run(tmp_path / "study", power, depth, seed=seed)
     chart = make_chart("attribution_vs_depth", tmp_path)
     fits = rows(chart, kind="fit").set_index("series")["exponent"]
-    for role, exponent in power.items():
-        assert fits[role] == pytest.approx(exponent, abs=1e-6)
-    shares = rows(chart, kind="share", x=48)
+    assert fits[list(power)].to_dict() == pytest.approx(power, abs=1e-6)
+    shares = rows(chart, kind="share", x=48).set_index("series")["y"].to_dict()
     total = 48**0.5 + 48 + 1
-    assert dict(zip(shares["series"], shares["y"], strict=True)) == {
-        "q": pytest.approx(1 / total),
-        "w2": pytest.approx(48**0.5 / total),
-        "norm_gain": pytest.approx(48 / total),
-    }
+    assert shares == pytest.approx({role: 48**p / total for role, p in power.items()})
     assert rows(chart, kind="ratio")["y"].tolist() == pytest.approx([2.0] * 3)
     text = words(chart)
     assert any(t.startswith("norm gain: 1.000 ±") for t in text)

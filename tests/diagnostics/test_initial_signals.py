@@ -154,20 +154,16 @@ def test_a_run_without_steps_is_a_measurement(signals: Signals, tmp_path: Path) 
 
 
 def test_the_command_prints_rows_and_draws_the_chart(tmp_path: Path) -> None:
-    words = ["signal", "quick", *TINY[1:], "model.scheme=post_ln,pre_ln", "--out", tmp_path]
-    words += ["runtime.threads=1"]
-    result = typed(*words, "--depths", "3", "--seeds", 2, "--json")
+    words = ["signal", "quick", *TINY[1:], "model.scheme=post_ln,pre_ln", "runtime.threads=1"]
+    result = typed(*words, "--out", tmp_path, "--depths", "3", "--seeds", 2, "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["rows"]
-    assert [(r["setting"], r["depth"], r["seeds"]) for r in rows] == [
-        ("Post-LN", 3, 2), ("Pre-LN", 3, 2)
-    ]  # fmt: skip
-    figure = tmp_path / "quick_signal" / "figures" / "signal_by_layer.csv"
-    drawn = pd.read_csv(figure)
+    found = [(row["setting"], row["depth"], row["seeds"]) for row in rows]
+    assert found == [("Post-LN", 3, 2), ("Pre-LN", 3, 2)]
+    study = tmp_path / "quick_signal"
+    drawn = pd.read_csv(study / "figures" / "signal_by_layer.csv")
     last = drawn[(drawn["panel"] == "N = 3: variance") & (drawn["series"] == "Pre-LN")]
     assert last["x"].tolist() == pytest.approx([1 / 3, 2 / 3, 1])
-    runs = [
-        Run(path.parent) for path in (tmp_path / "quick_signal").glob("pre_ln-d3-*/config.yaml")
-    ]
+    runs = map(Run, study.glob("pre_ln-d3-*"))
     ends = [run.layers("stream_variance")[1][0, -1] for run in runs]
     assert last["y"].iloc[-1] == pytest.approx(np.exp(np.log(ends).mean()))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers.configs import config_with
@@ -101,8 +103,8 @@ def test_the_right_hand_side_is_the_sum_of_the_theorem(
         model__family=family, model__scheme=scheme, train__steps=3, model__depth=2, task__name=task
     )
     run = deepstack.train(config, out=tmp_path)
-    found = right_hand_side(run)
-    assert found is not None and list(found["step"]) == [1, 2, 3]
+    found: Any = right_hand_side(run)
+    assert list(found["step"]) == [1, 2, 3]
     row = found.iloc[-1]
     names = [name for name in run.layer_names() if name.startswith("bound_")]
     terms = np.nansum([run.layers(name)[1][-1] for name in names], axis=0)  # (layers,)
@@ -141,10 +143,6 @@ def test_terms_are_nan_where_the_theorem_does_not_apply(
             make_chart(name, tmp_path)
 
 
-def slope(depths: list[int], values: list[float]) -> float:
-    return float(np.polyfit(np.log(depths), np.log(values), 1)[0])
-
-
 @pytest.mark.parametrize(("optimizer", "exponent"), [("sgd", 0.0), ("adam", 0.5)])
 def test_the_theorem_on_one_step_of_the_matrices(
     optimizer: str, exponent: float, tmp_path: Path
@@ -154,20 +152,20 @@ def test_the_theorem_on_one_step_of_the_matrices(
     The right-hand side is an estimate of the other: about as large, and in the same proportion at
     every depth.
     """
-    depths, both = [4, 12, 36], []
+    depths = [4, 12, 36]
+    both = pd.DataFrame()
     for depth in depths:
         config = small(
             model__depth=depth, train__steps=1, train__optimizer=optimizer, train__clip=None,
             train__lr=1e-4 if optimizer == "sgd" else 1e-6, train__warmup_steps=0,
             train__trainable=["q", "k", "v", "o", "w1", "w2"], log__layers_every=1,
         )  # fmt: skip
-        found = right_hand_side(deepstack.train(config, out=tmp_path))
-        assert found is not None
-        both.append(found.iloc[0])
-    assert slope(depths, [row["bound"] for row in both]) == pytest.approx(exponent, abs=0.1)
-    assert slope(depths, [row["measured"] for row in both]) == pytest.approx(exponent, abs=0.1)
-    ratios = [row["ratio"] for row in both]
-    assert 0.5 < min(ratios) and max(ratios) < 2 and max(ratios) < 1.25 * min(ratios)
+        both = pd.concat([both, right_hand_side(deepstack.train(config, out=tmp_path))])
+    for side in ("bound", "measured"):
+        slope = np.polyfit(np.log(depths), np.log(both[side]), 1)[0]
+        assert slope == pytest.approx(exponent, abs=0.1), side
+    least, most = both["ratio"].min(), both["ratio"].max()
+    assert 0.5 < least and most < 2 and most < 1.25 * least
 
 
 def bound_run(root: Path, depth: int, last: float = 2.0, **more: Any) -> None:
@@ -182,14 +180,13 @@ def bound_run(root: Path, depth: int, last: float = 2.0, **more: Any) -> None:
 
 def test_the_charts_show_both_sides_and_their_ratio(tmp_path: Path) -> None:
     """make_run's measured update is 0.01 N^0.5 t."""
-    for depth in (6, 48, 100):
-        for seed in (0, 1):
-            bound_run(tmp_path / "study", depth, seed=seed)
+    for depth, seed in product((6, 48, 100), (0, 1)):
+        bound_run(tmp_path / "study", depth, seed=seed)
     chart = make_chart("bound_vs_depth", tmp_path)
-    fits = rows(chart, kind="fit").set_index("panel")["exponent"]
-    expected = {"measured": 0.5, "right-hand side": 1.0, "right-hand side / measured": 0.5}
-    for side, exponent in expected.items():
-        assert fits[side] == pytest.approx(exponent, abs=1e-6)
+    fits = rows(chart, kind="fit").set_index("panel")["exponent"].to_dict()
+    assert fits == pytest.approx(
+        {"measured": 0.5, "right-hand side": 1.0, "right-hand side / measured": 0.5}
+    )
     ratio = rows(chart, kind="point", panel="right-hand side / measured")
     assert ratio["y"].tolist() == pytest.approx([math.sqrt(d) for d in (6, 48, 100)], rel=1e-6)
     assert any("both, step 2" in text for text in words(chart))
