@@ -163,17 +163,20 @@ def test_first_order_is_what_finite_differences_tell(changes: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     "changes",
-    some(
-        [
-            {"model.dropout": 0.1, "model.scheme": "admin"},
-            {},
-            {"runtime.banks": False},
-            {"model.norm.kind": "batch", "model.scheme": "post_ln"},
-            {"model.scheme": "branch_norm", "model.scheme_options.ramp_steps": 4},
-            {"model.family": "encoder_decoder", "model.scheme": "deepnorm"},
-        ],
-        3,
-    ),
+    [
+        *some(
+            [
+                {"model.dropout": 0.1, "model.scheme": "admin"},
+                {},
+                {"runtime.banks": False},
+                {"model.norm.kind": "batch", "model.scheme": "post_ln"},
+                {"model.scheme": "branch_norm", "model.scheme_options.ramp_steps": 4},
+                {"model.family": "encoder_decoder", "model.scheme": "deepnorm"},
+            ],
+            3,
+        ),
+        *some([{"model.scheme": name} for name in SCHEMES.names() if name != "branch_norm"], 24, 2),
+    ],
     ids=str,
 )
 def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -193,6 +196,7 @@ def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -
         assert linear["whole"].iloc[0] == pytest.approx(found["whole"].iloc[0], rel=0.3)
     assert ("schedule" in found) == (changes.get("model.scheme") == "branch_norm")
     assert set(found) - {"step"} == set(run.columns["attribution"])
+    assert set(run.layer_names()) <= run.columns["layers"].keys()
 
 
 def test_a_run_records_sharpness_noise_and_losses_without_layers(tmp_path: Path) -> None:
@@ -272,8 +276,13 @@ def test_shares_against_the_step(tmp_path: Path) -> None:
 
 def test_charts_name_what_they_cannot_show(tmp_path: Path) -> None:
     make_run(tmp_path / "a" / "study")
-    for name in ("attribution_vs_depth", "attribution_vs_step"):
-        with pytest.raises(NothingMatchedError, match=r"log\.attribution_every is 0"):
+    for name in (
+        "attribution_vs_depth",
+        "attribution_vs_step",
+        "bound_vs_measured",
+        "bound_vs_depth",
+    ):
+        with pytest.raises(NothingMatchedError, match=r"log\.(attribution|layers)_every is 0"):
             make_chart(name, tmp_path / "a")
     logged_run(tmp_path / "b" / "study", {"w2": 0.5}, 6)
     with pytest.raises(NothingMatchedError, match="needs runs of two depths"):

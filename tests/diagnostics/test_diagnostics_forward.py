@@ -341,6 +341,7 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
 
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 3, 1))
 def test_values_of_attention_are_those_of_the_logits_in_every_scheme(scheme: str) -> None:
+    """Diagnostics of other kinds are finite, but for two streams that a sublayer joins at once."""
     kind = SCHEMES[scheme]
     for family, changes in FAMILIES.items():
         name = changes.get("model__family", "encoder")
@@ -353,6 +354,10 @@ def test_values_of_attention_are_those_of_the_logits_in_every_scheme(scheme: str
             toy = ToyModel(model__scheme=scheme, **changes | {"model__qk_norm": False})
         state, logged = torch.get_rng_state(), toy.values()
         assert torch.equal(torch.get_rng_state(), state)
+        for file in ("grad_norm", "param_norm", "stream_norm", "effective_rank"):
+            assert logged[file].isfinite().all(), file
+        for file in ("branch_ratio_attention", "branch_ratio_feed_forward"):
+            assert (logged[file].isnan() == (scheme == "residual")).all(), file
         with Products() as products, torch.no_grad():
             toy.model(toy.tokens)
         names = [(i, n) for i, layer in enumerate(toy.model.layers) for n in layer.names]

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from helpers.command_line import typed
-from helpers.configs import runs_with
-from helpers.sampling import some
-from helpers.small_runs import data_of, small
 from helpers.snapshots import ToyModel
 from torch.autograd.functional import jacobian
 
@@ -20,7 +15,6 @@ from deepstack.cli.list_command import diagnostic_rows
 from deepstack.diagnostics import DIAGNOSTICS
 from deepstack.diagnostics import stream as stream_module
 from deepstack.diagnostics.spectral import spectral_norms
-from deepstack.schemes import SCHEMES
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms", "batch", "dynamic_tanh"])
@@ -50,26 +44,6 @@ def test_the_list_of_diagnostics_keeps_the_former_key_in_json_alone() -> None:
     assert "beat" in json.loads(typed("list", "diagnostics", "--json").stdout)[0]
     header = typed("list", "diagnostics", "--markdown").stdout.splitlines()[0]
     assert "interval" in header and "beat" not in header
-
-
-@pytest.mark.parametrize("scheme", some(SCHEMES.names(), 4, 2))
-def test_snapshots_of_every_scheme_leave_its_training_as_it_was(
-    scheme: str, tmp_path: Path
-) -> None:
-    family = "encoder_decoder" if "encoder_decoder" in SCHEMES[scheme].families else "encoder"
-    model = {"model__scheme": scheme, "model__family": family, "model__depth": 3}
-    config = small(**model, train__steps=3, train__eval_every=0, log__layers_every=0)
-    snapshots = {"log.layers_every": 1, "log.skipped_layers": 2}
-    plain, run = runs_with(config, tmp_path, {}, snapshots)
-    assert data_of(plain).items() <= data_of(run).items()
-    names = set(run.layer_names())
-    assert names <= run.columns["layers"].keys() & {row["name"] for row in diagnostic_rows()}
-    for name in ("grad_norm", "param_norm", "stream_norm", "effective_rank"):
-        assert np.isfinite(run.layers(name)[1]).all(), name
-    for name in ("branch_ratio_attention", "branch_ratio_feed_forward"):
-        # the sublayers of ResiDual are joined to two streams at once
-        assert (np.isnan(run.layers(name)[1]) == (scheme == "residual")).all(), name
-    assert (np.isfinite(run.layers("skip_loss")[1]).sum(axis=1) == 2).all()
 
 
 def test_the_stream_of_known_shapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.small_runs import small
 
 import deepstack
-from deepstack.config import Config, with_overrides
+from deepstack.config import with_overrides
 from deepstack.diagnostics.bound import alphas
 from deepstack.errors import NothingMatchedError
 from deepstack.model import build_model
@@ -79,18 +79,6 @@ def test_alpha_of_an_unknown_scheme_is_measured(residual: Any, expected: float) 
     type("Unknown", (Scheme,), body, name="unknown", label="?", paper="none")
     for values in measured_alphas("unknown"):
         assert values == pytest.approx([expected] * 2, nan_ok=True)
-
-
-def test_a_vector_counts_while_it_is_one_number() -> None:
-    config = with_overrides(Config(), {"model.scheme": "admin", "model.d_model": 8})
-    scheme = build_model(config, vocab_size=7).model.schemes[0]
-    omega = scheme.get_parameter("attention_omega")
-    with torch.no_grad():
-        omega.fill_(2.0)
-    assert alphas(scheme, 8, CPU) == pytest.approx([2.0, 1.0])
-    with torch.no_grad():
-        omega[0] = 3.0
-    assert math.isnan(alphas(scheme, 8, CPU)[0])
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder_decoder"])
@@ -205,10 +193,3 @@ def test_a_run_that_leaves_the_theorems_form_does_not_hide_the_others(tmp_path: 
     text = " ".join(words(chart))
     assert "both, step 2" in text and "no value at step 2: DeepNorm, N = 18" in text
     assert "not of the theorem's form" not in text and "last snapshot" not in text
-
-
-def test_without_terms_the_charts_say_why(tmp_path: Path) -> None:
-    make_run(tmp_path / "study")
-    for name in ("bound_vs_measured", "bound_vs_depth"):
-        with pytest.raises(NothingMatchedError, match=r"log\.layers_every is 0"):
-            make_chart(name, tmp_path)
