@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -93,12 +93,10 @@ FLAGS: dict[str, dict[str, bool]] = {
     "deepnorm": {"deepnorm": True},
     "sub_ln": {"subln": True},
     "post_ln": {
-        "subln": False,
-        "encoder_normalize_before": False,
-        "decoder_normalize_before": False,
+        "subln": False, "encoder_normalize_before": False, "decoder_normalize_before": False
     },
     "pre_ln": {"subln": False},
-}
+}  # fmt: skip
 
 
 # the linear maps of their layers -> our roles
@@ -207,7 +205,7 @@ class Wiring(NamedTuple):
     ours: Mapping[str, Any] = MappingProxyType({})
     entry: bool = False
     first: int = 1
-    missing: tuple[tuple[int, int], ...] = ()
+    missing: Set[tuple[int, int]] = frozenset()
 
 
 def post(**options: Any) -> dict[str, Any]:
@@ -221,41 +219,35 @@ def norm_former_norms(model: Any, l: int) -> Norms:
 
 
 def hybrid_norms(model: Any, l: int) -> Norms:
-    last = l == len(model.layers)
-    return {OUTSIDE: model.layers[l - 1].scheme.between}, (
-        {OUTSIDE: model.last.final_norm} if last else {}
-    )
+    after = {OUTSIDE: model.last.final_norm} if l == len(model.layers) else {}
+    return {OUTSIDE: model.layers[l - 1].scheme.between}, after
 
+
+PRE = norms_at(BEFORE)
+POST = norms_at(OUTSIDE)
+SANDWICH = norms_at(BEFORE, AFTER)
 
 RMS = {"model__norm__kind": "rms", "model__norm__eps": 1e-15}  # theirs has no eps
 DYT = {"model__norm__kind": "dynamic_tanh", "model__norm__bias": True}
+RAMP = {"model__scheme_options": {"ramp_steps": 14}}  # of which this is step 7
 
 WIRINGS: dict[str, Wiring] = {
-    "pre_ln": Wiring(norms_at(BEFORE)),
-    "pre_ln rms": Wiring(norms_at(BEFORE), lambda N: {"use_rmsnorm": True}, RMS),
-    "pre_ln dyt": Wiring(norms_at(BEFORE), lambda N: {"use_dynamic_tanh": True}, DYT),
-    "post_ln": Wiring(norms_at(OUTSIDE), lambda N: post()),
-    "deepnorm": Wiring(
-        norms_at(OUTSIDE), lambda N: post(scale_residual_constant=(2 * N) ** (1 / 4))
-    ),
-    "branch_norm": Wiring(  # at step 7 of 14
-        norms_at(OUTSIDE),
-        lambda N: post(depth_scale_residual=0.5),
-        {"model__scheme_options": {"ramp_steps": 14}},
-    ),
-    "admin": Wiring(norms_at(OUTSIDE), lambda N: post(scale_residual=True)),
-    "sandwich_ln": Wiring(norms_at(BEFORE, AFTER), lambda N: {"sandwich_norm": True}),
+    "pre_ln": Wiring(PRE),
+    "pre_ln rms": Wiring(PRE, lambda N: {"use_rmsnorm": True}, RMS),
+    "pre_ln dyt": Wiring(PRE, lambda N: {"use_dynamic_tanh": True}, DYT),
+    "post_ln": Wiring(POST, lambda N: post()),
+    "deepnorm": Wiring(POST, lambda N: post(scale_residual_constant=(2 * N) ** (1 / 4))),
+    "branch_norm": Wiring(POST, lambda N: post(depth_scale_residual=0.5), RAMP),
+    "admin": Wiring(POST, lambda N: post(scale_residual=True)),
+    "sandwich_ln": Wiring(SANDWICH, lambda N: {"sandwich_norm": True}),
     "peri_ln": Wiring(
-        norms_at(BEFORE, AFTER),
-        lambda N: {"sandwich_norm": True, "use_rmsnorm": True},
-        RMS,
-        entry=True,
+        SANDWICH, lambda N: {"sandwich_norm": True, "use_rmsnorm": True}, RMS, entry=True
     ),
-    "layer_scale": Wiring(norms_at(BEFORE), lambda N: {"use_layerscale": True}),
-    "depth_mup": Wiring(norms_at(BEFORE), lambda N: {"depth_scale_residual": math.sqrt(2 / N)}),
-    "complete_p": Wiring(norms_at(BEFORE), lambda N: {"depth_scale_residual": 2 / N}),
+    "layer_scale": Wiring(PRE, lambda N: {"use_layerscale": True}),
+    "depth_mup": Wiring(PRE, lambda N: {"depth_scale_residual": math.sqrt(2 / N)}),
+    "complete_p": Wiring(PRE, lambda N: {"depth_scale_residual": 2 / N}),
     "deep_scale_lm": Wiring(
-        norms_at(BEFORE),
+        PRE,
         lambda N: {
             "scale_residual_constant": math.sqrt(1 - min(2 / N, 0.5)),
             "depth_scale_residual": math.sqrt(min(2 / N, 0.5)),
@@ -270,13 +262,13 @@ WIRINGS: dict[str, Wiring] = {
     "norm_former": Wiring(
         norm_former_norms,
         lambda N: {"sandwich_norm": True, "attn_head_scale": True, "ff_post_act_ln": True},
-        missing=((1, AFTER),),
+        missing={(1, AFTER)},
     ),
     "hybrid_norm": Wiring(
         hybrid_norms,
         lambda N: post(use_rmsnorm=True, attn_qk_rmsnorm=True, attn_value_rmsnorm=True),
         RMS,
-        missing=((1, OUTSIDE),),
+        missing={(1, OUTSIDE)},
     ),
 }
 
@@ -340,20 +332,12 @@ def x_transformers_weights(
 def by_x_transformers(model: Any, wiring: Wiring, N: int) -> Tensor:
     """F of their stack with the weights of ours."""
     library = package("x_transformers")
-    options = wiring.theirs(N)
+    options, layers = wiring.theirs(N), range(wiring.first, N + 1)
     make = library.Decoder if model.decoder is not None else library.Encoder
     stack = make(
-        dim=D,
-        depth=N - wiring.first + 1,
-        heads=HEADS,
-        attn_dim_head=D // HEADS,
-        attn_flash=True,
-        ff_mult=D_FF / D,
-        norm_add_unit_offset=False,
-        verbose=False,
-        **options,
-    )
-    layers = range(wiring.first, N + 1)
+        dim=D, depth=len(layers), heads=HEADS, attn_dim_head=D // HEADS, attn_flash=True,
+        ff_mult=D_FF / D, norm_add_unit_offset=False, verbose=False, **options,
+    )  # fmt: skip
     missing = set()
     for index, kept in enumerate(kept for l in layers for kept in wiring.norms(model, l)):
         own = stack.layers[index][0]
@@ -361,7 +345,7 @@ def by_x_transformers(model: Any, wiring: Wiring, N: int) -> Tensor:
             if own[place] is not None and place not in kept:
                 own[place] = None
                 missing.add((index % 2, place))
-    assert missing == set(wiring.missing)
+    assert missing == wiring.missing
     x = model.start(TOKENS)
     if wiring.entry:
         norm = library.x_transformers.RMSNorm(D)
