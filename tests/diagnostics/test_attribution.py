@@ -34,7 +34,6 @@ EVERYTHING = {
     "log.stream_update": True, "train.steps": 4,
 }  # fmt: skip
 Origin = Literal["initial", "current"]
-ROWS = ["q", "k", "v", "o", "w1", "w2", "bias", "norm_gain", "norm_bias", "embedding", "position"]
 
 
 class Moved(ToyModel):
@@ -230,8 +229,8 @@ def table(run: Run, name: str) -> pd.DataFrame:
 def test_what_is_not_trained_has_no_part(tmp_path: Path) -> None:
     config = small(train__trainable=["w1", "w2"], train__steps=3, log__attribution_every=1)
     found = table(deepstack.train(config, out=tmp_path), "attribution").iloc[-1]
-    assert {name for name in ROWS if found[name] > 0} == {"w1", "w2"}
-    assert found["outside"] == 0 and found["layers_1_1"] > 0
+    layers = {f"layers_{l}_{l}" for l in (1, 2, 3, 4)}
+    assert set(found.index[found > 0]) == {"step", "whole", "w1", "w2", *layers}
 
 
 # --- charts --------------------------------------------------------------------------------

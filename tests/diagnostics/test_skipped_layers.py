@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -67,11 +68,9 @@ def test_the_loss_without_a_layer_is_that_of_a_model_that_passes_it_by(
 
 
 def test_layers_are_spread_over_the_depth() -> None:
-    for total in (1, 2, 6, 17, 100, 1000):
-        for count in range(1, 17):
-            chosen = divide_evenly(total, count)
-            assert chosen == sorted(set(chosen)) and len(chosen) == min(count, total)
-            assert 0 <= chosen[0] and chosen[-1] == total - 1
-            if 1 < count < total:
-                gaps = np.diff(chosen)
-                assert chosen[0] == 0 and gaps.max() - gaps.min() <= 1
+    for total, count in product((1, 2, 6, 17, 100, 1000), range(1, 17)):
+        chosen = divide_evenly(total, count)
+        assert len(set(chosen)) == min(count, total) and chosen[-1] == total - 1
+        gaps = np.diff(chosen)
+        if 1 < count < total:
+            assert chosen[0] == 0 and 0 < gaps.min() and gaps.max() - gaps.min() <= 1

@@ -37,13 +37,10 @@ def measured_alphas(name: str, **changes: Any) -> list[list[float]]:
 
 # By the papers' equations: N layers, 2N sublayers.
 KNOWN = {
-    "post_ln": 1.0,
-    "post_ln_init": 1.0,
-    "ds_init": 1.0,
-    "deepnorm": (2 * N) ** 0.25,
-    "deepnorm_tight": (2 * N) ** 0.25,
-    "deepnorm_power": (2 * N) ** 0.25,
-    "deepnorm_rates": (2 * N) ** 0.25,
+    **dict.fromkeys(("post_ln", "post_ln_init", "ds_init"), 1.0),
+    **dict.fromkeys(
+        ("deepnorm", "deepnorm_tight", "deepnorm_power", "deepnorm_rates"), (2 * N) ** 0.25
+    ),
     "deepnorm_adam": (2 * N) ** 0.5,
     "branch_norm": math.inf,  # before the first step its branch has the coefficient 0
     "admin": 1.0,  # where its vector starts in the closed form 'linear'

@@ -81,17 +81,6 @@ def test_admin_s_profile_is_near_the_published_one_with_packed_q_k_v(
     assert low < omega.detach().mean().item() < high
 
 
-@pytest.mark.parametrize(("name", "first"), [("pro_res", 2), ("branch_norm", 1)])
-def test_the_first_step_whose_branches_are_trained(name: str, first: int, tmp_path: Path) -> None:
-    """ProRes's authors train their first batch with a = 0: steps.csv has no gradient there."""
-    config = small(
-        model__scheme=name, model__scheme_options={"ramp_steps": 10}, train__trainable=["w2"],
-        train__steps=3, task__name="copy",
-    )  # fmt: skip
-    gradients = deepstack.train(config, out=tmp_path).steps["grad_norm"]
-    assert next(step for step, norm in enumerate(gradients, start=1) if norm > 0) == first
-
-
 class FirstStep(Observer):
     """Notes the first step that a call of `train` makes."""
 

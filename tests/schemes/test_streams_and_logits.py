@@ -99,21 +99,6 @@ def test_dropout_falls_on_attention_weights_and_outputs(monkeypatch: pytest.Monk
     assert torch.equal(model.hidden(TOKENS), model.hidden(TOKENS)) and not dropped
 
 
-@pytest.mark.parametrize("family", ["encoder", "decoder"])
-def test_siamese_norm_has_no_parameter_without_use(family: str) -> None:
-    """Six norms in each layer, and three at the end of the stack."""
-    depth = 5
-    one = built("siamese_norm", depth, model__family=family)
-    counts = one.banks.count()
-    assert counts["norm_gain"] == counts["norm_bias"] == (6 * depth + 2) * D
-    assert counts["final_norm"] == 2 * D
-    F = one.model.hidden(TOKENS)
-    (F * torch.randn_like(F)).sum().backward()
-    for bank in one.banks:
-        used = bank.gradients().flatten(1).any(dim=1)
-        assert used.all() or bank.key.startswith("head"), bank.key
-
-
 @pytest.mark.parametrize("name", ["deepnorm", "hyper_connections", "real_former"])
 def test_fused_matrices_are_trained_under_frozen_tables(name: str) -> None:
     """Chains have a backward pass only where what they read has a gradient."""
