@@ -18,13 +18,7 @@ from deepstack.schemes import SCHEMES
 from deepstack.training.observer import Observer, Started
 
 PACKED = ("q", "k", "v", "cross_q", "cross_k", "cross_v")
-FAMILIES: dict[str, dict[str, Any]] = {
-    "encoder": {},
-    "decoder": {"model.family": "decoder"},
-    "encoder_decoder": {"model.family": "encoder_decoder"},
-    "merged": {"model.family": "encoder_decoder", "model.decoder_attention": "merged"},
-    "apart": {"model.family": "encoder_decoder", "train.lr_factors": {"v": 0.5, "cross_v": 0.5}},
-}
+BOTH = {"model.family": "encoder_decoder"}
 
 
 def values_by_role(config: Config) -> dict[str, list[torch.Tensor]]:
@@ -37,28 +31,29 @@ def values_by_role(config: Config) -> dict[str, list[torch.Tensor]]:
     return matrices
 
 
-def has_equations(name: str, family: str) -> bool:
-    """Whether the scheme has equations for one of FAMILIES."""
-    scheme, changes = SCHEMES[name], FAMILIES[family]
-    fits = changes.get("model.family", "encoder") in scheme.families
-    return fits and (family != "merged" or scheme.merges)
-
-
 # ngpt scales its matrices to vectors of norm 1 after they are drawn
 DRAWN = [
-    (name, family)
+    (name, {"model.family": family})
     for name in SCHEMES.names()
-    for family in FAMILIES
-    if name != "ngpt" and has_equations(name, family)
+    for family in SCHEMES[name].families
+    if name != "ngpt"
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "family"), [("t_fixup", "encoder_decoder"), ("admin", "merged"), *some(DRAWN, 9)]
+    ("name", "given"),
+    [
+        ("t_fixup", BOTH),
+        ("admin", BOTH | {"model.decoder_attention": "merged"}),
+        ("deepnorm", BOTH | {"train.lr_factors": {"v": 0.5, "cross_v": 0.5}}),
+        *some(DRAWN, 9),
+    ],
+    ids=str,
 )
-def test_packed_q_k_v_start_at_the_deviation_of_one_wide_matrix(name: str, family: str) -> None:
-    changes = {"model.scheme": name, "model.depth": 3} | FAMILIES[family]
-    config = with_overrides(Config(), changes)
+def test_packed_q_k_v_start_at_the_deviation_of_one_wide_matrix(
+    name: str, given: dict[str, Any]
+) -> None:
+    config = with_overrides(Config(), {"model.scheme": name, "model.depth": 3} | given)
     separate = values_by_role(config)
     packed = values_by_role(with_overrides(config, {"model.init.qkv": "packed"}))
     assert separate.keys() == packed.keys()

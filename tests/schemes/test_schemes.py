@@ -132,26 +132,15 @@ def test_trained_values_start_where_options_and_depth_say(
 
 
 PUBLISHED = [(name, family) for name in SCHEMES.names() for family in SCHEMES[name].families]
-STARTED = [
-    *some(
-        product(
-            SCHEMES.names(), ("encoder",), (6, 60), ("in_out", "in"),
-            ("xavier_normal", "xavier_uniform"),
-        ),
-        11,
-    ),
-    *some(
-        [
-            (name, family, 4, "in_out", "xavier_normal")
-            for name, family in PUBLISHED
-            if family != "encoder"
-        ],
-        4,
-    ),
-]  # fmt: skip
+ENCODERS = product(
+    SCHEMES.names(), ["encoder"], [6, 60], ["in_out", "in"], ["xavier_normal", "xavier_uniform"]
+)
+OTHERS = [(name, f, 4, "in_out", "xavier_normal") for name, f in PUBLISHED if f != "encoder"]
 
 
-@pytest.mark.parametrize(("name", "family", "depth", "fan", "distribution"), STARTED)
+@pytest.mark.parametrize(
+    ("name", "family", "depth", "fan", "distribution"), [*some(ENCODERS, 11), *some(OTHERS, 4)]
+)
 def test_initial_standard_deviations(
     name: str, family: str, depth: int, fan: str, distribution: str
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.configs import config_with
-from helpers.others_stacks import package
+from helpers.others_stacks import maps_of, package
 from torch import Tensor, nn
 
 from deepstack.config import Config
@@ -154,9 +154,7 @@ class MupModel(nn.Module):
         self.token.weight.copy_(model.embedding * math.sqrt(d / 2))
         self.position.weight.copy_(model.position * math.sqrt(d / 2))
         for i, layer in enumerate(model.layers):
-            weights = dict(layer.named_parameters())
-            own = [weights[name] for name in ("attention.o", "feed_forward.w1", "feed_forward.w2")]
-            matrices = [*weights["attention.qkv"].chunk(3), *own]
+            matrices = [matrix for matrix, _ in maps_of(layer).values()]
             for linear, matrix in zip(self.maps[6 * i : 6 * i + 6], matrices, strict=True):
                 linear.weight.copy_(matrix)
         for linear in self.maps:
