@@ -59,10 +59,8 @@ def logits_of(model: StackLayers, x: Tensor) -> Tensor:
 
 def loss_of(logits: Tensor, batch: Sample) -> float:
     assert batch.targets is not None
-    losses = []
-    for row, targets in zip(logits, batch.targets, strict=True):
-        losses += [-row[i].log_softmax(-1)[t].item() for i, t in enumerate(targets) if t != IGNORE]
-    return sum(losses) / len(losses)
+    rows, targets = logits.flatten(0, 1), batch.targets.flatten()
+    return F.cross_entropy(rows, targets, ignore_index=IGNORE).item()
 
 
 def loss_through(model: StackLayers, order: list[Any]) -> float:
@@ -81,23 +79,21 @@ def test_lens_is_that_of_a_literal_one(family: str) -> None:
     model = stack(model__family=family, task__name="copy" if family != "encoder" else "markov")
     result, batch = measured("lens", model), sample(model)
     states = literal_states(model, batch)
-    final = logits_of(model, states[-1]).log_softmax(-1)
     assert batch.targets is not None
-    where = [(b, i) for b, row in enumerate(batch.targets) for i, t in enumerate(row) if t >= 0]
+    counted = batch.targets != IGNORE
+    final = logits_of(model, states[-1])[counted].log_softmax(-1)
     for index, x in enumerate(states):
         logits = logits_of(model, x)
-        log_p = logits.log_softmax(-1)
-        kl = [F.kl_div(final[at], log_p[at], reduction="sum", log_target=True) for at in where]
-        shared = [
-            len({*log_p[at].topk(5).indices.tolist()} & {*final[at].topk(5).indices.tolist()}) / 5
-            for at in where
-        ]
-        same = [bool(log_p[at].argmax() == final[at].argmax()) for at in where]
+        log_p = logits[counted].log_softmax(-1)
+        kl = F.kl_div(final, log_p, reduction="batchmean", log_target=True).item()
+        tops = zip(log_p.topk(5).indices.tolist(), final.topk(5).indices.tolist(), strict=True)
+        shared = sum(len(set(own) & set(last)) for own, last in tops) / 5 / len(final)
+        same = (log_p.argmax(-1) == final.argmax(-1)).double().mean().item()
         # the analysis takes softmax in float32
         assert result.arrays["loss"][index] == pytest.approx(loss_of(logits, batch), rel=1e-5)
-        assert result.arrays["kl"][index] == pytest.approx(sum(kl).item() / len(kl), abs=1e-5)
-        assert result.arrays["overlap"][index] == pytest.approx(sum(shared) / len(shared))
-        assert result.arrays["agreement"][index] == pytest.approx(sum(same) / len(same))
+        assert result.arrays["kl"][index] == pytest.approx(kl, abs=1e-5)
+        assert result.arrays["overlap"][index] == pytest.approx(shared)
+        assert result.arrays["agreement"][index] == pytest.approx(same)
     assert result.arrays["kl"][-1] == 0.0 and result.arrays["agreement"][-1] == 1.0
     assert result.scalars["final_loss"] == result.arrays["loss"][-1]
     assert result.scalars["effective_depth"] == effective_depth(result.arrays["kl"])
