@@ -108,9 +108,7 @@ def test_lens_is_that_of_a_literal_one(family: str) -> None:
         ([float("nan"), 2.0, 0.5, 0.0], 2),
     ],
 )
-def test_effective_depth_is_the_first_layer_below_half_the_largest_divergence(
-    kl: list[float], expected: int
-) -> None:
+def test_effective_depth_is_the_first_below_half(kl: list[float], expected: int) -> None:
     assert effective_depth(kl) == expected
 
 
@@ -153,13 +151,12 @@ def test_swaps_are_literal_ones() -> None:
     model = stack(model__family="decoder", task__name="copy")
     result = measured("swap", model)
     for i in range(DEPTH):
-        order = list(range(DEPTH))
-        twice = loss_through(model, order[: i + 1] + order[i:])
+        twice = loss_through(model, [*range(i + 1), *range(i, DEPTH)])
         assert result.arrays["loss_repeated"][i] == pytest.approx(twice, rel=1e-5)
         if i + 1 < DEPTH:
-            order[i], order[i + 1] = i + 1, i
-            expected = loss_through(model, order)
-            assert result.arrays["loss_swapped"][i] == pytest.approx(expected, rel=1e-5)
+            order = [*range(i), i + 1, i, *range(i + 2, DEPTH)]
+            swapped = pytest.approx(loss_through(model, order), rel=1e-5)
+            assert result.arrays["loss_swapped"][i] == swapped
     assert not result.arrays["loss_swapped"][-1] >= 0  # NaN: no layer after it
 
 
@@ -177,9 +174,7 @@ def test_linear_maps_are_least_squares_of_training_tokens() -> None:
         def affine(x: Tensor, W: Tensor = W, mean: Tensor = mean, y: Tensor = y_mean) -> Tensor:
             return (x - mean) @ W + y
 
-        layers: list[Any] = list(range(DEPTH))
-        layers[i] = affine
-        expected = loss_through(model, layers)
+        expected = loss_through(model, [*range(i), affine, *range(i + 1, DEPTH)])
         assert result.arrays["loss_linear"][i] == pytest.approx(expected, rel=1e-3)
         y, rest = held_out[i + 1], held_out[i + 1] - affine(held_out[i])
         share = rest.square().sum() / (y - y.mean(dim=(0, 1))).square().sum()
@@ -271,6 +266,5 @@ def test_both_sides_of_an_encoder_decoder_are_measured() -> None:
         results = measure_all(list(MEASURES), request)
         loss = loss_of(model.model(batch.inputs), batch)
         assert results["lens"].scalars["final_loss"] == pytest.approx(loss)
-        crosses = "cosine_cross_attention" in results["effects"].arrays
-        assert crosses == (side is model)
+        assert ("cosine_cross_attention" in results["effects"].arrays) == (side is model)
     assert results["effects"].arrays["loss_without"].std() > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -261,16 +260,6 @@ def test_shares_against_depth_and_the_exponent_of_each_role(tmp_path: Path) -> N
     text = words(chart)
     assert any(t.startswith("norm gain: 1.000 ±") for t in text)
     assert any("do not add up" in t for t in text) and "part / sum of parts" in text
-
-
-def test_shares_against_the_step(tmp_path: Path) -> None:
-    logged_run(tmp_path / "study", {"w2": 0.5, "bias": 0.5}, 6)
-    chart = make_chart("attribution_vs_step", tmp_path)
-    shares = rows(chart, kind="share")
-    assert sorted(shares["x"]) == [1, 1, 2, 2] and set(shares["y"]) == {0.5}
-    assert rows(chart, kind="share", series="w2")["value"].tolist() == pytest.approx(
-        [1e-3 * math.sqrt(6), 2e-3 * math.sqrt(6)]
-    )
 
 
 def test_charts_name_what_they_cannot_show(tmp_path: Path) -> None:

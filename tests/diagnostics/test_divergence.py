@@ -34,9 +34,7 @@ def test_the_first_layer_whose_output_is_not_finite(layer: int, bad: float) -> N
 
 
 @pytest.mark.parametrize("banks", [True, False])
-def test_gradients_are_looked_at_from_the_top_and_tables_and_head_are_no_layers(
-    banks: bool,
-) -> None:
+def test_gradients_are_looked_at_from_the_top_after_tables_and_head(banks: bool) -> None:
     model = built(runtime__banks=banks)
     model.banks.zero_gradients()
     assert culprit(model, TOKENS, lambda: torch.ones(())) == ("none", None)
@@ -87,9 +85,7 @@ def test_the_status_of_a_diverged_run_names_it(
     assert message in run.folder.log_path.read_text()
 
 
-def test_a_replayed_run_names_what_diverged_as_one_that_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replayed_run_names_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # ‖ΔF‖ overflows in a last norm's gain while all layers, loss and gradients are finite; a
     # replayed step knows it only in the midst of the next one, whose update breaks a layer.
     def rate(train: Train, step: int) -> float:

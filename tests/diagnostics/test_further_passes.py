@@ -113,9 +113,7 @@ def passed_by(layer: Any) -> dict[Any, Callable[..., Any]]:
         ("attn_res", "decoder"),
     ],
 )
-def test_the_loss_without_a_layer_is_that_of_a_model_that_passes_it_by(
-    scheme: str, family: str
-) -> None:
+def test_the_loss_without_a_layer(scheme: str, family: str) -> None:
     toy = ToyModel(model__scheme=scheme, model__family=family, skipped=16)
     found = toy.values()
     with torch.no_grad():

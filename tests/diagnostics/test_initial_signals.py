@@ -26,9 +26,7 @@ from deepstack.sweeps.initial_signals import START, Signals
 
 
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 6, 1))
-def test_the_gradient_by_the_stream_is_that_of_all_tensors_that_a_layer_hands_on(
-    scheme: str,
-) -> None:
+def test_the_gradient_by_the_stream_is_that_of_all_its_tensors(scheme: str) -> None:
     """Of views of those of the shape of x, which only the next layer reads."""
     for family in SCHEMES[scheme].families:
         toy = ToyModel(model__scheme=scheme, model__family=family)
@@ -118,10 +116,9 @@ def test_a_run_without_steps_is_a_measurement(signals: Signals, tmp_path: Path) 
     run = signals.runs[0]
     assert run.state == "done" and not len(run.steps) and len(run.evals) == 1
     assert not list(run.path.glob("checkpoint/*/weights.safetensors"))
-    study = run.path.parent
-    assert typed("verify", study).exit_code == 0
+    assert typed("verify", run.path.parent).exit_code == 0
     axes = ("--x", "depth", "--y", "scheme", "--value", "stream_grad", "--layers", "growth")
-    drawn = typed("plot", "map", study, *axes, "--to", tmp_path, "--format", "csv")
+    drawn = typed("plot", "map", run.path.parent, *axes, "--to", tmp_path, "--format", "csv")
     assert drawn.exit_code == 0, drawn.output
     cells = pd.read_csv(tmp_path / "map.csv").set_index(["y", "x"])["value"]
     row = next(r for r in signals.rows if r["setting"] == "Post-LN" and r["depth"] == 24)

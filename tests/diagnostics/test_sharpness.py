@@ -106,9 +106,7 @@ def test_both_eigenvalues_are_those_of_the_dense_hessian(changes: dict[str, Any]
 
 
 @pytest.mark.parametrize("lowest", [-1.0, -50.0])
-def test_a_quadratic_function_has_its_own_eigenvalues(
-    lowest: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quadratic_has_its_eigenvalues(lowest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.cat([torch.linspace(lowest, 8.0, 60), torch.tensor([9.5, 10.0])]).double()
     Q, _ = torch.linalg.qr(torch.randn(62, 62, generator=torch.Generator().manual_seed(1)))
     A = (Q.double() * values) @ Q.double().T

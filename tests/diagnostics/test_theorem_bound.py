@@ -80,9 +80,7 @@ def test_alpha_of_an_unknown_scheme_is_measured(residual: Any, expected: float) 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder_decoder"])
 @pytest.mark.parametrize("scheme", ["deepnorm", "post_ln"])
-def test_the_right_hand_side_is_the_sum_of_the_theorem(
-    family: str, scheme: str, tmp_path: Path
-) -> None:
+def test_the_right_hand_side_is_a_sum(family: str, scheme: str, tmp_path: Path) -> None:
     task = "text" if family == "encoder" else "markov"
     config = small(
         model__family=family, model__scheme=scheme, train__steps=3, model__depth=2, task__name=task
@@ -110,9 +108,7 @@ def test_the_right_hand_side_is_the_sum_of_the_theorem(
     ],
     ids=str,
 )
-def test_terms_are_nan_where_the_theorem_does_not_apply(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_terms_are_nan_for_other_models(changes: dict[str, Any], tmp_path: Path) -> None:
     run = deepstack.train(with_overrides(small(train__steps=2), changes), out=tmp_path)
     for part in ("attention", "feed_forward"):
         for name in ("bound", "effective_gain"):
@@ -129,9 +125,7 @@ def test_terms_are_nan_where_the_theorem_does_not_apply(
 
 
 @pytest.mark.parametrize(("optimizer", "exponent"), [("sgd", 0.0), ("adam", 0.5)])
-def test_the_theorem_on_one_step_of_the_matrices(
-    optimizer: str, exponent: float, tmp_path: Path
-) -> None:
+def test_the_theorem_on_one_step(optimizer: str, exponent: float, tmp_path: Path) -> None:
     """DeepNorm's two sides: neither grows under SGD, both grow as the root of N under Adam.
 
     The right-hand side is an estimate of the other: about as large, and in the same proportion at

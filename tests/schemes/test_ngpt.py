@@ -55,9 +55,7 @@ def test_vectors_along_the_stream_keep_norm_1(optimizer: str, gated: bool, tmp_p
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions
 @pytest.mark.parametrize("compiling", [False, True])
-def test_a_direction_and_its_derivatives_both_ways(
-    compiling: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_direction_and_its_derivatives(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     z = torch.randn(3, 2, 5, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(unit(z), direction(z))

@@ -49,9 +49,7 @@ DRAWN = [
     ],
     ids=str,
 )
-def test_packed_q_k_v_start_at_the_deviation_of_one_wide_matrix(
-    name: str, given: dict[str, Any]
-) -> None:
+def test_packed_q_k_v_start_as_one_wide_matrix(name: str, given: dict[str, Any]) -> None:
     config = with_overrides(Config(), {"model.scheme": name, "model.depth": 3} | given)
     separate = values_by_role(config)
     packed = values_by_role(with_overrides(config, {"model.init.qkv": "packed"}))
@@ -64,9 +62,7 @@ def test_packed_q_k_v_start_at_the_deviation_of_one_wide_matrix(
 
 
 @pytest.mark.parametrize(("qkv", "low", "high"), [("packed", 8.2, 9.1), ("separate", 10.5, 11.5)])
-def test_admin_s_profile_is_near_the_published_one_with_packed_q_k_v(
-    qkv: str, low: float, high: float
-) -> None:
+def test_admin_s_profile_is_near_the_published_one(qkv: str, low: float, high: float) -> None:
     """Sublayer 200 of 100 layers: 8.84 in `example/profile.ratio.init` of microsoft/admin-torch."""
     changes = {"model.scheme": "admin", "model.depth": 100, "model.init.qkv": qkv}
     one = build_model(with_overrides(Config(), changes), vocab_size=257)
@@ -93,9 +89,7 @@ def with_last_norms_in_every_layer(key: str, value: torch.Tensor) -> tuple[str, 
     ("scheme", "earlier"),
     [("pre_ln", before_decoders), ("siamese_norm", with_last_norms_in_every_layer)],
 )
-def test_a_checkpoint_of_an_earlier_version_goes_on(
-    scheme: str, earlier: Any, tmp_path: Path
-) -> None:
+def test_an_earlier_checkpoint_goes_on(scheme: str, earlier: Any, tmp_path: Path) -> None:
     config = small(model__scheme=scheme, task__name="copy", train__eval_every=0)
     uninterrupted = deepstack.train(config, out=tmp_path / "a")
     folder = interrupted(config, tmp_path / "b", 5)

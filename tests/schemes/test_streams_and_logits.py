@@ -59,9 +59,7 @@ ONE_STREAM: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("name", "options", "family"), [*HYPER, *((*case, {}) for case in ONE_STREAM)]
 )
-def test_the_stack_starts_as_pre_ln(
-    name: str, options: dict[str, Any], family: dict[str, Any]
-) -> None:
+def test_the_stack_starts_as_pre_ln(name: str, options: Any, family: Any) -> None:
     """F and the gradients of all matrices; LN(n x) is LN(x) but for eps / n^2 in place of eps."""
     one, pre_ln = (
         built(name, 5, model__scheme_options=options, **family),
@@ -187,9 +185,7 @@ NTK: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("ways", [PLAIN, FUSED], ids=["plain", "fused"])
 @pytest.mark.parametrize("choice", NTK, ids=str)
-def test_ntk_starts_as_fan_in_and_its_gradients_are_divided(
-    choice: dict[str, Any], ways: FastPaths
-) -> None:
+def test_ntk_is_fan_in_with_divided_gradients(choice: dict[str, Any], ways: FastPaths) -> None:
     """Logits equal; gradients of matrices 1/sqrt(n_in) of the others, of all else the same."""
     given = config("pre_ln", 4, **choice)
     ntk = build_model(with_overrides(given, {"model.init.distribution": "ntk"}), vocab_size=11)

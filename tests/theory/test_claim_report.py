@@ -44,9 +44,7 @@ def test_a_claims_chart_draws_means_and_standard_errors(measured: bool) -> None:
     ("value", "error", "shown"),
     [(148.251, 3.21, "148.3 ± 3.2"), (0.5, 1e-6, "0.5 ± 1e-06"), (1.0, 1e-18, "1")],
 )
-def test_a_measured_number_is_shown_with_two_digits_of_its_error(
-    value: float, error: float, shown: str
-) -> None:
+def test_a_number_has_two_digits_of_its_error(value: float, error: float, shown: str) -> None:
     assert reporting.measured(Part("x", 1.0, value, error)) == shown
 
 
