@@ -23,16 +23,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return deepstack.train(config, study="runs", out=tmp_path_factory.mktemp("out"))
 
 
-def test_the_loss_after_the_last_layer_is_that_of_the_run(trained: Run) -> None:
-    result = analyze_run(trained.path, ["lens"], batches=3)["lens"]
-    recorded = trained.evals["loss_masked"].iloc[-1]
-    assert result.arrays["loss"][-1] == pytest.approx(recorded, rel=1e-5)
-
-
 def test_a_run_folder_has_the_arrays_their_meaning_and_checksums(trained: Run) -> None:
     shutil.rmtree(trained.path / "analysis", ignore_errors=True)
     before = Inspection(trained.folder).files
-    printed = typed("analyze", trained.path, "--what", ",".join(MEASURES), "--probes", 2, "--json")
+    words = "--what", ",".join(MEASURES), "--probes", 2, "--batches", 3, "--json"
+    printed = typed("analyze", trained.path, *words)
     assert printed.exit_code == 0, printed.output
     (run,) = json.loads(printed.stdout)
     for name in MEASURES:
@@ -41,6 +36,8 @@ def test_a_run_folder_has_the_arrays_their_meaning_and_checksums(trained: Run) -
         assert stored.about["weights_sha256"] and stored.about["depth"] == 4
         assert stored.columns.keys() == stored.arrays.keys() | stored.scalars.keys()
         assert all(stored.columns[key]["meaning"] for key in stored.columns)
+    loss = Run(trained.path).analysis("lens").arrays["loss"][-1]  # after the last layer
+    assert loss == pytest.approx(trained.evals["loss_masked"].iloc[-1], rel=1e-5)
     inspection = Inspection(trained.folder)
     files = [path for path in (trained.path / "analysis").glob("*/*") if path.stem != "checksums"]
     assert inspection.files == before + len(files) > before + 30

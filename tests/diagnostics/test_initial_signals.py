@@ -20,74 +20,34 @@ from torch import Tensor
 import deepstack
 from deepstack.analysis.quantities import growth
 from deepstack.config import Config, with_overrides
-from deepstack.diagnostics.snapshot import jacobian_norms
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.sweeps.initial_signals import START, Signals
 
 
-def detached(stream: Any, shape: torch.Size) -> tuple[Any, list[Tensor]]:
-    """The stream as new leaves, those of the shape of x, and past values as constants."""
-
-    def leaf(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple(one.detach() for one in x)
-        return x.detach().requires_grad_() if isinstance(x, Tensor) else x
-
-    if isinstance(stream, Tensor):
-        return (x := leaf(stream)), [x]
-    leaves = tuple(map(leaf, stream))
-    return leaves, [x for x in leaves if isinstance(x, Tensor) and x.shape[-3:] == shape]
-
-
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 6, 1))
-def test_the_gradient_by_the_stream_is_that_of_the_layers_above(scheme: str) -> None:
-    """Every layer's output is made a leaf in turn, and the layers above it run again."""
+def test_the_gradient_by_the_stream_is_that_of_all_its_tensors(scheme: str) -> None:
+    """Of views of those of the shape of x, which only the next layer reads."""
     for family in SCHEMES[scheme].families:
         toy = ToyModel(model__scheme=scheme, model__family=family)
-        measured = toy.values()["stream_grad"].tolist()
-        inputs = [x0.detach() for x0 in toy.model.inputs(toy.tokens)]
-        memory, expected = None, []
-        for stack, x0 in zip(toy.model.stacks.values(), inputs, strict=True):
-            for cut in range(1, len(stack.layers) + 1):
-                stream = stack.enter(x0)
-                for layer in stack.layers[:cut]:
-                    stream = layer(stream, memory)
-                stream, leaves = detached(stream, x0.shape)
-                if scheme == "x0_lambdas":  # x_0, carried on unchanged
-                    leaves.pop()
-                for layer in stack.layers[cut:]:
-                    stream = layer(stream, memory)
-                F = stack.leave(stream)
-                if stack is not toy.model.last:
-                    F = toy.model.decoder(inputs[1], F)  # type: ignore[misc]
-                toy.loss(toy.model.head(F, toy.model.embedding)).backward()
-                gradients = [x.grad for x in leaves if x.grad is not None]
-                expected.append(math.hypot(*(g.norm().item() for g in gradients)))
-            memory = stack(x0, memory).detach()
-        assert measured == pytest.approx(expected, rel=1e-3, abs=1e-8), family
+        measured, views = toy.values()["stream_grad"].tolist(), []
 
+        def keep(module: Any, args: Any, out: Any, views: list[Any] = views) -> Any:
+            stream = out if isinstance(out, tuple) else (out,)
+            given = [y.view_as(y) if isinstance(y, Tensor) else y for y in stream]
+            shape = given[0].shape
+            tensors = [y for y in given if isinstance(y, Tensor) and y.shape[-3:] == shape]
+            # x_0 is carried on unchanged
+            views.append(tensors[:1] if module.scheme.name == "x0_lambdas" else tensors)
+            return tuple(given) if isinstance(out, tuple) else given[0]
 
-def test_the_jacobian_is_near_its_exact_norm() -> None:
-    toy = ToyModel(model__scheme="pre_ln", model__depth=2, task__seq_len=6)
-    (estimate,) = jacobian_norms(toy.model, toy.tokens).values()
-    (stack,) = toy.model.stacks.values()
-    x0 = toy.model.start(toy.tokens).detach()
-    exact = []
-    for first in range(3):
-
-        def rest(x: Tensor, first: int = first) -> Tensor:
-            for layer in stack.layers[first:]:
-                x = layer(x)
-            return stack.leave(x)
-
-        x = x0
-        for layer in stack.layers[:first]:
-            x = layer(x)
-        J = torch.autograd.functional.jacobian(rest, x.detach())
-        exact.append(J.square().sum().item() / x.numel())
-    # one draw of R has 3 * 6 * 16 numbers: a relative error of about sqrt(2/288) = 0.08
-    assert estimate.tolist() == pytest.approx(exact, rel=0.25)
+        for layer in toy.model.layers:
+            layer.register_forward_hook(keep)
+        loss = toy.loss(toy.model(toy.tokens))
+        for value, tensors in zip(measured, views, strict=True):
+            gradients = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True)
+            norm = math.hypot(*(g.norm().item() for g in gradients if g is not None))
+            assert value == pytest.approx(norm, rel=1e-3, abs=1e-8), family
 
 
 def test_growth_is_the_slope_of_the_logarithm() -> None:
@@ -149,8 +109,6 @@ def test_the_variance_of_pre_ln_grows_linearly(signals: Signals) -> None:
     means = layers.groupby(["setting", "layer"])["variance"].mean()
     pre, at = means["Pre-LN"].to_numpy(), np.arange(1, 25)
     assert (pre > 1 + at / 2).all() and (pre < 1 + 1.5 * at).all()
-    exponent = np.polyfit(np.log(at[3:]), np.log(pre[3:]), 1)[0]
-    assert exponent == pytest.approx(1.0, abs=0.15)
     assert means["Post-LN"].to_numpy() == pytest.approx(np.ones(24), abs=1e-3)
 
 
@@ -158,10 +116,9 @@ def test_a_run_without_steps_is_a_measurement(signals: Signals, tmp_path: Path) 
     run = signals.runs[0]
     assert run.state == "done" and not len(run.steps) and len(run.evals) == 1
     assert not list(run.path.glob("checkpoint/*/weights.safetensors"))
-    study = run.path.parent
-    assert typed("verify", study).exit_code == 0
+    assert typed("verify", run.path.parent).exit_code == 0
     axes = ("--x", "depth", "--y", "scheme", "--value", "stream_grad", "--layers", "growth")
-    drawn = typed("plot", "map", study, *axes, "--to", tmp_path, "--format", "csv")
+    drawn = typed("plot", "map", run.path.parent, *axes, "--to", tmp_path, "--format", "csv")
     assert drawn.exit_code == 0, drawn.output
     cells = pd.read_csv(tmp_path / "map.csv").set_index(["y", "x"])["value"]
     row = next(r for r in signals.rows if r["setting"] == "Post-LN" and r["depth"] == 24)
@@ -169,20 +126,16 @@ def test_a_run_without_steps_is_a_measurement(signals: Signals, tmp_path: Path) 
 
 
 def test_the_command_prints_rows_and_draws_the_chart(tmp_path: Path) -> None:
-    words = ["signal", "quick", *TINY[1:], "model.scheme=post_ln,pre_ln", "--out", tmp_path]
-    words += ["runtime.threads=1"]
-    result = typed(*words, "--depths", "3", "--seeds", 2, "--json")
+    words = ["signal", "quick", *TINY[1:], "model.scheme=post_ln,pre_ln", "runtime.threads=1"]
+    result = typed(*words, "--out", tmp_path, "--depths", "3", "--seeds", 2, "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["rows"]
-    assert [(r["setting"], r["depth"], r["seeds"]) for r in rows] == [
-        ("Post-LN", 3, 2), ("Pre-LN", 3, 2)
-    ]  # fmt: skip
-    figure = tmp_path / "quick_signal" / "figures" / "signal_by_layer.csv"
-    drawn = pd.read_csv(figure)
+    found = [(row["setting"], row["depth"], row["seeds"]) for row in rows]
+    assert found == [("Post-LN", 3, 2), ("Pre-LN", 3, 2)]
+    study = tmp_path / "quick_signal"
+    drawn = pd.read_csv(study / "figures" / "signal_by_layer.csv")
     last = drawn[(drawn["panel"] == "N = 3: variance") & (drawn["series"] == "Pre-LN")]
     assert last["x"].tolist() == pytest.approx([1 / 3, 2 / 3, 1])
-    runs = [
-        Run(path.parent) for path in (tmp_path / "quick_signal").glob("pre_ln-d3-*/config.yaml")
-    ]
+    runs = map(Run, study.glob("pre_ln-d3-*"))
     ends = [run.layers("stream_variance")[1][0, -1] for run in runs]
     assert last["y"].iloc[-1] == pytest.approx(np.exp(np.log(ends).mean()))

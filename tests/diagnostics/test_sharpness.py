@@ -89,34 +89,24 @@ def test_both_eigenvalues_are_those_of_the_dense_hessian(changes: dict[str, Any]
     plain, own = sharpness(toy.built, toy.tokens, toy.loss, scales)
 
     names_by_id = {id(p): name for name, p in toy.model.named_parameters()}
-    tied = tied_parameters(toy.built)
-    names = [names_by_id[id(copies[0])] for copies in tied]
+    names = [names_by_id[id(copies[0])] for copies in tied_parameters(toy.built)]
     H = dense(toy, names, unique)
     assert plain.value == pytest.approx(top(H), rel=1e-3)
 
-    P = []  # literally, of each parameter
-    for group in optimizer.param_groups:
-        for bank in toy.built.trained:
-            for p in (p for p in bank.parameters if any(p is q for q in group["params"])):
-                state = optimizer.state[p]
-                v = state["exp_avg_sq"] / (1 - 0.98**3)
-                P.append((id(bank), (1 - 0.9**3) * (v.sqrt() + group["eps"]) / group["factor"]))
-                assert group["factor"] == (0.25 if "w1" in bank.roles else 1.0)
-    rows = []
+    rows = []  # P literally, of each parameter
     for bank in toy.built.trained:
-        whole = bank.shaped(torch.cat([value for key, value in P if key == id(bank)]))
-        moments = torch.cat([optimizer.state[p]["exp_avg_sq"] for p in bank.parameters])
-        whole = torch.where(bank.shaped(moments) > 0, whole, math.inf)
-        rows.append(whole[: unique if bank.in_layers else None].flatten().double())
+        v = bank.shaped(torch.cat([optimizer.state[p]["exp_avg_sq"] for p in bank.parameters]))
+        factor = 0.25 if "w1" in bank.roles else 1.0
+        P = (1 - 0.9**3) * ((v / (1 - 0.98**3)).sqrt() + 1e-6) / factor
+        P = torch.where(v > 0, P, math.inf)
+        rows.append(P[: unique if bank.in_layers else None].flatten().double())
     S = torch.cat(rows) ** -0.5
     assert own.value == pytest.approx(top(S[:, None] * H * S), rel=1e-3)
     assert own.value > 2 * plain.value and own.residual < 2e-3 * own.value
 
 
 @pytest.mark.parametrize("lowest", [-1.0, -50.0])
-def test_a_quadratic_function_has_its_own_eigenvalues(
-    lowest: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quadratic_has_its_eigenvalues(lowest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.cat([torch.linspace(lowest, 8.0, 60), torch.tensor([9.5, 10.0])]).double()
     Q, _ = torch.linalg.qr(torch.randn(62, 62, generator=torch.Generator().manual_seed(1)))
     A = (Q.double() * values) @ Q.double().T
@@ -153,10 +143,8 @@ def test_products_are_differences_of_gradients_in_every_scheme(scheme: str) -> N
         H = Hessian(entropy(toy.model(toy.tokens), toy.targets), tied)
         random = torch.Generator().manual_seed(0)
         v = torch.randn(H.entries, generator=random, dtype=torch.float64)
-        parts = [
-            part.view_as(p)
-            for part, p in zip(v.split([p.numel() for p in tensors]), tensors, strict=True)
-        ]
+        flat = v.split([p.numel() for p in tensors])
+        parts = [part.view_as(p) for part, p in zip(flat, tensors, strict=True)]
         product = H(v)
         difference = (gradient_at(1e-5) - gradient_at(-1e-5)) / 2e-5
         assert (difference - product).norm() < 1e-4 * difference.norm()

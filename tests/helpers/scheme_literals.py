@@ -43,7 +43,8 @@ def around_streams(p: Any, stream: Any, weights: Callable[..., Any]) -> tuple[Te
     """
     x, H = stream
     n = len(H)
-    for k, (name, G, norms) in enumerate(p.each(), start=2 * p.l - 2):
+    each = p.each()
+    for k, (name, G, norms) in enumerate(each, start=len(each) * (p.l - 1)):
         c = getattr(p.s, f"{name}_connections")
         h, mixed, given = torch.zeros_like(x), torch.zeros_like(H), torch.zeros(*H.shape[:-1])
         for b, t in torch.cartesian_prod(*map(torch.arange, x.shape[:2])).tolist():
@@ -240,37 +241,34 @@ LONG: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def stream_into(name: str, l: int, x: Tensor) -> Any:
-    """What layer l reads, its first tensor x."""
-    others = [torch.randn_like(x) for _ in range(max(l, 3))]
-    before = torch.randn(len(x), 3, x.shape[1], x.shape[1])  # 3 heads
+def stream_of(
+    name: str, x: Tensor, others: list[Tensor], l: int = 1, given: Any = None, streams: int = 4
+) -> Any:
+    """What layer l reads: x, others of its shape, and what the layer before has handed on."""
+    several = (x, torch.stack([x, *others[: streams - 1]]))
     return {
         "residual": (x, others[0]),
         "siamese_norm": (x, others[0]),
         "dlcl": (x, tuple(others[:l])),
-        "real_former": (x, None if l == 1 else before),
-        "res_former": (x, None if l == 1 else torch.randn(len(x), 3, x.shape[1], x.shape[2] // 3)),
+        "real_former": (x, given),
+        "res_former": (x, given),
         "x0_lambdas": (x, others[0]),
-        "hyper_connections": (x, torch.stack([x, *others[:3]])),
-        "mhc": (x, torch.stack([x, *others[:3]])),
+        "hyper_connections": several,
+        "mhc": several,
         "dense_former": (x, tuple(others[:l])),
-        "attn_res": (x, None if l == 1 else others[-1], tuple(others[:l])),
+        "attn_res": (x, given, tuple(others[:l])),
     }.get(name, x)
 
 
-def enter(name: str, x: Tensor, streams: int = 4) -> Any:
+def stream_into(name: str, l: int, x: Tensor) -> Any:
+    """What layer l reads in the midst of a stack of 3 heads, its first tensor x."""
+    batch, tokens, d = x.shape
+    shapes = {"real_former": (batch, 3, tokens, tokens), "res_former": (batch, 3, tokens, d // 3)}
+    given = None if l == 1 else torch.randn(shapes.get(name, x.shape))
+    return stream_of(name, x, [torch.randn_like(x) for _ in range(max(l, 3))], l, given)
+
+
+def enter(name: str, x: Tensor, streams: int = 4, s: float = 1) -> Any:
     """What the first layer reads."""
-    several = {
-        "residual": (x, x),
-        "siamese_norm": (x, x),
-        "dlcl": (x, (x,)),
-        "real_former": (x, None),
-        "res_former": (x, None),
-        "x0_lambdas": (x, x),
-        "hyper_connections": (x, torch.stack([x] * streams)),
-        "mhc": (x, torch.stack([x] * streams)),
-        "dense_former": (x, (x,)),
-        "attn_res": (x, None, (x,)),
-        "ngpt": direction(x),
-    }
-    return several.get(name, x)
+    x = direction(x) if name == "ngpt" else x
+    return stream_of(name, x, [s * x] * streams, streams=streams)

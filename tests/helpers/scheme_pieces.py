@@ -54,31 +54,6 @@ class Pieces(NamedTuple):
         return [("attention", self.A, self.a), ("feed_forward", self.F, self.f)]
 
 
-class DecoderPieces(NamedTuple):
-    """A layer of a decoder that reads an encoder: its sublayers are modules, slots included."""
-
-    layer: Layer
-    memory: Tensor
-    l: int
-    N: int
-
-    @property
-    def s(self) -> Any:
-        return self.layer.scheme
-
-    def each(self) -> list[tuple[str, One, list[One]]]:
-        """Name, function and norms of each of the three sublayers."""
-        return [
-            (name, G, list(map(norm, norms)))
-            for name, G, norms in zip(
-                self.layer.names,
-                self.layer.bind_memory(self.memory),
-                self.s.per_sublayer("norms"),
-                strict=True,
-            )
-        ]
-
-
 def config(name: str, depth: int, **changes: Any) -> Config:
     keys = {
         "model.scheme": name, "model.depth": depth, "model.d_model": D, "model.n_heads": HEADS,

@@ -12,14 +12,20 @@ from typing import Any
 import pytest
 import torch
 from helpers.others_stacks import (
+    ATTENTION_BIASES,
     FLAGS,
+    PAIRS,
+    ROLES,
+    TOKENS,
     WIRINGS,
+    D,
     by_torchscale,
     by_x_transformers,
+    config_of,
+    model_of,
     package,
     torchscale,
-)
-from helpers.others_weights import ATTENTION_BIASES, PAIRS, TOKENS, D, config_of, model_of
+)  # fmt: skip
 from torch import Tensor
 
 from deepstack.bench.peers import import_library
@@ -37,7 +43,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def differences(model: Any, ours: Tensor, theirs: Tensor, without: tuple[str, ...] = ()) -> Any:
+def assert_same(model: Any, ours: Tensor, theirs: Tensor, without: tuple[str, ...] = ()) -> None:
     """F and the gradients of every parameter of ours, through ours and through theirs.
 
     without: ends of names of parameters that theirs has not.
@@ -56,10 +62,6 @@ def differences(model: Any, ours: Tensor, theirs: Tensor, without: tuple[str, ..
             assert own is None or (without and name.endswith(without)), name
         else:
             found[name] = difference(own, other)
-    return found
-
-
-def assert_same(found: dict[str, float]) -> None:
     assert len(found) > 10
     worst = max(found, key=found.__getitem__)
     assert found[worst] <= TOLERANCE, f"{worst}: {found[worst]:.1e}"
@@ -85,16 +87,7 @@ def test_torchscale_computes_the_same(scheme: str, family: str, depth: int) -> N
     config, stacks = torchscale_case(scheme, family, depth)
     model = model_of(config)
     ours = model.hidden(PAIRS if len(stacks) == 2 else TOKENS)
-    assert_same(differences(model, ours, by_torchscale(model, stacks)))
-
-
-# the linear maps of their layers -> our roles
-ROLES = {
-    "self_attn.q_proj": "q", "self_attn.k_proj": "k", "self_attn.v_proj": "v",
-    "self_attn.out_proj": "o", "encoder_attn.q_proj": "cross_q", "encoder_attn.k_proj": "cross_k",
-    "encoder_attn.v_proj": "cross_v", "encoder_attn.out_proj": "cross_o", "ffn.fc1": "w1",
-    "ffn.fc2": "w2",
-}  # fmt: skip
+    assert_same(model, ours, by_torchscale(model, stacks))
 
 
 @pytest.mark.parametrize("depth", [2, 12, 100])
@@ -145,8 +138,8 @@ def test_x_transformers_computes_the_same(name: str, family: str, depth: int) ->
     changes = {"model__family": family, "model__norm__bias": False, **wiring.ours}
     config = config_of(name.split()[0], depth, **changes)
     model = model_of(config, attention_bias=False)
-    ours, theirs = model.hidden(TOKENS), by_x_transformers(model, wiring, depth)
-    assert_same(differences(model, ours, theirs, ATTENTION_BIASES))
+    theirs = by_x_transformers(model, wiring, depth)
+    assert_same(model, model.hidden(TOKENS), theirs, ATTENTION_BIASES)
 
 
 # -- admin-torch -----------------------------------------------------------------------------------

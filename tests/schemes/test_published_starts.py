@@ -15,16 +15,9 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.model import build_model
 from deepstack.schemes import SCHEMES
-from deepstack.training.observer import Observer, Started
 
 PACKED = ("q", "k", "v", "cross_q", "cross_k", "cross_v")
-FAMILIES: dict[str, dict[str, Any]] = {
-    "encoder": {},
-    "decoder": {"model.family": "decoder"},
-    "encoder_decoder": {"model.family": "encoder_decoder"},
-    "merged": {"model.family": "encoder_decoder", "model.decoder_attention": "merged"},
-    "apart": {"model.family": "encoder_decoder", "train.lr_factors": {"v": 0.5, "cross_v": 0.5}},
-}
+BOTH = {"model.family": "encoder_decoder"}
 
 
 def values_by_role(config: Config) -> dict[str, list[torch.Tensor]]:
@@ -37,28 +30,27 @@ def values_by_role(config: Config) -> dict[str, list[torch.Tensor]]:
     return matrices
 
 
-def has_equations(name: str, family: str) -> bool:
-    """Whether the scheme has equations for one of FAMILIES."""
-    scheme, changes = SCHEMES[name], FAMILIES[family]
-    fits = changes.get("model.family", "encoder") in scheme.families
-    return fits and (family != "merged" or scheme.merges)
-
-
 # ngpt scales its matrices to vectors of norm 1 after they are drawn
 DRAWN = [
-    (name, family)
+    (name, {"model.family": family})
     for name in SCHEMES.names()
-    for family in FAMILIES
-    if name != "ngpt" and has_equations(name, family)
+    for family in SCHEMES[name].families
+    if name != "ngpt"
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "family"), [("t_fixup", "encoder_decoder"), ("admin", "merged"), *some(DRAWN, 9)]
+    ("name", "given"),
+    [
+        ("t_fixup", BOTH),
+        ("admin", BOTH | {"model.decoder_attention": "merged"}),
+        ("deepnorm", BOTH | {"train.lr_factors": {"v": 0.5, "cross_v": 0.5}}),
+        *some(DRAWN, 9),
+    ],
+    ids=str,
 )
-def test_packed_q_k_v_start_at_the_deviation_of_one_wide_matrix(name: str, family: str) -> None:
-    changes = {"model.scheme": name, "model.depth": 3} | FAMILIES[family]
-    config = with_overrides(Config(), changes)
+def test_packed_q_k_v_start_as_one_wide_matrix(name: str, given: dict[str, Any]) -> None:
+    config = with_overrides(Config(), {"model.scheme": name, "model.depth": 3} | given)
     separate = values_by_role(config)
     packed = values_by_role(with_overrides(config, {"model.init.qkv": "packed"}))
     assert separate.keys() == packed.keys()
@@ -70,33 +62,13 @@ def test_packed_q_k_v_start_at_the_deviation_of_one_wide_matrix(name: str, famil
 
 
 @pytest.mark.parametrize(("qkv", "low", "high"), [("packed", 8.2, 9.1), ("separate", 10.5, 11.5)])
-def test_admin_s_profile_is_near_the_published_one_with_packed_q_k_v(
-    qkv: str, low: float, high: float
-) -> None:
+def test_admin_s_profile_is_near_the_published_one(qkv: str, low: float, high: float) -> None:
     """Sublayer 200 of 100 layers: 8.84 in `example/profile.ratio.init` of microsoft/admin-torch."""
     changes = {"model.scheme": "admin", "model.depth": 100, "model.init.qkv": qkv}
     one = build_model(with_overrides(Config(), changes), vocab_size=257)
     one.calibrate(torch.randint(257, (8, 64), generator=torch.Generator().manual_seed(0)))
     omega = one.model.schemes[-1].each("omega")[-1]
     assert low < omega.detach().mean().item() < high
-
-
-@pytest.mark.parametrize(("name", "first"), [("pro_res", 2), ("branch_norm", 1)])
-def test_the_first_step_whose_branches_are_trained(name: str, first: int, tmp_path: Path) -> None:
-    """ProRes's authors train their first batch with a = 0: steps.csv has no gradient there."""
-    config = small(
-        model__scheme=name, model__scheme_options={"ramp_steps": 10}, train__trainable=["w2"],
-        train__steps=3, task__name="copy",
-    )  # fmt: skip
-    gradients = deepstack.train(config, out=tmp_path).steps["grad_norm"]
-    assert next(step for step, norm in enumerate(gradients, start=1) if norm > 0) == first
-
-
-class FirstStep(Observer):
-    """Notes the first step that a call of `train` makes."""
-
-    def started(self, run: Started) -> None:
-        self.first_step = run.first_step
 
 
 def before_decoders(key: str, value: torch.Tensor) -> tuple[str, torch.Tensor]:
@@ -117,14 +89,10 @@ def with_last_norms_in_every_layer(key: str, value: torch.Tensor) -> tuple[str, 
     ("scheme", "earlier"),
     [("pre_ln", before_decoders), ("siamese_norm", with_last_norms_in_every_layer)],
 )
-def test_a_checkpoint_of_an_earlier_version_goes_on(
-    scheme: str, earlier: Any, tmp_path: Path
-) -> None:
+def test_an_earlier_checkpoint_goes_on(scheme: str, earlier: Any, tmp_path: Path) -> None:
     config = small(model__scheme=scheme, task__name="copy", train__eval_every=0)
     uninterrupted = deepstack.train(config, out=tmp_path / "a")
     folder = interrupted(config, tmp_path / "b", 5)
     rewrite_tensors(folder.checkpoint_path(5), earlier)
-    observer = FirstStep()
-    resumed = deepstack.train(config, out=tmp_path / "b", observer=observer)
-    assert observer.first_step == 6
-    assert logs_of(uninterrupted) == logs_of(resumed)
+    assert interrupted(config, tmp_path / "b", 1).checkpoint_path(6).is_dir()
+    assert logs_of(uninterrupted) == logs_of(deepstack.train(config, out=tmp_path / "b"))

@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.scheme_literals import (
-    LONG,
-    attn_res,
-    dense_former,
-    enter,
-    frac_connections,
-    hyper_connections,
-    laurel,
-    learnable_res_former,
-    mhc,
-    ngpt,
-    norm,
-    pre_ln,
-    real_former,
-    res_former,
-    stream_into,
-)
-from helpers.scheme_pieces import (
-    HEADS,
-    TOKENS,
-    D,
-    DecoderPieces,
-    One,
-    Pieces,
-    built,
-    perturbed,
-    pieces,
-)
+from helpers import scheme_literals as literals
+from helpers.scheme_literals import One, enter, norm, stream_into
+from helpers.scheme_pieces import HEADS, TOKENS, D, Pieces, built, perturbed, pieces
 from torch import Tensor
 
 from deepstack.fast.fuse import fuse
-from deepstack.schemes import SCHEMES, visible
+from deepstack.schemes import SCHEMES
 
 
 def every(step: Callable[..., Tensor], own: str = "") -> Callable[[Any, Tensor], Tensor]:
@@ -111,17 +87,17 @@ def mix_ln(p: Pieces, x: Tensor) -> Tensor:
     return every(post if p.l <= p.N // 4 else pre)(p, x)
 
 
-def residual(p: Pieces, streams: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def residual(p: Pieces, streams: tuple[Tensor, Tensor], s: float = 1) -> tuple[Tensor, Tensor]:
     x, r = streams
     for _, G, n in p.each():
         f = G(x)
-        x, r = n[0](x + f), r + f
+        x, r = n[0](x + f), r + s * f
     return x, r
 
 
 def dlcl(p: Pieces, stream: tuple[Tensor, tuple[Tensor, ...]]) -> Any:
     x, outputs = stream
-    y = pre_ln(p, x)
+    y = literals.pre_ln(p, x)
     outputs = (*outputs, norm(p.s.output_norm)(y))
     mean = sum(outputs) / (p.l + 1)
     return mean + sum(w * o for w, o in zip(p.s.weights, outputs, strict=False)), outputs
@@ -136,14 +112,12 @@ def deep_scale_lm(b2: float) -> Callable[[Pieces, Tensor], Tensor]:
 
 
 LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
-    "post_ln": every(post),
-    "post_ln_init": every(post),
-    "ds_init": every(post),
-    "pre_ln": every(pre),
-    "deepnorm": deepnorm(lambda N: (2 * N) ** 0.25),
-    "deepnorm_tight": deepnorm(lambda N: (2 * N) ** 0.25),
-    "deepnorm_rates": deepnorm(lambda N: (2 * N) ** 0.25),
-    "deepnorm_power": deepnorm(lambda N: (2 * N) ** 0.25),
+    **dict.fromkeys(("post_ln", "post_ln_init", "ds_init"), every(post)),
+    **dict.fromkeys(("pre_ln", "pre_ln_scaled"), every(pre)),
+    **dict.fromkeys(
+        ("deepnorm", "deepnorm_tight", "deepnorm_rates", "deepnorm_power"),
+        deepnorm(lambda N: (2 * N) ** 0.25),
+    ),
     "deepnorm_adam": deepnorm(lambda N: (2 * N) ** 0.5),
     "deepnorm_runtime_beta": every(
         lambda x, G, n, p: n[0]((2 * p.N) ** 0.25 * x + G((8 * p.N) ** -0.25 * x))
@@ -155,16 +129,14 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "hybrid_norm": hybrid_norm,
     "residual": residual,
     "dlcl": dlcl,
-    **LONG,
-    "pre_ln_scaled": every(pre),
+    **literals.LONG,
     "parallel": lambda p, x: x + p.A(norm(p.s.before_both)(x)) + p.F(norm(p.s.before_both)(x)),
     "res_post_norm": every(lambda x, G, n, p: x + n[0](G(x))),
     "gpas": every(lambda x, G, n, p: (1 - F.silu(p.s.gate)) * (x + G(n[0](x)))),
     "admin": every(lambda x, G, n, omega: n[0](omega * x + G(x)), "omega"),
     "sub_ln": sub_ln,
     "norm_former": norm_former,
-    "sandwich_ln": every(lambda x, G, n, p: x + n[1](G(n[0](x)))),
-    "peri_ln": every(lambda x, G, n, p: x + n[1](G(n[0](x)))),
+    **dict.fromkeys(("sandwich_ln", "peri_ln"), every(lambda x, G, n, p: x + n[1](G(n[0](x))))),
     "ln_scaling": every(lambda x, G, n, p: x + G(n[0](x) / math.sqrt(p.l))),
     "pro_res": every(lambda x, G, n, p: x + 6 / (1000 * p.l) * G(n[0](x))),  # at step 7
     "layer_scale": every(lambda x, G, n, s: x + s * G(n[0](x)), "scale"),
@@ -177,10 +149,6 @@ LITERAL: dict[str, Callable[[Pieces, Any], Any]] = {
     "t_fixup": every(lambda x, G, n, p: x + G(x)),
     "fixup": fixup,
 }
-
-
-def test_every_scheme_has_a_literal_restatement() -> None:
-    assert set(SCHEMES.names()) == set(LITERAL)
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
@@ -208,59 +176,57 @@ DECODER: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    # hyper-connections of every family: test_streams_and_logits.py
-    sorted(
-        name
-        for name, scheme in SCHEMES.items()
-        if "encoder_decoder" in scheme.families and name != "hyper_connections"
-    ),
+    "name", [name for name in SCHEMES.names() if "encoder_decoder" in SCHEMES[name].families]
 )
 def test_a_layer_of_three_sublayers_is_its_equation(name: str) -> None:
     family = {"model__family": "encoder_decoder", "model__decoder_depth": 4}
     model = perturbed(name, 3, **family)
     memory, x = torch.randn(2, 5, D), torch.randn(2, 6, D)
     for l, layer in enumerate(model.decoder.layers, start=1):
+        norms = [[norm(n) for n in own] for own in layer.scheme.per_sublayer("norms")]
+        each = list(zip(layer.names, layer.bind_memory(memory), norms, strict=True))
+        p: Any = SimpleNamespace(s=layer.scheme, l=l, N=4, each=lambda each=each: each)
         stream = stream_into(name, l, x)
-        expected = DECODER.get(name, LITERAL[name])(DecoderPieces(layer, memory, l, 4), stream)
+        expected = DECODER.get(name, LITERAL[name])(p, stream)
         torch.testing.assert_close(layer(stream, memory), expected, rtol=1e-4, atol=1e-4)
 
 
 # scheme, options, literal of a stack of 7 layers at step 7
 OPTIONS: list[tuple[str, dict[str, Any], Callable[[Pieces, Any], Any]]] = [
     ("mix_ln", {"share": 0.5}, lambda p, x: every(post if p.l <= 3 else pre)(p, x)),
+    ("residual", {"s": 0.25}, lambda p, x: residual(p, x, 0.25)),
     ("depth_mup", {"base": 1}, every(lambda x, G, n, p: x + 7**-0.5 * G(n[0](x)))),
     ("complete_p", {"base": 3}, every(lambda x, G, n, p: x + 3 / 7 * G(n[0](x)))),
     ("deepnorm_power", {"power": 0.5}, deepnorm(lambda N: math.sqrt(14))),
     ("branch_norm", {"ramp_steps": 14}, every(lambda x, G, n, p: n[0](x + 0.5 * G(x)))),
     ("deep_scale_lm", {"k": 1.0}, deep_scale_lm(1 / 7)),
     ("deep_scale_lm", {"k": 4.0}, deep_scale_lm(1 / 2)),  # k/N would be 4/7
-    ("attn_res", {"blocks": 0}, lambda p, x: attn_res(p, x, blocks=14)),
-    ("attn_res", {"blocks": 1}, lambda p, x: attn_res(p, x, blocks=1)),
-    ("attn_res", {"blocks": 3}, lambda p, x: attn_res(p, x, blocks=3)),
-    ("attn_res", {"blocks": 99}, lambda p, x: attn_res(p, x, blocks=14)),
-    ("dense_former", {"dilation": 2}, lambda p, x: dense_former(p, x, 2, 1)),
-    ("dense_former", {"period": 3}, lambda p, x: dense_former(p, x, 1, 3)),
-    ("dense_former", {"dilation": 3, "period": 2}, lambda p, x: dense_former(p, x, 3, 2)),
-    ("mhc", {"iterations": 3}, lambda p, x: mhc(p, x, iterations=3)),
-    ("mhc", {"streams": 2}, mhc),
-    ("mhc", {"streams": 1}, mhc),
-    ("hyper_connections", {"dynamic": False}, hyper_connections),
-    ("hyper_connections", {"streams": 3}, hyper_connections),
-    ("hyper_connections", {"streams": 1}, hyper_connections),
-    ("real_former", {"mean": True}, lambda p, x: real_former(p, x, mean=True)),
-    ("res_former", {"first": 2.0, "own": 1.0}, lambda p, x: res_former(p, x, 2, 1)),
-    ("res_former", {"first": 1.0, "own": 0.0}, lambda p, x: res_former(p, x, 1, 0)),
-    ("res_former", {"learnable": True}, learnable_res_former),
-    ("res_former", {"last": 2}, lambda p, x: res_former(p, x, last=2)),
-    ("res_former", {"last": 9}, res_former),
-    ("laurel", {"rank": 1}, laurel),
-    ("laurel", {"rank": 5}, laurel),
-    ("frac_connections", {"fractions": 2}, frac_connections),
-    ("frac_connections", {"fractions": 6, "dynamic": False}, frac_connections),
-    ("frac_connections", {"fractions": 1}, frac_connections),
-    ("ngpt", {"start": 0.2}, lambda p, x: ngpt(p, x, start=0.2)),
-    ("ngpt", {"start": None}, lambda p, x: ngpt(p, x, start=1 / 7)),
+    ("attn_res", {"blocks": 0}, lambda p, x: literals.attn_res(p, x, blocks=14)),
+    ("attn_res", {"blocks": 1}, lambda p, x: literals.attn_res(p, x, blocks=1)),
+    ("attn_res", {"blocks": 3}, lambda p, x: literals.attn_res(p, x, blocks=3)),
+    ("attn_res", {"blocks": 99}, lambda p, x: literals.attn_res(p, x, blocks=14)),
+    ("dense_former", {"dilation": 2}, lambda p, x: literals.dense_former(p, x, 2, 1)),
+    ("dense_former", {"period": 3}, lambda p, x: literals.dense_former(p, x, 1, 3)),
+    ("dense_former", {"dilation": 3, "period": 2}, lambda p, x: literals.dense_former(p, x, 3, 2)),
+    ("mhc", {"iterations": 3}, lambda p, x: literals.mhc(p, x, iterations=3)),
+    ("mhc", {"streams": 2}, literals.mhc),
+    ("mhc", {"streams": 1}, literals.mhc),
+    ("hyper_connections", {"dynamic": False}, literals.hyper_connections),
+    ("hyper_connections", {"streams": 3}, literals.hyper_connections),
+    ("hyper_connections", {"streams": 1}, literals.hyper_connections),
+    ("real_former", {"mean": True}, lambda p, x: literals.real_former(p, x, mean=True)),
+    ("res_former", {"first": 2.0, "own": 1.0}, lambda p, x: literals.res_former(p, x, 2, 1)),
+    ("res_former", {"first": 1.0, "own": 0.0}, lambda p, x: literals.res_former(p, x, 1, 0)),
+    ("res_former", {"learnable": True}, literals.learnable_res_former),
+    ("res_former", {"last": 2}, lambda p, x: literals.res_former(p, x, last=2)),
+    ("res_former", {"last": 9}, literals.res_former),
+    ("laurel", {"rank": 1}, literals.laurel),
+    ("laurel", {"rank": 5}, literals.laurel),
+    ("frac_connections", {"fractions": 2}, literals.frac_connections),
+    ("frac_connections", {"fractions": 6, "dynamic": False}, literals.frac_connections),
+    ("frac_connections", {"fractions": 1}, literals.frac_connections),
+    ("ngpt", {"start": 0.2}, lambda p, x: literals.ngpt(p, x, start=0.2)),
+    ("ngpt", {"start": None}, lambda p, x: literals.ngpt(p, x, start=1 / 7)),
 ]
 
 
@@ -270,18 +236,11 @@ def test_a_stack_with_options_is_its_equation(
 ) -> None:
     model = perturbed(name, 7, model__scheme_options=options)
     x = torch.randn(2, 6, D)
-    stream, expected = model.last.enter(x), enter(name, x, options.get("streams", 4))
+    stream = model.last.enter(x)
+    expected = enter(name, x, options.get("streams", 4), options.get("s", 1))
     for l, layer in enumerate(model.layers, start=1):
         stream, expected = layer(stream), literal(pieces(layer, l, 7), expected)
-        torch.testing.assert_close(visible(stream), visible(expected), rtol=1e-4, atol=1e-4)
-
-
-def test_residuals_scale_is_that_of_the_second_stream() -> None:
-    model = perturbed("residual", 3, model__scheme_options={"s": 0.25})
-    x = torch.randn(2, 6, D)
-    _, one = model.layers[0]((x, torch.zeros_like(x)))
-    _, whole = perturbed("residual", 3).layers[0]((x, torch.zeros_like(x)))
-    torch.testing.assert_close(one, 0.25 * whole)
+        torch.testing.assert_close(stream, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("share", "depth", "count"), [(0.29, 100, 29), (0.57, 200, 114)])
@@ -328,16 +287,6 @@ def test_the_stack_starts_as_the_identity(name: str) -> None:
     model = built(name, 6).model
     *_, last = model.last.stream(model.start(TOKENS))
     assert torch.equal(last, model.start(TOKENS))
-
-
-def test_branch_norm_starts_without_branches_and_becomes_post_ln() -> None:
-    slow, post_ln = built("branch_norm", 3), built("post_ln", 3)
-    normed = slow.model.start(TOKENS)
-    for _ in range(6):
-        normed = torch.layer_norm(normed, (D,), torch.ones(D), torch.zeros(D), 1e-5)
-    torch.testing.assert_close(slow.model.hidden(TOKENS), normed)
-    slow.at_step(4000)
-    torch.testing.assert_close(slow.model.hidden(TOKENS), post_ln.model.hidden(TOKENS))
 
 
 def test_admin_is_profiled_as_its_code_does() -> None:

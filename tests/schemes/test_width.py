@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.configs import config_with
-from helpers.others_stacks import package
+from helpers.others_stacks import maps_of, package
 from torch import Tensor, nn
 
 from deepstack.config import Config
@@ -63,51 +63,50 @@ def test_factors_of_training_follow_the_papers_tables(optimizer: str, table: Any
 
 
 @pytest.mark.parametrize(
-    ("head", "optimizer", "factor", "deviation"),
-    [("tied", "adamw", 0.5, 1), ("separate", "adamw", 0.25, 2), ("separate", "sgd", 0.5, 1)],
+    ("m", "head", "optimizer", "factor", "deviation"),
+    [
+        (M, "tied", "adamw", 0.5, 1),
+        (M, "separate", "adamw", 0.25, 2),
+        (M, "separate", "sgd", 0.5, 1),
+        (1, "separate", "adamw", 1, 1),  # nothing changes at the base width
+    ],
 )
 def test_initial_values_and_multipliers(
-    head: str, optimizer: str, factor: float, deviation: float
+    m: int, head: str, optimizer: str, factor: float, deviation: float
 ) -> None:
     changes = {"model__head": head, "train__optimizer": optimizer}
-    built, plain = built_of(**changes), built_of(**changes, model__scheme_options={})
+    built, plain = built_of(m, **changes), built_of(m, **changes, model__scheme_options={})
     ours, theirs = (dict(b.model.named_parameters()) for b in (built, plain))
     for name, p in ours.items():
         times = deviation if name == "head.weight" else 1
         assert torch.allclose(p, times * theirs[name]), name
-    x = torch.randn(2, M * BASE)
+    x = torch.randn(2, m * BASE)
     expected = plain.model.head(x, plain.model.embedding) * factor * deviation
     assert torch.allclose(built.model.head(x, built.model.embedding), expected, atol=1e-6)
-    attention: Any = built.model.layers[0].get_submodule("attention")
-    bare: Any = plain.model.layers[0].get_submodule("attention")
-    q, k, _ = attention.project(torch.ones(1, 3, M * BASE))
-    q0, k0, _ = bare.project(torch.ones(1, 3, M * BASE))
-    assert torch.allclose(q, q0 / 2) and torch.equal(k, k0)
+    projections = []
+    for one in (built, plain):
+        attention: Any = one.model.layers[0].get_submodule("attention")
+        projections.append(attention.project(torch.ones(1, 3, m * BASE)))
+    (q, k, _), (q0, k0, _) = projections
+    assert torch.allclose(q, q0 / math.sqrt(m)) and torch.equal(k, k0)
+    if m == 1:
+        assert all(built.optim(role) == (1, 1, 1) for role in ADAM)
 
 
 def test_matrices_of_a_fixed_deviation_shrink_and_heads_of_a_fixed_width_keep_their_scale() -> None:
     options = {"base_width": BASE, "base_d_head": 4}
     init = {"model__init__distribution": "normal", "model__n_heads": 8}
     built = built_of(**init, model__scheme_options=options)
-    assert built.schemes["encoder"].gain("w1", 1) == 0.5
-    assert built.schemes["encoder"].gain("embedding", 0) == 1
+    gain = built.schemes["encoder"].gain
+    assert (gain("w1", 1), gain("embedding", 0)) == (0.5, 1)
     assert not built.model.schemes[0].slots
 
 
-@pytest.mark.parametrize("head", ["tied", "separate"])
-def test_nothing_changes_at_the_base_width(head: str) -> None:
-    built = built_of(1, model__head=head)
-    plain = built_of(1, model__head=head, model__scheme_options={})
-    assert torch.equal(built.model(TOKENS), plain.model(TOKENS))
-    assert all(built.optim(role) == plain.optim(role) for role in ADAM)
-
-
 def test_folding_the_norms_keeps_the_function_when_it_unties_the_head() -> None:
-    config = config_of()
-    built = build_model(config, vocab_size=VOCAB)
+    config, built = config_of(), built_of()
     folded = fold(config, built, untie=True)
-    before = config, values_of(built.model)
-    assert folded[0].model.head == "separate" and compare(before, folded, TOKENS).equal
+    assert folded[0].model.head == "separate"
+    assert compare((config, values_of(built.model)), folded, TOKENS).equal
 
 
 class MupModel(nn.Module):
@@ -155,9 +154,7 @@ class MupModel(nn.Module):
         self.token.weight.copy_(model.embedding * math.sqrt(d / 2))
         self.position.weight.copy_(model.position * math.sqrt(d / 2))
         for i, layer in enumerate(model.layers):
-            weights = dict(layer.named_parameters())
-            own = [weights[name] for name in ("attention.o", "feed_forward.w1", "feed_forward.w2")]
-            matrices = [*weights["attention.qkv"].chunk(3), *own]
+            matrices = [matrix for matrix, _ in maps_of(layer).values()]
             for linear, matrix in zip(self.maps[6 * i : 6 * i + 6], matrices, strict=True):
                 linear.weight.copy_(matrix)
         for linear in self.maps:
