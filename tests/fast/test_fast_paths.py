@@ -199,6 +199,7 @@ GPU = CPU | {"gpu": True, "fusible": True}
 DROPOUT, RECOMPUTE = {"model.dropout": 0.1}, {"runtime.recompute_every": 2}
 UNLIKE, EAGER = {"model.scheme": "dlcl"}, {"runtime.compile": False}
 CHANGING = {"model.scheme": "changing"}
+REPLAY, COMPILE = {"runtime.replay": True}, {"runtime.compile": True}
 
 
 @pytest.fixture
@@ -255,16 +256,13 @@ def test_auto_is_a_fixed_rule(
         ({"runtime.fused": True, "model.dropout": 0.1}, "runtime.fused.*needs model.dropout=0"),
         ({"runtime.fused": True, "runtime.compile": True}, "needs runtime.compile=false"),
         ({"runtime.cuda_graph": True}, "runtime.cuda_graph.*one process with a GPU"),
+        (REPLAY | COMPILE, "runtime.replay.*needs runtime.compile=false; or use auto"),
         (
-            {"runtime.replay": True, "runtime.compile": True},
-            "runtime.replay.*needs runtime.compile=false; or use auto",
-        ),
-        (
-            {"runtime.replay": True, "model.dropout": 0.1, "runtime.recompute_every": 2},
+            REPLAY | DROPOUT | RECOMPUTE,
             "runtime.replay.*needs runtime.recompute_every=0 with dropout",
         ),
-        ({"runtime.compile": True} | UNLIKE, "needs a scheme whose layers are"),
-        ({"runtime.replay": True} | CHANGING, "needs a scheme that declares static=True"),
+        (COMPILE | UNLIKE, "needs a scheme whose layers are"),
+        (REPLAY | CHANGING, "needs a scheme that declares static=True"),
     ],
 )
 @pytest.mark.usefixtures("changing")
