@@ -108,7 +108,7 @@ SMALL = pytest.mark.parametrize("small", [0, 2**27], ids=["at_once", "together"]
 
 @pytest.mark.parametrize("kernels", [False, True])
 @SMALL
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_the_modules(
     kind: dict[str, Any], small: int, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
