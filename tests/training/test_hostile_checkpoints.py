@@ -100,7 +100,7 @@ SUBSTITUTES: dict[str, Harm] = {
     "a link to a device": lambda path: path.symlink_to("/dev/zero"),
     "ten sparse gigabytes": lambda path: path.touch() or os.truncate(path, 10**10),
 }
-# name -> harm, and what the refusal names; with valid checksums
+# name -> harm, and a word of the refusal; with valid checksums
 FORGED: dict[str, tuple[Harm, str]] = {
     "a pickle": (lambda f: (f / WEIGHTS).write_bytes(pickle.dumps(Planted(f))), WEIGHTS),
     "what torch.save writes": (lambda f: torch.save({"x": Planted(f)}, f / WEIGHTS), WEIGHTS),
