@@ -173,7 +173,7 @@ def test_first_order_is_what_finite_differences_tell(changes: dict[str, Any]) ->
             ],
             3,
         ),
-        *some([{"model.scheme": name} for name in SCHEMES.names() if name != "branch_norm"], 24, 2),
+        *some([{"model.scheme": name} for name in SCHEMES.names() if name != "branch_norm"], 48, 2),
     ],
     ids=str,
 )
