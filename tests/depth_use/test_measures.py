@@ -59,8 +59,8 @@ def logits_of(model: StackLayers, x: Tensor) -> Tensor:
 
 def loss_of(logits: Tensor, batch: Sample) -> float:
     assert batch.targets is not None
-    rows, targets = logits.flatten(0, 1), batch.targets.flatten()
-    return F.cross_entropy(rows, targets, ignore_index=IGNORE).item()
+    targets = batch.targets.flatten()
+    return F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=IGNORE).item()
 
 
 def loss_through(model: StackLayers, order: list[Any]) -> float:
@@ -259,12 +259,11 @@ def test_every_scheme_is_measured_or_refused(scheme: str) -> None:
 
 def test_both_sides_of_an_encoder_decoder_are_measured() -> None:
     model = stack(model__family="encoder_decoder", task__name="copy", model__scheme="deepnorm")
-    encoder = StackLayers(model.model, "encoder")
     batch = sample(model)
-    for side in (model, encoder):
+    loss = loss_of(model.model(batch.inputs), batch)
+    for side in (model, StackLayers(model.model, "encoder")):
         request = Request(side, batch, batch, batch, probes=2, iterations=3)
         results = measure_all(list(MEASURES), request)
-        loss = loss_of(model.model(batch.inputs), batch)
         assert results["lens"].scalars["final_loss"] == pytest.approx(loss)
         assert ("cosine_cross_attention" in results["effects"].arrays) == (side is model)
     assert results["effects"].arrays["loss_without"].std() > 0

@@ -173,7 +173,7 @@ def test_first_order_is_what_finite_differences_tell(changes: dict[str, Any]) ->
             ],
             3,
         ),
-        *some([{"model.scheme": name} for name in SCHEMES.names() if name != "branch_norm"], 24, 2),
+        *some([{"model.scheme": name} for name in SCHEMES.names() if name != "branch_norm"], 48, 2),
     ],
     ids=str,
 )
@@ -192,7 +192,7 @@ def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -
     # One small step is nearly linear, whatever way through the layers the run itself takes.
     if "schedule" not in found:
         assert linear["whole"].iloc[0] == pytest.approx(found["whole"].iloc[0], rel=0.3)
-    assert ("schedule" in found) == (changes.get("model.scheme") == "branch_norm")
+    assert ("schedule" in found) == (changes.get("model.scheme") in ("branch_norm", "pro_res"))
     assert set(found) - {"step"} == set(run.columns["attribution"])
     assert set(run.layer_names()) <= run.columns["layers"].keys()
 
