@@ -6,8 +6,6 @@ Prints milliseconds a position, the median over the rounds, which take turns, an
 weights are random: the output does not affect the time.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

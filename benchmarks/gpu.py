@@ -7,8 +7,6 @@ Each section runs in its own process with a time limit, prints a table and write
 Nothing is downloaded; `correctness` runs pytest (pip install -e '.[test]').
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

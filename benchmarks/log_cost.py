@@ -11,8 +11,6 @@ The run folder is a temporary folder in --out. CPU, one thread, and the narrowes
 have longer steps and the same rows.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

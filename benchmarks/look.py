@@ -7,8 +7,6 @@ time of the process, which other work on the machine hardly changes. The first o
 set-up.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from itertools import pairwise

@@ -6,8 +6,6 @@
 Every copy differs in seed and depth; checkpoints are left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import resource

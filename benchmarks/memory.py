@@ -7,8 +7,6 @@ replayed, with snapshots, an evaluation and a checkpoint. The measured peak is t
 set of the process, from timing.csv. The ratio should lie between 0.7 and 1.5.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

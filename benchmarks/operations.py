@@ -8,8 +8,6 @@ a cache. Part 0 is the batch (with train.shards, one part each); the last has th
 optimizer and the probe.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -7,8 +7,6 @@ the lowest and highest after a tenth is cut at either end. Both compute the same
 bits (tests/fast/test_replay.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from contextlib import closing

@@ -10,8 +10,6 @@ Use the second run in a folder: the first one compiles deepstack's files. If Pyt
 compiled files (PYTHONDONTWRITEBYTECODE), each run compiles them and takes 0.2 s more.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

@@ -1,7 +1,5 @@
 """Shared by all tests: one thread, and names that do not outlive the test that registered them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

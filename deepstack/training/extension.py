@@ -7,8 +7,6 @@ chooses the schedule of the further steps, and the run's first rows are those of
 its own schedule (`exact` is false).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ Writes ordinary run folders below --out and the table calibrated_transfer.csv.  
 skips finished runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from pathlib import Path

@@ -8,8 +8,6 @@ Writes ordinary run folders to <out>/depth_or_width_rates (seed 10, every rate) 
 runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from pathlib import Path

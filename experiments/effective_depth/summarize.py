@@ -3,8 +3,6 @@
 python experiments/effective_depth/summarize.py results/effective_depth effective_depth.csv
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Draws losses after equal starting points: python experiments/fine_tuning/equal.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.pyplot as plt

@@ -1,7 +1,5 @@
 """Draws the losses and gradients of this experiment: python experiments/fine_tuning/figure.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.pyplot as plt

@@ -6,8 +6,6 @@ Reads signals.csv and the published outcomes; writes scores.csv, schemes.csv and
 --collect: first writes signals.csv from the studies signal_predicts* below this folder.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

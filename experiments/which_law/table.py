@@ -6,8 +6,6 @@ Reads studies of experiments/calibrated_transfer/run.py, prints a Markdown table
 which_law.csv beside this file.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

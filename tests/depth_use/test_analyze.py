@@ -1,7 +1,5 @@
 """`deepstack analyze`: analyses in a run's folder, their files, and refusals."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

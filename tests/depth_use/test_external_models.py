@@ -1,7 +1,5 @@
 """Analyses of models that deepstack did not build: `analyze_model` and `analyze_huggingface`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every analysis against a slow literal version, and on stacks whose answer is known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The parts of ‖ΔF‖ against slow literal versions, and runs that their logging leaves alone."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

@@ -4,8 +4,6 @@ Hooks and a torch function mode record one `model(tokens)`: arguments and result
 norms and layers, the q and k of every softmax, and the matrix of every product.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import fmean
 from typing import Any

@@ -1,7 +1,5 @@
 """The first layer of a step with a value that is not finite."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

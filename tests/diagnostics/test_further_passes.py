@@ -1,7 +1,5 @@
 """Diagnostics of further passes: the gradient noise scale, and the probe loss without a layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import product

@@ -1,7 +1,5 @@
 """Initial signals: gradients by the stream, ‖∂F/∂x_l‖, and growth rates with a known value."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import product

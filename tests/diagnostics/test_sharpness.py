@@ -1,7 +1,5 @@
 """The largest eigenvalue of the Hessian, against dense Hessians, and the thresholds beside it."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

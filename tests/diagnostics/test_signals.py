@@ -1,7 +1,5 @@
 """Diagnostics of signals, each against a slow version written from its definition."""
 
-from __future__ import annotations
-
 import json
 import math
 

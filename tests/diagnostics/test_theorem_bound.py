@@ -1,7 +1,5 @@
 """The right-hand side of Theorem 4.2, and the schemes to which it applies."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two processes that torchrun starts train the very run that one process trains."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

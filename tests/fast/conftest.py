@@ -1,7 +1,5 @@
 """Shared by the tests of kernels for a GPU."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A captured step and a failed capture, shown with stand-ins for the graphs of a GPU."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

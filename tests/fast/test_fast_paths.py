@@ -1,7 +1,5 @@
 """Every faster way of training gives the losses of the plain one, for every scheme."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

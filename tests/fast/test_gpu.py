@@ -1,7 +1,5 @@
 """What must hold on a GPU; skipped where there is none."""
 
-from __future__ import annotations
-
 from functools import partial
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fused GPU sublayers on a CPU: the modules' gradients, immediate or deferred."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 from unittest.mock import MagicMock

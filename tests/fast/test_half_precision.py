@@ -1,7 +1,5 @@
 """Fused sublayers under autocast on a CPU, and attention by batched products."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

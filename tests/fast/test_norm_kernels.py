@@ -1,7 +1,5 @@
 """The kernels for layer norms on a GPU: what they compute, on a GPU or by Triton's interpreter."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products by MKL and by oneDNN: exact in fp32, chosen by size, equal when replayed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A replayed step is the step itself: the same numbers, bit for bit."""
 
-from __future__ import annotations
-
 import random
 import resource
 import sys

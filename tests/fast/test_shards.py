@@ -1,7 +1,5 @@
 """Shards of a batch: its gradients, in parts that any number of threads computes."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The kernels for small layers on a GPU: what they compute, on a GPU or by Triton's interpreter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Products of fp32 numbers as sums of products of shorter ones: as exact as fp32's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What adds up over tokens on a GPU's way back: on a GPU, or by Triton's interpreter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

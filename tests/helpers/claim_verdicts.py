@@ -1,7 +1,5 @@
 """The published verdict and numbers of every claim: those of docs/claims.md."""
 
-from __future__ import annotations
-
 import re
 
 from helpers import ROOT

@@ -1,7 +1,5 @@
 """Waits for runs and ends processes; the data on which a cluster and this machine must agree."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time

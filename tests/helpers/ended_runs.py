@@ -1,7 +1,5 @@
 """Settings, copies and damage of the runs that tests of records read and compare."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path

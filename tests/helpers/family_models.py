@@ -1,7 +1,5 @@
 """Small models of every family with perturbed parameters."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

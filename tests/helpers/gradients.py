@@ -1,7 +1,5 @@
 """Two forms of one module compared: their outputs and all gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

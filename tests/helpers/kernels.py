@@ -1,7 +1,5 @@
 """Kernels in tests: on a GPU, on a CPU by Triton's interpreter, or of oneDNN."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Nothing is copied: a weight is an expression of our own parameters, so that what
 computes with it can be differentiated by them, whatever differs in shape or meaning.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import math

@@ -4,8 +4,6 @@
 OUT`.  The scheme and the task of `register` are known in these processes only.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

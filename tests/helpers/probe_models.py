@@ -1,7 +1,5 @@
 """Somebody else's models and training loop: for the tests of the probe."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

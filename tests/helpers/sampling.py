@@ -1,7 +1,5 @@
 """Long tables of cases: some of them in the default run, the others among the slow tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

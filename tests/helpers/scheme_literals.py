@@ -1,7 +1,5 @@
 """Equations that take some lines, most of them of layers that hand on more than x, once more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A layer of a small model, taken apart into sublayers and norms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

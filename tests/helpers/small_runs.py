@@ -1,7 +1,5 @@
 """Trainings of seconds, and what must be the same when they are made again."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Mapping

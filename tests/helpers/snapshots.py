@@ -1,7 +1,5 @@
 """A small model and its snapshots, for the tests of diagnostics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@
 there.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

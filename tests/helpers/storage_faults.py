@@ -3,8 +3,6 @@
 Each changes this process for good.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

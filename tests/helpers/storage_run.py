@@ -4,8 +4,6 @@ The fork server of multiprocessing imports this module with STORAGE_LIBRARY in i
 then loads the watcher of system calls and trains once, so that every later process starts at once.
 """
 
-from __future__ import annotations
-
 import gc
 import io
 import os

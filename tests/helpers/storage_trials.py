@@ -8,8 +8,6 @@ power_cuts    behind every call, in every way of storage_disk
 two_writers   started at once
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

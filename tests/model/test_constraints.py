@@ -1,7 +1,5 @@
 """Matrices that a scheme keeps somewhere: put back at the start and after each step, in any way."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Decoders, alone and beside an encoder: what they see, how they start, and how they decode."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

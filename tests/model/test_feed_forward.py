@@ -1,7 +1,5 @@
 """The feed-forward: every activation, with a gate and without."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Folding: what is folded computes the same, what is refused would not; and what export writes."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

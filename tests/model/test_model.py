@@ -1,7 +1,5 @@
 """The stack: scales at initialisation, positions, heads, banks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

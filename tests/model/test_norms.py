@@ -1,7 +1,5 @@
 """Norms, activations, initial distributions and biases that a configuration may choose."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Queries and keys: rotary positions, and norms before the logits."""
 
-from __future__ import annotations
-
 import cmath
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of a model that do not go together are refused, with the settings that are allowed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

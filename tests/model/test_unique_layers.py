@@ -1,7 +1,5 @@
 """Looped stacks: repeated layers share parameters, whose gradients are summed."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

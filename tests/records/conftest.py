@@ -1,7 +1,5 @@
 """Trained runs that the tests of records copy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

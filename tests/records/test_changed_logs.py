@@ -1,7 +1,5 @@
 """A log that changes while its run works: exit 6, nothing sealed, and a fresh start."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Names and texts from outside: none leads elsewhere, none is begun that cannot be trained on."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

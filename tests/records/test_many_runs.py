@@ -1,7 +1,5 @@
 """`ls` reads the ends of the logs."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

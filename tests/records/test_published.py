@@ -1,7 +1,5 @@
 """results/published: commands read its runs and write elsewhere."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

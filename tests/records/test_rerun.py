@@ -1,7 +1,5 @@
 """deepstack rerun: a run comes out of its record again, or the first difference is named."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The last row of a plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """deepstack verify: names each file of a run that has changed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

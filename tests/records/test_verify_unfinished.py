@@ -1,7 +1,5 @@
 """deepstack verify on runs that have not ended, and on those of older versions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The normalised Transformer: what its equation leaves to the stack, to the step and to options."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

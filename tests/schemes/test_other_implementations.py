@@ -4,8 +4,6 @@ The other packages are those of `pip install -c constraints.txt -e '.[test,bench
 one that is missing are skipped.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

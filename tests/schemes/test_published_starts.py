@@ -1,7 +1,5 @@
 """Starts and ramps that authors published: packed q, k, v, and the first step of a ramp."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

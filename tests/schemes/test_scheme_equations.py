@@ -1,7 +1,5 @@
 """Every scheme's layer against its equation, written once more from the paper, number by number."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Every scheme against its paper: equation, coefficients, initial standard deviations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import product

@@ -1,7 +1,5 @@
 """What is handed on besides x: logits, streams and values; and the NTK parameterisation."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

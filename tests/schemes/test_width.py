@@ -3,8 +3,6 @@
 `python -m pytest -m others` compares whole trainings with Microsoft's package mup, if installed.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

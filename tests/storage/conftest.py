@@ -1,7 +1,5 @@
 """The harness of all tests of the storage protocol: its undisturbed run is trained once."""
 
-from __future__ import annotations
-
 import pytest
 from helpers.storage_calls import MISSING
 from helpers.storage_harness import Harness

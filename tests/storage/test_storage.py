@@ -1,7 +1,5 @@
 """The harness of storage tests finds every fault that is planted in the storage protocol."""
 
-from __future__ import annotations
-
 import pytest
 from helpers import storage_trials as trials
 from helpers.sampling import some

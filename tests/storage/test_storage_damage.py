@@ -1,7 +1,5 @@
 """A flipped bit or a cut-off file of an interrupted run is never silently gone on from."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

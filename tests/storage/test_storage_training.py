@@ -1,7 +1,5 @@
 """`deepstack train` stopped, refused and cut off in every way: the same command ends the same."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

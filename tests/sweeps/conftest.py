@@ -1,7 +1,5 @@
 """A server of runs that the sweeps of several tests share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """`deepstack calibrate`: exponents of roles in depth, and learning rates without them."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 test_ray_cluster.py runs them on two nodes.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path, PurePosixPath

@@ -3,8 +3,6 @@
 python -m pytest -m ray -n0 tests/sweeps/test_ray_cluster.py
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`deepstack sweep --refine`: the grid grows until the best value lies inside, then halves."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Job arrays for Slurm: the directives of the script, and its actions when it runs."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

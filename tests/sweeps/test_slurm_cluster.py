@@ -3,8 +3,6 @@
 python -m pytest -m slurm -n0 tests/sweeps/test_slurm_cluster.py
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Sweeps on this machine: their plan, their server of runs, and their interruptions."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """A run that ends badly leaves the others of its sweep alone; a killed sweep loses nothing."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """The table of `sweep --dry-run`, and the few stacks that are built and timed for it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How a pool ends runs and reports those that ended badly, with processes that only act."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from pathlib import Path

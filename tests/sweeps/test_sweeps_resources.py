@@ -1,7 +1,5 @@
 """Resources: memory is divided among runs, and small runs share a GPU."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

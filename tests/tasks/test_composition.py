@@ -1,7 +1,5 @@
 """Tasks that need depth: answers against a literal composition, and accuracies for each k."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable

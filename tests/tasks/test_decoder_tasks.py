@@ -1,7 +1,5 @@
 """What decoders learn: translations, spans cut out of a text, the next byte."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 

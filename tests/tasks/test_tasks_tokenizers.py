@@ -1,7 +1,5 @@
 """Text through a tokenizer, and data sets saved by Hugging Face datasets (extras)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The task tokens: files in published layouts are read back exactly, and unfit ones refused."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

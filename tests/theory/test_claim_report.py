@@ -1,7 +1,5 @@
 """The command `deepstack theory`: table, JSON, page, charts and claims of plugins."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

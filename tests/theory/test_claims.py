@@ -3,8 +3,6 @@
 A wrong prediction would be noticed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -5,8 +5,6 @@ Wang et al. 2022, arXiv:2203.00555, Theorem 4.2 and section 4.3.  Under Adam, an
 parameters trained, it does depend on depth, unless learning rates fall as `deepnorm_rates` has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

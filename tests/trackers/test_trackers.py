@@ -1,7 +1,5 @@
 """Logs for trackers: equal to those of the run, read back by each tracker's own reader (slow)."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import struct

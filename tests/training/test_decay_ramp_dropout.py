@@ -1,7 +1,5 @@
 """Weight decay by role, a scheme's ramp at each step of a run, dropout masks over steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

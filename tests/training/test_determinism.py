@@ -1,7 +1,5 @@
 """Same config, seed and environment: the same bytes, whatever else is different."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

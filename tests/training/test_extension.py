@@ -1,7 +1,5 @@
 """A finished run goes on for more steps, as a new run that names its parent."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import suppress
 from pathlib import Path

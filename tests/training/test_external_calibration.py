@@ -1,7 +1,5 @@
 """Rates by depth for the parameter groups of a model that deepstack did not build."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`deepstack.probe`: what it measures of somebody else's model, and that it disturbs nothing."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`deepstack.probe`: the run folder that it writes, and models of other packages."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Two numeric code paths of one machine are two environments; their names alone are not."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

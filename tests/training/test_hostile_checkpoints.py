@@ -1,7 +1,5 @@
 """Checkpoints made to harm: refused soon, in one line, and nothing in them is run."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Label smoothing: in the training loss alone, with the literal formula."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

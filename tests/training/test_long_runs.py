@@ -1,7 +1,5 @@
 """What grows with the length of a run grows in proportion, counted in bytes and rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Muon: each update as its equation has it, matrix by matrix, and all layers' at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

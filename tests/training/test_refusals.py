@@ -1,7 +1,5 @@
 """A run that is refused, or that there is nothing left to do for, leaves everything as it was."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Steps too small for fp32: a gain of 1 cannot move by less than 2^-23."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run that was interrupted, killed or damaged goes on, and ends as if nothing had been."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Learning-rate schedules, against their equations written out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

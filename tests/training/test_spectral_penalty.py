@@ -1,7 +1,5 @@
 """The spectral norm as a regulariser."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

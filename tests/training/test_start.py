@@ -1,7 +1,5 @@
 """A run begins with the weights of another one, of another task or of fewer layers."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Training: same config, same bytes, interrupted or not; divergence is a result."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from pathlib import Path
