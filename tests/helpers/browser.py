@@ -47,6 +47,8 @@ class Browser:
             text, _, self.buffer = self.buffer.partition(b"\0")
             answer = json.loads(text)
             if answer.get("id") == self.number:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    return {"result": {}}  # the page went away before the script had a value
                 assert "result" in answer, answer
                 return dict(answer["result"])
             event, content = answer.get("method"), answer.get("params", {})
