@@ -32,28 +32,28 @@ class Snapshot:
 
     (depth + 1, …), at every layer boundary, x_0 first:
 
-    - states: (depth + 1, batch, seq, d), the stream x_l; initial_states: the same at θ_0.
+    - states: (depth + 1, batch, seq, d), the stream x_l.  initial_states: the same at θ_0.
     - stream: (depth + 1, tokens), ‖x_l‖₂.
-    - stream_grad: the norm of the loss's gradient by x_l, by all tensors of `boundary_tensors`.
+    - stream_grad: the norm of the loss's gradient by x_l.  It counts all `boundary_tensors`.
     - jacobian: ‖∂F/∂x_l‖_F² over the numbers in F.
 
     (depth, S, tokens), of every sublayer:
 
     - entering, branch, norm_input: ‖x‖₂ of its input, ‖G‖₂ of its output, ‖z‖₂ of its last norm's
-      input; branch_variance, norm_variance: the variance of G and of z.
+      input.  branch_variance, norm_variance: the variance of G and of z.
     - norm_slope: max_i |g_i|/σ(z), g the last norm's gain.
 
     (depth, S), of every sublayer:
 
-    - alpha: the alpha of z = alpha x + G(x), NaN for other z.
-    - delta_in, delta_sum, delta_norm_in, delta_norm_out: the norm of the loss's gradient by its
-      input, by its residual sum, by the input and by the output of its last norm.
+    - alpha: the alpha of z = alpha x + G(x).  It is NaN for other z.
+    - delta_in, delta_sum: the norm of the loss's gradient by its input and by its residual sum.
+    - delta_norm_in, delta_norm_out: that by the input and by the output of its last norm.
 
     (depth,), of every layer:
 
     - entropy, largest_logit: sublayer -> those of its attention.
-    - grad_norm, param_norm, param_update_norm; matrix_grad_norm: of its weight matrices alone.
-    - skip_loss: the loss without the layer, NaN for layers not tried.
+    - grad_norm, param_norm, param_update_norm.  matrix_grad_norm: of its weight matrices alone.
+    - skip_loss: the loss without the layer.  It is NaN for layers not tried.
     - gradient_noise: (2, depth), the variance of the gradient between sequences, and |G|².
 
     loss: the probe loss.  shared: values that diagnostics share.  initial_states, jacobian,
