@@ -80,8 +80,8 @@ class Extension(Parent):
             remaining = [row for row in rows if is_kept(path.stem, int(row.split(b",")[0]))]
             files.replace(folder.path / path.name, b"".join([header, *remaining]))
         parts = ckpt.load(self.folder.checkpoint_path(step), step).parts
-        kept = [is_kept("layers", at) for at in parts["layers"]["steps"].tolist()]
-        parts["layers"] = {name: values[kept] for name, values in parts["layers"].items()}
+        mask = [is_kept("layers", at) for at in parts["layers"]["steps"].tolist()]
+        parts["layers"] = {name: values[mask] for name, values in parts["layers"].items()}
         sums = {path.stem: extent(folder.path / path.name, step).sha256 for path in logs}
         state = {"run": conf.digest(without_defaults(self.config)), "logs": sums}
         ckpt.save(folder, ckpt.Checkpoint(step, parts, state))
