@@ -68,7 +68,6 @@ def schemes() -> str:
 def diagnostics() -> str:
     """Return every column and every per-layer value with its formula."""
     from deepstack.diagnostics import DIAGNOSTICS
-    from deepstack.diagnostics.layers import FILES, SYMBOLS
 
     rows = [
         (code(row["name"]), row["symbol"], row["description"])
@@ -81,10 +80,10 @@ def diagnostics() -> str:
         table(("column", "symbol", "meaning"), rows),
     ]
     parts.append("## Files, for every layer at selected steps")
-    for name, function in DIAGNOSTICS.items():
-        files = ", ".join(code(f"layers/{file}.npy") for file in FILES[name])
-        parts += [f"### {name}", f"{SYMBOLS[name]}: {escaped(first_line(function))}"]
-        parts += [f"Files: {files}", prose(without_first_line(function))]
+    for name, one in DIAGNOSTICS.items():
+        files = ", ".join(code(f"layers/{file}.npy") for file in one.files)
+        parts += [f"### {name}", f"{one.symbol}: {escaped(first_line(one))}"]
+        parts += [f"Files: {files}", prose(without_first_line(one))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
