@@ -41,9 +41,12 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     *(
         ({"train__optimizer": name, "train__weight_decay": 0.1}, {"runtime.banks": False})
-        for name in ("adamw", "adam", "sgd", "muon")
+        for name in ("adamw", "adam", "muon")
     ),
-    ({"train__optimizer": "sgd", "train__momentum": 0.9}, {"runtime.banks": False}),
+    (
+        {"train__optimizer": "sgd", "train__weight_decay": 0.1, "train__momentum": 0.9},
+        {"runtime.banks": False},
+    ),
 ]
 
 

@@ -53,6 +53,8 @@ def test_any_blocks(blocks: tuple[int, int], causal: bool, device: str, kernels:
         qkv = drawn(1, seq, 2, 32, device)
         found = kernels.split_attention(qkv, seq, 2, causal, settings=settings)
         assert error_of(found, right(qkv, seq, 2, causal)) < 1e-6
+        again = kernels.split_attention(qkv, seq, 2, causal, settings=settings)
+        assert torch.equal(found, again)
 
 
 @pytest.mark.parametrize("causal", [False, True])

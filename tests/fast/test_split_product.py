@@ -45,6 +45,8 @@ def test_any_tiles_and_parts(
     settings = kernels.Tiles(*tile, warps=4, stages=2, parts=parts)
     found = kernels.split_product(x, weight, bias, relu=True, settings=settings)
     assert error_of(found, right) < 1e-6
+    again = kernels.split_product(x, weight, bias, relu=True, settings=settings)
+    assert torch.equal(found, again)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1e15])

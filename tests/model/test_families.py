@@ -234,6 +234,13 @@ def test_every_task_trains_every_family(task: str, family: str, tmp_path: Path) 
     given = config(task__name=task, model__family=family, **own)
     run = deepstack.train(given, out=tmp_path / "results")
     assert run.state == "done" and np.isfinite(run.steps["model_update"]).all()
+    layers = 6 if family == "encoder_decoder" else 3
+    for name in ("grad_norm", "param_update_norm", "ln_input_feed_forward"):
+        assert run.layers(name)[1].shape == (3, layers)
+        assert np.isfinite(run.layers(name)[1]).all()
+    if family == "encoder_decoder":
+        crossing = run.layers("ln_input_cross_attention")[1]
+        assert np.isnan(crossing[:, :3]).all() and np.isfinite(crossing[:, 3:]).all()
 
 
 def test_what_lies_inside_of_the_sublayers_of_a_decoder() -> None:

@@ -179,3 +179,19 @@ def test_a_sweep_that_is_interrupted_and_killed_ten_times_loses_nothing(
     for run in find_runs(killed):
         assert list(run.steps["step"]) == list(range(1, steps + 1))
     until(lambda: not processes_with(str(killed)), seconds=300)
+
+
+@pytest.mark.slow
+def test_a_run_that_hangs_does_not_outlive_its_killed_sweep(plugin: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "deepstack", *words_of(plugin, out, [HUNG, 0])]
+    process = subprocess.Popen(command)
+    try:
+        # the run that hangs has made 2 of its steps, the other one all 4
+        until(lambda: sum(steps_made(out)) == 2 + 4, seconds=300)
+    finally:
+        process.kill()
+        process.wait()
+    assert processes_with(str(out))
+    until(lambda: not processes_with(str(out)), seconds=300)
+    assert by_seed(out)[HUNG].state == "interrupted"
