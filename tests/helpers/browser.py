@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ FLAGS = (
     "--remote-debugging-pipe",
 )  # fmt: skip
 SECONDS = 60.0  # for a call: two cores may be busy
+
+
+class PageLeft(Exception):
+    """The page went away before a script had a value."""
 
 
 class Browser:
@@ -48,7 +52,7 @@ class Browser:
             answer = json.loads(text)
             if answer.get("id") == self.number:
                 if "navigated" in answer.get("error", {}).get("message", ""):
-                    return {"result": {}}  # the page went away before the script had a value
+                    raise PageLeft(answer["error"]["message"])
                 assert "result" in answer, answer
                 return dict(answer["result"])
             event, content = answer.get("method"), answer.get("params", {})
@@ -66,12 +70,14 @@ class Browser:
         return answer["result"].get("value")
 
     def wait_for(self, script: str) -> Any:
-        """Return the value of an expression as soon as it is true."""
+        """Return the value of an expression as soon as it is true, also on the next page."""
         end = time.monotonic() + SECONDS
-        while not (value := self.run(script)):
-            assert time.monotonic() < end, script
+        while time.monotonic() < end:
+            with suppress(PageLeft):
+                if value := self.run(script):
+                    return value
             time.sleep(0.05)
-        return value
+        raise AssertionError(script)
 
     def open(self, address: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Open a page in a window of this size and colour scheme."""
