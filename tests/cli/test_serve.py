@@ -142,6 +142,6 @@ def test_an_open_page_loads_the_newest_one(server: PageServer, study: Path, tmp_
         make_run(study, seed=1)
         server.live.update()
         browser.wait_for(f"performance.timeOrigin > {time_of_load}")
-        browser.wait_for("document.body.textContent.includes('2 runs: ')")
+        browser.wait_for("document.body?.textContent.includes('2 runs: ')")
         refused = [text for text in browser.errors if "favicon" not in text and "404" not in text]
         assert refused == [] and os.path.isdir(tmp_path / "profile")
