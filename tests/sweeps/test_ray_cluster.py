@@ -96,10 +96,14 @@ class Cluster:
         time.sleep(3)  # until the head has heard of it
 
     def lose(self) -> None:
-        """Kill the second node's raylet, which takes its workers along."""
-        pid = raylet(self.node) if self.node else None
+        """Kill the second node's raylet, and wait until its workers have ended with it."""
+        assert self.node is not None
+        pid = raylet(self.node)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+        self.node.wait(timeout=60)
+        session = ["pgrep", "--session", str(self.node.pid)]
+        until(lambda: subprocess.run(session, stdout=subprocess.DEVNULL).returncode == 1)
 
     def close(self) -> None:
         for process in (self.node, self.head):
@@ -136,6 +140,7 @@ def test_a_lost_node_costs_no_run(
 ) -> None:
     driver = begin(cluster, tmp_path)
     cluster.lose()
+    until(lambda: len(underway(tmp_path)) == 1, driver)  # the lost one has saved and ended
     cluster.slow.unlink()
     shown, errors = driver.communicate(timeout=600)
     assert driver.returncode == 0, errors
