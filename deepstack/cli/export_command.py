@@ -92,7 +92,6 @@ def export_command(
                 "Post-LN and its relatives the residual does too; leave --fold out"
             )
         small = build_model(config_after, vocab_size=len(after["embedding"]), draw=False)
-        small.at_step(step)
         fill(small.model, after)
         facts["parameters folded"] = sum(small.banks.count().values())
         config, built, values = config_after, small, values_of(small.model)
