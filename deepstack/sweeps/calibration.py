@@ -28,6 +28,7 @@ SHORT = MEASURE_ONLY | {
     "model.dropout": 0.0,
     "log.layers_every": 0,
     "log.stream_update": False,
+    "log.noise_scale": False,
 }
 
 
@@ -59,7 +60,7 @@ class Calibration(DepthExponents):
         train = self.config.train
         factors = interpolated_factors(self.updates, min(self.steps), depth, train.base_depth)
         products = {role: round(train.lr_factor(role) * f, 6) for role, f in factors.items()}
-        changes = {"model.depth": depth, "train.lr_factors": products}
+        changes = {"model.depth": depth, "train.lr_factors": train.lr_factors | products}
         return conf.with_overrides(self.config, changes)
 
 
