@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -255,22 +256,17 @@ class Config(Section):
     log: Log = Log()
     runtime: Runtime = Runtime()
 
-    def __repr__(self) -> str:
-        return f"Config({', '.join(f'{key}={value!r}' for key, value in self._changed().items())})"
-
-    def __str__(self) -> str:
-        return repr(self)
-
-    def _repr_html_(self) -> str:
-        changed = self._changed()
-        return html_table(
-            f"Config: {'others' if changed else 'all settings'} have their defaults", changed
-        )
-
-    def _changed(self) -> dict[str, Any]:
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
         from deepstack.config.identity import non_defaults  # imports this module
 
-        return non_defaults(self)
+        return list(non_defaults(self).items())
+
+    __str__ = BaseModel.__repr__
+
+    def _repr_html_(self) -> str:
+        changed = {str(key): value for key, value in self.__repr_args__()}
+        rest = "others" if changed else "all settings"
+        return html_table(f"Config: {rest} have their defaults", changed)
 
 
 MAX_RUNS, MAX_AXES, MAX_RULES = 10_000, 32, 100
@@ -328,21 +324,13 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-@cache
-def config_schema() -> Schema:
-    """Return the JSON schema of a configuration."""
-    return schema_of(Config)
-
-
-@cache
-def _study_schema() -> Schema:
-    return schema_of(StudyFile)
+_cached_schema = cache(schema_of)
 
 
 @cache
 def sections() -> dict[str, list[str]]:
     """Return each section ('' for the whole, 'model', 'model.norm', …) with its keys."""
-    inner = [("", config_schema())]
+    inner = [("", _cached_schema(Config))]
     for name, section in inner:  # grows while it is read
         below = section["properties"].items()
         inner += [(f"{name}.{key}".strip("."), each) for key, each in below if "properties" in each]
@@ -359,7 +347,7 @@ def setting_keys() -> list[str]:
 
 def schema_at(path: KeyPath) -> Schema:
     """Return the JSON schema at a path; {} where anything is allowed or nothing is known."""
-    schema = _study_schema() if path[:1] == ("sweep",) else config_schema()
+    schema = _cached_schema(StudyFile if path[:1] == ("sweep",) else Config)
     for part in path:
         inside = (_inside(option, part) for option in alternatives(schema))
         schema = next((inner for inner in inside if isinstance(inner, dict)), {})
@@ -374,9 +362,7 @@ def dotted_key(path: KeyPath) -> str:
 
 def _inside(option: Schema, part: str | int) -> Any:
     if isinstance(part, int):
-        first = option.get("prefixItems", [])
-        return first[part] if part < len(first) else option.get("items")
-    if part in option.get("properties", {}):
-        return option["properties"][part]
-    by_pattern = option.get("patternProperties", {}).values()
-    return option.get("additionalProperties") or next(iter(by_pattern), None)
+        return option.get("prefixItems", [option.get("items")])[0]  # all have one schema
+    others = option.get("patternProperties", {}).values()
+    named = option.get("properties", {}).get(part) or option.get("additionalProperties")
+    return named or next(iter(others), None)

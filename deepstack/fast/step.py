@@ -8,7 +8,7 @@ writes them there directly, so that threads can run the shards at the same time.
 sums is fixed: the numbers depend on the count of shards, and on nothing else.
 """
 
-import math
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,54 +40,6 @@ class Shard(NamedTuple):
     compute: Callable[[Tensor, Tensor], None]
     gradients: list[Tensor]
     copies: list[Tensor]
-
-
-class ShardedBatch:
-    """A loss by shards of a batch, which have equal numbers of sequences.
-
-    loss: see `Loss`; the second form is needed from two shards on.
-    """
-
-    def __init__(self, loss: Loss, banks: Banks, count: int, device: torch.device) -> None:
-        self.loss, self.banks = loss, banks
-        gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
-        gradient_copies = [[torch.empty_like(g) for g in gradients] for _ in range(count - 1)]
-        self.losses = [torch.zeros((), device=device) for _ in range(count)]
-        self.shards = [
-            Shard(partial(self.compute, index), gradients, copies)
-            for index, copies in enumerate([*gradient_copies, []])
-        ]
-
-    def compute(self, index: int, inputs: Tensor, targets: Tensor) -> None:
-        """Compute gradients and loss of one shard; only reads parameters."""
-        self.banks.zero_gradients()
-        with gc_paused():
-            value = self.loss_of(index, inputs, targets)
-            try:
-                value.backward()
-            except BaseException:
-                forget()
-                raise
-        self.losses[index].copy_(value.detach())
-        if copies := self.shards[index].copies:
-            torch._foreach_copy_(copies, self.shards[index].gradients)
-
-    def loss_of(self, index: int, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the part of the mean loss that a shard contributes."""
-        count = len(self.shards)
-        if count == 1:
-            return self.loss(inputs, targets)
-        size = len(inputs) // count
-        rows = slice(index * size, (index + 1) * size)
-        return self.loss(inputs[rows], targets[rows], (targets != IGNORE).sum())
-
-    def total(self) -> Tensor:
-        """Add the gradients of all shards to `.grad`, in order; return the loss of the batch."""
-        *earlier, last = self.shards
-        sums = [*(shard.copies for shard in earlier), last.gradients]
-        for first, following in pairwise(sums):
-            torch._foreach_add_(following, first)
-        return sum(self.losses[1:], start=self.losses[0].clone())
 
 
 class Measured(NamedTuple):
@@ -162,6 +114,41 @@ def with_probe(update: StepFunction, probe: Probe | None) -> StepFunction:
     return lambda inputs, targets: update(inputs, targets)._replace(probe=probe())
 
 
+def split_batch(
+    loss: Loss, banks: Banks, count: int, device: torch.device
+) -> tuple[list[Shard], Callable[[], Tensor]]:
+    """Return the shards of a batch, which have equal numbers of sequences, and their total.
+
+    total: adds the gradients of all shards to `.grad`, in order, and returns the batch's loss.
+    loss: see `Loss`; the second form is needed from two shards on.
+    """
+    gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
+    copies = [[torch.empty_like(g) for g in gradients] for _ in range(count - 1)] + [[]]
+    losses = [torch.zeros((), device=device) for _ in range(count)]
+
+    def compute(index: int, inputs: Tensor, targets: Tensor) -> None:
+        banks.zero_gradients()
+        divisor = [(targets != IGNORE).sum()] if count > 1 else []
+        with gc_paused():
+            value = loss(inputs.chunk(count)[index], targets.chunk(count)[index], *divisor)
+            try:
+                value.backward()
+            except BaseException:
+                forget()
+                raise
+        losses[index].copy_(value.detach())
+        if copies[index]:
+            torch._foreach_copy_(copies[index], gradients)
+
+    def total() -> Tensor:
+        for earlier, later in pairwise([*copies[:-1], gradients]):
+            torch._foreach_add_(later, earlier)
+        return sum(losses[1:], start=losses[0].clone())
+
+    shards = [Shard(partial(compute, i), gradients, copies[i]) for i in range(count)]
+    return shards, total
+
+
 def make_step(
     loss: Loss,
     built: Built,
@@ -189,37 +176,35 @@ def make_step(
     norm_of: the norm of all gradients after `share`.
     capture: turns update and probe into one function, such as a CUDA graph.
     """
-    project = built.projection()
-    make_update = bare_step(optimizer)
-    untyped: Any = optimizer  # torch's classes do not declare found_inf and grad_scale
-    undiverged = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
-    last_update = torch.zeros_like(undiverged)  # ‖ΔF‖ of the previous step
-    batch = ShardedBatch(loss, built.banks, train.shards, undiverged.device)
+    device = optimizer.param_groups[0]["params"][0].device
+    shards, total_of_shards = split_batch(loss, built.banks, train.shards, device)
+    diverged = torch.zeros((), device=device)
+    # torch's fused optimizers divide gradients by grad_scale and skip the step if found_inf is 1.
+    untyped: Any = optimizer  # torch's classes do not declare these
+    untyped.found_inf = diverged
+    change_parameters, constrain = bare_step(optimizer), built.projection()
 
     def total() -> LossAndNorm:
-        value = batch.total()
+        value = total_of_shards()
         return share(value) if share else value, norm_of(built.trained)
 
     def apply(value: Tensor, norm: Tensor) -> Measured:
-        # Each is False for NaN.
-        good = (norm < math.inf) & (value <= train.max_loss) & (last_update < math.inf)
-        undiverged.mul_(good)
-        # torch's fused optimizers divide gradients by grad_scale and skip the step on found_inf.
-        untyped.found_inf = 1.0 - undiverged
+        is_usable = (norm < torch.inf) & (value <= train.max_loss)  # both are False for NaN
+        diverged.masked_fill_(~is_usable, 1.0)
         if train.clip is not None:
             untyped.grad_scale = (norm / train.clip).clamp(min=1.0)
-        make_update()
-        if project is not None:
-            project()
+        change_parameters()
+        if constrain:
+            constrain()
         return Measured(value, norm, {})
 
-    def masking_probe(probe: Probe) -> dict[str, Tensor]:
+    def measure(probe: Probe) -> dict[str, Tensor]:
         values = probe()
         if "model_update" in values:
-            last_update.copy_(values["model_update"])
+            diverged.masked_fill_(~(values["model_update"] < torch.inf), 1.0)
         return values
 
-    update = capture(Update(batch.shards, total, apply), probe and partial(masking_probe, probe))
+    update = capture(Update(shards, total, apply), probe and partial(measure, probe))
     return Step(update, optimizer)
 
 
@@ -229,12 +214,4 @@ def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     The wrappers import torch's compiler, which takes a second.  They only call hooks, which are
     not used here, and disable gradients.
     """
-    step: Any = type(optimizer).step
-    while hasattr(step, "__wrapped__"):
-        step = step.__wrapped__
-
-    def run() -> None:
-        with torch.no_grad():
-            step(optimizer)
-
-    return run
+    return torch.no_grad()(partial(inspect.unwrap(type(optimizer).step), optimizer))

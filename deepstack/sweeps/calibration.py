@@ -28,6 +28,7 @@ SHORT = MEASURE_ONLY | {
     "model.dropout": 0.0,
     "log.layers_every": 0,
     "log.stream_update": False,
+    "log.noise_scale": False,
 }
 
 
@@ -46,11 +47,9 @@ class Calibration(DepthExponents):
 
         `train.lr_exponents` are the measured exponents, added to those of the configuration.
         """
-        before = {str(role): power for role, power in self.config.train.lr_exponents.items()}
-        powers = before | {
-            role: round(before.get(role, 0.0) + power, 4) for role, power in self.exponents.items()
-        }
-        return conf.with_overrides(self.config, {"train.lr_exponents": powers})
+        given: dict[Any, float] = {**self.config.train.lr_exponents}
+        sums = {role: round(given.get(role, 0.0) + e, 4) for role, e in self.exponents.items()}
+        return conf.with_overrides(self.config, {"train.lr_exponents": given | sums})
 
     def interpolated(self, depth: int) -> conf.Config:
         """Return the configuration for one depth, with factors between the measured depths.
@@ -58,13 +57,10 @@ class Calibration(DepthExponents):
         For schemes whose update is no power of N: `train.lr_factors` at `depth` give each role its
         update at `train.base_depth`.
         """
-        step = min(self.steps)
-        factors = interpolated_factors(self.updates, step, depth, self.config.train.base_depth)
-        combined = {
-            role: round(self.config.train.lr_factor(role) * factor, 6)
-            for role, factor in factors.items()
-        }
-        changes = {"model.depth": depth, "train.lr_factors": combined}
+        train = self.config.train
+        factors = interpolated_factors(self.updates, min(self.steps), depth, train.base_depth)
+        products = {role: round(train.lr_factor(role) * f, 6) for role, f in factors.items()}
+        changes = {"model.depth": depth, "train.lr_factors": train.lr_factors | products}
         return conf.with_overrides(self.config, changes)
 
 
@@ -98,48 +94,42 @@ def calibrate(
 
     Raises ConfigError for fewer than two depths or a step below 1.
     """
-    if len(set(depths)) < 2:
+    chosen, at = (tuple(sorted(set(numbers))) for numbers in (depths, steps))
+    if len(chosen) < 2:
         raise ConfigError(f"--depths: found {list(depths)}; allowed two depths or more")
-    if not steps or min(steps) < 1:
+    if not at or at[0] < 1:
         raise ConfigError(f"--steps: found {list(steps)}; allowed steps from 1 on, as in 1,10")
     name = study or f"{config.name or 'runs'}_calibration"
     rate = config.train.lr * SMALL if lr is None else lr
-    sizes, chosen = sorted(set(depths)), sorted(set(steps))
+    rates, origin = [rate, rate / 2], "initial"
 
     def run(
-        base: conf.Config, suffix: str, rates: Sequence[float], roles: Sequence[str] = ()
+        suffix: str, start: conf.Config, rates: Sequence[float], roles: Sequence[str] = ()
     ) -> list[Run]:
-        grid: dict[str, Sequence[Any]] = {
-            "model.depth": sizes,
-            "train.lr": list(rates),
-            "seed": [config.seed + i for i in range(seeds)],
+        grid: dict[str, Any] = {"train.trainable": [[role] for role in roles]} if roles else {}
+        seed = config.seed
+        grid |= {"model.depth": chosen, "train.lr": rates, "seed": range(seed, seed + seeds)}
+        changes = {
+            "train.steps": at[-1],
+            "log.attribution_every": 0 if roles else math.gcd(*at),
+            "log.attribution_from": origin,
         }
-        lengths = {"train.steps": max(chosen), "log.attribution_every": math.gcd(*chosen)}
-        short = conf.with_overrides(base, SHORT | lengths)
-        if roles:
-            grid = {"train.trainable": [[role] for role in roles]} | grid
-            short = conf.with_overrides(short, {"log.attribution_every": 0})
-        where = f"{name}_{suffix}"
-        return sweep(short, grid, study=where, out=out, workers=workers, show=show)
+        short = conf.with_overrides(start, SHORT | changes)
+        return sweep(short, grid, study=f"{name}_{suffix}", out=out, workers=workers, show=show)
 
-    before = run(config, "before", [rate, rate / 2])
-    measured = Calibration(config=config, depths=tuple(sizes), steps=tuple(chosen), before=before)
+    before = run("before", config, rates)
+    measured = Calibration(config=config, depths=chosen, steps=at, before=before)
     if alone:
         trained = config.train.trainable
         roles = [
-            row.role
-            for row in measured.rows
-            if row.step == chosen[0]
-            and row.role not in (TOGETHER, HEAD)
-            and (trained == "all" or row.role in trained)
+            role
+            for role in measured.updates["role"].unique()
+            if role not in (TOGETHER, HEAD) and (trained == "all" or role in trained)
         ]
-        measured = replace(measured, alone=run(config, "alone", [rate, rate / 2], roles))
-    if measured.unmoved and max(chosen) > 1:
-        config = conf.with_overrides(measured.corrected, {"log.attribution_from": "current"})
-        rate *= SECOND
-        measured = replace(measured, second=run(config, "second", [rate, rate / 2]))
-    if not check:
-        return measured
-    origin = {"log.attribution_from": "current" if measured.second else "initial"}
-    corrected = conf.with_overrides(measured.corrected, origin)
-    return replace(measured, after=run(corrected, "after", [rate]))
+        measured = replace(measured, alone=run("alone", config, rates, roles))
+    if measured.unmoved and at[-1] > 1:
+        rates, origin = [SECOND * rate for rate in rates], "current"
+        measured = replace(measured, second=run("second", measured.corrected, rates))
+    if check:
+        measured = replace(measured, after=run("after", measured.corrected, rates[:1]))
+    return measured

@@ -87,6 +87,16 @@ def test_roles_can_be_trained_alone_for_several_steps(tmp_path: Path) -> None:
         assert row.origin == "alone"
 
 
+def test_settings_of_the_log_do_not_count_and_factors_of_the_user_stay(tmp_path: Path) -> None:
+    logs = {"log.layers_every": 1, "log.noise_scale": True, "log.attribution_from": "current"}
+    config = with_overrides(small(train__lr_factors={"head": 2.0, "q": 0.5}), logs)
+    measured = calibrate(config, depths=(2, 4), seeds=1, steps=(1,), check=False, out=tmp_path)
+    assert {run.get("log.attribution_from") for run in measured.before} == {"initial"}
+    assert {row.origin for row in measured.rows} == {"initial"}
+    factors = measured.interpolated(6).train.lr_factors
+    assert (factors["head"], factors["q"]) == (2.0, 0.5)  # 6 is the base
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_after_one_step_a_role_s_part_is_its_update_when_trained_alone(
     tmp_path: Path, optimizer: str
