@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -117,9 +117,6 @@ class TorchRankGroup(RankGroup):
     """The group of a rank that torchrun started: gloo between CPUs, NCCL between GPUs."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch.distributed as dist
-
-        self.dist = dist
         if not dist.is_initialized():
             # Imported later (optimizers do), its functions would keep the group as a default
             # argument, and its threads would outlive the group.
@@ -132,33 +129,31 @@ class TorchRankGroup(RankGroup):
         self.on_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
     def from_rank0(self, function: Callable[[], Any]) -> Any:
-        if not self.is_rank0:
-            answer = json.loads(self._broadcast(b""))
-            if "exit_code" in answer:
-                raise Rank0Error(answer["exit_code"])
-            return answer["value"]
-        try:
-            value = function()
-            message = json.dumps({"value": value}).encode()
-        except BaseException as error:
-            code = error.exit_code if isinstance(error, DeepstackError) else 1
-            self._broadcast(json.dumps({"exit_code": code}).encode())
-            raise
-        self._broadcast(message)
-        return value
+        message = b""
+        if self.is_rank0:
+            try:
+                message = json.dumps({"value": function()}).encode()
+            except BaseException as error:
+                code = error.exit_code if isinstance(error, DeepstackError) else 1
+                self._broadcast(json.dumps({"exit_code": code}).encode())
+                raise
+        answer = json.loads(self._broadcast(message))
+        if "exit_code" in answer:
+            raise Rank0Error(answer["exit_code"])
+        return answer["value"]
 
     def _broadcast(self, message: bytes) -> bytes:
         # JSON as bytes: torch's own broadcast of objects would unpickle the received bytes.
         length = torch.tensor([len(message)])
-        self.dist.broadcast(length, 0)
+        dist.broadcast(length, 0)
         data = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else None
         data = torch.empty(int(length), dtype=torch.uint8) if data is None else data
-        self.dist.broadcast(data, 0)
+        dist.broadcast(data, 0)
         return data.numpy().tobytes()
 
     def max_over_ranks(self, number: int) -> int:
         tensor = torch.tensor([number])  # on the CPU: no wait for a GPU
-        self.dist.all_reduce(tensor, self.dist.ReduceOp.MAX)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return int(tensor)
 
     def broadcast(self, parts: Tensors) -> Tensors:
@@ -176,7 +171,7 @@ class TorchRankGroup(RankGroup):
         for part, key, _, _ in names:
             parts[part][key] = tensor = parts[part][key].contiguous()
             if tensor.numel():
-                self.dist.broadcast(tensor, 0)
+                dist.broadcast(tensor, 0)
         return parts
 
     def barrier(self) -> None:
@@ -191,10 +186,10 @@ class TorchRankGroup(RankGroup):
 
         def share(loss: Tensor) -> Tensor:
             loss = loss.clone()
-            under_way = [self.dist.all_reduce(g, async_op=True) for g in large]
+            under_way = [dist.all_reduce(g, async_op=True) for g in large]
             several = [loss, *small]
             message = torch.cat([t.flatten() for t in several])
-            self.dist.all_reduce(message)
+            dist.all_reduce(message)
             pieces = message.split([t.numel() for t in several])
             summed = [piece.view_as(t) for piece, t in zip(pieces, several, strict=True)]
             torch._foreach_copy_(several, summed)
@@ -227,8 +222,6 @@ def local_rank() -> int:
 
 def destroy_group() -> None:
     """Leave the group at the end of the process, after the last message."""
-    import torch.distributed as dist
-
     if dist.is_initialized():
         # torch joins gloo's threads while it holds the interpreter lock.  Without a pause they may
         # still need that lock to release the tensors of the last message: a deadlock.
@@ -241,8 +234,6 @@ def lost_rank(error: Exception) -> ResourceError | None:
 
     Skips the group's shutdown: it could block on a dead process.
     """
-    import torch.distributed as dist
-
     if not isinstance(error, dist.DistError) and "gloo/transport" not in str(error):
         return None
     atexit.unregister(destroy_group)
@@ -261,11 +252,6 @@ class ShardedBank(Bank):
 
     def __init__(self, plain: Bank, held: Sequence[nn.Parameter], ranks: RankGroup) -> None:
         self.held, self.ranks = held, ranks
-        rows = plain.shape[0]
-        # As torch.chunk cuts: all parts equal but the last ones, which may be smaller or empty.
-        self.chunk = -(-rows // ranks.size)
-        start = min(ranks.rank * self.chunk, rows)
-        self.mine = slice(start, min(start + self.chunk, rows))
         self.key, self.roles, self.start = plain.key, plain.roles, plain.start
         self.starts, self.stack, self.shape = plain.starts, plain.stack, plain.shape
         self.parameters = [
@@ -284,14 +270,15 @@ class ShardedBank(Bank):
 
     def gathered(self, parts: Sequence[Tensor]) -> Tensor:
         """Return tensors like `parameters`, joined over the ranks, on each of them: (depth, …)."""
-        import torch.distributed as dist
+        from torch.distributed.tensor import DTensor, Shard
 
-        local = parts[0].new_zeros(len(parts), self.chunk, *parts[0].shape[1:])
-        for row, part in zip(local, parts, strict=True):
-            row[: len(part)] = part
-        gathered = [torch.empty_like(local) for _ in range(self.ranks.size)]
-        dist.all_gather(gathered, local)
-        return torch.cat(gathered, dim=1)[:, : self.shape[0]]
+        mesh = cast(DTensor, self.held[0]).device_mesh
+        whole = torch.empty(len(parts), *self.shape, device="meta")
+        # without its shape torch would assume that all ranks hold as many rows
+        rows = DTensor.from_local(
+            torch.stack(list(parts)), mesh, [Shard(1)], shape=whole.shape, stride=whole.stride()
+        )
+        return rows.full_tensor()
 
     @torch.no_grad()
     def change(self, by: Callable[[str, Tensor], None]) -> None:
@@ -299,18 +286,19 @@ class ShardedBank(Bank):
         whole = self.gathered([p.detach() for p in self.parameters])
         for role, values in zip(self.roles, whole.chunk(len(self.roles), dim=1), strict=True):
             by(role, values)
-        for part, new in zip(self.parameters, whole[:, self.mine], strict=True):
-            part.copy_(new)
+        self.copy_(whole)
 
     def parts(self, whole: Tensor) -> list[Tensor]:
         """Return this rank's parts of a result of `whole`, (depth, padded size or less)."""
-        rows = whole.reshape(len(whole), -1)[:, : math.prod(self.shape)]
-        return [row.view(self.shape)[self.mine] for row in rows]
+        # As torch.chunk cuts: all parts equal but the last ones, which may be smaller or empty.
+        rows = -(-self.shape[0] // self.ranks.size)
+        start = self.ranks.rank * rows
+        return list(self.shaped(whole.flatten(1))[:, start : start + rows])
 
+    @torch.no_grad()
     def copy_(self, values: Tensor) -> None:
-        with torch.no_grad():
-            for part, new in zip(self.parameters, self.parts(values), strict=True):
-                part.copy_(new)
+        for part, new in zip(self.parameters, self.parts(values), strict=True):
+            part.copy_(new)
 
     def collect(self) -> None:
         """Move the gradients that the backward pass left with FSDP2 to `parameters`."""
@@ -346,7 +334,6 @@ def sharded_sum(banks: Sequence[Bank], ranks: RankGroup) -> Callable[[Tensor], T
     FSDP2 takes the mean of gradients over the ranks.  The loss is therefore a mean over ranks too:
     the sum over this rank's positions, divided by the mean number of positions per rank.
     """
-    import torch.distributed as dist
 
     def share(loss: Tensor) -> Tensor:
         loss = loss / ranks.size
@@ -361,15 +348,10 @@ def sharded_sum(banks: Sequence[Bank], ranks: RankGroup) -> Callable[[Tensor], T
 
 def sharded_norm(banks: Sequence[Bank]) -> Tensor:
     """Return the norm of all gradients of these banks, by layer and then over the layers."""
-    import torch.distributed as dist
-
-    squares = []
-    for bank in banks:
-        gradients = [p.grad for p in bank.parameters if p.grad is not None]
-        squares.append(torch.stack(torch._foreach_norm(gradients)).square())
-    total = torch.cat(squares)
-    dist.all_reduce(total)
-    return torch.linalg.vector_norm(total.sqrt())
+    gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
+    squares = torch.stack(torch._foreach_norm(gradients)).square()
+    dist.all_reduce(squares)
+    return torch.linalg.vector_norm(squares.sqrt())
 
 
 def local_part(tensor: Tensor) -> Tensor:

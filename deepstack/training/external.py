@@ -146,10 +146,7 @@ class Probe:
             no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
             device = self.subject.initial.device
             self._recorder = Recorder(self._logs, device, no_limit, Observer())
-            if is_due(self.layers_every, 0):
-                self._take_snapshot()
-            self._prepare_snapshot()
-            self._recorder.pause()
+            self._record_due(self._recorder)
             self._resources = stack.pop_all()
         return self
 
@@ -173,18 +170,7 @@ class Probe:
             return
         if self.at == 1 or is_due(self.every, self.at):
             self._add_row(recorder, loss, gradients)
-        snapshot = is_due(self.layers_every, self.at)
-        attribution = is_due(self.attribution_every, self.at)
-        if snapshot or attribution or self.every > 1:  # excluded from the time of the next row
-            recorder.flush()
-            if snapshot:
-                self._take_snapshot()
-            if attribution:
-                self._write_attribution()
-            if self.every > 1 and is_due(self.every, self.at + 1):
-                self._last_F = self.subject.hidden()  # the next row needs F_{t-1}
-            recorder.pause()
-        self._prepare_snapshot()
+        self._record_due(recorder)
 
     def __exit__(
         self, kind: object, error: BaseException | None, trace: TracebackType | None
@@ -226,11 +212,29 @@ class Probe:
         measured = Measured(value, norm_of(gradients).to(F.device), values)
         recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
 
-    def _write_attribution(self) -> None:
-        """Write the part of ‖ΔF‖ of each group of parameters as a row of attribution.csv."""
-        parts = self.subject.attribution(self.groups, self._initial_state)
-        shares = {name: float(value) for name, value in parts.items()}
-        self._logs["attribution"].write({"step": self.at, **shares})
+    def _record_due(self, recorder: Recorder) -> None:
+        """Record the snapshot and the attribution due now, and prepare the row and snapshot after.
+
+        The time of a step excludes all of them.
+        """
+        snapshot = is_due(self.layers_every, self.at)
+        attribution = self.at > 0 and is_due(self.attribution_every, self.at)
+        if snapshot or attribution or self.every > 1:
+            recorder.flush()
+            if snapshot:
+                self._take_snapshot()
+            if attribution:
+                parts = self.subject.attribution(self.groups, self._initial_state)
+                row = {name: float(part) for name, part in parts.items()}
+                self._logs["attribution"].write({"step": self.at, **row})
+            if self.every > 1 and is_due(self.every, self.at + 1):
+                self._last_F = self.subject.hidden()  # the next row needs F_{t-1}
+            recorder.pause()
+        self._parameters_before = {}  # free the last copy before the next one
+        layers = self.subject.layers if is_due(self.layers_every, self.at + 1) else ()
+        self._parameters_before = {
+            p: p.detach().clone() for layer in layers for p in layer.parameters()
+        }
 
     @torch.no_grad()
     def _take_snapshot(self) -> None:
@@ -248,14 +252,6 @@ class Probe:
             ),
         }
         self._records.add(self.at, values)
-
-    def _prepare_snapshot(self) -> None:
-        """Copy the layers' parameters before a step after which a snapshot is due."""
-        self._parameters_before = {}
-        if is_due(self.layers_every, self.at + 1):
-            for layer in self.subject.layers:
-                for p in layer.parameters():
-                    self._parameters_before[p] = p.detach().clone()
 
     def _config(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content of config.yaml: the known settings of the run, nested by section."""
