@@ -137,6 +137,7 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
         fits = {sample: solve(at, by_seed.take(sample, 1).mean(axis=1)) for sample in set(drawn)}
         samples = [fits[sample] for sample in drawn]
     else:
+        require(len(at) > LEAST, f"needs two seeds, or more than {LEAST} values, for an interval")
         means = np.array([np.mean(list(here.values())) for here in losses])
         samples = [
             solve(at[points], means[points])
@@ -145,7 +146,6 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
         ]
     best = solve(at, means)
     require(best[1] > 0, "the loss does not fall with x, as E + c x^(-a) does")
-    require(samples, f"needs two seeds, or more than {LEAST} values, for an interval")
     E, c, a = map(interval, zip(best, *samples, strict=True))
     require(
         c.low > 0 and 1.01 * SMALLEST < a.low and a.high < 0.99 * LARGEST,
