@@ -19,7 +19,6 @@ from deepstack.analysis.settings import (
     by_value,
     depth_of,
     require,
-    setting_value,
     split_series,
     values_of,
     varying_settings,
@@ -31,7 +30,6 @@ from deepstack.records import ENDED, Run
 
 # Runs whose FLOPs differ by less have one budget: FLOPs are rounded to whole steps.
 SAME_BUDGET = 1.1
-LAWS = {"depth": DEPTH, "width": WIDTH, "compute": "train.flops"}
 LEAST = 4  # values of x: three numbers are fitted
 SMALLEST, LARGEST = 1e-3, 10.0  # limits of the exponent a
 NO_FLOOR = 1e-6  # nats: E at its limit, 0
@@ -49,20 +47,19 @@ def budgets_of(runs: Sequence[Run]) -> Budgets:
 
     Raises NothingMatchedError without such a run.
     """
-    planned = {
-        run: run.meta.get("flops", {}).get("step", math.nan) * int(run.get(STEPS, 0))
+    flops = {
+        run: float(run.meta["flops"]["step"]) * int(run.get(STEPS, 0))
         for run in runs
-        if run.state in ENDED and len(run.evals)
+        if run.state in ENDED and len(run.evals) and "flops" in run.meta
     }
-    known = {run: flops for run, flops in planned.items() if flops > 0}
-    require(known, "no finished run has a validation loss, and FLOPs in its meta.json")
+    require(flops, "no finished run has a validation loss, and FLOPs in its meta.json")
     groups: list[list[Run]] = []
-    for run in sorted(known, key=lambda run: known[run]):
-        if not groups or known[run] > SAME_BUDGET * known[groups[-1][0]]:
+    for run in sorted(flops, key=lambda run: flops[run]):
+        if not groups or flops[run] > SAME_BUDGET * flops[groups[-1][0]]:
             groups.append([])
         groups[-1].append(run)
-    middle = [float(median(known[run] for run in group)) for group in groups]
-    return {run: budget for group, budget in zip(groups, middle, strict=True) for run in group}
+    medians = [median(flops[run] for run in group) for group in groups]
+    return {run: budget for group, budget in zip(groups, medians, strict=True) for run in group}
 
 
 def chosen_settings(budgets: Budgets, but: Sequence[str] = ()) -> list[str]:
@@ -87,11 +84,8 @@ def size_of_axis(runs: Sequence[Run]) -> str:
 
     Raises NothingMatchedError if neither varies.
     """
-    if len({depth_of(run) for run in runs}) > 1:
-        return DEPTH
-    if len({setting_value(run, WIDTH) for run in runs}) > 1:
-        return WIDTH
-    raise NothingMatchedError("needs finished runs of two depths or two widths")
+    varying = [key for key in (DEPTH, WIDTH) if len({run.get(key) for run in runs}) > 1]
+    return require(varying, "needs finished runs of two depths or two widths")[0]
 
 
 def made_flops(runs: Sequence[Run]) -> float:
@@ -132,42 +126,35 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
     two, from samples of the points.  Raises NothingMatchedError for fewer than four x, for losses
     that do not fall with x, and where the interval of a reaches a limit, so that it has no end.
     """
-    require(
-        len(set(x)) >= LEAST,
-        f"needs {LEAST} values or more to fit three numbers; found {len(set(x))}",
-    )
+    require(len(x) >= LEAST, f"needs {LEAST} values or more to fit three numbers; found {len(x)}")
     at = np.asarray(x, float)
-    shared = sorted(set.intersection(*(set(by_seed) for by_seed in losses)))
-    means = np.array([np.mean(list(by_seed.values())) for by_seed in losses])
-    if len(shared) > 1:
-        means = mean_of_seeds(losses, shared)
+    seeds = sorted(set.intersection(*map(set, losses)))
+    if len(seeds) > 1:
+        by_seed = np.array([[here[seed] for seed in seeds] for here in losses])
+        means = by_seed.mean(axis=1)
+        drawn = [tuple(sorted(sample)) for sample in resample(range(len(seeds)), draws)]
+        # Few seeds have few samples.
+        fits = {sample: solve(at, by_seed.take(sample, 1).mean(axis=1)) for sample in set(drawn)}
+        samples = [fits[sample] for sample in drawn]
+    else:
+        require(len(at) > LEAST, f"needs two seeds, or more than {LEAST} values, for an interval")
+        means = np.array([np.mean(list(here.values())) for here in losses])
+        samples = [
+            solve(at[points], means[points])
+            for points in resample(range(len(at)), draws)
+            if len(set(points)) >= LEAST
+        ]
     best = solve(at, means)
     require(best[1] > 0, "the loss does not fall with x, as E + c x^(-a) does")
-    samples = [best]
-    if len(shared) > 1:
-        drawn = [tuple(sorted(seeds)) for seeds in resample(shared, draws)]
-        # Few seeds have few samples.
-        fits = {seeds: solve(at, mean_of_seeds(losses, seeds)) for seeds in set(drawn)}
-        samples += [fits[seeds] for seeds in drawn]
-    else:
-        for points in resample(range(len(at)), draws):
-            if len(set(at[points])) >= LEAST:
-                samples.append(solve(at[points], means[points]))
-    E, c, a = (interval(values) for values in np.array(samples).T.tolist())
-    require(math.isfinite(a.low), f"needs two seeds, or more than {LEAST} values, for an interval")
-    if c.low == 0 or a.low <= 1.01 * SMALLEST or a.high >= 0.99 * LARGEST:
-        raise NothingMatchedError(
-            f"the interval of the exponent has no end: {a.value:.2g} ({a.low:.2g} to {a.high:.2g}, "
-            f"limits {SMALLEST:g} and {LARGEST:g}); needs more seeds or a wider range"
-        )
-    error = means - (best[0] + best[1] * at ** -best[2])
-    residual = float(np.sqrt(np.mean(error**2)))
-    return Law(E, c, a, residual, len(at), max(len(shared), 1), np.array(samples[1:]))
-
-
-def mean_of_seeds(losses: Sequence[BySeed], seeds: Sequence[int]) -> np.ndarray:
-    """Return the mean loss over these seeds at each x."""
-    return np.array([np.mean([by_seed[seed] for seed in seeds]) for by_seed in losses])
+    E, c, a = map(interval, zip(best, *samples, strict=True))
+    require(
+        c.low > 0 and 1.01 * SMALLEST < a.low and a.high < 0.99 * LARGEST,
+        f"the interval of the exponent has no end: {a.value:.2g} ({a.low:.2g} to {a.high:.2g}, "
+        f"limits {SMALLEST:g} and {LARGEST:g}); needs more seeds or a wider range",
+    )
+    error = means - (E.value + c.value * at**-a.value)
+    residual = math.sqrt(np.mean(error**2))
+    return Law(E, c, a, residual, len(at), max(len(seeds), 1), np.array(samples))
 
 
 def solve(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
@@ -205,12 +192,14 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
     budget has a separate law; `compute` has one for each depth.  Diverged runs are left out.
     """
     laws, notes = laws_by_setting(runs, law)
-    rows = []
-    for label, _, fitted in laws:
-        row: dict[str, Any] = {"setting": label}
-        for name in ("a", "E", "c"):
-            row |= getattr(fitted, name).columns(name)
-        rows.append(row | {"residual": fitted.residual, "n": fitted.n, "seeds": fitted.seeds})
+    rows = [
+        {"setting": label}
+        | fit.a.columns("a")
+        | fit.E.columns("E")
+        | fit.c.columns("c")
+        | {"residual": fit.residual, "n": fit.n, "seeds": fit.seeds}
+        for label, _, fit in laws
+    ]
     return rows, notes
 
 
@@ -239,29 +228,24 @@ def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]
     """Return label and runs at each x of every setting, without diverged and unfinished runs."""
     ended = [run for run in runs if run.state in ENDED and len(run.evals) and not has_diverged(run)]
     require(ended, "no finished run that did not diverge has a validation loss")
-    size = LAWS[law]
-    x_key = STEPS if law == "compute" else size
+    compute, size = law == "compute", WIDTH if law == "width" else DEPTH
     has_flops = any("flops" in run.meta for run in ended)
-    budgets = budgets_of(ended) if has_flops or law == "compute" else dict.fromkeys(ended, 0.0)
-    at_budget: dict[float, set[Any]] = {}
-    for run, budget in budgets.items():
-        at_budget.setdefault(budget, set()).add(run.get(size))
-    apart = law != "compute" and max(map(len, at_budget.values())) > 1 and len(at_budget) > 1
-    by_flops = apart or law == "compute"
-    cells = budgets if by_flops else dict.fromkeys(ended, 0.0)
-    but = chosen_settings(cells, [WIDTH] * (law == "width"))
-    but = [key for key in but if by_flops or key != STEPS]
+    budgets = budgets_of(ended) if has_flops or compute else dict.fromkeys(ended, 0.0)
+    cells = {(budget, run.get(size)) for run, budget in budgets.items()}
+    each_budget = not compute and 1 < len(set(budgets.values())) < len(cells)
+    by_flops = compute or each_budget
+    if not by_flops:
+        budgets = dict.fromkeys(budgets, 0.0)
+    but = chosen_settings(budgets, [WIDTH] if size == WIDTH else [])
     groups: list[tuple[str, Points]] = []
-    for series in split_series(list(budgets), but)[0]:
+    for series in split_series(list(budgets), [k for k in but if by_flops or k != STEPS])[0]:
         parts: dict[str, list[Run]] = {}
         for run in series.runs:
-            words = [series.label]
-            words += [f"N = {depth_of(run)}"] * (law != "depth")
-            words += [f"{budgets[run]:.2g} FLOPs"] * apart
-            parts.setdefault(", ".join(words), []).append(run)
-        for label, members in parts.items():
-            points = by_value(members, lambda run: run.get(x_key))
-            if law == "compute":
-                points = {made_flops(there): there for there in points.values()}
-            groups.append((label.replace("\u00a0", " "), dict(sorted(points.items()))))
+            label = series.label.replace("\u00a0", " ")
+            label += "" if law == "depth" else f", N = {depth_of(run)}"
+            label += f", {budgets[run]:.2g} FLOPs" if each_budget else ""
+            parts.setdefault(label, []).append(run)
+        for label, here in parts.items():
+            x_of = training_flops if compute else lambda run: run.get(size)
+            groups.append((label, by_value(here, x_of)))
     return groups

@@ -69,22 +69,17 @@ def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
     depths = sorted(losses)
     seeds = shared_seeds(losses)
     samples = [seeds, *resample(seeds, draws)]
-    curves = [{n: mean_curve(losses[n], sample) for n in depths} for sample in samples]
-    rates = [{n: best_rate(curve[n]) for n in depths} for curve in curves]
+    curves = {n: [mean_curve(losses[n], sample) for sample in samples] for n in depths}
+    rates = {n: [best_rate(curve) for curve in curves[n]] for n in depths}
     best = []
     for n in depths:
-        curve = curves[0][n]
-        rate = interval([of_sample[n] for of_sample in rates])
+        curve = curves[n][0]
         inside = vertex(curve) is not None
-        best.append(BestRate(n, rate, float(curve[1].min()), inside, len(seeds)))
-    exponents = [slope(of_sample) for of_sample in rates] if len(depths) > 1 else []
-    costs: dict[int, Interval | None] = {}
-    for n in depths:
-        extra = [
-            cost(curve[n], of_sample[depths[0]])
-            for curve, of_sample in zip(curves, rates, strict=True)
-        ]
-        costs[n] = interval(extra) if np.isfinite(extra[0]) else None
+        best.append(BestRate(n, interval(rates[n]), float(curve[1].min()), inside, len(seeds)))
+    extra = {n: interval(list(map(cost, curves[n], rates[depths[0]]))) for n in depths}
+    costs = {n: loss if math.isfinite(loss.value) else None for n, loss in extra.items()}
+    fits = [power_law(depths, of_sample) for of_sample in zip(*rates.values(), strict=True)]
+    exponents = [fit.exponent for fit in fits if fit is not None]
     return Transfer(best, interval(exponents) if exponents else None, costs)
 
 
@@ -94,15 +89,12 @@ def runs_by_rate(every: Sequence[Series]) -> dict[tuple[Series, int], dict[float
     Raises NothingMatchedError if no series and depth has two rates.
     """
     cells = {
-        (series, depth): by_value(
-            [run for run in series.runs if depth_of(run) == depth], lambda run: run.get(LR)
-        )
-        for series in every
-        for depth in series.depths
+        (s, n): by_value([run for run in s.runs if depth_of(run) == n], lambda run: run.get(LR))
+        for s in every
+        for n in s.depths
     }
-    require(
-        max(map(len, cells.values())) > 1, "needs finished runs of two learning rates at one depth"
-    )
+    several = max(map(len, cells.values())) > 1
+    require(several, "needs finished runs of two learning rates at one depth")
     return cells
 
 
@@ -160,13 +152,6 @@ def vertex(curve: tuple[np.ndarray, np.ndarray]) -> tuple[float, float] | None:
     return at, float(np.polyval([bend, tilt, least], at - x[i]))
 
 
-def slope(rates: Mapping[int, float]) -> float:
-    """Return the exponent of N in the best rates."""
-    fit = power_law(list(rates), list(rates.values()))
-    assert fit is not None
-    return fit.exponent
-
-
 def cost(curve: tuple[np.ndarray, np.ndarray], rate: float) -> float:
     """Return the loss at a rate, linear in log lr between those tried, minus the least loss.
 
@@ -175,17 +160,15 @@ def cost(curve: tuple[np.ndarray, np.ndarray], rate: float) -> float:
     x, y = curve
     at = np.log(rate)
     if not x[0] - 1e-9 <= at <= x[-1] + 1e-9:
-        return float("nan")
+        return math.nan
     return float(np.interp(at, x, y) - y.min())
 
 
 def interval(samples: Sequence[float]) -> Interval:
     """Return the first value with the 2.5 % and 97.5 % quantiles of the others; NaN without any."""
     others = [value for value in samples[1:] if not np.isnan(value)]
-    if not others:
-        return Interval(samples[0], float("nan"), float("nan"))
-    low, high = np.quantile(others, (0.025, 0.975), method="nearest")
-    return Interval(samples[0], float(low), float(high))
+    limits = np.quantile(others or [math.nan], (0.025, 0.975), method="nearest")
+    return Interval(samples[0], *limits.tolist())
 
 
 def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:

@@ -84,11 +84,9 @@ def caption_of(rows: Sequence[RunRow], directory: Path) -> str:
     """Return the counts of states and the longest remaining time of a running run."""
     if not rows:
         return f"no runs below {one_line(str(directory))} yet"
-    running = [row for row in rows if row.state == "running"]
-    text = counts(row.state for row in rows)
-    left = [row.seconds_left for row in running if row.seconds_left is not None]
-    text += f", {len(running):,} running" if running else ""
-    return text + (f"; the last of these in about {clock(max(left))}" if left else "")
+    left = [row.seconds_left for row in rows if row.seconds_left is not None]
+    end = f"; the last of these in about {clock(max(left))}" if left else ""
+    return counts(row.state for row in rows) + end
 
 
 class Watcher:
@@ -96,30 +94,26 @@ class Watcher:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.readings: dict[Path, tuple[object, RunRow]] = {}
+        self.rows: dict[object, RunRow] = {}
 
     def read(self) -> list[RunRow]:
         """Return the rows of the runs that are there now, by study and in natural order."""
         try:
             runs = find_runs(self.directory)
         except NothingMatchedError:
-            return []
+            runs = []
         several = len({run.path.parent for run in runs}) > 1
-        rows = []
+        known, self.rows = self.rows, {}
         for run in runs:
-            folder = run.folder
-            files = (
-                several,
-                *map(stamp, (folder.status_path, folder.steps_path, folder.timing_path)),
-            )
-            known, row = self.readings.get(run.path, (None, None))
+            name = f"{run.study}/{run.name}" if several else run.name
+            files = run.folder.status_path, run.folder.steps_path, run.folder.timing_path
+            reading = (run.path, name, *map(stamp, files))
+            row = known.get(reading)
             # A process may end without a word: the lock of a running run is read every time.
-            if row is None or known != files or row.state in ("running", "interrupted"):
-                study = f"{run.path.resolve().parent.name}/" if several else ""
-                row = row_of(run, f"{study}{folder.name}")
-                self.readings[run.path] = files, row
-            rows.append(row)
-        return rows
+            if row is None or row.state in ("running", "interrupted"):
+                row = row_of(run, name)
+            self.rows[reading] = row
+        return list(self.rows.values())
 
 
 def row_of(run: Run, name: str) -> RunRow:
@@ -147,7 +141,10 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class RunRow:
-    """The values that the table shows of a run; step_ms is the time of a step in milliseconds."""
+    """The values that the table shows of a run.
+
+    step_ms: the time of a step in milliseconds, of a running run only, as seconds_left.
+    """
 
     name: str
     state: str
@@ -166,17 +163,14 @@ def read_row(folder: RunFolder, name: str, state: str, steps: int | None) -> Run
     """
     last = folder.last_row()
     step = int(last.get("step", 0))
-    loss, update = (number(last.get(column, "")) for column in ("loss", "model_update"))
-    _, times = last_rows(folder.timing_path)
+    loss, update = (
+        float(last[name]) if last.get(name) else None for name in ("loss", "model_update")
+    )
+    times = last_rows(folder.timing_path)[1] if state == "running" else []
     step_times = [float(row[1]) for row in times if len(row) > 1 and row[1]]
     step_ms = statistics.median(step_times) if step_times else None
     left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
     return RunRow(name, state, step, steps, loss, update, step_ms, left)
-
-
-def number(cell: str) -> float | None:
-    """Return the number in a cell, None for an empty one."""
-    return float(cell) if cell else None
 
 
 def run_table(rows: Sequence[RunRow], height: int, caption: str = "") -> Table:
@@ -186,20 +180,18 @@ def run_table(rows: Sequence[RunRow], height: int, caption: str = "") -> Table:
         table.add_column(name, justify="left" if name in ("run", "state") else "right")
     order = list(COLOURS)
     count = max(5, min(ROWS, height - 6))
-    chosen = sorted(range(len(rows)), key=lambda i: order.index(rows[i].state))[:count]
-    for i in sorted(chosen):
-        row = rows[i]
-        is_running = row.state == "running"
+    chosen = sorted(rows, key=lambda row: order.index(row.state))[:count]
+    for row in [row for row in rows if row in chosen]:
         table.add_row(
             one_line(row.name),
             Text(row.state, COLOURS[row.state]),
             f"{row.step}/{row.steps or '?'}",
             *("-" if v is None else f"{v:.4g}" for v in (row.loss, row.model_update)),
-            f"{row.step_ms:.3g}" if is_running and row.step_ms is not None else "",
-            clock(row.seconds_left) if is_running and row.seconds_left is not None else "",
+            "" if row.step_ms is None else f"{row.step_ms:.3g}",
+            "" if row.seconds_left is None else clock(row.seconds_left),
         )
     more = f"and {len(rows) - count} more" if len(rows) > count else ""
-    table.caption = "; ".join(filter(None, [more, caption])) or None
+    table.caption = "; ".join(filter(None, [more, caption]))
     return table
 
 
@@ -218,8 +210,8 @@ def counts(states: Iterable[str]) -> str:
     """Count states, as in '12 of 24 done, 1 failed, 2 running'."""
     number = Counter(states)
     parts = [f"{number['done']:,} of {number.total():,} done"]
-    parts += [f"{number[name]:,} {name.replace('_', ' ')}" for name in ENDS if number[name]]
-    return ", ".join(parts)
+    parts += [f"{number[name]:,} {name}" for name in (*ENDS, "running") if number[name]]
+    return ", ".join(parts).replace("_", " ")
 
 
 def clock(seconds: float) -> str:

@@ -12,9 +12,10 @@ import pytest
 from helpers.command_line import typed
 from helpers.plot_runs import make_run, make_runs
 
-from deepstack.analysis.scaling_law import fit_law
+from deepstack.analysis.scaling_law import fit_law, law_table
 from deepstack.analysis.transfer import Losses, transfer
 from deepstack.errors import NothingMatchedError
+from deepstack.records import find_runs
 
 # --- the law of losses -----------------------------------------------------------------------
 
@@ -65,6 +66,22 @@ def test_what_has_no_law_is_refused(x: list[int], values: list[float], message: 
     spread = [{0: v, 1: v + 1e-3, 2: v - 1e-3} for v in values]
     with pytest.raises(NothingMatchedError, match=message):
         fit_law(x, spread, draws=20)
+
+
+def test_four_points_of_one_seed_have_no_interval() -> None:
+    with pytest.raises(NothingMatchedError, match="needs two seeds, or more than 4 values"):
+        fit_law(DEPTHS[:4], noisy_losses(0, seeds=1)[:4], draws=20)
+
+
+def test_widths_of_equal_steps_have_a_law_of_their_flops(tmp_path: Path) -> None:
+    for width, seed in product((2, 4, 8, 16, 32), (0, 1)):
+        make_run(
+            tmp_path, seed=seed, lr=1e-3 * width, flops=10**9 * width, d_ff=4 * width,
+            masked=1.5 + (1 + 0.01 * seed) / width, config={"model.d_model": width},
+        )  # fmt: skip
+    rows, notes = law_table(find_runs(tmp_path), "compute")
+    assert [(row["setting"], row["n"]) for row in rows] == [("DeepNorm, N = 6", 5)] and not notes
+    assert rows[0]["a"] == pytest.approx(1, abs=1e-4)
 
 
 def test_the_command_fits_depth_at_each_budget_and_compute_at_each_depth(tmp_path: Path) -> None:
