@@ -6,6 +6,7 @@ gradient of training, so that training continues bit for bit as without them.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class Snapshot:
 
     - states: (depth + 1, batch, seq, d), the stream x_l.  initial_states: the same at θ_0.
     - stream: (depth + 1, tokens), ‖x_l‖₂.
-    - stream_grad: the norm of the loss's gradient by x_l.  It counts all that `cut` returns.
+    - stream_grad: the norm of the loss's gradient by x_l.  It counts all tensors of `cut`.
     - jacobian: ‖∂F/∂x_l‖_F² over the numbers in F.
 
     (depth, S, tokens), of every sublayer:
@@ -102,12 +103,15 @@ def boundaries(
     """Run the stacks on their inputs; yield side, layer and stream at every layer boundary.
 
     The layer is 0 for the x_0 of a stack; layers of a decoder are numbered after the encoder's.
-    replace: see `Stack.stream`.
+    replace: returns equal values, which the next layer reads.
     """
     before, memory = 0, None
     for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
-        for number, x in enumerate(stack.stream(x0, memory, replace)):
-            yield side, before + number if number else 0, x
+        x = replace(stack.enter(x0))
+        yield side, 0, x
+        for number, layer in enumerate(stack.layers, before + 1):
+            x = replace(layer(x, memory))
+            yield side, number, x
         before += len(stack.layers)
         memory = None if stack is model.last else stack.leave(x)
 
@@ -217,13 +221,13 @@ def matrices(
     return result
 
 
-def cut(stream: Stream, known: set[int]) -> tuple[Stream, list[Tensor]]:
-    """Return the stream at a layer boundary with views of its tensors, and these views.
+def cut(stream: Stream, measured: list[list[Tensor]], known: set[int]) -> Stream:
+    """Return the stream at a layer boundary with views of its tensors; append these to `measured`.
 
     Only later layers read a view: the gradient by it leaves out its use in other tensors of the
     same boundary.  Views are made of x_l, and of those of its shape beside it in a stream of
     several.  Past values do not count: neither in a nested tuple, nor if a scheme carries them on
-    unchanged.  known: the ids of the views of earlier boundaries.
+    unchanged.  known: the ids of all views so far, to which these are added.
     """
     x = visible(stream)
     views = {id(x): x.view_as(x)}
@@ -232,7 +236,9 @@ def cut(stream: Stream, known: set[int]) -> tuple[Stream, list[Tensor]]:
         # a stream may start at constants, which have no gradient
         if is_alike and y.requires_grad and y is not x and id(y) not in known:
             views[id(y)] = y.view_as(y)
-    return tree_map_only(Tensor, lambda y: views.get(id(y), y), stream), list(views.values())
+    measured.append(list(views.values()))
+    known.update(map(id, measured[-1]))
+    return tree_map_only(Tensor, lambda y: views.get(id(y), y), stream)
 
 
 def gradient_norms(
@@ -248,17 +254,10 @@ def gradient_norms(
     visit: receives the side and x_l at each of them, in their order.
     """
     measured: list[list[Tensor]] = []  # at each boundary
-    known: set[int] = set()
-
-    def measure(stream: Stream) -> Stream:
-        stream, views = cut(stream, known)
-        measured.append(views)
-        known.update(map(id, views))
-        return stream
-
+    replace = partial(cut, measured=measured, known=set())
     # Detached leaves: the gradient goes down to the first sublayer and no further.
     inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
-    for side, _, x in boundaries(model, inputs, measure):
+    for side, _, x in boundaries(model, inputs, replace):
         visit(side, x)
     value = of(model.last.leave(x))
     # A scheme may own a parameter that its wiring does not use: its gradient is zero.
