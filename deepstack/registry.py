@@ -100,10 +100,11 @@ def _code_of(function: Any) -> Any:
     return getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
 
 
-def unknown(kind: str, name: object, choices: Iterable[str]) -> str:
+def unknown(kind: str, name: object, choices: Iterable[str], command: str = "") -> str:
     """Return the message for an unknown name, with the nearest name and the allowed names.
 
-    The allowed names are left out after a suggestion if there are many.
+    If there are many allowed names, they are left out after a suggestion.  With a command that
+    lists them, the message has the nearest ones and the command.
     """
     choices = list(choices)
     text = name if isinstance(name, str) else str(name)
@@ -111,6 +112,9 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> str:
     shown = text if len(text) <= 40 else text[:37] + "..."
     if near and len(choices) > MOST_CHOICES:
         return f"unknown {kind} {shown!r}; did you mean {near!r}?"
+    if command and (more := len(choices) - MOST_CHOICES) > 0:
+        choices = get_close_matches(shown, choices, n=MOST_CHOICES, cutoff=0)
+        choices[-1] += f" and {more} more ({command})"
     hint = f"did you mean {near!r}? " if near else ""
     return f"unknown {kind} {shown!r}; {hint}allowed: {', '.join(choices) or 'none'}"
 

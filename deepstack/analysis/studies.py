@@ -55,7 +55,8 @@ def refuse_unknown_diagnostic(name: str | None, runs: Iterable[Run]) -> None:
     """Raise ConfigError for a per-layer diagnostic that is neither recorded by a run nor known."""
     known = {key for run in runs for key in (*run.columns.get("layers", {}), *run.layer_names())}
     if name is not None and known and name not in known:
-        raise ConfigError(unknown("diagnostic", name, sorted(known)))
+        command = "deepstack list diagnostics"
+        raise ConfigError(unknown("diagnostic of these runs", name, sorted(known), command))
 
 
 def use_readable(

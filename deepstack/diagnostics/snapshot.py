@@ -6,10 +6,12 @@ gradient of training, so that training continues bit for bit as without them.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from deepstack.diagnostics.layer_values import free_graph, record_values, sublayer_values
 from deepstack.diagnostics.update import evaluating
@@ -34,7 +36,7 @@ class Snapshot:
 
     - states: (depth + 1, batch, seq, d), the stream x_l.  initial_states: the same at θ_0.
     - stream: (depth + 1, tokens), ‖x_l‖₂.
-    - stream_grad: the norm of the loss's gradient by x_l.  It counts all `boundary_tensors`.
+    - stream_grad: the norm of the loss's gradient by x_l.  It counts all tensors of `cut`.
     - jacobian: ‖∂F/∂x_l‖_F² over the numbers in F.
 
     (depth, S, tokens), of every sublayer:
@@ -93,15 +95,23 @@ class Snapshot:
     shared: dict[str, Any] = field(default_factory=dict)
 
 
-def boundaries(model: Transformer, inputs: Sequence[Tensor]) -> Iterator[tuple[str, int, Stream]]:
+def boundaries(
+    model: Transformer,
+    inputs: Sequence[Tensor],
+    replace: Callable[[Stream], Stream] = lambda stream: stream,
+) -> Iterator[tuple[str, int, Stream]]:
     """Run the stacks on their inputs; yield side, layer and stream at every layer boundary.
 
     The layer is 0 for the x_0 of a stack; layers of a decoder are numbered after the encoder's.
+    replace: returns equal values, which the next layer reads.
     """
     before, memory = 0, None
     for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
-        for number, x in enumerate(stack.stream(x0, memory)):
-            yield side, before + number if number else 0, x
+        x = replace(stack.enter(x0))
+        yield side, 0, x
+        for number, layer in enumerate(stack.layers, before + 1):
+            x = replace(layer(x, memory))
+            yield side, number, x
         before += len(stack.layers)
         memory = None if stack is model.last else stack.leave(x)
 
@@ -211,21 +221,24 @@ def matrices(
     return result
 
 
-def boundary_tensors(stream: Stream, known: set[int]) -> list[Tensor]:
-    """Return the tensors of the stream at a layer boundary, by which a gradient is measured.
+def cut(stream: Stream, measured: list[list[Tensor]], known: set[int]) -> Stream:
+    """Return the stream at a layer boundary with views of its tensors; append these to `measured`.
 
-    They are x_l, and those of its shape beside it in a stream of several.  Past values do not
-    count: neither in a nested tuple, nor if a scheme carries them on unchanged.  known: the ids of
-    the tensors of earlier boundaries.
+    Only later layers read a view: the gradient by it leaves out its use in other tensors of the
+    same boundary.  Views are made of x_l, and of those of its shape beside it in a stream of
+    several.  Past values do not count: neither in a nested tuple, nor if a scheme carries them on
+    unchanged.  known: the ids of all views so far, to which these are added.
     """
     x = visible(stream)
-    tensors = [x]
+    views = {id(x): x.view_as(x)}
     for y in () if stream is x else stream[1:]:
         is_alike = isinstance(y, Tensor) and y.shape[-3:] == x.shape[-3:]
         # a stream may start at constants, which have no gradient
         if is_alike and y.requires_grad and y is not x and id(y) not in known:
-            tensors.append(y)
-    return tensors
+            views[id(y)] = y.view_as(y)
+    measured.append(list(views.values()))
+    known.update(map(id, measured[-1]))
+    return tree_map_only(Tensor, lambda y: views.get(id(y), y), stream)
 
 
 def gradient_norms(
@@ -241,12 +254,10 @@ def gradient_norms(
     visit: receives the side and x_l at each of them, in their order.
     """
     measured: list[list[Tensor]] = []  # at each boundary
-    known: set[int] = set()
+    replace = partial(cut, measured=measured, known=set())
     # Detached leaves: the gradient goes down to the first sublayer and no further.
     inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
-    for side, _, x in boundaries(model, inputs):
-        measured.append(boundary_tensors(x, known))
-        known |= {id(tensor) for tensor in measured[-1]}
+    for side, _, x in boundaries(model, inputs, replace):
         visit(side, x)
     value = of(model.last.leave(x))
     # A scheme may own a parameter that its wiring does not use: its gradient is zero.

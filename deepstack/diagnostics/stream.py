@@ -126,7 +126,8 @@ def token_distance(snapshot: Snapshot) -> Tensor:
 def stream_grad(snapshot: Snapshot) -> Tensor:
     """Norm of the probe loss's gradient by the stream that leaves each layer.
 
-    Of several streams all count, but not the past values that a scheme keeps beside them.
+    Of several streams all count, each with the others held fixed, but not the past values that a
+    scheme keeps beside them.
     """
     return snapshot.stream_grad[1:]
 

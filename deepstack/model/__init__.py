@@ -3,8 +3,8 @@
 from deepstack.model.build import build_model
 from deepstack.model.decoding import decoder_of, generate
 from deepstack.model.initialise import initialise
-from deepstack.model.plugin_check import check_scheme, shallow
 from deepstack.model.resolve import option_defaults, with_defaults, with_steps, without_defaults
+from deepstack.model.scheme_check import check_scheme, shallow
 from deepstack.model.stack import Layer
 from deepstack.model.transformer import Transformer
 

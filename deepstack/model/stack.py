@@ -147,14 +147,6 @@ class Stack(nn.Module):
             stream = tuple(norm(one) for norm, one in norms)
         return self.schemes[-1].leave(stream, self.final_norm)
 
-    def stream(self, x: Tensor, memory: Tensor | None = None) -> Iterator[Stream]:
-        """Yield x_0, …, x_N: the stream at every layer boundary, each (batch, seq, d_model)."""
-        stream = self.enter(x)
-        yield stream
-        for layer in self.layers:
-            stream = layer(stream, memory)
-            yield stream
-
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         return self.leave(self.runner(self.layers, self.enter(x), memory))
 

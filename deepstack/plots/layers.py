@@ -46,10 +46,11 @@ Records = tuple[np.ndarray, np.ndarray]
 def runs_with(runs: Sequence[Run], diagnostic: str) -> list[Run]:
     """Return the runs with a diagnostic.  Raises NothingMatchedError when there is none."""
     usable = [run for run in runs if diagnostic in run.layer_names()]
-    known = sorted({name for run in runs for name in run.layer_names()})
-    require(known, "no run has per-layer diagnostics (log.layers_every is 0?)")
+    any_recorded = any(run.layer_names() for run in runs)
+    require(any_recorded, "no run has per-layer diagnostics (log.layers_every is 0?)")
     return require(
-        usable, f"no run has the per-layer diagnostic {diagnostic!r}; there are: {', '.join(known)}"
+        usable,
+        f"no run has the per-layer diagnostic {diagnostic!r}; all: deepstack list diagnostics",
     )
 
 

@@ -72,7 +72,10 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         (["plot", "zzz", STUDY], "unknown chart 'zzz'; allowed: attribution_vs_depth, "),
         (["plot", STUDY, "--x", "depth"], "--x belongs to the charts metric and map"),
         (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
-        (["report", STUDY, "--diagnostic", "zzz"], "unknown diagnostic 'zzz'; allowed: grad_norm"),
+        (
+            ["report", STUDY, "--diagnostic", "zzz"],
+            "diagnostic of these runs 'zzz'; allowed: grad_norm",
+        ),
     ],
 )
 def test_a_wrong_word_names_the_right_one(words: list[str], message: str, here: Path) -> None:

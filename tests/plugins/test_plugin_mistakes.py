@@ -35,6 +35,11 @@ ONES = "self.scale = parameter({}, role='scheme', start='one')"
 SCHEMES = [
     (RESIDUAL + "return norm(x + G(x)).double()", "of torch.float64 for x"),
     (RESIDUAL + "return norm(x + G(x)), x", "gave tuple .* in its own `layer`"),
+    (
+        RESIDUAL + "return norm(x + G(x)), x\n" + "def layer(self, x, a, f):\n"
+        "    return self.residual(x, f, self.feed_forward_norms[0])[0]",
+        "gave tuple .* in its own `layer`",
+    ),
     (RESIDUAL + "norm(x + G(x))", "residual gave None, as without `return`"),
     (POST_LN + "def enter(self, x):\n    return {'x': x}", r"own.py:10: enter gave dict"),
     (RESIDUAL + "x += G(x)\n    return norm(x)", "residual changes x in place"),

@@ -11,7 +11,7 @@ from deepstack.cli.completion import values_of
 from deepstack.config import ROLES
 from deepstack.config.schema import sections, setting_keys
 from deepstack.errors import ConfigError
-from deepstack.registry import Registry, nearest
+from deepstack.registry import Registry, nearest, unknown
 
 CHOICES = {
     **sections(),
@@ -82,3 +82,11 @@ def test_unknown_name_is_a_config_error_with_the_nearest(name: Any, message: str
     schemes.register("pre_ln", 2)
     with pytest.raises(ConfigError, match=message):
         schemes[name]
+
+
+def test_many_names_are_the_nearest_and_a_command_that_lists_all() -> None:
+    names = [*(f"xx_{i}" for i in range(20)), "effective_rank"]
+    text = unknown("word", "stable_rank_q", names, "list words")
+    assert text.startswith("unknown word 'stable_rank_q'; allowed: effective_rank, xx_")
+    assert text.endswith(" and 13 more (list words)") and text.count(", ") == 7
+    assert unknown("word", "zz", names[:8], "list words").endswith(", xx_7")

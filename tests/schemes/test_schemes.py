@@ -9,14 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.sampling import some
-from helpers.scheme_pieces import TOKENS, D, built, config
+from helpers.scheme_pieces import TOKENS, D, built, config, same
 
-from deepstack.model import build_model
+from deepstack.errors import PluginError
+from deepstack.model import build_model, check_scheme
 from deepstack.model.initialise import IN_LAYERS
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import SCHEMES, Scheme
+from deepstack.schemes.tap import with_tap
 from deepstack.training import make_optimizer
 
 DEPTHS = (6, 12, 18, 100, 200, 1000)
+PUBLISHED = [(name, family) for name in SCHEMES.names() for family in SCHEMES[name].families]
 
 
 # scheme -> gain of a matrix (role, l, N), from the papers; what is not here starts with gain 1
@@ -67,6 +70,20 @@ def test_gains_are_the_papers(name: str) -> None:
         assert SCHEMES[name].gain(role, 0, 100) == 1.0
     table = 900**-0.25 if name == "t_fixup" else 1.0
     assert SCHEMES[name].gain("embedding", 0, 100) == pytest.approx(table)
+
+
+@pytest.mark.parametrize(("name", "family"), PUBLISHED)
+def test_a_scheme_that_returns_no_tensor_is_refused(
+    name: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheme, given = SCHEMES[name], config(name, 5, model__family=family)
+    check_scheme(given)
+    calls_residual = scheme.residual is not Scheme.residual
+    method, wrap = ("residual", with_tap) if calls_residual else ("layer", same)
+    original = getattr(scheme, method)
+    monkeypatch.setattr(scheme, method, wrap(lambda *args, **more: [original(*args, **more)]))
+    with pytest.raises(PluginError, match=f"the scheme {name}: .*{method} gave list"):
+        check_scheme(given)
 
 
 def test_options_choose_the_other_reading() -> None:
@@ -129,7 +146,6 @@ def test_trained_values_start_where_options_and_depth_say(
     assert starts and all((values == torch.tensor(value)).all() for values in starts)
 
 
-PUBLISHED = [(name, family) for name in SCHEMES.names() for family in SCHEMES[name].families]
 ENCODERS = product(
     SCHEMES.names(), ["encoder"], [6, 60], ["in_out", "in"], ["xavier_normal", "xavier_uniform"]
 )
@@ -235,5 +251,5 @@ def test_a_subclass_declares_for_itself() -> None:
             self.coefficient = 1.0 + step
 
     assert not Same.static
-    for name, same in (("half", False), ("same", True), ("grows", False)):
-        assert (built(name, 2).model.schemes[0].post_scale() is not None) is same
+    for name, inherits in (("half", False), ("same", True), ("grows", False)):
+        assert (built(name, 2).model.schemes[0].post_scale() is not None) is inherits

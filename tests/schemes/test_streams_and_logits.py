@@ -13,6 +13,7 @@ from deepstack.config import with_overrides
 from deepstack.config.roles import MATRICES
 from deepstack.fast import FastPaths, enable_fast_paths
 from deepstack.model import build_model
+from deepstack.model.stack import run_layers
 from deepstack.schemes.hyper_connections import sinkhorn
 
 SIDES = torch.arange(24).view(2, 12) * 5 % 11  # source and target side by side
@@ -153,7 +154,7 @@ def test_what_goes_between_layers_is_in_full_precision_under_autocast(name: str)
     model = perturbed(name, 6, model__scheme_options=static)
     x = torch.randn(2, 6, 12)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        *_, found = model.last.stream(x)
+        found = run_layers(model.layers, model.last.enter(x))
     tensors = [t for t in torch.utils._pytree.tree_leaves(found) if torch.is_tensor(t)]
     assert {t.dtype for t in tensors} == {torch.float32}
     given, layer = stream_into(name, 2, x), model.layers[1]
