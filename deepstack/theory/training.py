@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ TASKS = ("text", "markov")
 ADAM: Keys = {"optimizer": "adam", "lr": 3e-3}
 
 
-def mean_of_last_ten(losses: list[float]) -> float:
-    """Return the mean of the last ten losses."""
-    return torch.tensor(losses[-10:], dtype=F64).mean().item()
+def losses(seeds: Sequence[int], steps: int, /, **changes: Any) -> Tensor:
+    """Return the losses of a small stack with these changes at every step, (seeds, steps)."""
+    return per_seed(lambda seed: small_stack(seed, **changes).run(steps), seeds)
 
 
 @claim("C45", LAYER_CAKE)
@@ -42,24 +43,24 @@ def fan_in_trains(seed: int) -> Finding:
     DeepNorm stacks that differ in W_1 and W_2 alone, from the same random numbers, at two rates.
     """
     repetitions, steps = seeds(seed, 8), 30
-
-    def losses(fan: str, rate: float) -> Tensor:
-        deepnorm = {"scheme": "deepnorm", "depth": 3, "init_fan": fan}
-        return per_seed(lambda s: small_stack(s, lr=rate, **deepnorm).run(steps), repetitions)
-
     parts, lines = [], []
     for rate in (1e-3, 3e-3):
-        less = losses("in", rate) - losses("in_out", rate)
+        fan_in, xavier = (
+            losses(repetitions, steps, scheme="deepnorm", depth=3, lr=rate, init_fan=fan)
+            for fan in ("in", "in_out")
+        )
+        less = fan_in - xavier
         for words, half in (("1 to 15", less[:, :15]), ("16 to 30", less[:, 15:])):
             quantity = f"loss less Xavier's, lr {rate:g}, steps {words}"
             parts.append(at_most(quantity, 0.0, half.mean(dim=1)))
         lines.append(Line.mean(f"lr {rate:g}", range(1, steps + 1), less, measured=False))
-    note = (
+    return Finding(
+        parts,
         f"3 layers, d = 32, {len(repetitions)} seeds, task text, AdamW.  The larger W_1 and the "
         "smaller W_2 train faster; at the larger rate the difference fades soon.  Runs of this "
-        "length do not show who ends lower."
+        "length do not show who ends lower.",
+        Curves("step", "loss, 1/n_in less Xavier", lines),
     )
-    return Finding(parts, note, Curves("step", "loss, 1/n_in less Xavier", lines))
 
 
 @claim("C41", ADD_AND_NORM)
@@ -71,18 +72,12 @@ def larger_rates(seed: int) -> Finding:
     which has no norms either, and a start that makes up for them.
     """
     repetitions, steps, rates = seeds(seed, 6), 24, (1e-3, 3e-3, 1e-2, 1e-1)
-    schemes = {label: keys for label, keys in STACKS.items() if label != "Post-BN"}
-
-    def end(draw_seed: int, rate: float, scheme: Keys) -> tuple[float, bool]:
-        """Return the last losses, and whether they are below an even guess's."""
-        stack = small_stack(draw_seed, depth=3, lr=rate, optimizer="adam", **scheme)
-        loss = mean_of_last_ten(stack.run(steps))
-        return loss, loss < math.log(stack.task.vocab_size)
-
-    drawn, best_rates = {}, {}
-    for label, scheme in schemes.items():
-        ends = torch.tensor([[end(s, lr, scheme) for lr in rates] for s in repetitions], dtype=F64)
-        drawn[label], trains = ends.unbind(dim=2)  # (seeds, rates) each
+    even_guess, drawn, best_rates = math.log(small_stack(seed).task.vocab_size), {}, {}
+    for label in ("Post-LN", "Pre-LN", "no norms", "T-Fixup"):
+        changes = {"depth": 3, "optimizer": "adam", **STACKS[label]}
+        runs = [losses(repetitions, steps, lr=rate, **changes) for rate in rates]
+        drawn[label] = torch.stack(runs, dim=1)[..., -10:].mean(dim=2)  # (seeds, rates)
+        trains = drawn[label] < even_guess
         best_rates[label] = (trains * torch.tensor(rates, dtype=F64)).amax(dim=1)
     parts = []
     for label in ("Post-LN", "Pre-LN"):
@@ -92,17 +87,15 @@ def larger_rates(seed: int) -> Finding:
             less = drawn[label][:, at] - drawn["no norms"][:, at]
             parts.append(at_most(f"{label}: loss less that without norms, lr {rate:g}", 0.0, less))
     quantity = "Pre-LN: largest rate that trains, over T-Fixup's"
-    parts.append(
-        at_least(quantity, 2.0, best_rates["Pre-LN"] / best_rates["T-Fixup"], stated=False)
-    )
-    lines = [Line.mean(label, rates, losses) for label, losses in drawn.items()]
-    note = (
+    over = best_rates["Pre-LN"] / best_rates["T-Fixup"]
+    parts.append(at_least(quantity, 2.0, over, stated=False))
+    lines = [Line.mean(label, rates, ends) for label, ends in drawn.items()]
+    return Finding(
+        parts,
         f"3 layers, d = 32, task text, {len(repetitions)} seeds, {steps} steps; the loss is the "
         "mean of the last ten.  Without norms 0.1 diverges, and so it does under T-Fixup, "
-        "whose start makes up for the norms."
-    )
-    return Finding(
-        parts, note, Curves("learning rate", "loss after 24 steps", lines, log_x=True, log_y=True)
+        "whose start makes up for the norms.",
+        Curves("learning rate", "loss after 24 steps", lines, log_x=True, log_y=True),
     )
 
 
@@ -114,43 +107,41 @@ def power_of_alpha(seed: int) -> Finding:
     α = (2N)^p, β = α/√(4N) for p = 0, ¼, ½.  Gradient descent on the matrices that β starts, and
     beside it at a larger rate.  'Balances' is read as a lower loss than at either end.
     """
-    repetitions, steps, depth, powers = seeds(seed, 12), 20, 8, (0.0, 0.25, 0.5)
+    repetitions, steps, depth = seeds(seed, 12), 20, 8
+    rates, powers, roles = (0.1, 1.0), (0.0, 0.25, 0.5), ["v", "o", "w1", "w2"]
     alphas = [(2 * depth) ** power for power in powers]
 
     def sample(draw_seed: int, rate: float, power: float) -> list[float]:
         """Return ‖Δθ‖/‖θ_0‖ at the end and the mean loss of the last ten steps."""
-        roles = ["v", "o", "w1", "w2"]
         stack = small_stack(
             draw_seed, scheme="deepnorm_power", scheme_options={"power": power}, depth=depth,
             task="markov", batch_size=4, lr=rate, optimizer="sgd", clip=None, trainable=roles,
         )  # fmt: skip
         start = torch.cat([stack.matrices()[role].flatten() for role in roles])
-        loss = mean_of_last_ten(stack.run(steps))
+        loss = fmean(stack.run(steps)[-10:])
         end = torch.cat([stack.matrices()[role].flatten() for role in roles])
         return [((end - start).norm() / start.norm()).item(), loss]
 
-    def sizes(rate: float) -> tuple[Tensor, Tensor]:
-        """Return ‖Δθ‖/‖θ_0‖ and the loss, (seeds, powers)."""
-        rows = per_seed(lambda s: [sample(s, rate, power) for power in powers], repetitions)
-        return rows[:, :, 0], rows[:, :, 1]
-
-    (moved, loss), (far, other) = sizes(0.1), sizes(1.0)
+    drawn = per_seed(lambda s: [[sample(s, lr, p) for p in powers] for lr in rates], repetitions)
+    moved, loss = drawn.unbind(dim=3)  # (seeds, rates, powers) each
+    less = loss - loss[..., 1:2]
     parts = [
-        Part.mean("exponent of ‖Δθ‖/‖θ_0‖ in α, lr 0.1", -1.0, exponents(alphas, moved),
+        Part.mean("exponent of ‖Δθ‖/‖θ_0‖ in α, lr 0.1", -1.0, exponents(alphas, moved[:, 0]),
                   tolerance=0.1),
-        at_least("p = ½: loss less that at ¼, lr 0.1", 0.0, loss[:, 2] - loss[:, 1]),
-        at_least("p = 0: loss less that at ¼, lr 0.1", 0.0, loss[:, 0] - loss[:, 1]),
-        at_least("p = 0: loss less that at ¼, lr 1", 0.0, other[:, 0] - other[:, 1], stated=False),
-        at_most("p = ½: loss less that at ¼, lr 1", 0.0, other[:, 2] - other[:, 1], stated=False),
+        at_least("p = ½: loss less that at ¼, lr 0.1", 0.0, less[:, 0, 2]),
+        at_least("p = 0: loss less that at ¼, lr 0.1", 0.0, less[:, 0, 0]),
+        at_least("p = 0: loss less that at ¼, lr 1", 0.0, less[:, 1, 0], stated=False),
+        at_most("p = ½: loss less that at ¼, lr 1", 0.0, less[:, 1, 2], stated=False),
     ]  # fmt: skip
-    lines = [Line.mean("lr 0.1", alphas, moved), Line.mean("lr 1", alphas, far)]
-    note = (
+    lines = [Line.mean(f"lr {lr:g}", alphas, moved[:, i]) for i, lr in enumerate(rates)]
+    return Finding(
+        parts,
         f"{depth} layers, d = 32, {len(repetitions)} seeds, {steps} steps of SGD, task markov.  θ "
         "leaves its start as 1/α and a large α is slow.  But ¼ does not balance: which power ends "
         "lowest depends on the rate, p = 0 at 0.1 and not at 1.  A thousand layers may "
-        "need other powers."
+        "need other powers.",
+        Curves("α", "‖Δθ‖/‖θ_0‖", lines, log_x=True, log_y=True),
     )
-    return Finding(parts, note, Curves("α", "‖Δθ‖/‖θ_0‖", lines, log_x=True, log_y=True))
 
 
 @claim("C44", ADD_AND_NORM)
@@ -162,30 +153,29 @@ def warm_up(seed: int) -> Finding:
     """
     repetitions, steps, end = seeds(seed, 8), 24, 100
 
-    def last(scheme: str, warmup: int) -> Tensor:
-        deep = {"scheme": scheme, "depth": 12, "warmup_steps": warmup, "batch_size": 4, **ADAM}
-        return per_seed(lambda s: mean_of_last_ten(small_stack(s, **deep).run(steps)), repetitions)
+    def gain(scheme: Keys) -> Tensor:
+        """Return the loss without a warm-up less that with one, (seeds,)."""
+        deep = {"depth": 12, "batch_size": 4, **ADAM, **scheme}
+        without, with_one = (losses(repetitions, steps, warmup_steps=w, **deep) for w in (0, 8))
+        return (without - with_one)[:, -10:].mean(dim=1)
 
-    def long(scheme: str) -> Tensor:
-        linear = {"scheme": scheme, "depth": 3, "steps": end, "schedule": "linear", **ADAM}
-        return per_seed(lambda s: small_stack(s, **linear).run(end), seeds(seed, 10))
-
-    pre_gain, post_gain = (last(name, 0) - last(name, 8) for name in ("pre_ln", "post_ln"))
-    less = long("pre_ln") - long("post_ln")
+    linear = {"depth": 3, "steps": end, "schedule": "linear", **ADAM}
+    pre, post = (losses(seeds(seed, 10), end, **linear, **scheme) for scheme in (PRE, POST))
+    less = pre - post
     parts = [
-        at_most("Pre-LN, 12 layers: loss without a warm-up less with one", 0.0, pre_gain),
-        at_least("Post-LN, 12 layers: the same", 0.0, post_gain),
+        at_most("Pre-LN, 12 layers: loss without a warm-up less with one", 0.0, gain(PRE)),
+        at_least("Post-LN, 12 layers: the same", 0.0, gain(POST)),
         at_most("3 layers: loss of Pre-LN less Post-LN's, steps 11 to 30", 0.0,
                 less[:, 10:30].mean(dim=1)),
         at_least("the same, the last 20 steps", 0.03, less[:, -20:].mean(dim=1)),
     ]  # fmt: skip
-    note = (
+    return Finding(
+        parts,
         f"d = 32, lr 0.003, task text; {len(repetitions)} seeds of {steps} steps, of which 8 are a "
         f"warm-up, at depth 12, and {len(less)} of {end} steps at depth 3.  Post-LN needs none "
         "either here, at twelve layers: its trouble begins deeper (C35, experiments/who_diverges). "
-        "Nor does Pre-LN end worse, but these runs are short."
+        "Nor does Pre-LN end worse, but these runs are short.",
     )
-    return Finding(parts, note)
 
 
 class SmallText(Trial):
@@ -202,7 +192,6 @@ def small_texts(seeds: Sequence[int], task: str, keys: Keys, steps: int) -> Tens
     def sample(seed: int) -> list[float]:
         stack = SmallText(seed, **{**POST_LN, **ADAM, "depth": 2, "task": task, **keys})
         stack.run(steps)
-        stack.model.eval()
         seen = [stack.batch(1), stack.batch(2)]
         held_out = [to_device(stack.task.validation_batch(i, 32), CPU) for i in range(2)]
         with torch.no_grad():
@@ -232,13 +221,13 @@ def against_overfitting(seed: int) -> Finding:
         parts.append(at_least(f"{task}: gap of BN over LN's", 1.0, over, stated=False))
         known = drawn["Pre-LN"][:, 0]
         parts.append(at_most(f"{task}: training loss of Pre-LN", 0.5, known, stated=False))
-    note = (
+    return Finding(
+        parts,
         f"2 layers, d = 32, {len(repetitions)} seeds, {steps} steps of Adam at 0.003 on two "
         "batches of 8 sequences.  Without norms the last hidden state grows, and with it the "
         "certainty of wrong predictions.  BN, which trains on statistics of a batch, overfits more "
-        "than LN here."
+        "than LN here.",
     )
-    return Finding(parts, note)
 
 
 @claim("C46", READING_NOTES)
@@ -250,25 +239,24 @@ def penalties(seed: int) -> Finding:
     """
     repetitions, steps = seeds(seed, 8), 32
     kinds: dict[str, Keys] = {
-        "none": PRE,
-        "L2, λ = 0.1": {**PRE, "weight_decay": 0.1},
-        "spectral, λ = 1": {**PRE, "spectral_penalty": 1.0},
+        "L2, λ = 0.1": {"weight_decay": 0.1},
+        "spectral, λ = 1": {"spectral_penalty": 1.0},
     }
     parts = []
     for task in TASKS:
-        drawn = {label: small_texts(repetitions, task, k, steps) for label, k in kinds.items()}
-        for label in list(kinds)[1:]:
-            less = drawn[label] - drawn["none"]
-            parts.append(at_most(f"{task}: validation loss less that without, {label}", 0.0,
-                                 less[:, 1]))  # fmt: skip
-            parts.append(at_least(f"{task}: the same, training loss", 0.0, less[:, 0],
-                                  stated=False))  # fmt: skip
-    note = (
+        without = small_texts(repetitions, task, PRE, steps)
+        for label, penalty in kinds.items():
+            less = small_texts(repetitions, task, {**PRE, **penalty}, steps) - without
+            quantity = f"{task}: validation loss less that without, {label}"
+            parts.append(at_most(quantity, 0.0, less[:, 1]))
+            quantity = f"{task}: the same, training loss"
+            parts.append(at_least(quantity, 0.0, less[:, 0], stated=False))
+    return Finding(
+        parts,
         f"2 layers, d = 32, {len(repetitions)} seeds, {steps} steps of Adam at 0.003 on two "
         "batches of 8 sequences, which both penalties keep from being learnt by heart.  It shows "
-        "less overfitting; whether they help where texts are many, it does not."
+        "less overfitting; whether they help where texts are many, it does not.",
     )
-    return Finding(parts, note)
 
 
 @claim("C47", READING_NOTES)
@@ -296,18 +284,18 @@ def fine_tuning(seed: int) -> Finding:
     batch = falls({**PRE, "norm_kind": "batch"})
     parts.append(at_most(f"BN: {quantity}", 0.0, batch))
     parts.append(beside(f"no norms: {quantity}", 0.0, falls(PLAIN), tolerance=0.1))
-    note = (
+    return Finding(
+        parts,
         f"3 layers, d = 32, {len(repetitions)} seeds, 60 steps of Adam at 0.003 on the first "
         "chain and 30 on the second; the share in stacks of 32 layers, d = 64, exponents over the "
         "upper three quarters.  Post-LN ends level with Pre-LN on the second chain.  "
-        "experiments/fine_tuning has 12 layers and longer runs."
+        "experiments/fine_tuning has 12 layers and longer runs.",
     )
-    return Finding(parts, note)
 
 
 def tune(seed: int, keys: Keys) -> list[float]:
     """Return the last losses on the first chain and on the second."""
     stack = small_stack(seed, depth=3, task="markov", **ADAM, **keys)
-    before = mean_of_last_ten(stack.run(60))
+    first = stack.run(60)
     stack.task = task_of(with_overrides(stack.config, {"seed": seed + 500}))
-    return [before, mean_of_last_ten(stack.run(30))]
+    return [fmean(run[-10:]) for run in (first, stack.run(30))]
