@@ -234,8 +234,8 @@ def against_overfitting(seed: int) -> Finding:
 def penalties(seed: int) -> Finding:
     """L2 and spectral-norm penalties generalise better: a lower validation loss.
 
-    Pre-LN stacks on two batches, again and again, with and without λ‖W‖_F² (Adam) and
-    λ/2 Σ‖W‖₂² in the loss.
+    Pre-LN stacks on two batches, again and again, with and without λ/2 ‖W‖_F² (Adam)
+    and λ/2 Σ‖W‖₂² in the loss.
     """
     repetitions, steps = seeds(seed, 8), 32
     kinds: dict[str, Keys] = {
