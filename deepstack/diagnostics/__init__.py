@@ -3,6 +3,7 @@
 from deepstack.diagnostics.divergence import Culprit, culprit
 from deepstack.diagnostics.layers import DIAGNOSTICS, Diagnostic, describe, diagnostic, evaluate
 from deepstack.diagnostics.snapshot import Snapshot, take
+from deepstack.diagnostics.sublayers import SublayerStatistics
 from deepstack.diagnostics.update import ModelUpdate, evaluating, model_update
 from deepstack.registry import import_all
 
@@ -14,6 +15,7 @@ __all__ = [
     "Diagnostic",
     "ModelUpdate",
     "Snapshot",
+    "SublayerStatistics",
     "culprit",
     "describe",
     "diagnostic",

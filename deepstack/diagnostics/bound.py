@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.diagnostics.layer_values import tapped, variance
+from deepstack.diagnostics.layer_values import tapped
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
+from deepstack.diagnostics.sublayers import variance
 from deepstack.diagnostics.update import evaluating
 from deepstack.schemes import Scheme, StackNorm, Tap
 

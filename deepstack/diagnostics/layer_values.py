@@ -9,15 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.config.estimate import SUBLAYERS_AT_A_TIME
 from deepstack.model import Transformer
 from deepstack.model.cross_attention import CrossAttention, MergedAttention
 from deepstack.model.sublayers import Attention
-from deepstack.schemes import LayerNorm, Scheme, Tap
-from deepstack.schemes.norms import RMSNorm
-
-# Largest difference of z and alpha x + G(x), relative to ‖z‖, that counts as rounding.
-SAME = 1e-4
+from deepstack.schemes import Scheme, Tap
 
 
 @dataclass
@@ -183,74 +178,3 @@ def entropy_and_largest(logits: Tensor, causal: bool) -> Tensor:
         logits = logits.masked_fill(future, float("-inf"))
     entropy = torch.special.entr(torch.softmax(logits, dim=-1)).sum(dim=-1).mean()
     return torch.stack([entropy, logits.max()])
-
-
-def sublayer_values(seen: StackValues, depth: int, count: int) -> dict[str, Tensor]:
-    """Return the values of a stack by name: (depth, count, tokens), or (depth, count) per batch.
-
-    NaN where a scheme has no such value or does not call `residual` once per sublayer.
-    count: the number of sublayers of a layer.
-    """
-    sublayers = seen.sublayers
-    if len(sublayers) != count * depth:
-        nothing = SublayerValues(torch.full_like(seen.states[0], float("nan")))
-        sublayers = [nothing] * (count * depth)
-    starts = range(0, len(sublayers), SUBLAYERS_AT_A_TIME)
-    parts = [sublayer_statistics(sublayers[i : i + SUBLAYERS_AT_A_TIME]) for i in starts]
-    return {
-        name: torch.cat([part[name] for part in parts]).unflatten(0, (depth, count))
-        for name in parts[0]
-    }
-
-
-def sublayer_statistics(sublayers: list[SublayerValues]) -> dict[str, Tensor]:
-    """Return `sublayer_values` of some sublayers: (sublayers, tokens) or (sublayers,)."""
-    x = torch.stack([one.x for one in sublayers]).flatten(1, 2)  # (sublayers, tokens, d)
-    nothing = torch.full_like(x[0], float("nan"))
-    nan = nothing[0, 0]
-
-    def flat(values: list[Tensor | None]) -> Tensor:
-        return torch.stack([nothing if v is None else v.flatten(0, 1) for v in values])
-
-    G, z = flat([one.G for one in sublayers]), flat([one.z for one in sublayers])
-    rest = z - G
-    alpha = (rest * x).sum(dim=(1, 2)) / x.square().sum(dim=(1, 2))
-    off = (rest - alpha[:, None, None] * x).flatten(1).norm(dim=1) / z.flatten(1).norm(dim=1)
-    is_sum = torch.tensor([one.sums for one in sublayers], device=x.device) & (off < SAME)
-    deltas = {
-        f"delta_{name}": torch.stack([one.deltas.get(name, nan) for one in sublayers])
-        for name in DELTAS
-    }
-    return deltas | {
-        "entering": x.norm(dim=-1),
-        "branch": G.norm(dim=-1),
-        "branch_variance": variance(G),
-        "norm_input": z.norm(dim=-1),
-        "norm_variance": variance(z),
-        "norm_slope": norm_slope(z, [one.norm for one in sublayers]),
-        "alpha": torch.where(is_sum, alpha, nan),
-    }
-
-
-def variance(x: Tensor) -> Tensor:
-    """Return (1/d)·Σ_i (x_i − mean)² over the last dimension, 10 times faster than CPU `var`."""
-    return torch.linalg.vector_norm(x - x.mean(dim=-1, keepdim=True), dim=-1).square() / x.shape[-1]
-
-
-def norm_slope(z: Tensor, norms: list[nn.Module | None]) -> Tensor:
-    """Return max_i |g_i| / σ(z), or / rms(z) for RMSNorm, epsilon included: (sublayers, tokens).
-
-    z: (sublayers, tokens, d).  NaN for other norms and without a norm.
-    """
-    values = torch.full_like(z[..., 0], float("nan"))
-    for kind in (LayerNorm, RMSNorm):
-        rows = [i for i, norm in enumerate(norms) if type(norm) is kind]
-        if rows:
-            some = [norm for norm in norms if type(norm) is kind]
-            rows_z = z[rows]
-            power = variance(rows_z) if kind is LayerNorm else rows_z.square().mean(-1)
-            one = rows_z.new_ones(z.shape[-1])
-            gains = torch.stack([one if n.gain is None else n.gain.detach() for n in some])
-            eps = rows_z.new_tensor([norm.eps for norm in some])[:, None]
-            values[rows] = gains.abs().amax(dim=1, keepdim=True) * (power + eps).rsqrt()
-    return values

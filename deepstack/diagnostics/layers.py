@@ -1,21 +1,25 @@
 """Layer diagnostics: pure functions of a snapshot with one value per layer or per sublayer."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from deepstack.diagnostics.snapshot import Snapshot
 from deepstack.errors import PluginError
 from deepstack.registry import Registry, place_of
 
+if TYPE_CHECKING:
+    from deepstack.diagnostics.snapshot import Snapshot
+
 Values = Tensor | Mapping[str, Tensor]
-Function = TypeVar("Function", bound=Callable[[Snapshot], Values])
+Function = TypeVar("Function", bound="Callable[[Snapshot], Values]")
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 
 
@@ -93,18 +97,6 @@ def param_update_norm(snapshot: Snapshot) -> Tensor:
 def stream_norm(snapshot: Snapshot) -> Tensor:
     """Mean over probe tokens of ‖x_l‖₂, the stream that leaves each layer."""
     return snapshot.stream[1:].mean(dim=-1)
-
-
-@diagnostic("branch_ratio", "‖G(x)‖/‖x‖")
-def branch_ratio(snapshot: Snapshot) -> Tensor:
-    """Mean over probe tokens of ‖G‖₂/‖x‖₂, each sublayer's output over the stream entering it."""
-    return (snapshot.branch / snapshot.entering).mean(dim=-1)
-
-
-@diagnostic("ln_input", "‖z‖")
-def ln_input(snapshot: Snapshot) -> Tensor:
-    """Mean over probe tokens of ‖z‖₂, which the last norm of a sublayer reads; √d at unit scale"""
-    return snapshot.norm_input.mean(dim=-1)
 
 
 def evaluate(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:

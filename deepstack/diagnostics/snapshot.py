@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from deepstack.diagnostics.layer_values import free_graph, record_values, sublayer_values
+from deepstack.diagnostics.layer_values import free_graph, record_values
+from deepstack.diagnostics.sublayers import SublayerStatistics, sublayer_values
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
 from deepstack.model.stack import Layer
@@ -23,7 +24,7 @@ from deepstack.schemes import Scheme, Stream, visible
 
 
 @dataclass
-class Snapshot:
+class Snapshot(SublayerStatistics):
     """Values of one stack at one step; diagnostics are pure functions of it.
 
     S counts the sublayers of a layer; every mean, norm or variance of a token is over its d values.
@@ -39,17 +40,7 @@ class Snapshot:
     - stream_grad: the norm of the loss's gradient by x_l.  It counts all tensors of `cut`.
     - jacobian: ‖∂F/∂x_l‖_F² over the numbers in F.
 
-    (depth, S, tokens), of every sublayer:
-
-    - entering, branch, norm_input: ‖x‖₂ of its input, ‖G‖₂ of its output, ‖z‖₂ of its last norm's
-      input.  branch_variance, norm_variance: the variance of G and of z.
-    - norm_slope: max_i |g_i|/σ(z), g the last norm's gain.
-
-    (depth, S), of every sublayer:
-
-    - alpha: the alpha of z = alpha x + G(x).  It is NaN for other z.
-    - delta_in, delta_sum: the norm of the loss's gradient by its input and by its residual sum.
-    - delta_norm_in, delta_norm_out: that by the input and by the output of its last norm.
+    Every sublayer: the fields of `SublayerStatistics`.
 
     (depth,), of every layer:
 
@@ -69,17 +60,6 @@ class Snapshot:
     scaled: bool
     states: Tensor
     stream: Tensor
-    entering: Tensor
-    branch: Tensor
-    branch_variance: Tensor
-    norm_input: Tensor
-    norm_variance: Tensor
-    norm_slope: Tensor
-    alpha: Tensor
-    delta_in: Tensor
-    delta_sum: Tensor
-    delta_norm_in: Tensor
-    delta_norm_out: Tensor
     entropy: Mapping[str, Tensor]
     largest_logit: Mapping[str, Tensor]
     grad_norm: Tensor

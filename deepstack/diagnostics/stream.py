@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from deepstack.diagnostics.layer_values import variance
 from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
+from deepstack.diagnostics.sublayers import variance
 
 # Values of the stream processed at a time, in double precision: 8 MiB.
 AT_ONCE = 2**20

@@ -24,7 +24,7 @@ from deepstack.fast.gpu.norm import FusedLayer
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths
-from deepstack.fast.step import Probe, StepFunction, Update, with_probe
+from deepstack.fast.step import Probe, Update, UpdateFunction, with_probe
 from deepstack.model.stack import LayerRunner, Layers, run_layers
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Stream
@@ -155,7 +155,7 @@ def step_recorder(
     paths: FastPaths,
     notify: Callable[[str], None],
     threads: int,
-) -> Callable[[Update, Probe | None], StepFunction]:
+) -> Callable[[Update, Probe | None], UpdateFunction]:
     """Return `capture` of `make_step`: CUDA graph capture, replay, or neither.
 
     notify: receives a line after something that takes long.  threads: that replay the shards of a

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deepstack.fast.fused_attention import HeadNorm, HeadRotation, SelfAttention
 from deepstack.fast.fused_sublayers import (
-    ACTIVATIONS,
+    FUSED_ACTIVATIONS,
     FusedSublayer,
     Gate,
     Operation,
@@ -84,7 +84,7 @@ def fused_attention(module: Attention, library: Library) -> FusedSublayer | None
 
 def fused_feed_forward(module: FeedForward, library: Library) -> FusedSublayer | None:
     """Return a feed-forward as one autograd node, or None if an operation of it has none."""
-    activation = ACTIVATIONS.get(module.activation_name)
+    activation = FUSED_ACTIVATIONS.get(module.activation_name)
     if module.dropout or module.slots or activation is None or not module.fused:
         return None
     between: Operation = Gate(activation) if module.gated else activation

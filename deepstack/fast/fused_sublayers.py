@@ -97,7 +97,7 @@ def gradient_of(parameter: nn.Parameter | None) -> Tensor | None:
     return parameter.grad if parameter is not None and parameter.requires_grad else None
 
 
-class Activation:
+class FusedActivation:
     """y = function(x), elementwise, in place if it can be: x is a new result of a product.
 
     gradient: (dy, x) -> dx, or (dy, y) -> dx if `reads_result`.
@@ -132,20 +132,20 @@ def selu_gradient(dy: Tensor, x: Tensor) -> Tensor:
 
 
 # relu2's gradient reads max(x, 0), which replaces x.
-ACTIVATIONS: dict[str, Activation] = {
-    "relu": Activation(torch.relu_, relu_gradient, reads_result=True),
-    "gelu": Activation(F.gelu, aten.gelu_backward),
-    "sigmoid": Activation(torch.sigmoid_, aten.sigmoid_backward, reads_result=True),
-    "tanh": Activation(torch.tanh_, aten.tanh_backward, reads_result=True),
-    "selu": Activation(F.selu, selu_gradient),
-    "silu": Activation(F.silu, aten.silu_backward),
-    "relu2": Activation(lambda x: torch.relu_(x) * x, lambda dy, x: dy.mul_(x).mul_(2.0)),
-    "scaled_sigmoid": Activation(
+FUSED_ACTIVATIONS: dict[str, FusedActivation] = {
+    "relu": FusedActivation(torch.relu_, relu_gradient, reads_result=True),
+    "gelu": FusedActivation(F.gelu, aten.gelu_backward),
+    "sigmoid": FusedActivation(torch.sigmoid_, aten.sigmoid_backward, reads_result=True),
+    "tanh": FusedActivation(torch.tanh_, aten.tanh_backward, reads_result=True),
+    "selu": FusedActivation(F.selu, selu_gradient),
+    "silu": FusedActivation(F.silu, aten.silu_backward),
+    "relu2": FusedActivation(lambda x: torch.relu_(x) * x, lambda dy, x: dy.mul_(x).mul_(2.0)),
+    "scaled_sigmoid": FusedActivation(
         lambda x: torch.sigmoid_(x).div_(SIGMOID_RMS),
         lambda dy, y: aten.sigmoid_backward(dy.div_(SIGMOID_RMS), y * SIGMOID_RMS),
         reads_result=True,
     ),
-    "scaled_tanh": Activation(
+    "scaled_tanh": FusedActivation(
         lambda x: torch.tanh_(x).div_(TANH_RMS),
         lambda dy, y: aten.tanh_backward(dy.div_(TANH_RMS), y * TANH_RMS),
         reads_result=True,
@@ -156,7 +156,7 @@ ACTIVATIONS: dict[str, Activation] = {
 class Gate:
     """y = phi(a) * b, where x is the concatenation [a, b] and phi is an activation."""
 
-    def __init__(self, phi: Activation) -> None:
+    def __init__(self, phi: FusedActivation) -> None:
         self.phi = phi
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:

@@ -83,14 +83,14 @@ class Update:
         return self.apply(*self.gradients(inputs, targets))
 
 
-StepFunction = Callable[[Tensor, Tensor], Measured]
+UpdateFunction = Callable[[Tensor, Tensor], Measured]
 Probe = Callable[[], dict[str, Tensor]]
 
 
 class Step:
     """A training step, (inputs, targets, lr) -> Measured."""
 
-    def __init__(self, update: StepFunction, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, update: UpdateFunction, optimizer: torch.optim.Optimizer) -> None:
         self.update, self.optimizer = update, optimizer
 
     def __call__(self, inputs: Tensor, targets: Tensor, lr: float) -> Measured:
@@ -107,7 +107,7 @@ class Step:
         del self.update
 
 
-def with_probe(update: StepFunction, probe: Probe | None) -> StepFunction:
+def with_probe(update: UpdateFunction, probe: Probe | None) -> UpdateFunction:
     """Return a step that runs the update and then the probe, if there is one."""
     if probe is None:
         return update
@@ -158,7 +158,7 @@ def make_step(
     probe: Probe | None = None,
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
-    capture: Callable[[Update, Probe | None], StepFunction] = with_probe,
+    capture: Callable[[Update, Probe | None], UpdateFunction] = with_probe,
 ) -> Step:
     """Return a step (inputs, targets, lr) -> Measured: one update, or none after divergence.
 

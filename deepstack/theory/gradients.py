@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deepstack.diagnostics import Snapshot
-from deepstack.diagnostics.signals import beta_ln, beta_rc
+from deepstack.diagnostics.sublayers import beta_ln, beta_rc
 from deepstack.parameters import layer_norms
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, flat_part, small_stack

@@ -91,11 +91,17 @@ def sync_logs(logs: Collection[AppendLog], *, ended: bool = False) -> dict[str, 
 
 
 class PendingRow(NamedTuple):
-    """A row that is not written yet; values: in the order of the columns, on the device."""
+    """A row that is not written yet; values: those of the columns `names`, on the device."""
 
     step: int
     lr: float
+    names: list[str]
     values: Tensor
+
+
+def stacked(values: Mapping[str, Tensor]) -> Tensor:
+    """Copy 0-d tensors into one of fp32, (values,): the next step may write into them."""
+    return torch.stack([value.float() for value in values.values()])
 
 
 class Recorder:
@@ -114,36 +120,36 @@ class Recorder:
         self.divergence: Divergence | None = None
         self._pending: list[PendingRow] = []
         self._last: tuple[PendingRow, Measured] | None = None  # its probe may not be measured yet
-        self._names: list[str] = []
         self._clock = time.perf_counter()
 
     def add(self, step: int, lr: float, measured: Measured) -> None:
-        """Keep the row of a step; write all rows once there are `lag` of them.
+        """Keep the row of step t; write all rows once there are `lag` of them.
 
-        A probe that was left to the next step has been measured when that step is added.
+        The row begins with the values of the step, at θ_{t-1}.  The values of the probe follow, at
+        θ_t: now, or with `settle` when step t + 1 is added, beside which the probe has run.
         """
-        self._complete()
-        values = torch.stack([measured.loss.float(), measured.grad_norm.float()])
-        self._last = PendingRow(step, lr, values), measured
+        self._add_probe()  # to row t - 1
+        of_step = {"loss": measured.loss, "grad_norm": measured.grad_norm}
+        self._last = PendingRow(step, lr, [*of_step], stacked(of_step)), measured
         if measured.settle is None:
-            self._complete()
+            self._add_probe()  # to row t
         if len(self._pending) >= self.lag:
             self._write()
 
-    def _complete(self) -> None:
-        """Add the probe's values of the last step to its row."""
+    def _add_probe(self) -> None:
+        """Complete the last row with the values of its probe, unless that is done."""
         if self._last is None:
             return
-        (row, measured), self._last = self._last, None
-        self._names = ["loss", "grad_norm", *measured.probe]
-        values = [row.values, *(v.float().reshape(1) for v in measured.probe.values())]
-        self._pending.append(row._replace(values=torch.cat(values)))
+        (step, lr, names, values), (_, _, probe, _) = self._last
+        self._last = None
+        values = torch.cat([values, stacked(probe)])
+        self._pending.append(PendingRow(step, lr, [*names, *probe], values))
 
     def flush(self) -> None:
         """Write all pending rows, up to and including the one that diverged."""
         if self._last and (settle := self._last[1].settle) and not self.divergence:
             settle()
-        self._complete()
+        self._add_probe()
         self._write()
 
     def _write(self) -> None:
@@ -155,8 +161,8 @@ class Recorder:
         before, self._clock = self._clock, time.perf_counter()
         milliseconds = (self._clock - before) * 1000 / len(rows)
         memory = peak_memory_mb(self.device)
-        for (step, lr, _), values in zip(self._pending, rows, strict=True):
-            row = {"step": step, "lr": lr, **dict(zip(self._names, values, strict=True))}
+        for (step, lr, names, _), values in zip(self._pending, rows, strict=True):
+            row = {"step": step, "lr": lr, **dict(zip(names, values, strict=True))}
             self.steps.write(row)
             self.timing.write({"step": step, "step_ms": milliseconds, "peak_memory_mb": memory})
             self.observer.stepped(step, {**row, "step_ms": milliseconds})

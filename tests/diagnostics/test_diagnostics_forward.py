@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
 from deepstack.diagnostics.snapshot import stream_states
 from deepstack.errors import ConfigError
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import SCHEMES, Scheme
 
 QK_NORM = {"model__qk_norm": True, "model__gated": True, "model__activation": "silu"}
 ROTARY = QK_NORM | {"model__positions": "rotary"}
@@ -354,7 +354,7 @@ def test_values_of_attention_are_those_of_the_logits_in_every_scheme(scheme: str
         for file in ("grad_norm", "param_norm", "stream_norm", "effective_rank"):
             assert logged[file].isfinite().all(), file
         for file in ("branch_ratio_attention", "branch_ratio_feed_forward"):
-            assert (logged[file].isnan() == (scheme == "residual")).all(), file
+            assert (logged[file].isnan() == (kind.residual is Scheme.residual)).all(), file
         with Products() as products, torch.no_grad():
             toy.model(toy.tokens)
         names = [(i, n) for i, layer in enumerate(toy.model.layers) for n in layer.names]

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers.configs import config_with
+from helpers.papers import PAPERS
 from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.small_runs import small
 
@@ -35,11 +36,7 @@ def measured_alphas(name: str, **changes: Any) -> list[list[float]]:
 
 # By the papers' equations: N layers, 2N sublayers.
 KNOWN = {
-    **dict.fromkeys(("post_ln", "post_ln_init", "ds_init"), 1.0),
-    **dict.fromkeys(
-        ("deepnorm", "deepnorm_tight", "deepnorm_power", "deepnorm_rates"), (2 * N) ** 0.25
-    ),
-    "deepnorm_adam": (2 * N) ** 0.5,
+    **{name: paper.post(N) for name, paper in PAPERS.items() if paper.post},
     "branch_norm": math.inf,  # before the first step its branch has the coefficient 0
     "admin": 1.0,  # where its vector starts in the closed form 'linear'
 }

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.configs import config_with, runs_with
+from helpers.papers import PAPERS
 from helpers.sampling import some
 
 import deepstack
@@ -135,14 +136,6 @@ def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-# kinds of layer in one stack, where there is not one alone: the first of real_former is handed no
-# logits, that of res_former no values, others one tensor in the place of several
-LAYER_KINDS = {
-    "keel": 2, "mix_ln": 2, "real_former": 2, "hyper_connections": 2, "mhc": 2, "res_former": 2,
-    "x0_lambdas": 2, "siamese_norm": 2,
-}  # fmt: skip
-
-
 NOT_SLOW = [("deepnorm", "decoder"), ("keel", "encoder")]
 COMPILED = [
     (name, family)
@@ -178,7 +171,7 @@ def test_one_graph_for_all_layers_of_a_kind_in_each_mode(
         with torch.no_grad():
             torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
         model(tokens).mean().backward()
-    kinds = LAYER_KINDS.get(name, 1) if family == "encoder" else len(model.stacks)
+    kinds = PAPERS[name].kinds if family == "encoder" else len(model.stacks)
     assert len(graphs) == 2 * kinds, "with gradients and without"
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deepstack.config import Train
 from deepstack.fast import make_step
-from deepstack.fast.fused_sublayers import ACTIVATIONS, products_of, stacked
+from deepstack.fast.fused_sublayers import FUSED_ACTIVATIONS, products_of, stacked
 from deepstack.fast.gpu import available, deferred_gradients
 from deepstack.fast.gpu import norm as gpu_norm
 from deepstack.fast.gpu import products as gpu_products
@@ -45,7 +45,7 @@ class Layer(nn.Module):
     def fuse(self, whole: bool) -> None:
         """Fuse the sublayer and the norm, or the layer as a whole."""
         inner = self.inner
-        activation, scaled = ACTIVATIONS[inner.activation_name], inner.linear is scaled_linear
+        activation, scaled = FUSED_ACTIVATIONS[inner.activation_name], inner.linear is scaled_linear
         first, last = (inner.w1, inner.w1_bias), (inner.w2, inner.w2_bias)
         G = DeviceSublayer(first, activation, last, scaled)
         norm = DeviceNorm(self.norm.gain, self.norm.bias, WIDTH, self.norm.eps)

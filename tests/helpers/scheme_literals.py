@@ -1,4 +1,7 @@
-"""Equations that take some lines, most of them of layers that hand on more than x, once more."""
+"""Equations of layers that hand on more than x, or that take many lines; see `papers`.
+
+Each takes the options that change it under their names.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +70,7 @@ def connected(c: Any, H: Tensor, *starts: Tensor) -> list[Tensor]:
     return matrices
 
 
-def hyper_connections(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
+def hyper_connections(p: Any, stream: Any, **_: Any) -> tuple[Tensor, Tensor]:
     """Equations 1 to 5 and 10 to 14."""
 
     def weights(c: Any, k: int, H: Tensor) -> Any:
@@ -78,17 +81,17 @@ def hyper_connections(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
     return around_streams(p, stream, weights)
 
 
-def dense_former(p: Any, stream: Any, k: int = 1, period: int = 1) -> Any:
+def dense_former(p: Any, stream: Any, dilation: int = 1, period: int = 1) -> Any:
     """Section 3: block i, then X_i = sum_j alpha_ij X_j, where alpha starts as (0, …, 0, 1).
 
-    k x period, as Figure 5 draws it: every k-th, back from block i.
+    dilation x period, as Figure 5 draws it: every k-th, back from block i.
     """
     x, outputs = stream
     y = pre_ln(p, x)
     outputs = (*outputs, y)
     if p.l % period:
         return y, outputs
-    read = [j for j in range(p.l + 1) if (p.l - j) % k == 0]
+    read = [j for j in range(p.l + 1) if (p.l - j) % dilation == 0]
     assert len(read) <= len(p.s.weights)
     return y + sum(w * outputs[j] for w, j in zip(p.s.weights, read, strict=False)), outputs
 
@@ -96,6 +99,7 @@ def dense_former(p: Any, stream: Any, k: int = 1, period: int = 1) -> Any:
 def attn_res(p: Any, stream: Any, blocks: int = 8) -> Any:
     """Full AttnRes where there are no more sublayers than blocks, else the sums of their blocks."""
     h, part, done = stream
+    blocks = min(blocks or 2 * p.N, 2 * p.N)
     for j, (name, G, n) in enumerate(p.each(), start=2 * p.l - 1):
         w, v = getattr(p.s, f"{name}_query"), G(n[0](h))
         part = v if part is None else part + v
@@ -109,7 +113,7 @@ def attn_res(p: Any, stream: Any, blocks: int = 8) -> Any:
     return h, part, tuple(done)
 
 
-def mhc(p: Any, stream: Any, iterations: int = 20) -> Any:
+def mhc(p: Any, stream: Any, iterations: int = 20, **_: Any) -> Any:
     """Equations 3, 5 and 7 to 9."""
 
     def weights(c: Any, k: int, H: Tensor) -> Any:
@@ -131,23 +135,22 @@ def mhc(p: Any, stream: Any, iterations: int = 20) -> Any:
     return around_streams(p, stream, weights)
 
 
-def res_former(p: Any, stream: Any, a: Any = 0.5, b: Any = 0.5, last: int = 99) -> Any:
+def res_former(
+    p: Any, stream: Any, first: Any = 0.5, own: Any = 0.5, last: int = 0, learnable: bool = False
+) -> Any:
     """Equation of section 3, with v_1 as it is in the first layer; the `last` layers mix."""
-    x, first = stream
+    x, v_1 = stream
+    slot = p.slot("mixed_values")
+    a, b = (slot.of_first, slot.of_own) if learnable else (first, own)
     firsts = []
 
     def values(qkv: Tensor) -> Any:
         q, k, v = qkv
-        firsts.append(v if first is None else first)
-        return q, k, v if first is None or p.l <= p.N - last else a * first + b * v
+        firsts.append(v if v_1 is None else v_1)
+        return q, k, v if v_1 is None or p.l <= p.N - (last or p.N) else a * v_1 + b * v
 
     x = x + p.A(p.a[0](x), qkv=values)
     return x + p.F(p.f[0](x)), firsts[0]
-
-
-def learnable_res_former(p: Any, stream: Any) -> Any:
-    slot = p.slot("mixed_values")
-    return res_former(p, stream, slot.of_first, slot.of_own)
 
 
 def pre_ln(p: Any, x: Tensor) -> Tensor:
@@ -181,7 +184,7 @@ def mv_split(p: Any, x: Tensor) -> Tensor:
     return x
 
 
-def laurel(p: Any, x: Tensor) -> Tensor:
+def laurel(p: Any, x: Tensor, **_: Any) -> Tensor:
     for name, G, n in p.each():
         A, B = (getattr(p.s, f"{name}_{own}") for own in ("down", "up"))
         rank, d = A.shape
@@ -192,7 +195,7 @@ def laurel(p: Any, x: Tensor) -> Tensor:
     return x
 
 
-def frac_connections(p: Any, x: Tensor) -> Tensor:
+def frac_connections(p: Any, x: Tensor, **_: Any) -> Tensor:
     """Equations 6 to 15 and algorithm 1, a token at a time."""
     for name, G, n in p.each():
         c = getattr(p.s, f"{name}_connections")
@@ -211,13 +214,12 @@ def direction(z: Tensor) -> Tensor:
     return z / torch.sqrt((z**2).sum(-1, keepdim=True))
 
 
-def ngpt(p: Any, x: Tensor, start: float = 0.05) -> Tensor:
+def ngpt(p: Any, x: Tensor, start: float | None = 0.05) -> Tensor:
     """`Block.forward` of the authors' code, s and a as it keeps them; without a gate v alone."""
     d, heads = x.shape[-1], p.layer.attention.n_heads
     s_qk, s_v = p.slot("q").s * d**0.5, p.slot("w1").s
-    a_A, a_M = (
-        torch.abs(alpha * start * d**0.5) for alpha in (p.s.attention_alpha, p.s.feed_forward_alpha)
-    )
+    a = (start or 1 / p.N) * d**0.5
+    a_A, a_M = (torch.abs(a * alpha) for alpha in (p.s.attention_alpha, p.s.feed_forward_alpha))
 
     def of_heads(all_: Tensor) -> Any:
         q, k, v = all_
@@ -228,45 +230,3 @@ def ngpt(p: Any, x: Tensor, start: float = 0.05) -> Tensor:
     x = direction(x + a_A * (h_A - x))
     h_M = direction(p.F(x, linear=lambda v: v * s_v * d**0.5))
     return direction(x + a_M * (h_M - x))
-
-
-LONG: dict[str, Callable[[Any, Any], Any]] = {
-    literal.__name__: literal
-    for literal in (
-        real_former, hyper_connections, mhc, dense_former, attn_res, res_former, x0_lambdas,
-        siamese_norm, ngpt, mv_split, laurel, frac_connections,
-    )
-}  # fmt: skip
-
-
-def stream_of(
-    name: str, x: Tensor, others: list[Tensor], l: int = 1, given: Any = None, streams: int = 4
-) -> Any:
-    """What layer l reads: x, others of its shape, and what the layer before has handed on."""
-    several = (x, torch.stack([x, *others[: streams - 1]]))
-    return {
-        "residual": (x, others[0]),
-        "siamese_norm": (x, others[0]),
-        "dlcl": (x, tuple(others[:l])),
-        "real_former": (x, given),
-        "res_former": (x, given),
-        "x0_lambdas": (x, others[0]),
-        "hyper_connections": several,
-        "mhc": several,
-        "dense_former": (x, tuple(others[:l])),
-        "attn_res": (x, given, tuple(others[:l])),
-    }.get(name, x)
-
-
-def stream_into(name: str, l: int, x: Tensor) -> Any:
-    """What layer l reads in the midst of a stack of 3 heads, its first tensor x."""
-    batch, tokens, d = x.shape
-    shapes = {"real_former": (batch, 3, tokens, tokens), "res_former": (batch, 3, tokens, d // 3)}
-    given = None if l == 1 else torch.randn(shapes.get(name, x.shape))
-    return stream_of(name, x, [torch.randn_like(x) for _ in range(max(l, 3))], l, given)
-
-
-def enter(name: str, x: Tensor, streams: int = 4, s: float = 1) -> Any:
-    """What the first layer reads."""
-    x = direction(x) if name == "ngpt" else x
-    return stream_of(name, x, [s * x] * streams, streams=streams)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.command_line import typed
 from helpers.configs import config_with
+from helpers.papers import PAPERS
 from helpers.sampling import some
 
 from deepstack.config import Config, load_config
@@ -22,12 +23,6 @@ from deepstack.schemes import SCHEMES, StackNorm
 from deepstack.training import load_trained, train
 
 VOCAB, SEQ = 13, 6
-# Of these, at their default options, every norm is read by linear maps alone.
-EXACT = {
-    "pre_ln", "sub_ln", "ln_scaling", "layer_scale", "depth_mup", "complete_p", "deep_scale_lm",
-    "pre_ln_scaled", "parallel", "gpas", "dense_former", "attn_res", "mhc", "res_former", "laurel",
-    "pro_res", "looped",
-}  # fmt: skip
 
 
 def config_of(scheme: str = "pre_ln", depth: int = 3, **changes: Any) -> Config:
@@ -78,7 +73,7 @@ def test_a_scheme_is_folded_exactly_if_linear_maps_alone_read_its_norms(
     assert not (small.model.norm.gain or small.model.norm.bias)
     before, after = (sum(map(torch.numel, v.values())) for v in (values_of(built.model), values))
     assert before - after == 2 * sum(norm.shape[0] for norm in norms)
-    assert found.equal is (scheme in EXACT)
+    assert found.equal is PAPERS[scheme].folds
     assert found.equal or found.difference > 1e-3 * found.largest
 
 

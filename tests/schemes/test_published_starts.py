@@ -28,12 +28,12 @@ def values_by_role(config: Config) -> dict[str, list[torch.Tensor]]:
     return matrices
 
 
-# ngpt scales its matrices to vectors of norm 1 after they are drawn
+# a constraint sets the scale of matrices after they are drawn
 DRAWN = [
     (name, {"model.family": family})
     for name in SCHEMES.names()
     for family in SCHEMES[name].families
-    if name != "ngpt"
+    if not SCHEMES[name].constrains
 ]
 
 

@@ -1,13 +1,13 @@
 """Every scheme against its paper: equation, coefficients, initial standard deviations."""
 
 import math
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.papers import PAPERS
 from helpers.sampling import some
 from helpers.scheme_pieces import TOKENS, D, built, config, same
 
@@ -22,54 +22,24 @@ DEPTHS = (6, 12, 18, 100, 200, 1000)
 PUBLISHED = [(name, family) for name in SCHEMES.names() for family in SCHEMES[name].families]
 
 
-# scheme -> gain of a matrix (role, l, N), from the papers; what is not here starts with gain 1
-GAINS: dict[str, Callable[[str, int, int], float]] = {
-    "post_ln_init": lambda r, l, N: 1 / (N - l + 1),
-    "ds_init": lambda r, l, N: l**-0.5,
-    "deepnorm": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
-    "deepnorm_power": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
-    "deepnorm_rates": lambda r, l, N: (8 * N) ** -0.25 if r in VALUES else 1.0,
-    "deepnorm_tight": lambda r, l, N: (2 * N) ** -0.25 if r in VALUES else 1.0,
-    "deepnorm_adam": lambda r, l, N: (2 * N) ** -0.5 if r in VALUES else 1.0,
-    "sub_ln": lambda r, l, N: math.sqrt(math.log(2 * N)) if r in VALUES else 1.0,
-    "sandwich_ln": lambda r, l, N: 1 / math.sqrt(2 * N) if r in ("o", "w2") else 1.0,
-    "pre_ln_scaled": lambda r, l, N: 1 / math.sqrt(2 * N) if r in ("o", "w2") else 1.0,
-    "t_fixup": lambda r, l, N: 0.67 * N**-0.25 if r in VALUES else 1.0,
-    "fixup": lambda r, l, N: {
-        "o": 0.0, "w2": 0.0, "w1": (2 * N) ** -0.5,
-    }.get(r, (2 * N) ** (-1 / 6)),
-}  # fmt: skip
-VALUES = ("v", "o", "w1", "w2")
-
-# scheme -> alpha at these depths; the others have none
-QUARTER = (1.8612, 2.2134, 2.4495, 3.7606, 4.4721, 6.6874)  # (2N)^(1/4)
-ALPHAS = {
-    **dict.fromkeys(("deepnorm", "deepnorm_tight", "deepnorm_rates", "deepnorm_power"), QUARTER),
-    "deepnorm_runtime_beta": QUARTER,
-    "deepnorm_adam": (3.4641, 4.8990, 6.0, 14.1421, 20.0, 44.7214),
-    "keel": (12, 24, 36, 200, 400, 2000),
-    "deep_scale_lm": (0.81650, 0.91287, 0.94281, 0.98995, 0.99499, 0.99900),
-}
-
-
 @pytest.mark.parametrize("name", SCHEMES.names())
 def test_alpha_is_the_published_one(name: str) -> None:
-    found = [SCHEMES[name].alpha(depth) for depth in DEPTHS]
-    assert found == (pytest.approx(ALPHAS[name], rel=2e-5) if name in ALPHAS else [None] * 6)
+    published = PAPERS[name].alpha
+    for depth in DEPTHS:
+        wanted = pytest.approx(published(depth)) if published else None
+        assert SCHEMES[name].alpha(depth) == wanted
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
 def test_gains_are_the_papers(name: str) -> None:
-    wanted = GAINS.get(name, lambda r, l, N: 1.0)
+    wanted = PAPERS[name].gain
     for depth in DEPTHS:
         for layer in (1, 2, depth):
             for role in IN_LAYERS:
                 found = SCHEMES[name].gain(role, layer, depth)
                 assert found == pytest.approx(wanted(role, layer, depth)), (role, layer, depth)
-    for role in ("position", "head"):
-        assert SCHEMES[name].gain(role, 0, 100) == 1.0
-    table = 900**-0.25 if name == "t_fixup" else 1.0
-    assert SCHEMES[name].gain("embedding", 0, 100) == pytest.approx(table)
+    for role in ("embedding", "position", "head"):
+        assert SCHEMES[name].gain(role, 0, 100) == pytest.approx(wanted(role, 0, 100))
 
 
 @pytest.mark.parametrize(("name", "family"), PUBLISHED)
@@ -117,25 +87,10 @@ def test_learning_rates_and_epsilons_follow_depth(name: str, power: float, of_sg
     assert optim("head") == (1.0, 1.0, 1.0)
 
 
-STARTS: list[tuple[str, int, dict[str, Any], str, float]] = [
-    *(("layer_scale", N, {}, "_scale", s) for N, s in ((18, 0.1), (19, 1e-5), (24, 1e-5))),
-    ("layer_scale", 25, {}, "_scale", 1e-6),
-    ("layer_scale", 6, {"start": 0.3}, "_scale", 0.3),
-    ("mv_split", 2, {}, "_mean", 0.0),
-    ("mv_split", 2, {"mean": 0.5}, "_mean", 0.5),
-    ("mv_split", 2, {"mean": 0.5}, "_centred", 0.03),
-    ("x0_lambdas", 2, {"start": 0.1}, ".s", 0.1),
-    ("res_post_norm", 2, {"start": 0.25}, "_norms.0.gain", 0.25),
-    *(("ngpt", 3, {"start": start}, "_alpha", D**-0.5) for start in (0.2, None)),
-    ("admin", 6, {"start": "log"}, "_omega", math.sqrt(13 / math.log(13) - 1)),
-    ("admin", 6, {"start": "one"}, "_omega", math.sqrt(12)),
-    ("admin", 6, {"start": "linear"}, "_omega", 1.0),
-    ("res_former", 4, {"learnable": True}, ".of_first", 0.5),
-    ("res_former", 4, {"learnable": True}, ".of_own", 0.5),
-]
-
-
-@pytest.mark.parametrize(("name", "depth", "options", "ending", "value"), STARTS)
+@pytest.mark.parametrize(
+    ("name", "depth", "options", "ending", "value"),
+    [(name, *start) for name in SCHEMES for start in PAPERS[name].starts],
+)
 def test_trained_values_start_where_options_and_depth_say(
     name: str, depth: int, options: dict[str, Any], ending: str, value: float
 ) -> None:
@@ -171,12 +126,10 @@ def test_initial_standard_deviations(
             elif start == "table":
                 std = next(iter(model.schemes.values())).gain(role, 0) * 48**-0.5
                 assert values.std().item() == pytest.approx(std, rel=6 / values.numel() ** 0.5)
-            else:
+            elif not SCHEMES[name].constrains:  # which sets the scale: test_ngpt.py
                 matrices.add((bank.stack, role))
                 n_in, n_out = shapes.get(role, (48, 48))
                 variance = 2 / (n_in + n_out) if fan == "in_out" else 1 / n_in
-                if name == "ngpt":  # vectors along the stream have norm 1, however they started
-                    variance = 1 / 48
                 for layer in (1, depth):
                     wanted = model.schemes[bank.stack].gain(role, layer) * math.sqrt(variance)
                     row = values[layer - 1]
@@ -184,10 +137,11 @@ def test_initial_standard_deviations(
                     tolerance = 5 / math.sqrt(2 * row.numel())
                     assert row.std().item() == pytest.approx(wanted, rel=tolerance), (role, layer)
                     assert abs(row.mean().item()) <= 5 * wanted / math.sqrt(row.numel())
-                    if distribution == "xavier_uniform" and name != "ngpt":
+                    if distribution == "xavier_uniform":
                         assert row.abs().max().item() <= math.sqrt(3) * wanted * 1.000001
-    both = {("encoder", "v"), ("decoder", "cross_v")}
-    assert matrices >= (both if family == "encoder_decoder" else {(family, "v")})
+    crosses = family == "encoder_decoder"
+    expected = {("encoder", "v"), ("decoder", "cross_v")} if crosses else {(family, "v")}
+    assert SCHEMES[name].constrains or matrices >= expected
 
 
 DEEP = [
@@ -223,13 +177,7 @@ def test_what_a_gpu_computes_at_once_is_the_scheme_s_own_sum(name: str, family: 
             assert not scheme.changes_by_step
             z = scheme.residual(x, lambda u: g if u is x else None, lambda z: z)
             assert torch.allclose(z, a * x + g)
-    assert (found[0] is not None) == (name in POST)
-
-
-POST = (
-    "post_ln", "post_ln_init", "ds_init", "deepnorm", "deepnorm_power", "deepnorm_rates",
-    "deepnorm_tight", "deepnorm_adam",
-)  # fmt: skip
+    assert (found[0] is not None) == (PAPERS[name].post is not None)
 
 
 def test_a_subclass_declares_for_itself() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack.fast.fused_sublayers import ACTIVATIONS, FusedSublayer
+from deepstack.fast.fused_sublayers import FUSED_ACTIVATIONS, FusedSublayer
 from deepstack.fast.gpu.available import kernels, since_ampere, splits_fp32
 from deepstack.fast.gpu.products import DeviceProduct, Gradient
 
@@ -119,7 +119,7 @@ class DeviceSublayer(FusedSublayer):
     """
 
     def __init__(self, first: Weights, between: Any, last: Weights, scaled: bool) -> None:
-        relu = between is ACTIVATIONS["relu"]
+        relu = between is FUSED_ACTIVATIONS["relu"]
         into = DeviceProduct(*first, scaled, relu=relu)
         out = DeviceProduct(*last, scaled, after_relu=relu)
         super().__init__([into, out] if relu else [into, between, out])
