@@ -282,9 +282,9 @@ def weight_decay(seed: int) -> Finding:
     parts = means(sample(s, *stack) for stack in stacks for s in seeds(seed, 8))
     note = (
         f"2 layers, d = 32, {steps} steps at lr 0.003, {parts[0].draws} seeds, weight decay 0.02 "
-        "for L2 (λ = 0.01, Adam) and 0.5 for AdamW; ‖W‖₂ is the geometric mean over the matrices. The bound "
-        "falls in every run. The stack's gain on a change of x_0 falls little without norms, "
-        "and grows in Pre-LN, whose last norm enlarges a smaller stream."
+        "for L2 (λ = 0.01, Adam) and 0.5 for AdamW; ‖W‖₂ is the geometric mean over the matrices. "
+        "The bound falls in every run. The stack's gain on a change of x_0 falls little without "
+        "norms, and grows in Pre-LN, whose last norm enlarges a smaller stream."
     )
     return Finding(parts, note)
 

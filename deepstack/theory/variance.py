@@ -317,9 +317,10 @@ def attention_like_feed_forward(seed: int) -> Finding:
     parts.append(beside("E‖z‖²/d, α = v = w = 1, 32 independent tokens", 2.0, ones))
     return Finding(
         parts,
-        f"{draws} draws of the sublayer and 8 tokens ({draws // 3} of a step), d = {D}.  The heads change nothing.  A "
-        "gradient step is aligned with x and the weights and longer, as in C7.  Attention over "
-        "independent tokens adds less than x W_V W_O does, since it averages them (C3).",
+        f"{draws} draws of the sublayer and 8 tokens ({draws // 3} of a step), d = {D}.  The heads "
+        "change nothing.  A gradient step is aligned with x and the weights and longer, as in C7.  "
+        "Attention over independent tokens adds less than x W_V W_O does, since it averages them "
+        "(C3).",
     )
 
 

@@ -89,7 +89,8 @@ def is_normed(x: torch.Tensor) -> bool:
 def test_f_is_a_norm_s_output_and_not_normed_twice(name: str) -> None:
     """But without norms.  All norms have the gain 1 and the bias 0."""
     model = built(name, 4).model
-    F, last = model.hidden(TOKENS), [*model.last.stream(model.start(TOKENS))][-1]
+    F = model.hidden(TOKENS)
+    last = run_layers(model.layers, model.last.enter(model.start(TOKENS)))
     x = last if torch.is_tensor(last) else last[0]
     normalised = SCHEMES[name].normalised
     assert is_normed(F) == normalised == any(isinstance(m, StackNorm) for m in model.modules())
