@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from deepstack.analysis.captions import title_of
-from deepstack.analysis.comparison import comparisons
+from deepstack.analysis.comparison import best_keys, comparisons
 from deepstack.analysis.outcomes import in_words
 from deepstack.analysis.selection import Where, texts_of
 from deepstack.analysis.settings import TASK, split_series
@@ -133,6 +133,8 @@ def build_page(
     if not studies:
         raise ResourceError("\n".join(skipped))
     refuse_unknown_diagnostic(diagnostic, [run for runs in studies.values() for run in runs])
+    keys_of_studies = best_keys(studies, best).values()
+    best = list(dict.fromkeys(key for keys in keys_of_studies for key in keys))
     tables = comparisons(studies, against, best)
     charts = list(dict.fromkeys([*FIRST, *CHARTS]))
     sections, panels, broken = [], {}, []
