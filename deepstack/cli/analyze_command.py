@@ -1,6 +1,5 @@
 """The command `deepstack analyze RUN…`."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,28 +54,21 @@ def analyze_command(
     names = [name.strip() for name in what.split(",") if name.strip()]
     for name in names:
         MEASURES[name]
-    foreign = {Path(path).resolve(): Path(path) for path in runs if is_huggingface(path)}
-    folders = {
-        run.path.resolve(): run.path
-        for path in runs
-        if Path(path).resolve() not in foreign
-        for run in find_runs(path)
-    }
-    chosen = folders | foreign
-    if (text is None) is bool(foreign):
-        problem = "no text" if foreign else "text and no Hugging Face folder"
+    external = [Path(run) for run in runs if is_huggingface(run)]
+    own = [one.path for run in runs if not is_huggingface(run) for one in find_runs(run)]
+    paths = {path.resolve(): path for path in [*own, *external]}
+    if bool(external) != (text is not None):
+        problem = "no text" if external else "text and no Hugging Face folder"
         raise ConfigError(f"--text: found {problem}; allowed a text file with such a folder")
-    if foreign and (other or side):
+    if external and (other or side):
         raise ConfigError("--with, --side: found a Hugging Face folder; allowed with runs")
     results: dict[Path, dict[str, Analysis]] = {}
     with show_work("analyzing") as work:
-        for resolved, path in chosen.items():
-            work.step(f"analyzing {path.name}", len(chosen))
-            analyze: Callable[..., dict[str, Analysis]] = (
-                partial(analyze_folder, text=text or "")
-                if resolved in foreign
-                else partial(analyze_run, side=side, other=other, say=work.note)
-            )
+        analyze_external = partial(analyze_folder, text=str(text))
+        analyze_own = partial(analyze_run, side=side, other=other, say=work.note)
+        for path in paths.values():
+            work.step(f"analyzing {path.name}", len(paths))
+            analyze = analyze_external if path in external else analyze_own
             try:
                 results[path] = analyze(
                     path,
@@ -87,44 +79,34 @@ def analyze_command(
                     probes=probes,
                     top=top,
                 )
-            except (NothingMatchedError, ConfigError) as error:
-                if len(chosen) == 1:
+            except (ConfigError, NothingMatchedError) as error:
+                if len(paths) == 1:
                     raise
-                log(f"left out: {error}")
+                work.note(f"left out: {error}")
     if not results:
         raise NothingMatchedError("no run could be analyzed")
     if json:
-        emit_json([scalars_of(path, parts) for path, parts in results.items()])
+        emit_json([{"run": str(path), "analyses": json_of(one)} for path, one in results.items()])
         return
-    for parts in results.values():
-        for line in dict.fromkeys(text for result in parts.values() for text in result.notes):
-            log(line)
-    for path, parts in results.items():
-        if arrays := [name for name, result in parts.items() if not result.scalars]:
+    for path, analyses in results.items():
+        for note in dict.fromkeys(note for one in analyses.values() for note in one.notes):
+            log(note)
+        if arrays := [name for name, one in analyses.items() if not one.scalars]:
             log(f"{', '.join(arrays)}: no numbers; arrays are in {path / 'analysis'}")
-    emit([row for path, parts in results.items() for row in rows_of(path, parts)], False)
+    emit([row for path, analyses in results.items() for row in rows_of(path, analyses)], False)
 
 
-def scalars_of(path: Path, parts: dict[str, Analysis]) -> dict[str, Any]:
+def json_of(analyses: dict[str, Analysis]) -> dict[str, Any]:
     """Return the numbers of a run's analyses, with notes, for JSON."""
-    analyses = {
-        name: {"scalars": one.scalars, "notes": one.notes, "about": one.about}
-        for name, one in parts.items()
-    }
-    return {"run": str(path), "analyses": analyses}
+    parts = ("scalars", "notes", "about")
+    return {name: {part: getattr(one, part) for part in parts} for name, one in analyses.items()}
 
 
-def rows_of(path: Path, parts: dict[str, Analysis]) -> list[dict[str, Any]]:
+def rows_of(path: Path, analyses: dict[str, Analysis]) -> list[dict[str, Any]]:
     """Return a row of the table for each number."""
     return [
-        {
-            "run": path.name,
-            "analysis": analysis,
-            "number": name,
-            "value": value,
-            "unit": result.columns[name]["unit"],
-            "meaning": result.columns[name]["meaning"],
-        }
-        for analysis, result in parts.items()
-        for name, value in result.scalars.items()
+        {"run": path.name, "analysis": name, "number": number, "value": value}
+        | {key: one.columns[number][key] for key in ("unit", "meaning")}
+        for name, one in analyses.items()
+        for number, value in one.scalars.items()
     ]

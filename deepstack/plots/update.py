@@ -12,7 +12,6 @@ from deepstack.analysis.settings import depth_of, depths_of, require, scheme_lab
 from deepstack.analysis.statistics import (
     SATURATED,
     distinct_levels,
-    has_diverged,
     has_diverged_by,
     last_row,
     points_of,
@@ -32,6 +31,7 @@ from deepstack.records import Run
 
 RIGHT, RATIO = "right-hand side", "right-hand side / measured"
 EQUAL = ("equal", "equal: below it is no bound")
+CROSS, GAIN = "bound_cross_attention", "effective_gain_cross_attention"
 
 
 @chart("update_vs_depth")
@@ -110,26 +110,18 @@ def right_hand_side(run: Run) -> pd.DataFrame | None:
     (Theorem 4.3) the encoder's sum times the sum over cross-attentions of v w/α, and the decoder's.
     None where the run has no such terms, or where the theorem does not speak of its scheme.
     """
-    names = run.layer_names()
-    terms = {name: run.layers(name) for name in names if name.startswith("bound_")}
-    depths = run.columns.get("stacks", {})
-    if not terms or not depths:
+    names = [name for name in run.layer_names() if name.startswith(("bound_", GAIN))]
+    values = {name: run.layers(name)[1].astype(float) for name in names}
+    if not names:
         return None
-    steps = next(iter(terms.values()))[0]
-
-    def total(first: int, end: int, sublayers: Sequence[str]) -> np.ndarray:
-        parts = [terms[f"bound_{name}"][1][:, first:end] for name in sublayers]
-        return np.sum(np.concatenate(parts, axis=1, dtype=float), axis=1)
-
-    sublayer_names = ("attention", "feed_forward")
-    if len(depths) == 1:
-        bound = total(0, next(iter(depths.values())), sublayer_names)
-    else:
-        first, end = depths["encoder"], sum(depths.values())
-        factor = run.layers("effective_gain_cross_attention")[1][:, first:end].astype(float)
-        encoder = factor.sum(axis=1) * total(0, first, sublayer_names)
-        bound = encoder + total(first, end, (*sublayer_names, "cross_attention"))
-    table = pd.DataFrame({"step": steps, "bound": bound})
+    terms = values["bound_attention"] + values["bound_feed_forward"]
+    bound = terms.sum(axis=1)
+    if GAIN in values:
+        first = run.columns["stacks"]["encoder"]  # layer of the decoder
+        encoder, decoder = terms[:, :first].sum(axis=1), terms[:, first:].sum(axis=1)
+        cross, gain = (values[name][:, first:].sum(axis=1) for name in (CROSS, GAIN))
+        bound = gain * encoder + decoder + cross
+    table = pd.DataFrame({"step": run.layers("bound_attention")[0], "bound": bound})
     measured = run.steps[["step", "model_update"]].rename(columns={"model_update": "measured"})
     table = table.merge(measured, on="step")
     both = table[["bound", "measured"]].to_numpy(float)
@@ -171,10 +163,10 @@ def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
 
 def last_snapshot(runs: Sequence[Run]) -> tuple[int, list[str]]:
     """Return the last step at which all runs that did not diverge have a snapshot, and a note."""
-    finished = [run for run in runs if not has_diverged(run)] or runs
-    last = [max(set(run.layers("bound_attention")[0]) & set(run.steps["step"])) for run in finished]
-    step = int(min(last))
-    return step, [f"step {step} is the last snapshot that all share"] if step < max(last) else []
+    steps = {run: {*run.layers("bound_attention")[0]} & {*run.steps["step"]} for run in runs}
+    step, used = shared_step(steps)
+    is_early = step < max(max(steps[run]) for run in used)
+    return step, [f"step {step} is the last snapshot that all share"] if is_early else []
 
 
 @chart("bound_vs_depth")

@@ -13,17 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from deepstack.analysis.captions import title_of
-from deepstack.analysis.comparison import comparisons
+from deepstack.analysis.comparison import best_keys, comparisons
 from deepstack.analysis.outcomes import in_words
 from deepstack.analysis.selection import Where, texts_of
 from deepstack.analysis.settings import TASK, split_series
-from deepstack.analysis.statistics import update_column
 from deepstack.analysis.studies import (
     Folders,
     find_studies,
@@ -35,20 +33,17 @@ from deepstack.config.write import yaml_of
 from deepstack.errors import BrokenChartError, ConfigError, ResourceError
 from deepstack.plots.chart import CHARTS, Chart, Options
 from deepstack.plots.files import csv_bytes, read_reference, render, try_chart
-from deepstack.records import ENDED, Run, run_rows, varying
+from deepstack.records import Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
 from deepstack.records.published import writable
 from deepstack.reports.figures import describe_figure
 from deepstack.reports.finding import finding_of
 
-PIXELS = 150  # of the page, for an inch of a figure
-OPEN = 40  # rows up to which the table of runs is open
-UPDATES = "update_vs_depth"  # its table has the exponents
-# The first charts of the page; the others follow by name.
-FIRST = (
-    "final_loss_vs_depth", "outcomes", "update_vs_depth", "update_vs_step", "loss_vs_step"
-)  # fmt: skip
+PIXELS = 150  # of an inch of a figure
+UPDATES = "update_vs_depth"  # the chart with the exponents of the finding
+# The charts that come first; the others follow in the order of their registration.
+FIRST = ("final_loss_vs_depth", "outcomes", UPDATES, "update_vs_step", "loss_vs_step")
 
 
 @dataclass(frozen=True)
@@ -99,18 +94,17 @@ def report(
     path = writable(Path(folders[0]) / "report.html") if to is None else Path(to)
     if path.is_dir():
         path = path / "report.html"
-    started = started or (lambda chart, _: say(chart))
+    tell = started or (lambda chart, _: say(chart))
     selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
-    built = build_page(folders, path, against, best, at_step, diagnostic, started, **selection)
+    page = build_page(folders, path, against, best, at_step, diagnostic, tell, **selection)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, built.text.encode("utf-8"))
-    except (OSError, ResourceError) as error:
+        replace(path, printable(page.text).encode("utf-8"))
+    except ResourceError as error:
         raise ResourceError(f"{error}; give another file with --to") from error
-    for line in built.skipped:
+    for line in page.skipped:
         say(line)
-    if built.broken:
-        raise BrokenChartError("\n".join(built.broken), [path])
+    if page.broken:
+        raise BrokenChartError("\n".join(page.broken), [path])
     return path
 
 
@@ -132,206 +126,169 @@ def build_page(
     path: the file that links to run folders start from; None for the page of a server, which has no
     such links and looks for a newer page.
     """
-    studies, skipped = find_studies(folders, partial(Run.damage, layers=True), where, sort, last)
-    readable = {study: runs for study, runs in studies.items() if runs}
-    if not readable:
+    all_studies, skipped = find_studies(
+        folders, partial(Run.damage, layers=True), where, sort, last
+    )
+    studies = {study: runs for study, runs in all_studies.items() if runs}
+    if not studies:
         raise ResourceError("\n".join(skipped))
-    refuse_unknown_diagnostic(diagnostic, (run for runs in readable.values() for run in runs))
-    sections, broken = [], []
+    refuse_unknown_diagnostic(diagnostic, [run for runs in studies.values() for run in runs])
+    keys_of_studies = best_keys(studies, best).values()
+    best = list(dict.fromkeys(key for keys in keys_of_studies for key in keys))
+    tables = comparisons(studies, against, best)
     charts = list(dict.fromkeys([*FIRST, *CHARTS]))
-    rows = comparisons(readable, against, best)
-    for study, runs in readable.items():
-        name = study.resolve().name if study != Path() else " and ".join(map(str, folders))
+    sections, panels, broken = [], {}, []
+    for number, (study, runs) in enumerate(studies.items(), 1):
+        name = runs[0].study if len(folders) == 1 else " and ".join(map(str, folders))
         chart_options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
         pictures, left_out, updates = [], [], None
-        for chart in charts:
-            started(f"{name}: {chart}", len(readable) * len(charts))
-            result = try_chart(chart, CHARTS[chart], runs, chart_options)
-            if isinstance(result, Chart):
-                pictures.append(picture_of(chart, result))
-                updates = result.data if chart == UPDATES else updates
+        for chart_name in charts:
+            started(f"{name}: {chart_name}", len(charts) * len(studies))
+            chart = try_chart(chart_name, CHARTS[chart_name], runs, chart_options)
+            if isinstance(chart, Chart):
+                pictures.append(picture_of(chart_name, chart))
+                panels[f"s{number}-{chart_name}"] = describe_figure(chart)
+                updates = chart.data if chart_name == UPDATES else updates
                 continue
-            left_out.append(str(result))
-            broken += [f"{name}: {result}"] if isinstance(result, BrokenChartError) else []
-        section = section_of(name, runs, path, rows[study])
-        section["finding"] = finding_of(runs, best, updates)
-        sections.append(section | {"pictures": pictures, "left_out": left_out})
-    values = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
-    values |= {"sort": sort, "last": last}
-    options = [f"--{name}={value}" for name, value in values.items() if value is not None]
+            left_out.append(str(chart))
+            if isinstance(chart, BrokenChartError):
+                broken.append(f"{name}: {chart}")
+        finding = finding_of(runs, best, updates)
+        section = section_of(name, runs, tables[study], path)
+        sections.append(section | {"finding": finding, "pictures": pictures, "left_out": left_out})
+    given = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
+    given |= {"sort": sort, "last": last}
+    options = [f"--{key}={value}" for key, value in given.items() if value is not None]
     options += [f"--where={condition}" for condition in texts_of(where)]
-    words = [*map(str, folders), *options, *(f"--best={key}" for key in best)]
-    return Page(printable(render_page(sections, words, skipped, against, best, path is None)),
-                skipped, broken)  # fmt: skip
+    options += [f"--best={key}" for key in best]
+    page = render_page(
+        sections=sections,
+        command=shlex.join(["deepstack", "report", *map(str, folders), *options]),
+        skipped=skipped,
+        against=against,
+        best=best,
+        data=panels,
+        live=path is None,
+    )
+    return Page(page, skipped, broken)
 
 
 def section_of(
-    name: str, runs: Sequence[Run], path: Path | None, rows: list[dict[str, Any]]
+    name: str, runs: Sequence[Run], rows: Sequence[dict[str, Any]], path: Path | None
 ) -> dict[str, Any]:
     """Return the values of one study on the page, without its charts.
 
-    rows: of `comparison`, each with `best`, whether its val_loss is the least of its depth.  runs:
-    of `run_rows`, each with the link to its folder, `path`.  example: the folder of one run.
+    rows: of `comparison`.  path: the file that links to run folders start from, or None.
     """
-    one_task = len({run.get(TASK) for run in runs}) == 1
+    several_tasks = len({run.get(TASK) for run in runs}) > 1
     for row in rows:
-        losses = [r["val_loss"] for r in rows if r["depth"] == row["depth"]]
-        same = [loss for loss in losses if loss is not None]
+        losses = [one["val_loss"] for one in rows if one["depth"] == row["depth"]]
+        known = [loss for loss in losses if loss is not None]
+        row["best"] = not several_tasks and len(known) > 1 and row["val_loss"] == min(known)
         row["outcome"] = in_words(row["outcome"])
-        row["best"] = one_task and len(same) > 1 and row["val_loss"] == min(same)
-    listed = run_rows(runs)
-    for run, row in zip(runs, listed, strict=True):
-        row.pop("study")
-        beside = None if path is None else os.path.relpath(run.path, path.resolve().parent)
-        row["path"] = beside and Path(beside).as_posix()
-    states = Counter(run.state for run in runs)
+    states = Counter(run.state for run in runs).most_common()
     return {
         "name": name,
         "title": title_of(runs, split_series(runs)[0]),
-        "states": ", ".join(f"{number} {state}" for state, number in states.most_common()),
+        "states": ", ".join(f"{number} {state}" for state, number in states),
+        "notes": [note_on(run) for run in runs if run.state != "done"],
         "rows": rows,
-        "runs": listed,
-        "environments": environments(runs),
-        "shared": shared(runs),
+        "runs": [
+            row | {"path": path and os.path.relpath(run.path, path.resolve().parent)}
+            for row, run in zip(run_rows(runs), runs, strict=True)
+        ],
         "example": shlex.quote(str(runs[0].path)),
-        "measure": "‖ΔF‖" if update_column(runs) == "model_update" else "‖ΔF‖/‖F₀‖",
-        "notes": notes_on(runs),
+        "shared": yaml_of(shared_settings(runs)),
+        "environments": environments(runs),
     }
 
 
-def shared(runs: Sequence[Run]) -> str:
-    """The settings that all these runs have in common, as YAML."""
-    different = set(varying(runs))
-    settings: dict[str, Any] = {}
+def shared_settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the settings that all these runs have in common, nested as in a config."""
+    differing = varying(runs)
+    shared: dict[str, Any] = {}
     for key, value in runs[0].flat_config.items():
-        if key not in different and is_of_experiment(key):
-            *sections, last = key.split(".")
-            section = settings
-            for word in sections:
-                section = section.setdefault(word, {})
-            section[last] = value
-    return yaml_of(settings)
+        if key not in differing and is_of_experiment(key):
+            *sections, name = key.split(".")
+            section = shared
+            for one in sections:
+                section = section.setdefault(one, {})
+            section[name] = value
+    return shared
 
 
 def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the environments of runs and their counts: versions, device, commit, plugins."""
-    entries: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        meta = {key: value if isinstance(value, dict) else {} for key, value in run.meta.items()}
-        git = meta.get("git", {})
-        commit = str(git.get("commit") or "")[:12] + " + changes" * bool(git.get("dirty"))
-        plugins = run.meta.get("plugins")
-        known = [p for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
-        files = ", ".join(str(plugin.get("file")) for plugin in known)
-        environment = meta.get("environment", {}) | {"commit": commit, "plugins": files}
-        entry = entries.setdefault(
-            json.dumps(environment, sort_keys=True), {"made": environment, "runs": 0}
-        )
-        entry["runs"] += 1
-    return list(entries.values())
+    counts = Counter(json.dumps(environment_of(run)) for run in runs)
+    return [{"runs": count, "made": json.loads(made)} for made, count in counts.items()]
 
 
-def notes_on(runs: Sequence[Run]) -> list[str]:
-    """Return notes on runs that failed, diverged or have not ended."""
-    notes = []
-    for run in runs:
-        if run.state in ("failed", "out_of_memory", "diverged"):
-            why = " ".join(str(run.status.get("error") or "").split())
-            notes.append(f"{run.name}: {run.state} at step {run.status.get('step')}: {why}")
-        elif run.state not in ENDED:
-            notes.append(f"{run.name}: {run.state}, not at its end")
-    return notes
+def of_type(kind: type, value: Any) -> Any:
+    """Return a value of a file if it has this type, else an empty one."""
+    return value if isinstance(value, kind) else kind()
 
 
-def picture_of(name: str, chart: Chart) -> dict[str, Any]:
-    """A chart as the page holds it: svg and csv as data: addresses, the width in pixels.
-
-    panels: the axes and series with which the page's script draws the CSV.
-    """
-    svg, csv = (
-        base64.b64encode(c).decode("ascii") for c in (render(chart, "svg"), csv_bytes(chart))
-    )
+def environment_of(run: Run) -> dict[str, Any]:
+    """Return environment, commit and plugins of a run, without values that have another type."""
+    environment, git = (of_type(dict, run.meta.get(name)) for name in ("environment", "git"))
+    changes = " + changes" if git.get("dirty") else ""
+    plugins = [of_type(dict, plugin) for plugin in of_type(list, run.meta.get("plugins"))]
     return {
-        "name": name,
-        "title": chart.title,
-        "svg": f"data:image/svg+xml;base64,{svg}",
-        "csv": f"data:text/csv;base64,{csv}",
-        "panels": describe_figure(chart),
-        "width": round(float(chart.figure.get_figwidth()) * PIXELS),
+        **environment,
+        "commit": str(git.get("commit") or "")[:12] + changes,
+        "plugins": ", ".join(str(plugin["file"]) for plugin in plugins if "file" in plugin),
     }
 
 
-def render_page(
-    sections: Sequence[dict[str, Any]],
-    words: Sequence[str],
-    skipped: Sequence[str],
-    against: str | None,
-    best: Sequence[str],
-    live: bool = False,
-) -> str:
-    """Return the page as text; live: whether it looks for a newer page at its own address."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
+def note_on(run: Run) -> str:
+    """Return a note on a run that failed, diverged or has not ended."""
+    if run.state in ("running", "interrupted"):
+        return f"{run.name}: {run.state}, not at its end"
+    why = " ".join(str(run.status.get("error") or "").split())
+    return f"{run.name}: {run.state} at step {run.status.get('step')}: {why}"
 
+
+def picture_of(name: str, chart: Chart) -> dict[str, Any]:
+    """Return a chart as the page holds it: svg and csv as data: addresses, the width in pixels."""
+    return {
+        "name": name,
+        "title": chart.title,
+        "svg": f"data:image/svg+xml;base64,{base64_text(render(chart, 'svg'))}",
+        "csv": f"data:text/csv;base64,{base64_text(csv_bytes(chart))}",
+        "width": round(PIXELS * chart.figure.get_figwidth()),
+    }
+
+
+def base64_text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def render_page(**values: Any) -> str:
+    """Return the page with these values of its template as text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("deepstack.reports", "")
     environment = Environment(
-        loader=PackageLoader("deepstack.reports", ""),
+        loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "address_of": lambda path: quote(os.fsencode(path)),  # a path need not be UTF-8
         "cell": cell,
-        "counted": lambda number, form: counted(form, number),
+        "counted": lambda value, form: counted(form, value),
         "signless": lambda value: f"{value:.3f}".replace("-", "−"),
+        "address_of": lambda path: quote(os.fsencode(path)),
+        "sha256": lambda source: base64_text(hashlib.sha256(source.encode()).digest()),
     }
-    script, style = (
-        files("deepstack.reports").joinpath(name).read_text("utf-8")
-        for name in ("page.js", "page.css")
-    )
-    panels = {
-        f"s{number}-{picture['name']}": picture["panels"]
-        for number, section in enumerate(sections, start=1)
-        for picture in section["pictures"]
-    }
-    return environment.get_template("page.html").render(
-        sections=sections,
-        skipped=skipped,
-        open=OPEN,
-        against=against,
-        best=best,
-        live=live,
-        policy=policy_of(script, style, live),
-        script=Markup(script),
-        style=Markup(style),
-        data=Markup(json_block(panels)),
-        command=shlex.join(["deepstack", "report", *words]),
-    )
-
-
-def policy_of(script: str, style: str, live: bool) -> str:
-    """Return the content security policy: pictures in the page, this script and this style."""
-    digests = [
-        base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-        for text in (script, style)
-    ]
-    return (
-        f"default-src 'none'; img-src data:; script-src 'sha256-{digests[0]}'; "
-        f"style-src 'sha256-{digests[1]}'; base-uri 'none'; form-action 'none'"
-        + "; connect-src 'self'"
-        * live
-    )
-
-
-def json_block(value: Any) -> str:
-    """Return JSON that can stand in a script element: ASCII, without `<`, `>` and `&`."""
-    text = json.dumps(value, default=float, separators=(",", ":"), sort_keys=True)
-    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
+    environment.policies["json.dumps_kwargs"] = {"default": float, "sort_keys": True}
+    script, style = (loader.get_source(environment, name)[0] for name in ("page.js", "page.css"))
+    return environment.get_template("page.html").render(script=script, style=style, **values)
 
 
 def cell(value: Any, form: str | None = None) -> str:
-    """A value as a cell; numbers of one column in one form, so that their points are aligned."""
+    """Return a value as a cell; numbers of one column in one form, so that points are aligned."""
     if value in (None, ""):
         return "–"
     if isinstance(value, bool):

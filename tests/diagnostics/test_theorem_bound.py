@@ -142,14 +142,16 @@ def test_the_theorem_on_one_step(optimizer: str, exponent: float, tmp_path: Path
     assert 0.5 < least and most < 2 and most < 1.25 * least
 
 
-def bound_run(root: Path, depth: int, last: float = 2.0, **more: Any) -> None:
-    """A run whose terms add up to depth^1 / 100 at step 1 and `last` times that at step 2."""
+def bound_run(
+    root: Path, depth: int, last: float = 2.0, steps: tuple[int, int] = (1, 2), **more: Any
+) -> None:
+    """A run whose terms add up to depth^1 / 100 at the first and `last` times that at the last."""
     path = make_run(root, depth=depth, **more)
     run = Run(path)
     run.folder.write_columns(run.columns | {"stacks": {"encoder": depth}})
     terms = np.array([[0.0], [1.0], [last]]) * np.full((3, depth), 0.005)
     sides = {f"bound_{part}": terms for part in ("attention", "feed_forward")}
-    run.folder.write_layers(sides, [0, 1, 2])
+    run.folder.write_layers(sides, [0, *steps])
 
 
 def test_the_charts_show_both_sides_and_their_ratio(tmp_path: Path) -> None:
@@ -179,3 +181,11 @@ def test_a_run_that_leaves_the_theorems_form_does_not_hide_the_others(tmp_path: 
     text = " ".join(words(chart))
     assert "both, step 2" in text and "no value at step 2: DeepNorm, N = 18" in text
     assert "not of the theorem's form" not in text and "last snapshot" not in text
+
+
+def test_the_last_snapshot_is_one_of_all_runs(tmp_path: Path) -> None:
+    for depth, last_step in ((6, 4), (18, 3)):
+        bound_run(tmp_path, depth, steps=(2, last_step))
+    chart = make_chart("bound_vs_depth", tmp_path)
+    assert rows(chart, kind="point", panel="measured")["x"].tolist() == [6, 18]
+    assert "step 2 is the last snapshot that all share" in " ".join(words(chart))

@@ -323,7 +323,7 @@ def test_the_best_rate_is_chosen_where_every_seed_is_done(
     assert table["val_loss"].tolist() == pytest.approx([2.05, 4.05])
     assert table["difference"][0] == pytest.approx(-2.0)  # each at its own rate
     assert table["pairs"][0] == 2
-    page = Page(report(tmp_path, best=["train.lr"], against="post_ln"))
+    page = Page(report(tmp_path, best=["lr"], against="post_ln"))
     assert "The same losses choose the best train.lr and are compared; no interval" in page.text
     row = next(row for row in page.rows if row[0] == "Post-LN")
     at = next(row for row in page.rows if row[0] == "setting").index("best train.lr")
