@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
@@ -130,24 +131,23 @@ class ShapeError(DeepstackError):
 
 
 class WithEnds(nn.Module):
-    """logits = head(run(E[token] + P[position])): a stack with embedding and output layer.
+    """logits = head(stack(E[token] + P[position])), for stacks without embedding and output layer.
 
-    run: applies the stack, (batch, seq, d_model) -> the same; None if calling the stack does.
+    stack: (batch, seq, d_model) -> the same.
     """
 
-    def __init__(
-        self, shape: Shape, stack: nn.Module, run: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
+    def __init__(self, shape: Shape, stack: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.token = nn.Embedding(shape.vocab_size, shape.d_model)
         self.position = nn.Embedding(shape.seq_len, shape.d_model)
-        self.stack, self.run = stack, run or stack
+        self.stack = stack
         self.head = nn.Linear(shape.d_model, shape.vocab_size)
         if shape.tied:
             self.head.weight = self.token.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.run(self.token(tokens) + self.position.weight))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.head(self.stack(self.token(tokens) + self.position(positions)))
 
 
 @peer("torch", label="nn.TransformerEncoder", package="torch")
@@ -181,19 +181,24 @@ def torchscale_encoder(shape: Shape) -> PeerModel:
         layernorm_eps=shape.eps,
         deepnorm=True,
     )
-    stack = encoder.Encoder(settings)
-
-    def run(x: Tensor) -> Tensor:
-        output: Tensor = stack(None, token_embeddings=x)["encoder_out"]
-        return output
-
-    return PeerModel(WithEnds(shape, stack, run), stack)
+    embedding = importlib.import_module("torchscale.component.embedding")
+    tokens = nn.Embedding(shape.vocab_size, shape.d_model)
+    head = nn.Linear(shape.d_model, shape.vocab_size)
+    if shape.tied:
+        head.weight = tokens.weight
+    # Its positions start from 2, as fairseq's do.
+    positions = embedding.PositionalEmbedding(shape.seq_len + 2, shape.d_model)
+    built = encoder.Encoder(
+        settings, embed_tokens=tokens, embed_positions=positions, output_projection=head
+    )
+    return PeerModel(Select(built, lambda output: output["encoder_out"]), built.layers)
 
 
 @peer("x_transformers", label="x-transformers", package="x_transformers")
 def x_transformers_encoder(shape: Shape) -> PeerModel:
     """x-transformers' Encoder, Post-LN, flash attention; no biases in attention and norms."""
-    stack = importlib.import_module("x_transformers").Encoder(
+    library = importlib.import_module("x_transformers")
+    stack = library.Encoder(
         dim=shape.d_model,
         depth=shape.depth,
         heads=shape.n_heads,
@@ -207,14 +212,21 @@ def x_transformers_encoder(shape: Shape) -> PeerModel:
         pre_norm=False,
         verbose=False,
     )
-    return PeerModel(WithEnds(shape, stack), stack)
+    model = library.TransformerWrapper(
+        num_tokens=shape.vocab_size,
+        max_seq_len=shape.seq_len,
+        attn_layers=stack,
+        tie_embedding=shape.tied,
+    )
+    return PeerModel(model, stack)
 
 
 @peer("bert", label="Hugging Face BERT", package="transformers")
 def bert(shape: Shape) -> PeerModel:
-    """The layers of Hugging Face's BertModel: Post-LN, attention by torch's fused kernel."""
+    """Hugging Face's BertModel (Post-LN, attention by torch's fused kernel) and an output layer."""
     library = import_library("transformers")
     settings = library.BertConfig(
+        vocab_size=shape.vocab_size,
         hidden_size=shape.d_model,
         num_hidden_layers=shape.depth,
         num_attention_heads=shape.n_heads,
@@ -222,10 +234,26 @@ def bert(shape: Shape) -> PeerModel:
         hidden_act=shape.activation,
         hidden_dropout_prob=shape.dropout,
         attention_probs_dropout_prob=shape.dropout,
+        max_position_embeddings=shape.seq_len,
         layer_norm_eps=shape.eps,
     )
-    stack = library.BertModel(settings, add_pooling_layer=False).encoder
-    return PeerModel(WithEnds(shape, stack, lambda x: stack(x).last_hidden_state), stack)
+    built = library.BertModel(settings, add_pooling_layer=False)
+    head = nn.Linear(shape.d_model, shape.vocab_size)
+    if shape.tied:
+        head.weight = built.get_input_embeddings().weight
+    hidden = Select(built, lambda output: output.last_hidden_state)
+    return PeerModel(nn.Sequential(hidden, head), built.encoder)
+
+
+class Select(nn.Module):
+    """Applies a function to the output of a model."""
+
+    def __init__(self, model: nn.Module, pick: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.model, self.pick = model, pick
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.pick(self.model(tokens))
 
 
 def import_library(package: str) -> Any:
