@@ -265,23 +265,16 @@ def import_library(package: str) -> Any:
         if package != "torch":
             importlib.import_module("torchvision")
     except (ImportError, RuntimeError):
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
         sys.modules["torchvision"] = None  # type: ignore[assignment]
     return importlib.import_module(package)
 
 
 def import_torchscale() -> Any:
-    """Import torchscale's encoder, even if timm cannot be imported.
+    """Import torchscale's encoder without timm, which needs a torchvision for this build of torch.
 
-    timm needs a torchvision for exactly this build of torch.  torchscale takes one function from
-    it, for dropping whole layers at random, which is off here.
+    torchscale takes one function from it, for dropping whole layers at random, which is off here.
     """
-    name = "torchscale.architecture.encoder"
-    try:
-        return importlib.import_module(name)
-    except (ImportError, RuntimeError):
-        unused: Any = ModuleType("torchscale.component.droppath")
-        unused.DropPath = nn.Identity
-        sys.modules[unused.__name__] = unused
-        return importlib.import_module(name)
+    unused: Any = ModuleType("torchscale.component.droppath")
+    unused.DropPath = nn.Identity
+    sys.modules.setdefault(unused.__name__, unused)
+    return importlib.import_module("torchscale.architecture.encoder")

@@ -5,11 +5,8 @@ plugins).  'step' runs one step, 'products' times the matrix products; each has 
 of the connection ends the process.
 """
 
-import os
-import signal
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
@@ -38,61 +35,49 @@ from deepstack.fast import fast_paths_of
 from deepstack.fast.products import use_onednn
 from deepstack.tasks import Task, task_of
 from deepstack.training import choose_device, mean_loss, timed_steps, to_device, torch_settings
+from deepstack.training.environment import peak_memory_mb
+from deepstack.training.recorder import is_out_of_memory
 
 
-class TimedRow:
-    """A row of the benchmark, step by step; its first step builds the model."""
+def answers(row: Row, config: conf.Config, requests: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the memory before the model is built, and then the answer to each request.
 
-    def __init__(self, row: Row, config: conf.Config) -> None:
-        self.row = row
-        for variant in row.variants:
-            config = conf.with_overrides(config, VARIANTS[variant][1])
-        self.config = config
-        self.task = task_of(config)
-        self.device = choose_device(config.runtime)
-        self.shape = shape_of(config, self.task.vocab_size)
-        self.steps: Iterator[float] | None = None
-        self.parameters: int | None = None
-        self.products: Products | None = None
-        if not row.is_own and PEERS[row.name].torch:
-            # so that the library's memory counts for the process, not for the model
-            import_library(PEERS[row.name].package)
+    The first step comes before the products: it sets the threads of the run.
+    """
+    for variant in row.variants:
+        config = conf.with_overrides(config, VARIANTS[variant][1])
+    device, task = choose_device(config.runtime), task_of(config)
+    shape = shape_of(config, task.vocab_size)
+    if not row.is_own and PEERS[row.name].torch:
+        # so that the library's memory counts for the process, not for the model
+        import_library(PEERS[row.name].package)
+    yield {"start_memory_mb": memory_mb("VmRSS", device)}
+    parameters = None
+    if row.is_own:
+        endless = conf.with_overrides(config, {"train.steps": 1_000_000})
+        steps: Iterator[float] = timed_steps(endless, logged=row.name == LOGGED.name)
+    else:
+        built = build_peer(row.name, shape, device)
+        parameters = built.parameters
+        steps = peer_steps(config, built, task, device, "onednn" in row.variants)
+    products = None
+    for request in requests:
+        if request == "step":
+            seconds, memory = next(steps), memory_mb("VmHWM", device)
+            yield {"seconds": seconds, "peak_memory_mb": memory, "parameters": parameters}
+        else:
+            products = products or products_of(config, shape, device)
+            yield {"seconds": products.seconds(), "flops": products.flops()}
 
-    def step(self) -> dict[str, Any]:
-        """Run one step; return its seconds and the peak memory so far."""
-        if self.steps is None:
-            self.steps = self._start()
-        return {
-            "seconds": next(self.steps),
-            "peak_memory_mb": peak_memory_mb(self.device),
-            "parameters": self.parameters,
-        }
 
-    def time_products(self) -> dict[str, Any]:
-        """Return the seconds and flops of all matrix products of a step."""
-        with torch_settings(self.config, self.device):
-            if self.products is None:
-                unsharded = conf.with_overrides(self.config, {"train.shards": 1})
-                half = self.config.train.precision == "bf16"
-                dtype = torch.bfloat16 if half else torch.float32
-                self.products = Products(
-                    self.shape,
-                    self.config.train.batch_size,
-                    self.device,
-                    dtype,
-                    fast_paths_of(unsharded, self.device).products,
-                )
-                self.products.seconds()  # touches the fresh memory
-            return {"seconds": self.products.seconds(), "flops": self.products.flops()}
-
-    def _start(self) -> Iterator[float]:
-        if self.row.is_own:
-            endless = conf.with_overrides(self.config, {"train.steps": 1_000_000})
-            return timed_steps(endless, logged=self.row.name == LOGGED.name)
-        built = build_peer(self.row.name, self.shape, self.device)
-        self.parameters = built.parameters
-        onednn = "onednn" in self.row.variants
-        return peer_steps(self.config, built, self.task, self.device, onednn)
+def products_of(config: conf.Config, shape: Shape, device: torch.device) -> Products:
+    """Return the matrix products of a step on the whole batch, run once."""
+    unsharded = conf.with_overrides(config, {"train.shards": 1})
+    dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+    library = fast_paths_of(unsharded, device).products
+    products = Products(shape, config.train.batch_size, device, dtype, library)
+    products.seconds()  # touches the fresh memory
+    return products
 
 
 def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel | PeerTrainer:
@@ -106,8 +91,8 @@ def build_peer(name: str, shape: Shape, device: torch.device) -> PeerModel | Pee
     if built.in_matrices != shape.in_matrices:
         raise ShapeError(
             f"the matrices of its layers hold {built.in_matrices:,} numbers, and "
-            f"{shape.in_matrices:,} make {shape.depth} layers of d_model {shape.d_model} and d_ff "
-            f"{shape.d_ff}"
+            f"{shape.in_matrices:,} make {shape.depth} layers of d_model {shape.d_model} "
+            f"and d_ff {shape.d_ff}"
         )
     if isinstance(built, PeerModel):
         built.model.train()
@@ -122,22 +107,16 @@ def peer_optimizers(train: conf.Train, built: PeerModel) -> list[torch.optim.Opt
     rate: dict[str, Any] = {"lr": train.lr, "weight_decay": train.weight_decay}
     parameters = list(built.model.parameters())
     if train.optimizer == "sgd":
-        return [torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum)]
-    if train.optimizer != "muon":
-        kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
-        return [kind(parameters, betas=train.betas, eps=train.eps, **rate)]
-    muon, matrices = train.muon, {p: None for p in built.stack.parameters() if p.ndim == 2}
-    others = [p for p in parameters if p not in matrices]
-    return [
-        torch.optim.Muon(
-            [*matrices],
-            momentum=muon.momentum,
-            ns_steps=muon.ns_steps,
-            adjust_lr_fn=muon.adjust_lr,
-            **rate,
-        ),
-        torch.optim.AdamW(others, betas=train.betas, eps=train.eps, **rate),
-    ]
+        return [torch.optim.SGD(parameters, momentum=train.momentum, **rate)]
+    optimizers: list[torch.optim.Optimizer] = []
+    if train.optimizer == "muon":
+        muon = train.muon
+        matrices = dict.fromkeys(p for p in built.stack.parameters() if p.ndim == 2)
+        settings: Any = {"ns_steps": muon.ns_steps, "adjust_lr_fn": muon.adjust_lr}
+        optimizers += [torch.optim.Muon(matrices, momentum=muon.momentum, **settings, **rate)]
+        parameters = [p for p in parameters if p not in matrices]
+    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
+    return [*optimizers, kind(parameters, betas=train.betas, eps=train.eps, **rate)]
 
 
 def torch_step(train: conf.Train, built: PeerModel, device: torch.device) -> TrainStep:
@@ -177,59 +156,39 @@ def peer_steps(
         train_step = torch_step(config.train, built, device)
     with torch_settings(conf.with_overrides(config, {"runtime.deterministic": False}), device):
         for step in count(1):
-            if onednn:
+            if onednn:  # products by another library reset it
                 use_onednn()
             began = time.perf_counter()
-            batch = task.train_batch(step, config.train.batch_size)
-            train_step(*to_device(batch, device))
+            train_step(*to_device(task.train_batch(step, config.train.batch_size), device))
             yield time.perf_counter() - began
 
 
-def memory_line(name: str) -> float:
-    """Return a line of /proc/self/status in MB: VmRSS is the present memory, VmHWM its peak.
+def memory_mb(line: str, device: torch.device) -> float:
+    """Return a line of /proc/self/status: VmRSS is the present memory, VmHWM its peak.
 
-    The peak of getrusage also counts the parent's memory at the fork.
+    On a GPU it is the peak of the allocated memory.  The peak of getrusage, which macOS has
+    instead, also counts the parent's memory at the fork.
     """
     status = Path("/proc/self/status")
-    if not status.exists():
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / (1e6 if sys.platform == "darwin" else 1e3)
-    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return int(lines[name].split()[0]) * 1024 / 1e6
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Return the peak memory so far: allocated on the GPU, or of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
-    return memory_line("VmHWM")
+    if device.type == "cuda" or not status.exists():
+        return peak_memory_mb(device)
+    return int(status.read_text().partition(f"{line}:")[2].split()[0]) * 1024 / 1e6
 
 
 def main() -> None:
     """Answer requests until the connection ends; an error is the last answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     parent = Connection(0)
     try:
         row, config, files = parent.recv()
         plugins.load_plugins(files)
-        timed = TimedRow(row, config)
-        on_gpu = timed.device.type == "cuda"
-        parent.send({"start_memory_mb": 0.0 if on_gpu else memory_line("VmRSS")})
-        commands = {"step": timed.step, "products": timed.time_products}
         with suppress(EOFError, ConnectionError):
-            while True:
-                parent.send(commands[parent.recv()]())
+            for answer in answers(row, config, iter(parent.recv, None)):
+                parent.send(answer)
     except DeepstackError as error:
         parent.send({"error": str(error), "exit_code": error.exit_code})
     except Exception as error:
-        memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        memory = memory or "DefaultCPUAllocator" in str(error)
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        parent.send({"error": reason, "exit_code": 5 if memory else 1})
-        raise
-    os._exit(0)  # nothing needs saving, and freeing a deep model takes time
+        parent.send({"error": reason, "exit_code": 5 if is_out_of_memory(error) else 1})
 
 
 if __name__ == "__main__":

@@ -215,7 +215,8 @@ def peak_memory_mb(device: torch.device) -> float:
     """Return the peak memory in MB: the GPU's allocations, or the process's resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes
 
 
 # The only environment variables that a run folder records: each selects kernels or their threads.
