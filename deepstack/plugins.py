@@ -57,7 +57,7 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
         with _loading(path):
             # Run the hashed bytes: the import system might run a stale .pyc instead.
             exec(compile(content, str(path), "exec"), module.__dict__)
-        LOADED[path.name] = Plugin(path.resolve(), digest)
+        LOADED[path.name] = Plugin(path.absolute(), digest)
 
 
 @contextmanager

@@ -104,7 +104,9 @@ class DepthExponents:
 
 
 def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a table with one row per run, step and role: depth, seed, lr, step, role, value.
+    """Return a table with one row per run, step and trained role.
+
+    Its columns are depth, seed, lr, step, role, value.
 
     value: ‖F(θ_0 + Δθ_role) − F(θ_0)‖, or ‖F(θ_t) − F(θ_t − Δθ_role)‖ under
     `log.attribution_from=current`; mean over probe tokens of the 2-norm, and 0 within the
@@ -121,6 +123,8 @@ def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
         if not len(wide) and isinstance(trained, list) and len(trained) == 1:
             wide = run.steps[["step", "model_update"]].rename(columns={"model_update": trained[0]})
         roles = [name for name in map(str, wide) if is_role(name)]
+        if isinstance(trained, list):
+            roles = [role for role in roles if role in trained]
         if not len(wide) or not roles:
             continue
         long = wide.melt("step", [*roles, *({"whole"} & {*wide})], "role", "value")

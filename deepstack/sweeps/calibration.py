@@ -120,12 +120,8 @@ def calibrate(
     before = run("before", config, rates)
     measured = Calibration(config=config, depths=chosen, steps=at, before=before)
     if alone:
-        trained = config.train.trainable
-        roles = [
-            role
-            for role in measured.updates["role"].unique()
-            if role not in (TOGETHER, HEAD) and (trained == "all" or role in trained)
-        ]
+        moved = measured.updates["role"].unique()
+        roles = [role for role in moved if role not in (TOGETHER, HEAD)]
         measured = replace(measured, alone=run("alone", config, rates, roles))
     if measured.unmoved and at[-1] > 1:
         rates, origin = [SECOND * rate for rate in rates], "current"

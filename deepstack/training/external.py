@@ -101,8 +101,8 @@ class Probe:
         seed: int = 0,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if every < 1:
-            raise ConfigError(f"every: found {every}; allowed an integer >= 1")
+        if not (isinstance(every, int) and every >= 1):
+            raise ConfigError(f"every: found {every!r}; allowed an integer >= 1")
         intervals = {"layers_every": layers_every, "attribution_every": attribution_every}
         for key, interval in intervals.items():
             if interval != "log" and not (isinstance(interval, int) and interval >= 0):
@@ -275,7 +275,10 @@ class Probe:
             inner = nested
             for section in sections:
                 inner = inner.setdefault(section, {})
-            inner[last] = json.loads(json.dumps(value))  # lists for tuples
+            try:
+                inner[last] = json.loads(json.dumps(value))  # lists for tuples
+            except TypeError as error:
+                raise ConfigError(f"config: {key}: {error}; allowed Python's own values") from error
         return nested
 
     def _meta(self) -> dict[str, Any]:

@@ -76,6 +76,8 @@ def test_roles_can_be_trained_alone_for_several_steps(tmp_path: Path) -> None:
     measured = calibrate(
         config, depths=(2, 4), seeds=1, steps=(1, 3), lr=0.01, alone=True, check=False, out=tmp_path
     )
+    assert {row.role for row in measured.rows} == {"v", "w2", "together"}
+    assert not measured.unmoved and not measured.second
     assert len(measured.alone) == 2 * len(measured.before)
     alone = [run for run in measured.alone if run.get("train.lr") == 0.01]
     rows = [row for row in measured.rows if row.role in ("v", "w2")]

@@ -149,9 +149,10 @@ def test_a_run_that_is_stopped_before_it_began_never_begins(tmp_path: Path) -> N
 
 
 def test_plugins_travel_as_they_were_loaded(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
+    file, link = tmp_path / "latest.py", tmp_path / "mine.py"
     file.write_text("x = 1\n")
-    plugins.load_plugins([file])
+    link.symlink_to(file)
+    plugins.load_plugins([link])
     assert ray_cluster.plugin_files() == [("mine.py", b"x = 1\n")]
     file.write_text("x = 2\n")
     with pytest.raises(PluginError, match="changed"):

@@ -228,6 +228,8 @@ MISTAKES: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
     (encoder, {"groups": {"a,b": "*"}}, "found the name 'a,b'"),
     (encoder, {"groups": {"whole": "*"}}, "found the name 'whole'"),
     (encoder, {"every": 0}, "every: found 0"),
+    (encoder, {"every": 2.5}, "every: found 2.5"),
+    (encoder, {"config": {"model.d_ff": np.int64(3)}}, "config: model.d_ff: Object of type int64"),
     (encoder, {"layers_every": "often"}, "layers_every: found 'often'"),
 ]
 
