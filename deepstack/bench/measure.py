@@ -106,6 +106,8 @@ def available_peers(
         "model.gated=false": not model.gated,
         "model.qk_norm=false": not model.qk_norm,
         "model.positions=learned or sinusoidal": model.positions != "rotary",
+        "model.head=tied or separate": model.head != "bert",
+        "train.label_smoothing=0": not config.train.label_smoothing,
     }
     missing = [key for key, same in shared.items() if not same]
     if rows and missing:

@@ -297,9 +297,10 @@ def test_peers_that_are_built_otherwise_are_left_out() -> None:
     assert measure.available_peers(conf.Config(), [TORCH], messages.append) == [TORCH]
     assert not messages
     for changed in (
-        "norm.kind=rms", "activation=tanh", "bias=false", "gated=true", "qk_norm=true",
-        "positions=rotary",
+        "model.norm.kind=rms", "model.activation=tanh", "model.bias=false", "model.gated=true",
+        "model.qk_norm=true", "model.positions=rotary", "model.head=bert",
+        "train.label_smoothing=0.1",
     ):  # fmt: skip
-        given = conf.parse_config("", overrides=[f"model.{changed}"])
+        given = conf.parse_config("", overrides=[changed])
         assert measure.available_peers(given, [TORCH], messages.append) == []
         assert messages.pop().startswith("left out: all peers") and not messages
