@@ -4,6 +4,7 @@ x is the depth, the width or the training FLOPs.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -188,8 +189,8 @@ def linear(z: np.ndarray, y: np.ndarray, a: float) -> tuple[float, float]:
 def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row for each setting whose losses have a law, and sentences on others and limits.
 
-    law: depth, width or compute.  Where several depths or widths have one budget of FLOPs, each
-    budget has a separate law; `compute` has one for each depth.  Diverged runs are left out.
+    law: depth, width or compute.  Where four depths or widths have one budget of FLOPs, each budget
+    has a separate law; `compute` has one for each depth.  Diverged runs are left out.
     """
     laws, notes = laws_by_setting(runs, law)
     rows = [
@@ -232,7 +233,8 @@ def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]
     has_flops = any("flops" in run.meta for run in ended)
     budgets = budgets_of(ended) if has_flops or compute else dict.fromkeys(ended, 0.0)
     cells = {(budget, run.get(size)) for run, budget in budgets.items()}
-    each_budget = not compute and 1 < len(set(budgets.values())) < len(cells)
+    sizes = Counter(budget for budget, _ in cells)
+    each_budget = not compute and len(sizes) > 1 and max(sizes.values()) >= LEAST
     by_flops = compute or each_budget
     if not by_flops:
         budgets = dict.fromkeys(budgets, 0.0)

@@ -84,6 +84,17 @@ def test_widths_of_equal_steps_have_a_law_of_their_flops(tmp_path: Path) -> None
     assert rows[0]["a"] == pytest.approx(1, abs=1e-4)
 
 
+def test_a_few_equal_flops_make_no_budgets(tmp_path: Path) -> None:
+    """Half the depth for twice the steps costs as much."""
+    for depth, steps, seed in product((2, 4, 8, 16, 32), (4, 8), (0, 1)):
+        make_run(
+            tmp_path, depth=depth, seed=seed, lr=1e-3 + 1e-6 * steps, steps=steps,
+            masked=1.5 + (1 + 0.01 * seed) / depth, flops=10**9 * depth,
+        )  # fmt: skip
+    rows, notes = law_table(find_runs(tmp_path), "depth")
+    assert [row["n"] for row in rows] == [5, 5] and not notes
+
+
 def test_the_command_fits_depth_at_each_budget_and_compute_at_each_depth(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     for i, depth, seed in product(range(4), (2, 4, 8, 16), (0, 1)):
