@@ -308,7 +308,8 @@ def shape_of(config: conf.Config) -> str:
     """Return a key for all settings that change the time of a step, except the depth."""
     model = config.model.model_copy(update={"depth": 1, **OF_OTHER_DEPTHS})
     train = config.train.model_copy(update=IRRELEVANT)
-    return repr((model, config.task, train, config.log, config.runtime))
+    is_long = config.train.steps >= FEW_STEPS  # 'auto' replays the steps of long runs alone
+    return repr((model, config.task, train, config.log, config.runtime, is_long))
 
 
 def step_seconds(config: conf.Config, depth: int) -> float:
