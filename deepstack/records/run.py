@@ -293,6 +293,8 @@ def read_csv(path: Path, columns: Iterable[str]) -> pd.DataFrame:
     names = complete[: complete.find(b"\n")].decode("ascii", "replace").split(",")
     if missing := [name for name in list(columns)[:2] if name not in names]:
         raise damage_error(path, f"has no column {missing[0]}")
+    if complete.count(b",") != complete.count(b"\n") * (len(names) - 1):  # pandas fills short rows
+        raise damage_error(path, f"is no table of numbers (a row has not {len(names)} cells)")
     try:
         return pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
     except (ValueError, OverflowError) as error:
