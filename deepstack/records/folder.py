@@ -245,10 +245,8 @@ class RunFolder:
 
     def layer_names(self) -> list[str]:
         """Return the names of the per-layer diagnostics; none before steps.npy is written."""
-        if not (self.layers_dir / "steps.npy").is_file():
-            return []
-        names = (path.stem for path in self.layers_dir.glob("*.npy"))
-        return sorted(name for name in names if name != "steps" and not name.startswith("."))
+        names = {path.stem for path in self.layers_dir.glob("[!.]*.npy")}
+        return sorted(names - {"steps"}) if "steps" in names else []
 
     def checkpoint_path(self, step: int) -> Path:
         return self.checkpoint_dir / str(step)

@@ -250,26 +250,19 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     for config in configs:
         for key, value in config.items():
             seen.setdefault(key, []).append(value)
-    result = []
+    differing = []
     for key, values in seen.items():
-        if not is_of_experiment(key):
-            continue
-        absent = len(values) < len(configs) and key.startswith(OPEN_SECTIONS)
-        if absent or any(value != values[0] for value in values[1:]):
-            result.append(key)
-    return result
+        is_absent = len(values) < len(configs) and key.startswith(OPEN_SECTIONS)
+        if is_of_experiment(key) and (is_absent or any(value != values[0] for value in values)):
+            differing.append(key)
+    return differing
 
 
 def folders_below(root: Path) -> list[Path]:
     """Return a folder, the visible ones one and two levels below it, and published runs."""
     children = visible_folders(root)
-    published = [child for child in children if child.name == PUBLISHED]
-    studies = [study for folder in published for study in visible_folders(folder)]
-    return [
-        root,
-        *children,
-        *(path for folder in [*children, *studies] for path in visible_folders(folder)),
-    ]
+    studies = [*children, *visible_folders(root / PUBLISHED)]
+    return [root, *children, *(path for folder in studies for path in visible_folders(folder))]
 
 
 def visible_folders(folder: Path) -> list[Path]:
@@ -300,6 +293,8 @@ def read_csv(path: Path, columns: Iterable[str]) -> pd.DataFrame:
     names = complete[: complete.find(b"\n")].decode("ascii", "replace").split(",")
     if missing := [name for name in list(columns)[:2] if name not in names]:
         raise damage_error(path, f"has no column {missing[0]}")
+    if complete.count(b",") != complete.count(b"\n") * (len(names) - 1):  # pandas fills short rows
+        raise damage_error(path, f"is no table of numbers (a row has not {len(names)} cells)")
     try:
         return pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
     except (ValueError, OverflowError) as error:

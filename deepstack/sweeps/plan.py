@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -30,7 +28,6 @@ from deepstack.training import (
     choose_folder,
     choose_threads,
     device_is_here,
-    free_folder,
     refuse_missing_plugins,
     run_name,
     timed_steps,
@@ -93,9 +90,7 @@ class Cell:
 
 def is_wanted(cell: Cell, retry: Collection[str] = ()) -> bool:
     """False for finished or damaged runs, and for failed ones unless `retry` names them."""
-    if cell.state == "damaged":
-        return False
-    return cell.state not in ENDED and (cell.state not in RUN_AGAIN or cell.state in retry)
+    return cell.state in retry or cell.state not in (*ENDED, *RUN_AGAIN, "damaged")
 
 
 def retry_states(text: str | None) -> frozenset[str]:
@@ -118,7 +113,7 @@ def expand(
     Raises ConfigError for an empty list of values, a value that is not allowed, or more than
     conf.MAX_RUNS cells.
     """
-    return [config for config, _, _ in _cells(as_study(base, grid), CellCache())]
+    return [config for config, _ in _cells(as_study(base, grid), CellCache())]
 
 
 def as_study(
@@ -139,8 +134,8 @@ def as_study(
     return conf.Study(config, axes)
 
 
-def _cells(study: conf.Study, cache: CellCache) -> list[tuple[conf.Config, str, conf.Combination]]:
-    """Return configuration, name of the run and swept values of every cell, equal ones once."""
+def _cells(study: conf.Study, cache: CellCache) -> Iterator[tuple[conf.Config, conf.Combination]]:
+    """Yield the configuration and the swept values of every cell, equal ones once."""
     for key, values in study.grid.items():
         if not values:
             raise ConfigError(f"sweep.grid.{key}: found no value; give at least one")
@@ -150,20 +145,16 @@ def _cells(study: conf.Study, cache: CellCache) -> list[tuple[conf.Config, str, 
             f"sweep.grid: {study.total:,} runs ({sizes}); allowed at most {conf.MAX_RUNS:,}: "
             "give fewer values"
         )
-    cells: list[tuple[conf.Config, str, conf.Combination]] = []
-    by_name: dict[str, list[conf.Config]] = {}  # two cells may share the six digits of a hash
+    seen: set[str] = set()
     for combination in study.combinations():
         with named_in_errors(combination):
             config = conf.with_overrides(study.base, combination.settings)
             conf.refuse_absurd(config, scheme_memory(config))
             config = with_steps(config, lambda config: cache.task(config).vocab_size)
-        plain = without_defaults(config)
-        name = conf.run_name(plain)
-        same_name = by_name.setdefault(name, [])
-        if not any(conf.same_experiment(plain, other) for other in same_name):
-            same_name.append(plain)
-            cells.append((config, name, combination))
-    return cells
+        digest = conf.digest(without_defaults(config))
+        if digest not in seen:
+            seen.add(digest)
+            yield config, combination
 
 
 @contextmanager
@@ -191,23 +182,18 @@ def plan(
     base: a study, or a configuration together with a grid, {dotted key: values}.
     """
     cache = CellCache()
-    existing = names_in(out / study)
     cells = []
     used_names: set[str] = set()
-    for config, name, combination in _cells(as_study(base, grid), cache):
-        state = "new"
+    for config, combination in _cells(as_study(base, grid), cache):
         with named_in_errors(combination):
             task = cache.task(config)
             parameters = cache.parameters(config, task.vocab_size)
-        if name in existing:
-            try:
-                refuse_missing_plugins(config, out / study)
-                folder = choose_folder(config, out / study, task, used_names)
-                state = Run(folder.path).state if folder.exists() else "new"
-            except ResourceError:
-                folder, state = RunFolder(out / study / name), "damaged"
-        else:
-            folder = free_folder(out / study, name, used_names)
+        try:
+            refuse_missing_plugins(config, out / study)
+            folder = choose_folder(config, out / study, task, used_names)
+            state = Run(folder.path).state if folder.exists() else "new"
+        except ResourceError:
+            folder, state = RunFolder(out / study / run_name(config)), "damaged"
         used_names.add(folder.name)
         memory = conf.memory_estimate(config, task.vocab_size, scheme_memory(config), task.memory)
         step = conf.step_flops(config, task.vocab_size, scheme_flops(config)).step
@@ -215,15 +201,6 @@ def plan(
         values, overridden = combination.values, combination.overridden
         cells.append(Cell(config, folder, state, parameters, memory, values, overridden, flops))
     return sorted(cells, key=lambda cell: (cell.flops, cell.parameters))
-
-
-def names_in(study: Path) -> set[str]:
-    """Return the names of runs in a study's folder, with and without a number at the end."""
-    try:
-        names = os.listdir(study)
-    except OSError:
-        return set()
-    return {*names, *(re.sub(r"-\d+$", "", name) for name in names)}
 
 
 class CellCache:
@@ -299,10 +276,8 @@ def config_yaml(cell: Cell) -> str:
 
 def train_arguments(study: str, out: str | Path) -> list[str]:
     """Return the arguments after the configuration of `deepstack train` for a run of a study."""
-    arguments = ["--quiet", "--out", str(out), "--study", study]
-    for plugin in plugins.LOADED.values():
-        arguments += ["--plugin", str(plugin.path)]
-    return arguments
+    loaded = [word for one in plugins.LOADED.values() for word in ("--plugin", str(one.path))]
+    return ["--quiet", "--out", str(out), "--study", study, *loaded]
 
 
 def seconds_per_run(
@@ -318,16 +293,14 @@ def seconds_per_run(
     deadline = time.monotonic() + patience
     for cell in cells:
         config, shape = cell.config, shape_of(cell.config)
-        late = shape not in known and time.monotonic() > deadline
-        if late or not device_is_here(config.runtime):
-            seconds.append(None)
-            continue
-        if shape not in known:
+        can_be_timed = device_is_here(config.runtime) and time.monotonic() <= deadline
+        if shape not in known and can_be_timed:
             shallow, deep = (step_seconds(config, depth) for depth in DEPTHS)
             slope = max(deep - shallow, 0.0) / (DEPTHS[1] - DEPTHS[0])
             known[shape] = (max(shallow - slope * DEPTHS[0], 0.0), slope)
-        start, slope = known[shape]
-        seconds.append(config.train.steps * (start + slope * config.model.depth))
+        start, slope = known.get(shape, (None, 0.0))
+        step = None if start is None else start + slope * config.model.depth
+        seconds.append(None if step is None else config.train.steps * step)
     return seconds
 
 
@@ -335,7 +308,8 @@ def shape_of(config: conf.Config) -> str:
     """Return a key for all settings that change the time of a step, except the depth."""
     model = config.model.model_copy(update={"depth": 1, **OF_OTHER_DEPTHS})
     train = config.train.model_copy(update=IRRELEVANT)
-    return repr((model, config.task, train, config.log, config.runtime))
+    is_long = config.train.steps >= FEW_STEPS  # 'auto' replays the steps of long runs alone
+    return repr((model, config.task, train, config.log, config.runtime, is_long))
 
 
 def step_seconds(config: conf.Config, depth: int) -> float:

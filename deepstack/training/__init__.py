@@ -19,7 +19,6 @@ from deepstack.training.observer import Started as Started
 from deepstack.training.observer import observer as observer
 from deepstack.training.optimizer import make_optimizer as make_optimizer
 from deepstack.training.preflight import choose_folder as choose_folder
-from deepstack.training.preflight import free_folder as free_folder
 from deepstack.training.preflight import refuse_cut_settings as refuse_cut_settings
 from deepstack.training.preflight import refuse_missing_plugins as refuse_missing_plugins
 from deepstack.training.preflight import run_name as run_name

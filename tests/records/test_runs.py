@@ -120,6 +120,13 @@ def test_a_folder_that_was_tampered_with_is_named_and_takes_no_memory(tmp_path: 
                 getattr(Run(folder.path), name)
 
 
+def test_a_row_that_lacks_cells_is_damage(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    folder.steps_path.write_text(re.sub("\n2,.*", "\n2,2.0", folder.steps_path.read_text()))
+    assert "a row has not 8 cells" in str(Run(folder.path).damage())
+    assert "steps.csv: unreadable" in problems(folder)[0]
+
+
 def test_layers_are_what_the_steps_file_names(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     values = np.arange(15).reshape(3, 5)

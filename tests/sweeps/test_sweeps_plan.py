@@ -117,6 +117,16 @@ def test_nothing_is_built_or_timed_twice(tmp_path: Path, monkeypatch: pytest.Mon
     assert [function.call_count for function in counted.values()] == [6, 1, 4]
 
 
+def test_long_runs_which_may_replay_are_timed_apart_from_short_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        PLAN, "step_seconds", lambda config, depth: 1.0 if config.train.steps < 50 else 0.5
+    )
+    cells = plan(parse_study(STUDY).base, {"train.steps": [49, 50, 100]}, study="s", out=tmp_path)
+    assert seconds_per_run(cells) == [49.0, 25.0, 50.0]
+
+
 @pytest.mark.parametrize(
     ("steps", "replay", "expected"), [(1000, "auto", 6.5), (1000, False, 1.5), (7, True, 5.5)]
 )
