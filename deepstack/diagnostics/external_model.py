@@ -315,17 +315,10 @@ def names_by_child(subject: ExternalModel) -> dict[str, list[str]]:
 
     A child is a direct one, such as `self_attn` or `linear1`.
     """
-    layers = set(subject.layers)
-    within_layer = {
-        f"{layer}.{name}": name
-        for layer, module in subject.modules.items()
-        if module in layers
-        for name, _ in module.named_parameters()
-    }
+    name_in_layer = {p: n for layer in subject.layers for n, p in layer.named_parameters()}
     groups = defaultdict(list)
-    for name in subject.parameters:
-        child = within_layer.get(name, name).split(".")[0]
-        groups[child].append(name)
+    for name, parameter in subject.parameters.items():
+        groups[name_in_layer.get(parameter, name).split(".")[0]].append(name)
     return dict(groups)
 
 
