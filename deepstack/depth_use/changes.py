@@ -1,12 +1,14 @@
 """The effect of changed layers: removed, exchanged, repeated, or replaced by linear maps."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.depth_use.layered import Change, calling
+from deepstack.depth_use.layered import Call, Change, calling
 from deepstack.depth_use.measure import Request, measure, numbers
 from deepstack.errors import ConfigError
 from deepstack.records import Analysis, Column
@@ -47,40 +49,35 @@ def effects(request: Request, result: Analysis) -> None:
     Csordás et al. 2025, arXiv:2505.13898, also remove it for the tokens before a position alone
     and measure those after it, and leave the first token as it is.  One forward pass a removal.
     """
-    model, sample = request.model, request.held_out
+    model, sample, removed = request.model, request.held_out, request.chosen(result)
     states, logits = model.states_and_logits(sample)
-    before = contributions(states)
-    before_sizes = before.norm(dim=-1).flatten(1)  # (layers, tokens)
-    for name, cosine in model.sublayer_cosines(sample).items():
+    x, before = torch.stack(states[:-1]), contributions(states)
+    sizes = before.norm(dim=-1).flatten(1)  # (layers, tokens)
+    relative_sizes = sizes / x.norm(dim=-1).flatten(1).clamp(min=LEAST)
+    cosines = F.cosine_similarity(before, x, dim=-1).flatten(1).mean(dim=1)
+    for name, cosine in {**model.sublayer_cosines(sample), "layer": cosines}.items():
         result.add(f"cosine_{name}", cosine.double().cpu())
-    pairs = list(zip(before, states, strict=False))
-    cosines = [F.cosine_similarity(c, x, dim=-1).mean() for c, x in pairs]
-    result.add("cosine_layer", numbers(cosines))
-    sizes = [(c.norm(dim=-1) / x.norm(dim=-1).clamp(min=LEAST)).mean() for c, x in pairs]
-    result.add("contribution", numbers(sizes))
+    result.add("contribution", relative_sizes.mean(dim=1).double().cpu())
     probabilities = sample.chosen(logits).float().softmax(dim=-1)
-    loss, removed = sample.loss(logits), request.chosen(result)
     maxima = torch.full((len(removed), model.depth), float("nan"), dtype=torch.float64)
-    mean, losses, changes = maxima.clone(), [], []
+    mean, rows = maxima.clone(), []
     for row, index in enumerate(removed):
-        changed, logits = model.states_and_logits(sample, {index: calling()})
-        if index + 1 < model.depth:
-            after = contributions(changed[index + 1 :])
-            moved = (before[index + 1 :] - after).norm(dim=-1).flatten(1)
-            size = before_sizes[index + 1 :]
-            maxima[row, index + 1 :] = (moved / size.clamp(min=LEAST)).amax(dim=1)
-            mean[row, index + 1 :] = moved.mean(dim=1) / size.mean(dim=1).clamp(min=LEAST)
-        losses.append(sample.loss(logits))
-        differences = sample.chosen(logits).float().softmax(dim=-1) - probabilities
-        changes.append(differences.norm(dim=-1).max())
+        changed, logits_without = model.states_and_logits(sample, {index: calling()})
+        later = slice(index + 1, None)
+        moved = (before - contributions(changed)).norm(dim=-1).flatten(1)[later]
+        maxima[row, later] = (moved / sizes[later].clamp(min=LEAST)).amax(dim=1)
+        mean[row, later] = moved.mean(dim=1) / sizes[later].mean(dim=1).clamp(min=LEAST)
+        differences = sample.chosen(logits_without).float().softmax(dim=-1) - probabilities
+        rows.append(numbers([sample.loss(logits_without), differences.norm(dim=-1).max()]))
+    losses, changes = torch.stack(rows, dim=1)
     result.add("removed", [index + 1 for index in removed])
     result.add("effect_max", maxima.float())
     result.add("effect_mean", mean.float())
-    result.add("output_change", numbers(changes))
+    result.add("output_change", changes)
     result.add("causal_score", mean.nanmean())
     if sample.targets is not None:
-        result.add("loss_without", numbers(losses))
-        result.add("loss", loss)
+        result.add("loss_without", losses)
+        result.add("loss", sample.loss(logits))
 
 
 def contributions(states: list[Tensor]) -> Tensor:
@@ -150,37 +147,37 @@ def linear(request: Request, result: Analysis) -> None:
     if request.training is None:
         raise ConfigError("linear: found no training batches; give training=…")
     model, sample = request.model, request.held_out
-    chosen = request.chosen(result)
-    maps: dict[int, tuple[Tensor, Tensor]] = {}
-    inputs: list[Tensor] = []
+    maps: dict[int, Callable[[Tensor], Tensor]] = {}
 
-    def fit(index: int, x: Tensor) -> None:
-        if index and index - 1 in chosen:
-            maps[index - 1] = fit_linear(inputs[0], x, request.ridge)
-        inputs[:] = [x]
+    def fit(index: int, call: Call, x: Tensor) -> Tensor:
+        y: Tensor = call(index, x)
+        maps[index] = fit_linear(x, y, request.ridge)
+        return y
 
-    model.run(request.training, take=fit)
+    model.run(request.training, {i: partial(fit, i) for i in request.chosen(result)})
     states, logits = model.states_and_logits(sample)
-    losses, errors, rests = [], [], []
-    for index in chosen:
-        before, after = states[index], states[index + 1]
-        predicted = affine(before, *maps[index])
-        errors.append(unexplained(after, predicted))
-        rests.append(unexplained(after - before, predicted - before))
-        losses.append(model.loss(sample, {index: replacing(*maps[index])}))
+    rows = []
+    for index, predict in maps.items():
+        x, y = states[index : index + 2]
+        predicted = predict(x)
+        loss_linear = model.loss(sample, {index: replacing(predict)})
+        errors = unexplained(y, predicted), unexplained(y - x, predicted - x)
+        rows.append(numbers([loss_linear, *errors]))
+    losses, errors_y, errors_c = torch.stack(rows, dim=1)
     loss = sample.loss(logits)
-    result.add("changed", [index + 1 for index in chosen])
+    result.add("changed", [index + 1 for index in maps])
     result.add("loss_linear", losses)
-    result.add("unexplained", numbers(errors))
-    result.add("unexplained_contribution", numbers(rests))
+    result.add("unexplained", errors_y)
+    result.add("unexplained_contribution", errors_c)
     result.add("loss", loss)
-    result.add("usefulness", (numbers(losses) > SIGNIFICANT * loss).double().mean())
+    result.add("usefulness", (losses > SIGNIFICANT * loss).double().mean())
 
 
-def fit_linear(x: Tensor, y: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Return W (d, d) and b (d,) in double precision: y ≈ x Wᵀ + b with the least squared error.
+def fit_linear(x: Tensor, y: Tensor, ridge: float) -> Callable[[Tensor], Tensor]:
+    """Return the function x Wᵀ + b that has the least squared error as a prediction of y.
 
-    ridge: the penalty on ‖W‖², relative to the mean variance of a coordinate of x.
+    It computes in double precision.  ridge: the penalty on ‖W‖², relative to the mean variance of a
+    coordinate of x.
     """
     X, Y = (z.flatten(0, -2).double() for z in (x, y))
     mean_x, mean_y = X.mean(dim=0), Y.mean(dim=0)
@@ -189,17 +186,13 @@ def fit_linear(x: Tensor, y: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     penalty = ridge * gram.diagonal().mean().clamp(min=torch.finfo(gram.dtype).tiny)
     gram = gram + penalty * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     W = torch.linalg.solve(gram, X.T @ Y).T
-    return W, mean_y - W @ mean_x
+    b = mean_y - W @ mean_x
+    return lambda x: (x.double() @ W.T + b).to(x.dtype)
 
 
-def affine(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
-    """Return x Wᵀ + b, computed in double precision."""
-    return (x.double() @ W.T + b).to(x.dtype)
-
-
-def replacing(W: Tensor, b: Tensor) -> Change:
-    """Return the change that replaces a layer by x Wᵀ + b."""
-    return lambda call, x: affine(x, W, b)
+def replacing(function: Callable[[Tensor], Tensor]) -> Change:
+    """Return the change that replaces a layer by a function of the stream."""
+    return lambda call, x: function(x)
 
 
 def unexplained(y: Tensor, predicted: Tensor) -> Tensor:

@@ -38,9 +38,8 @@ class Part(NamedTuple):
 
     def indices(self, bank: Bank) -> list[int]:
         """Return the indices of the roles of a bank that are of this part."""
-        if self.role is not None:
-            return [index for index, role in enumerate(bank.roles) if role == self.role]
-        return list(range(len(bank.roles))) if bank.stack == self.stack else []
+        is_whole = self.role is None and bank.stack == self.stack
+        return [i for i, role in enumerate(bank.roles) if is_whole or role == self.role]
 
     def put_in(self, bank: Bank, values: Tensor, others: Tensor) -> Tensor:
         """Return a copy of `values` (depth, …) with this part from `others`, of equal shape."""
@@ -79,11 +78,8 @@ def columns_of(built: Built, parts: Sequence[Part]) -> dict[str, tuple[str, str,
     """Return column -> symbol, unit, one sentence, without the step, in the order of the files."""
     columns = {p.name: (f"‖ΔF_{{{p.name.replace('_', ' ')}}}‖", "", p.sentence) for p in parts}
     if built.model.schemes[0].changes_by_step:
-        columns[SCHEDULE] = (
-            "‖ΔF_{schedule}‖",
-            "",
-            "Changes of the scheme with the step, parameters as at initialisation.",
-        )
+        sentence = "Changes of the scheme with the step, parameters as at initialisation."
+        columns[SCHEDULE] = ("‖ΔF_{schedule}‖", "", sentence)
     return columns | {WHOLE: ("‖ΔF‖", "", "All of it at once: the model update of the step.")}
 
 

@@ -313,19 +313,14 @@ RESERVED = ("step", REST, "whole", "unexplained")  # other columns of attributio
 def names_by_child(subject: ExternalModel) -> dict[str, list[str]]:
     """Return the names of the trained parameters by child of a layer, elsewhere of the model.
 
-    A child is a direct one, such as `self_attn` or `linear1`.
+    A child is a direct one, such as `self_attn` or `linear1`.  A child named as another column of
+    attribution.csv, such as `step`, is the group `step_`.
     """
-    layers = set(subject.layers)
-    within_layer = {
-        f"{layer}.{name}": name
-        for layer, module in subject.modules.items()
-        if module in layers
-        for name, _ in module.named_parameters()
-    }
+    name_in_layer = {p: n for layer in subject.layers for n, p in layer.named_parameters()}
     groups = defaultdict(list)
-    for name in subject.parameters:
-        child = within_layer.get(name, name).split(".")[0]
-        groups[child].append(name)
+    for name, parameter in subject.parameters.items():
+        child = name_in_layer.get(parameter, name).split(".")[0]
+        groups[f"{child}_" if child in RESERVED else child].append(name)
     return dict(groups)
 
 

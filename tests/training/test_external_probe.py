@@ -176,6 +176,17 @@ def test_attribution_is_that_of_a_model_with_one_group_changed(tmp_path: Path) -
     assert row == pytest.approx({"step": 3} | sizes, rel=1e-3)
 
 
+def test_a_child_named_as_a_column_has_a_group_with_another_name(tmp_path: Path) -> None:
+    names = ("step", "whole", "unexplained")
+    model = nn.Sequential()
+    for name in names:
+        model.add_module(name, nn.Linear(D, D))
+    run = probed(tmp_path / "run", 2, model, layers=())
+    table = pd.read_csv(run.path / "attribution.csv")
+    assert list(table) == ["step", *(f"{name}_" for name in names), "whole", "unexplained"]
+    assert table["step"].tolist() == [1, 2]
+
+
 # -- what a model and a batch may be ---------------------------------------------------------------
 
 
