@@ -86,7 +86,8 @@ def refuse_other_head(layered: Layered, sample: Sample) -> None:
     """Raise ConfigError unless the head makes the logits of the last layer's output."""
     states, logits = layered.states_and_logits(sample)
     read = layered.read_out(sample, states[-1])
-    if read.shape != logits.shape or not torch.allclose(read, logits, rtol=1e-3, atol=1e-3):
+    tolerance = 1e-3 * float(logits.abs().max())
+    if read.shape != logits.shape or not torch.allclose(read, logits, atol=tolerance):
         raise ConfigError(
             "head: after the last layer it does not give the model's logits "
             f"{tuple(logits.shape)}; name all that follows the layers, as in "

@@ -112,9 +112,13 @@ def test_the_jacobian_of_torch_s_own_layers_is_measured() -> None:
         ({"head": ("last", "out"), "layers": "last"}, "holds no modules"),
     ],
 )
-def test_refusals_say_what_to_give(arguments: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_refusals_say_what_to_give(arguments: dict[str, Any], message: str, scale: float) -> None:
+    model = External()
+    model.out.requires_grad_(False).weight.mul_(scale)
+    model.out.bias.mul_(scale)
     with pytest.raises(ConfigError, match=message):
-        deepstack.analyze_model(External(), batch(), **arguments)
+        deepstack.analyze_model(model, batch(), **arguments)
 
 
 # -- a folder of transformers, compared with transformers itself ----------------------------------
