@@ -338,10 +338,10 @@ class TrainingRun:
         divergence, facts = self.recorder.divergence, {}
         if divergence is None:
             state, step = "done", self.config.train.steps
-            keep_optimizer = self.config.runtime.keep_optimizer
-            saves = step > 0 or keep_optimizer  # config and seed determine the initial weights
+            # Config and seed determine the initial weights.
+            saves = step > 0 or self.config.runtime.keep_optimizer
             if saves:
-                save_state(self, step, only_weights=not keep_optimizer)
+                save_state(self, step)
         else:
             state, step, saves = "diverged", divergence.step, False
             origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")

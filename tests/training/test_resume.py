@@ -114,3 +114,11 @@ def test_another_runs_checkpoint_is_not_used(whole: dict[str, bytes], tmp_path: 
         interrupted(small(), tmp_path / "b")
         assert f"not used: checkpoint 6: is {problem}" in folder.log_path.read_text()
     assert data_of(deepstack.train(small(), out=tmp_path / "b")) == whole
+
+
+def test_an_interrupt_after_the_last_step_changes_no_file_of_the_run(tmp_path: Path) -> None:
+    config = small()
+    interrupted(config, tmp_path / "a", config.train.steps)
+    runs = [deepstack.train(config, out=tmp_path / name) for name in ("a", "b")]
+    one, other = ({p.name for p in run.path.glob("checkpoint/*/*")} for run in runs)
+    assert one == other and data_of(runs[0]) == data_of(runs[1])
