@@ -300,8 +300,5 @@ def in_current_layout(key: str, value: Tensor) -> tuple[str, Tensor]:
 
 def sync_file(path: Path) -> None:
     """Flush a file's content to the disk (fsync)."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with open(path, "rb") as file:
+        os.fsync(file)
