@@ -77,13 +77,13 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         for path in draft.iterdir():
             sync_file(path)
         sync_folder(draft)
-        draft.rename(target)
-        sync_folder(folder.checkpoint_dir)
         # The sha256 only describes the files; this compares them with the values in memory.
-        if (target / STATE).read_text() != state:
+        if (draft / STATE).read_text() != state:
             raise OSError(f"read back wrong: {STATE}")
         for name, tensors in parts.items():
-            verify_tensors(target / f"{name}.safetensors", tensors)
+            verify_tensors(draft / f"{name}.safetensors", tensors)
+        draft.rename(target)
+        sync_folder(folder.checkpoint_dir)
         for step in folder.checkpoints()[:-CHECKPOINTS]:
             discard(folder.checkpoint_path(step))
 
@@ -300,8 +300,5 @@ def in_current_layout(key: str, value: Tensor) -> tuple[str, Tensor]:
 
 def sync_file(path: Path) -> None:
     """Flush a file's content to the disk (fsync)."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with open(path, "rb") as file:
+        os.fsync(file)

@@ -120,18 +120,20 @@ def preflight(
             observer = Observers(observer, LogFile(folder), *trackers, *registered)
             if saves:
                 refuse_full_disk(config, folder, task.vocab_size)
-        if ranks.size == 1:
-            refuse_short_memory(config, device, task, observer.notify)
+        notices = memory_notices(config, device, task) if ranks.size == 1 else []
         paths = fast_paths_of(config, device, ranks, model)
         environment = environment_of(config, device, threads, paths, ranks)
         is_new = not folder.exists()
         record = parent.folder if parent and is_new else folder
-        ranks.from_rank0(lambda: check_environment(record, environment, allow_env_change, observer))
-        if is_new and ranks.is_rank0:
-            for line in start.fresh if start else ():
-                observer.notify(line)
-            if parent:
+        notices += ranks.from_rank0(
+            lambda: environment_notices(record, environment, allow_env_change)
+        )
+        if is_new:
+            notices += start.fresh if start else ()
+            if parent and ranks.is_rank0:
                 parent.begin(folder, task.data)
+        for notice in notices:  # after the last refusal: the first notice writes log.txt
+            observer.notify(notice)
         yield Prepared(
             config, path, folder, task, start, device, ranks, paths, environment, observer, command
         )
@@ -188,31 +190,31 @@ def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) ->
         )
 
 
-def refuse_short_memory(
-    config: conf.Config, device: torch.device, task: Task, notify: Callable[[str], None]
-) -> None:
-    """Raise ResourceError if the machine's memory cannot suffice; warn if it may not suffice.
+def memory_notices(config: conf.Config, device: torch.device, task: Task) -> list[str]:
+    """Return a notice if the memory may not suffice, else none.
+
+    Raises ResourceError if the machine's memory cannot suffice.
 
     A machine out of memory stalls for all its users; a GPU out of memory only raises an error.
     """
     needed, here = memory_needed(config, task), memory_limit(device)
     if needed <= here:
-        return
+        return []
     short = (
         f"about {needed / 1e6:,.0f} MB of memory are needed and {here / 1e6:,.0f} MB are here; "
         "to need less: a smaller train.batch_size or model.depth, or runtime.recompute_every=10"
     )
     if device.type == "cpu" and needed > OVERESTIMATE * conf.machine_memory():
         raise ResourceError(short)
-    notify(short)
+    return [short]
 
 
-def check_environment(
-    record: RunFolder, environment: Mapping[str, Any], allow_change: bool, observer: Observer
-) -> None:
-    """Raise ConfigError, naming every difference, if a recorded run began in another environment.
+def environment_notices(
+    record: RunFolder, environment: Mapping[str, Any], allow_change: bool
+) -> list[str]:
+    """Return a notice of each difference from the environment in which a recorded run began.
 
-    allow_change: notify the observer instead.
+    Raises ConfigError, naming every difference, unless `allow_change`.
     """
     changes = environment_changes(record.read_meta().get("environment", environment), environment)
     if changes and not allow_change:
@@ -220,8 +222,7 @@ def check_environment(
             f"{record.path} was begun in another environment: {'; '.join(changes)}\n"
             "its numbers need not come out byte for byte; to go on all the same: --allow-env-change"
         )
-    for change in changes:
-        observer.notify(f"environment: {change}")
+    return [f"environment: {change}" for change in changes]
 
 
 @contextmanager

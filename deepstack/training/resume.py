@@ -58,13 +58,13 @@ def load_state(run: TrainingRun) -> ckpt.Checkpoint | None:
     return ckpt.Checkpoint(parts=parts, **facts)
 
 
-def save_state(run: TrainingRun, step: int, *, only_weights: bool = False) -> None:
+def save_state(run: TrainingRun, step: int) -> None:
     """Write a checkpoint with the run's digest and the sha256 of its logs.
 
-    only_weights: whether no further step will follow.
+    That of the last step has the weights only, unless runtime.keep_optimizer is set.
     """
     parts = {"weights": run.built.state()}
-    if not only_weights:
+    if step < run.config.train.steps or run.config.runtime.keep_optimizer:
         parts["optimizer"] = optimizer_state(run.optimizer, run.built.trained)
         parts |= {"probe": run.update.state(), "layers": run.snapshots.records.state()}
     if run.ranks.is_rank0:

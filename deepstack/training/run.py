@@ -146,8 +146,7 @@ class TrainingRun:
         self, prepared: Prepared, progress: Progress, resources: ExitStack, *, measures: bool
     ) -> None:
         self.prepared = prepared
-        self.config, self.path, self.folder = prepared.config, prepared.path, prepared.folder
-        self.task = prepared.task
+        self.config, self.task, self.folder = prepared.config, prepared.task, prepared.folder
         self.device, self.ranks = prepared.device, prepared.ranks
         self.observer, self.progress = prepared.observer, progress
         self.folder.write_config(conf.to_yaml(with_defaults(self.config)))
@@ -335,28 +334,23 @@ class TrainingRun:
         self.snapshots.records.write()
         logs = sync_logs(self.logs.values(), ended=True)
         self.mark_tolerated()
-        divergence, facts = self.recorder.divergence, {}
-        if divergence is None:
-            state, step = "done", self.config.train.steps
-            keep_optimizer = self.config.runtime.keep_optimizer
-            saves = step > 0 or keep_optimizer  # config and seed determine the initial weights
-            if saves:
-                save_state(self, step, only_weights=not keep_optimizer)
-        else:
-            state, step, saves = "diverged", divergence.step, False
+        if divergence := self.recorder.divergence:
+            state, step = "diverged", divergence.step
             origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")
             facts = {"first_bad_layer": origin.layer, "found_in": origin.where}
             facts = divergence.facts() | facts
             self.observer.notify(cause(divergence, origin))
-        if self.ranks.is_rank0:
-            if saves:
-                ckpt.keep_only(self.folder, step)  # the checksums list what is left
-            write_end(self.folder, state, step, checkpoints=saves, logs=logs, **facts)
-            if not saves:  # a run killed before its end is written goes on from its checkpoint
-                ckpt.keep_only(self.folder, -1)
+            write_end(self.folder, state, step, checkpoints=False, logs=logs, **facts)
+            ckpt.keep_only(self.folder, -1)  # a run killed before it goes on from a checkpoint
+        else:
+            state, step = "done", self.config.train.steps
+            if step > 0 or self.config.runtime.keep_optimizer:  # else the seed gives the weights
+                save_state(self, step)
+            ckpt.keep_only(self.folder, step)  # the checksums list what is left
+            write_end(self.folder, state, step, logs=logs)
         self.observer.finished(state, step)
         self.ranks.barrier()  # until the status is written
-        return Run(self.path)
+        return Run(self.prepared.path)
 
     def _culprit(self, divergence: Divergence) -> Culprit:
         """Return the first non-finite layer of the diverged step, repeated without its update."""

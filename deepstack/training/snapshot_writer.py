@@ -55,27 +55,24 @@ class LayerRecords:
 
     def write(self) -> None:
         """Write all records to the folder, if any are missing there."""
-        if len(self._steps) == self._written:
-            return
-        values = {name: value.numpy() for name, value in self._joined().items()}
-        self.folder.write_layers(values, self._steps)
-        self._written = len(self._steps)
+        if len(self._steps) > self._written:
+            values = self.state()
+            del values["steps"]
+            self.folder.write_layers(values, self._steps)
+            self._written = len(self._steps)
 
     def state(self) -> dict[str, Tensor]:
         """Return the records for a checkpoint: name -> (records, depth), and their steps."""
-        return self._joined() | {"steps": torch.tensor(self._steps, dtype=torch.int64)}
+        for rows in self._values.values():
+            rows[:] = [torch.cat(rows)]
+        values = {name: rows[0] for name, rows in self._values.items()}
+        return values | {"steps": torch.tensor(self._steps, dtype=torch.int64)}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load the records that `state` returned; the folder may lack some of them."""
         self._steps = state["steps"].tolist()
         self._values = {name: [rows] for name, rows in state.items() if name != "steps"}
         self._written = 0
-
-    def _joined(self) -> dict[str, Tensor]:
-        """Return name -> (records, depth)."""
-        for rows in self._values.values():
-            rows[:] = [torch.cat(rows)]
-        return {name: rows[0] for name, rows in self._values.items()}
 
 
 class SnapshotWriter:
@@ -100,8 +97,9 @@ class SnapshotWriter:
         self.parts = parts.parts_of(built) if config.log.attribution_every else []
         self._banks = [bank for bank in built.banks if bank.in_layers]
         banks = built.banks.all if self.parts else self._banks
-        takes_any = config.log.layers_every or self.parts
-        self._initial = {b.key: on_host(b.values()) for b in banks} if takes_any else {}
+        self._initial: dict[str, Tensor] = {}
+        if config.log.layers_every or self.parts:  # in host memory: a snapshot reads it once
+            self._initial = {bank.key: bank.values().to("cpu", copy=True) for bank in banks}
         self._initial_states: dict[str, Tensor] | None = None
         if config.log.stream_update:
             copy = whole_copy(prepared, built)
@@ -147,7 +145,7 @@ class SnapshotWriter:
             self._attribute(copy, step)
         if row_is_due(self.config, "sharpness", step):
             train = self.config.train
-            loss = partial(mean_loss, targets=self.targets, smoothing=train.label_smoothing)
+            loss = partial(self._loss, smoothing=train.label_smoothing)
             row = sharpness_row(copy, self.optimizer, train, step, self.inputs, loss)
             self.logs["sharpness"].write({"step": step, **row})
 
@@ -169,20 +167,19 @@ class SnapshotWriter:
             )
         )
         uncovered = uncovered_names(self.config.model)
-        without = {n: v for n, v in values.items() if n.startswith(uncovered)}
-        values |= {n: torch.full_like(v, float("nan")) for n, v in without.items()}
+        for name in values:
+            if name.startswith(uncovered):
+                values[name] = torch.full_like(values[name], float("nan"))
         self.records.add(step, values)
 
     def _take_noise(self, whole: Built, step: int) -> dict[str, Tensor]:
         """Write the model's row of noise_scale.csv; return S and |G|² of the layers."""
-        sequences, predicted = len(self.targets), int((self.targets != IGNORE).sum())
+        smoothing, unique = self.config.train.label_smoothing, whole.banks.unique
+        count = int((self.targets != IGNORE).sum()) / len(self.targets)
 
         def loss(logits: Tensor, i: int) -> Tensor:
-            smoothing = self.config.train.label_smoothing
-            count = predicted / sequences
             return mean_loss(logits, self.targets[i : i + 1], count, smoothing=smoothing)
 
-        unique = whole.banks.unique
         noise = gradient_noise(whole.model, whole.trained, self.inputs, loss, unique)
         self.logs["noise_scale"].write({"step": step, **noise.row()})
         return noise.by_layer
@@ -204,11 +201,6 @@ class SnapshotWriter:
         """Write the pending snapshots of a failed run if the disk allows."""
         with contextlib.suppress(ResourceError):
             self.records.write()
-
-
-def on_host(values: Tensor) -> Tensor:
-    """Return a copy in host memory: θ_0 is read only once per snapshot."""
-    return values.cpu() if values.is_cuda else values.clone()
 
 
 def sharpness_row(

@@ -13,7 +13,7 @@ from helpers.command_line import TINY, typed
 from helpers.small_runs import only_run
 
 from deepstack.cli import main
-from deepstack.records import problems
+from deepstack.records import RunFolder, problems
 
 
 def train(out: Path, *words: str) -> Any:
@@ -94,3 +94,16 @@ def test_weights_are_not_exported_as_those_of_another_model(tmp_path: Path) -> N
         exported = typed("export", run, "--to", tmp_path / "x")
         assert exported.exit_code == 7 and "is another run's" in exported.stderr
         assert not (tmp_path / "x").exists()
+
+
+def test_a_refusal_after_a_notice_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(Path(train(tmp_path).stdout.strip()))
+    meta = run.read_meta()
+    meta["environment"]["threads"] = 7
+    run.write_meta(meta)
+    monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: 10**6)
+    refused = typed("rerun", run.path, "--out", tmp_path / "new")
+    assert refused.exit_code == 2 and "threads was 7" in refused.stderr
+    assert not (tmp_path / "new").exists()

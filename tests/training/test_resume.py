@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.ended_runs import flip
 from helpers.sampling import some
 from helpers.small_runs import data_of, interrupted, logs_of, reseal, small
 
 import deepstack
 from deepstack.config import with_overrides
+from deepstack.errors import ResourceError
 from deepstack.records import RunFolder
+from deepstack.training import checkpoint
 
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -114,3 +117,29 @@ def test_another_runs_checkpoint_is_not_used(whole: dict[str, bytes], tmp_path: 
         interrupted(small(), tmp_path / "b")
         assert f"not used: checkpoint 6: is {problem}" in folder.log_path.read_text()
     assert data_of(deepstack.train(small(), out=tmp_path / "b")) == whole
+
+
+def test_an_interrupt_after_the_last_step_changes_no_file_of_the_run(tmp_path: Path) -> None:
+    config = small()
+    interrupted(config, tmp_path / "a", config.train.steps)
+    runs = [deepstack.train(config, out=tmp_path / name) for name in ("a", "b")]
+    one, other = ({p.name for p in run.path.glob("checkpoint/*/*")} for run in runs)
+    assert one == other and data_of(runs[0]) == data_of(runs[1])
+
+
+def test_a_checkpoint_that_reads_back_wrong_is_never_resumed_from(
+    whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, right = small(runtime__checkpoint_seconds=0.0), checkpoint.save_file
+
+    def wrong(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        """Write another number than the memory has in the checkpoint of step 3."""
+        name = next(iter(tensors))
+        third = path.parent.name == ".draft-3"
+        right(tensors | ({name: tensors[name] + 1} if third else {}), path)
+
+    monkeypatch.setattr(checkpoint, "save_file", wrong)
+    with pytest.raises(ResourceError, match=r"in \w+\.safetensors differs"):
+        deepstack.train(config, out=tmp_path)
+    monkeypatch.undo()
+    assert data_of(deepstack.train(config, out=tmp_path)) == whole
