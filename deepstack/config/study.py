@@ -213,7 +213,7 @@ def axis_problems(groups: Sequence[Group], where: str) -> list[Problem]:
             text = wrong_key(key)
             count, size = len(node.items()), len(lead.items())
             for other in seen:
-                if are_nested(key, other) or other.removeprefix("train.") in rival_lengths(key):
+                if are_exclusive(key, other):
                     text = text or f"found this key and {other}; allowed one of them"
             if count != size:
                 text = text or f"found {count} values; allowed {size}, as {first} has"
@@ -286,14 +286,14 @@ def read_rules(
         settings = {}
         for key, setting in entry.section["set"].section.items():
             text = wrong_key(key, runtime=True)
-            if any(are_nested(key, other) for other in swept):
+            if any(are_exclusive(key, other) for other in swept):
                 text = f"found {quote(key)}, which the sweep varies; allowed a key that it does not"
             if text:
                 name = quote_key(f"sweep.overrides.set.{key}")
                 wrong.append(Problem(setting.key_where, name, text))
             else:
                 wrong += value_problems(key, setting)
-            if not any(are_nested(key, other) for other in given):
+            if not any(are_exclusive(key, other) for other in given):
                 settings[key] = setting.plain()
         rules.append(Rule("sweep.overrides", entry, where, settings))
         problems += wrong
@@ -321,9 +321,10 @@ def _match_values(
     return where, problems
 
 
-def are_nested(key: str, other: str) -> bool:
-    """Return whether two dotted keys are equal, or one is a section of the other."""
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+def are_exclusive(key: str, other: str) -> bool:
+    """Return whether two dotted keys replace one another: a key and its section, two lengths."""
+    nested = f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+    return nested or other.removeprefix("train.") in rival_lengths(key)
 
 
 def idle_rules(rules: Sequence[Rule], cells: Sequence[Mapping[str, Any]]) -> list[Problem]:

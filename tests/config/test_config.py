@@ -32,6 +32,8 @@ BAD_STUDIES: dict[str, tuple[str, str]] = {
      "f.yaml:1:22: sweep.grid.seed: found 3; allowed a list of values"),
     "wrong value": ("sweep:\n  grid:\n    seed: [0, 1, two]\n",
      "f.yaml:3:18: seed: found 'two'; allowed an integer"),
+    "wrong role": ("sweep: {grid: {train.lr_factors: [{norm_gian: 1}]}}",
+     "f.yaml:1:36: train.lr_factors.norm_gian: found the key … did you mean 'norm_gain'?"),
     "axis of nothing": ("sweep: {grid: {name: [a]}}",
      "sweep.grid.name: found 'name', in which no two runs may differ"),
     "an axis in another": ("sweep: {grid: {train.lr_factors: [{q: 1}], train.lr_factors.k: [2]}}",
