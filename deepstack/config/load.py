@@ -118,7 +118,9 @@ def read_tree(
         tree = replace(tree, value={})
     for override in overrides:
         try:
-            tree = put(tree, *parse_override(override))
+            path, node = parse_override(override)
+            if isinstance(tree.value, dict):  # else `validate` refuses the text
+                tree = put(tree, path, node)
         except Problem as problem:
             problems.append(problem)
     return tree, problems

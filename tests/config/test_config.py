@@ -105,6 +105,12 @@ def test_a_mistake_and_its_message(
     assert message.isprintable() and len(message) < 500
 
 
+def test_a_file_that_is_no_configuration_is_refused_with_overrides_too() -> None:
+    for read in (conf.parse_config, conf.parse_study):
+        message = message_of(read, "hello", ["seed=1"])
+        assert message == "f.yaml:1:1: found 'hello'; allowed `key: value` lines"
+
+
 def test_mistakes_are_told_at_once_in_the_order_of_the_file_twenty_at_most() -> None:
     text = "seed: -1\nmodel:\n  detph: 3\n  n_heads: 5\n"
     text += "train:\n  lr: .inf\n  lr: 3\nlog: {layers_every: x}"
