@@ -64,11 +64,9 @@ class Node:
             return "a section"
         if isinstance(value, list):
             return f"the list {shorten(str(value))}"
-        if isinstance(value, bool):
-            return str(value).lower()
         if isinstance(value, str):
             return quote(value)
-        return "nothing" if value is None else str(value)
+        return "nothing" if value is None else str(value).lower()
 
     @property
     def section(self) -> dict[str, Node]:
@@ -172,11 +170,8 @@ def _decode(data: bytes | str, source: str) -> str:
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8")
         wrong = f"the byte 0x{error.object[error.start]:02x}, which is not UTF-8"
-        raise Problem(
-            _position(before, source),
-            "",
-            f"found {wrong}; allowed UTF-8 text; save the file as UTF-8",
-        ) from None
+        message = f"found {wrong}; allowed UTF-8 text; save the file as UTF-8"
+        raise Problem(_position(before, source), "", message) from None
     text = text.removeprefix("\ufeff")
     if bad := _FORBIDDEN.search(text):
         raise Problem(_position(text[: bad.start()], source), "", refuse_forbidden(bad[0]))
@@ -208,25 +203,25 @@ class _Reader:
 
     def read(self, events: Iterator[Any]) -> Node:
         """Read every event; return the value of the one document."""
-        root, documents = Node({}, self.source), 0
+        root = None
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    raise self._problem(
-                        event, "found a second document ('---'); allowed one a file"
-                    )
+                if root:
+                    text = "found a second document ('---'); allowed one a file"
+                    raise self._problem(event, text)
                 if event.version or event.tags:
                     raise self._problem(event, "found a '%' directive; allowed none")
-            elif isinstance(event, yaml.NodeEvent):
-                root = self._node(event, events, "", 0)
-        return root
+                root = self._node(next(events), events, "", 0)
+        return root or Node({}, self.source)
 
     def _node(self, event: Any, events: Iterator[Any], path: str, depth: int) -> Node:
         self._refuse_extras(event, path)
         where = self._place(event)
         if isinstance(event, yaml.ScalarEvent):
-            return self._scalar(event, path)
+            if refusal := refuse_forbidden(event.value):
+                self.problems.append(self._problem(event, refusal, path))
+            value = parse_scalar(event.value) if event.implicit[0] else event.value
+            return Node(value, where)
         if depth >= MAX_DEPTH:
             text = f"found more than {MAX_DEPTH} levels; allowed at most {MAX_DEPTH}"
             raise self._problem(event, text, path)
@@ -251,14 +246,6 @@ class _Reader:
             node.key_where = key_where
             section.setdefault(key, node)
         return Node(section, where)
-
-    def _scalar(self, event: Any, path: str) -> Node:
-        text: str = event.value
-        if event.implicit[0]:
-            return Node(parse_scalar(text), self._place(event))
-        if refusal := refuse_forbidden(text):
-            self.problems.append(self._problem(event, refusal, path))
-        return Node(text, self._place(event))
 
     def _refuse_extras(self, event: Any, path: str) -> None:
         extra = ""

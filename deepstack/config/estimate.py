@@ -151,8 +151,7 @@ def memory_terms(
     train, layers, d = config.train, layer_counts(config), config.model.d_model
     by_role = parameter_count(config, vocab_size)
     weights = sum(by_role.values()) * _FP32
-    chosen = by_role if train.trainable == "all" else train.trainable
-    trained = sum(by_role.get(role, 0) for role in chosen) * _FP32
+    trained = sum(trained_parameters(config, by_role).values()) * _FP32
     bank_bytes = max(by_role.get(role, 0) for role in ("q", "w1")) * _FP32
     tokens = train.batch_size * positions(config)
     probe = config.log.probe_sequences
@@ -219,14 +218,19 @@ def memory_estimate(
     return sum(memory_terms(config, vocab_size, scheme_memory, data).values())
 
 
+def trained_parameters(config: Config, by_role: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of parameters by role of the roles that are trained."""
+    chosen = config.train.trainable
+    return {role: n for role, n in by_role.items() if chosen == "all" or role in chosen}
+
+
 def moments(config: Config, by_role: Mapping[str, int]) -> int:
     """Bytes that the optimizer remembers of the parameters that are trained."""
-    train = config.train
-    each = {"adamw": 2, "adam": 2, "sgd": int(train.momentum > 0), "muon": 2}[train.optimizer]
-    chosen = by_role if train.trainable == "all" else train.trainable
+    train, trained = config.train, trained_parameters(config, by_role)
+    if train.optimizer == "sgd":
+        return _FP32 * sum(trained.values()) * (train.momentum > 0)
     of_muon = MATRICES if train.optimizer == "muon" else ()
-    numbers = {role: 1 if role in of_muon else each for role in chosen}
-    return _FP32 * sum(count * by_role.get(role, 0) for role, count in numbers.items())
+    return _FP32 * sum(n if role in of_muon else 2 * n for role, n in trained.items())
 
 
 def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[int, int]:
@@ -239,9 +243,8 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
     weights = _FP32 * sum(by_role.values())
     logs = BYTES_PER_STEP * config.train.steps + 2**16
     if every := config.log.layers_every:
-        snapshots = 2 * math.log(config.train.steps + 1, 1.6) if every == "log" else (
-            config.train.steps / every
-        )  # fmt: skip
+        steps = config.train.steps
+        snapshots = 2 * math.log(steps + 1, 1.6) if every == "log" else steps / every
         logs += int(LAYER_FILES * _FP32 * layer_counts(config).all * (snapshots + 2))
     optimizer = moments(config, by_role)
     checkpoint = (optimizer + logs) * config.runtime.keep_optimizer
@@ -265,16 +268,12 @@ def recompute_every(config: Config) -> int:
 
 def activations(config: Config, scheme_memory: SchemeMemory) -> int:
     """Return the bytes kept for the backward pass: of all layers, or of those not recomputed."""
-    layers, every, batch = (
-        layer_counts(config).all,
-        recompute_every(config),
-        config.train.batch_size,
-    )
+    layers, every = layer_counts(config).all, recompute_every(config)
+    batch = config.train.batch_size
     saved = saved_by_layers(config, batch, scheme_memory)
     if not every or every >= layers:
         return saved
-    boundaries = -(-layers // every) * batch * config.task.seq_len * config.model.d_model * _FP32
-    return boundaries + every * saved // layers
+    return -(-layers // every) * stack_sizes(config, batch)[0].stream + every * saved // layers
 
 
 def saved_by_layers(config: Config, batch: int, scheme_memory: SchemeMemory) -> int:
@@ -304,11 +303,9 @@ def saved_by_layers(config: Config, batch: int, scheme_memory: SchemeMemory) -> 
 def stack_sizes(config: Config, batch: int) -> list[StackSizes]:
     """Return the sizes of the stack of a configuration, or of both, for a batch."""
     model, layers = config.model, layer_counts(config)
+    stacks = [(layers.depth, 2 * layers.depth), (layers.decoder, 2 * layers.decoder + layers.cross)]
     common = batch, config.task.seq_len, model.n_heads, model.d_model, _replayed(config)
-    sizes = [StackSizes(layers.depth, 2 * layers.depth, *common)]
-    if layers.decoder:
-        sizes.append(StackSizes(layers.decoder, 2 * layers.decoder + layers.cross, *common))
-    return sizes
+    return [StackSizes(depth, sublayers, *common) for depth, sublayers in stacks if depth]
 
 
 def _replayed(config: Config) -> bool:
@@ -327,29 +324,25 @@ def on_gpu(config: Config) -> bool:
 
 def machine_memory() -> int:
     """Return the bytes of memory of this machine, or less under the limit of a cgroup."""
-    limits = []
-    try:
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        pass
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = Path("/sys/fs/cgroup", name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal():
-            limits.append(int(text))
-    return min(filter(None, limits), default=16 * 2**30)
+        text = _read_if_there("/sys/fs/cgroup", name).strip()
+        limits += [int(text)] if text.isdecimal() else []
+    return min(limits)
 
 
 def available_memory() -> int:
     """Return the bytes that can be used now without swapping, within a cgroup's limit."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read_if_there("/proc/meminfo"), re.M)
     total = machine_memory()
-    try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
-    except OSError:
-        match = None
     return min(total, 1024 * int(match[1])) if match else total
+
+
+def _read_if_there(*path: str) -> str:
+    try:
+        return Path(*path).read_text()
+    except OSError:
+        return ""
 
 
 def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None:

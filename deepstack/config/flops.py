@@ -6,8 +6,10 @@ forward pass has these multiply-adds:
 
 | part                        | multiply-adds                                        |
 |-----------------------------|------------------------------------------------------|
-| q, k, v, o                  | 4 T d² in each attention; 5 T d² in a merged one     |
-| logits and weighted values  | 2 T n d in each attention; a causal one counts all n |
+| q, k, v, o                  | 4 T d² in each attention; 5 T d² in a merged one;    |
+|                             | 6 T d² in an average                                 |
+| logits and weighted values  | 2 T n d in each attention; a causal one counts all   |
+|                             | n, an average none                                   |
 | w1, w2, and w3 of a gate    | T d d_ff each                                        |
 | head                        | T d vocab; T d² more with BERT's                     |
 | scheme                      | what `Scheme.extra_flops` states                     |
@@ -22,10 +24,11 @@ from typing import NamedTuple
 from deepstack.config.estimate import (
     StackSizes,
     layer_counts,
+    parameter_count,
     recompute_every,
     stack_sizes,
-    width_inside,
 )
+from deepstack.config.roles import MATRICES
 from deepstack.config.schema import Config
 
 SchemeFlops = Callable[[StackSizes], int]
@@ -81,17 +84,12 @@ def step_flops(config: Config, vocab_size: int, scheme_flops: SchemeFlops) -> St
 
 def layer_flops(config: Config, batch: int, scheme_flops: SchemeFlops) -> dict[str, int]:
     """Return the FLOPs of a forward pass of all layers by role, and under "" those of no role."""
-    model, seq = config.model, config.task.seq_len
-    d, tokens = model.d_model, batch * seq
-    layers = layer_counts(config)
-    every, cross, merged = layers.all, layers.cross, layers.decoder - layers.cross
-    square, inside = 2 * tokens * d * d, 2 * tokens * d * width_inside(config)
+    tokens, seq, d = batch * config.task.seq_len, config.task.seq_len, config.model.d_model
+    layers, attention = layer_counts(config), config.model.decoder_attention
+    numbers = parameter_count(config, vocab_size=0)
+    products = {role: 2 * tokens * numbers.get(role, 0) for role in MATRICES}
+    if attention == "merged":  # values of the decoder's stream, and of the encoder's output
+        products["v"] += layers.decoder * 2 * tokens * d * d
+    attentions = layers.all + layers.cross - layers.decoder * (attention == "average")
     scheme_part = sum(map(scheme_flops, stack_sizes(config, batch)))
-    return {
-        **dict.fromkeys(("q", "k", "o"), every * square),
-        "v": (every + merged) * square,  # of the decoder's stream, and of the encoder's output
-        **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), cross * square),
-        **dict.fromkeys(("w1", "w2"), every * inside),
-        "w3": every * inside * model.gated,
-        "": (every + cross) * 4 * tokens * seq * d + scheme_part,
-    }
+    return products | {"": attentions * 4 * tokens * seq * d + scheme_part}

@@ -4,11 +4,12 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from deepstack.config.estimate import refuse_absurd
-from deepstack.config.explain import raise_problems, validate
+from deepstack.config.explain import hint_for, raise_problems, validate
 from deepstack.config.schema import LENGTHS, Config
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest, unknown
@@ -26,9 +27,9 @@ from deepstack.yaml_reader import (
 )
 
 MAX_BYTES = 64 * 1024
-# An installed package carries them inside, a checkout beside.
+
 _PACKAGE = Path(__file__).resolve().parents[1]
-_FOLDERS = (_PACKAGE / "examples", _PACKAGE.parent / "configs")
+_FOLDERS = (_PACKAGE / "examples", _PACKAGE.parent / "configs")  # installed, and in a checkout
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
@@ -43,12 +44,12 @@ def parse_config(
     text: str | bytes, source: str = "<string>", overrides: Sequence[str] = ()
 ) -> Config:
     """Return the configuration in a YAML text.  source: its name in messages."""
-    tree, problems = read_tree(text, source, overrides)
+    tree, form = read_tree(text, source, overrides)
     if sweep := tree.section.pop("sweep", None):
         message = f"this file describes a sweep; use: deepstack sweep {source}"
-        problems.append(Problem(sweep.key_where or sweep.where, "sweep", message))
-    config, more = validate(tree)
-    raise_problems(merge_problems(problems, more))
+        form.append(Problem(sweep.key_where or sweep.where, "sweep", message))
+    config, meaning = validate(tree)
+    raise_problems(merge_problems(form, meaning))
     try:
         refuse_absurd(config)
     except ConfigError as error:
@@ -65,8 +66,8 @@ def checked_config(value: object) -> Config:
     if isinstance(value, Config):
         return value
     raise ConfigError(
-        f"found a {type(value).__name__} for a configuration; allowed what "
-        "deepstack.load_config(PATH) returns"
+        f"found a {type(value).__name__} for a configuration; "
+        "allowed what deepstack.load_config(PATH) returns"
     )
 
 
@@ -75,9 +76,9 @@ def with_overrides(config: Config, values: Mapping[str, Any]) -> Config:
 
     A d_ff that was not given follows d_model.  Raises ConfigError as `load_config`, without places.
     """
-    tree = to_node(given_values(config), "")
-    for dotted, value in values.items():
-        tree = put(tree, tuple(dotted.split(".")), to_node(value, ""))
+    tree = to_node(config.model_dump(exclude_unset=True), "")  # d_ff may follow d_model
+    for key, value in values.items():
+        tree = put(tree, tuple(key.split(".")), to_node(value, ""))
     changed, problems = validate(tree)
     raise_problems(problems)
     return changed
@@ -96,17 +97,7 @@ def locate(path: str | os.PathLike[str], overrides: Sequence[str], key: str) -> 
             if key in axes.section:
                 return axes.section[key].where
     node = tree.at(tuple(key.split(".")))
-    return node.where if node is not tree else printable_path(path)
-
-
-def given_values(config: Config) -> dict[str, Any]:
-    """Return the values as nested dicts, without a derived d_ff or steps that a budget sets."""
-    data = config.model_dump()
-    if config.train.has_budget:
-        del data["train"]["steps"]
-    if "d_ff" not in config.model.model_fields_set:
-        del data["model"]["d_ff"]
-    return data
+    return printable_path(path) if node is tree else node.where
 
 
 def read_tree(
@@ -115,8 +106,8 @@ def read_tree(
     """Return the values of a text with its overrides, and the mistakes in their syntax."""
     if isinstance(overrides, str | Mapping):  # a text would be read as a list of letters
         raise ConfigError(
-            f"overrides: found {type(overrides).__name__}; allowed a list of texts, such as "
-            "['model.depth=3']"
+            f"overrides: found {type(overrides).__name__}; "
+            "allowed a list of texts, such as ['model.depth=3']"
         )
     if len(text) > MAX_BYTES:
         raise ConfigError(
@@ -124,10 +115,12 @@ def read_tree(
         )
     tree, problems = read(text, source)
     if tree.value is None:
-        tree.value = {}
+        tree = replace(tree, value={})
     for override in overrides:
         try:
-            tree = put(tree, *parse_override(override))
+            path, node = parse_override(override)
+            if isinstance(tree.value, dict):  # else `validate` refuses the text
+                tree = put(tree, path, node)
         except Problem as problem:
             problems.append(problem)
     return tree, problems
@@ -138,20 +131,20 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
 
     Values are YAML scalars, [lists], {k: v} or 'quoted'.
     """
-    label = override_place(text)
+    place = override_place(text)
     key, equals, value = (part.strip() for part in text.partition("="))
     path = tuple(key.split("."))
     if not equals or not all(path) or len(path) > MAX_DEPTH or len(text) > MAX_BYTES:
         allowed = "allowed key=value, such as model.depth=48"
-        raise Problem(label, "", f"found {quote(text)}; {allowed}")
+        raise Problem(place, "", f"found {quote(text)}; {allowed}")
     if refusal := refuse_forbidden(text):
-        raise Problem(label, "", refusal)
-    if value[:1] in tuple("[{\"'"):
-        node, problems = read(value, label)
-        if problems:
-            raise Problem(label, quote_key(key), problems[0].text)
-        return path, to_node(node.plain(), label)
-    return path, Node(parse_scalar(value), label, label)
+        raise Problem(place, "", refusal)
+    if not value.startswith(("[", "{", '"', "'")):
+        return path, to_node(parse_scalar(value), place)
+    node, problems = read(value, place)
+    if problems:
+        raise Problem(place, quote_key(key), problems[0].text)
+    return path, to_node(node.plain(), place)
 
 
 def override_place(override: str) -> str:
@@ -164,33 +157,29 @@ def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
 
     `train.steps`, `train.tokens` and `train.flops` replace one another.
     """
-    if not path:
-        return node
-    if replaced := rival_lengths(".".join(path)):
-        train = tree.at(("train",))
-        if not replaced.isdisjoint(train.section):
-            remaining = {key: value for key, value in train.section.items() if key not in replaced}
-            tree = put(tree, ("train",), replace(train, value=remaining))
-    section = Node({}, node.where, node.where)
-    tree = tree if isinstance(tree.value, dict) else section
-    inner = put(tree.section.get(path[0], section), path[1:], node)
-    return replace(tree, value=tree.section | {path[0]: inner})
+    key, *below = path
+    if below:
+        inner = tree.section.get(key, Node({}, node.where, node.where))
+        node = put(inner, tuple(below), node)
+        for rival in rival_lengths(".".join(path)):
+            node.section.pop(rival, None)
+    return replace(tree, value=tree.section | {key: node})
 
 
 def rival_lengths(key: str) -> set[str]:
     """Return the keys of `train` that a dotted key replaces: the other lengths of a run."""
-    section, _, name = key.rpartition(".")
-    return {*LENGTHS} - {name} if section == "train" and name in LENGTHS else set()
+    section, _, name = key.partition(".")
+    return set(LENGTHS) - {name} if section == "train" and name in LENGTHS else set()
 
 
 def to_node(value: Any, where: str) -> Node:
     """Return plain values as a tree with one place for all its nodes."""
+    if hasattr(value, "tolist"):  # numpy's
+        value = value.tolist()
     if isinstance(value, Mapping):
-        value = {str(k): to_node(v, where) for k, v in value.items()}
+        value = {str(key): to_node(each, where) for key, each in value.items()}
     elif isinstance(value, list | tuple):
-        value = [to_node(v, where) for v in value]
-    elif callable(getattr(value, "item", None)):
-        value = value.item()  # a numpy number
+        value = [to_node(each, where) for each in value]
     return Node(value, where, where)
 
 
@@ -213,7 +202,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         beside = {file.stem: str(file) for file in sorted(wanted.parent.glob("*.y*ml"))}
         names = {name: name for name in example_paths()} | beside
         near = nearest(wanted.stem, names)
-        hint = f"; did you mean {printable_path(names[near])!r}?" if near else ""
+        hint = hint_for(printable_path(names[near])) if near else ""
         if "=" in name:
             hint = f"; a setting comes after the configuration, as in: FILE.yaml {name}"
         raise ConfigError(f"{name}: no such file{hint}") from None
@@ -221,8 +210,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name}: cannot be read: {why}") from None
     kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
-    inside = Path(path) / "config.yaml"
-    hint = f"; did you mean {printable_path(inside)!r}?" if inside.is_file() else ""
+    inside = Path(path, "config.yaml")
+    hint = hint_for(printable_path(inside)) if inside.is_file() else ""
     raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
 
 
@@ -244,7 +233,7 @@ def example(name: str) -> Path:
     """
     paths = example_paths()
     if name not in paths:
-        raise ConfigError(unknown("example", name, sorted(paths)))
+        raise ConfigError(unknown("example", name, paths))
     return paths[name]
 
 
@@ -256,6 +245,6 @@ def example_or_file(path: Path) -> Path:
 def description(path: Path) -> str:
     """Return the first sentence of the comment that opens a configuration."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    count = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    text = " ".join(line.lstrip("# ") for line in lines[:count])
+    comment = takewhile(lambda line: line.startswith("#"), lines)
+    text = " ".join(line.lstrip("# ") for line in comment)
     return text.replace("  ", " ").partition(". ")[0].rstrip(".") + "."

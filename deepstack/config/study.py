@@ -75,10 +75,17 @@ class Study:
     overrides: tuple[Override, ...] = ()
 
     @property
+    def _factors(self) -> list[list[dict[str, Any]]]:
+        groups = [*({key: values} for key, values in self.grid.items()), *self.zips]
+        return [
+            [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
+            for group in groups
+        ]
+
+    @property
     def total(self) -> int:
         """The number of combinations, with those that are left out."""
-        zipped = (max(map(len, group.values()), default=1) for group in self.zips)
-        return math.prod(map(len, self.grid.values())) * math.prod(zipped)
+        return math.prod(map(len, self._factors))
 
     @property
     def size(self) -> int:
@@ -106,12 +113,7 @@ class Study:
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """Yield the swept values of every cell, also of those that are left out."""
-        factors = [[{key: value} for value in values] for key, values in self.grid.items()]
-        factors += [
-            [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
-            for group in self.zips
-        ]
-        for parts in itertools.product(*factors):
+        for parts in itertools.product(*self._factors):
             yield {key: value for part in parts for key, value in part.items()}
 
 
@@ -145,25 +147,17 @@ def parse_study(
         groups = _replace_axis(groups, key, axis)
         if axis is not None:
             declared[key] = [*declared.get(key, ()), *axis.items()]
-    raise_problems(axis_problems(groups, tree, sweep.where))
+    raise_problems(axis_problems(groups, sweep.where))
 
-    def is_given(key: str) -> bool:
-        return any(are_nested(key, other) for other in override_keys)
-
-    rules, problems = read_rules(sweep, declared, override_keys, tree)
+    rules, problems = read_rules(sweep, declared, override_keys)
     raise_problems(problems)
-    # keys on the command line win over the settings of overrides
-    effective = [
-        (rule, {k: node.plain() for k, node in rule.settings.items() if not is_given(k)})
-        for rule in rules
-    ]
     plain = [{key: node.plain() for key, node in group.items()} for group in groups]
     study = Study(
         base,
         {key: values for group in plain if len(group) == 1 for key, values in group.items()},
         tuple(group for group in plain if len(group) > 1),
         tuple(rule.where for rule in rules if rule.name == "sweep.exclude"),
-        tuple(Override(rule.where, settings) for rule, settings in effective if settings),
+        tuple(Override(rule.where, rule.settings) for rule in rules if rule.settings),
     )
     if not set(override_keys) & declared.keys():
         raise_problems(idle_rules(rules, list(study.cells())))
@@ -204,11 +198,8 @@ def _inner(section: Node, key: str) -> Node:
     return Node([], section.where) if inner is None or inner.value is None else inner
 
 
-def axis_problems(groups: Sequence[Group], tree: Node, where: str) -> list[Problem]:
-    """Return every mistake in the axes.
-
-    tree: the configuration that their values are put into.  where: the place of the sweep.
-    """
+def axis_problems(groups: Sequence[Group], where: str) -> list[Problem]:
+    """Return every mistake in the axes.  where: the place of the sweep."""
     total = math.prod(max(len(node.items()) for node in group.values()) for group in groups)
     if total > MAX_RUNS:
         text = f"found {total:,} runs; allowed at most {MAX_RUNS:,}: give fewer values"
@@ -222,7 +213,7 @@ def axis_problems(groups: Sequence[Group], tree: Node, where: str) -> list[Probl
             text = wrong_key(key)
             count, size = len(node.items()), len(lead.items())
             for other in seen:
-                if are_nested(key, other) or other.removeprefix("train.") in rival_lengths(key):
+                if are_exclusive(key, other):
                     text = text or f"found this key and {other}; allowed one of them"
             if count != size:
                 text = text or f"found {count} values; allowed {size}, as {first} has"
@@ -230,8 +221,7 @@ def axis_problems(groups: Sequence[Group], tree: Node, where: str) -> list[Probl
             if text:
                 problems.append(Problem(node.key_where, quote_key(f"{section}.{key}"), text))
             else:
-                for value in node.items():
-                    problems += value_problems(tree, key, value)
+                problems += [p for value in node.items() for p in value_problems(key, value)]
     return problems
 
 
@@ -247,21 +237,18 @@ def wrong_key(key: str, runtime: bool = False) -> str:
         return ""
     if inner := sections().get(key):
         return f"found the section {quote(key)}; allowed a key in it: {', '.join(inner)}"
-    return (
-        f"found {quote(key)}; allowed a dotted key such as model.depth{hint_for(suggest_key(path))}"
-    )
+    hint = hint_for(suggest_key(path))
+    return f"found {quote(key)}; allowed a dotted key such as model.depth{hint}"
 
 
-def value_problems(tree: Node, key: str, value: Node) -> list[Problem]:
-    """Return the schema's complaints about one value that is put into the tree.
+def value_problems(key: str, value: Node) -> list[Problem]:
+    """Return the schema's complaints about one value of a key.
 
     A value that only does not go with another (heads that do not divide the width) is judged
     together with the rest of its combination.
     """
-    _, problems = validate(put(tree, tuple(key.split(".")), value))
-    inner = value.value.values() if isinstance(value.value, dict) else value.items()
-    inside = {value.where, *(node.where for node in inner)}
-    return [problem for problem in problems if problem.where in inside and not problem.relation]
+    _, problems = validate(put(Node({}, value.where), tuple(key.split(".")), value))
+    return [problem for problem in problems if not problem.relation]
 
 
 @dataclass(frozen=True)
@@ -271,7 +258,7 @@ class Rule:
     name: str
     node: Node
     where: Where
-    settings: dict[str, Node] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def matches(where: Where, cell: Mapping[str, Any]) -> bool:
@@ -280,12 +267,12 @@ def matches(where: Where, cell: Mapping[str, Any]) -> bool:
 
 
 def read_rules(
-    sweep: Node, declared: Mapping[str, list[Node]], given: Collection[str], tree: Node
+    sweep: Node, declared: Mapping[str, list[Node]], given: Collection[str]
 ) -> tuple[list[Rule], list[Problem]]:
     """Return the rules of a well-formed `sweep:` section, and the mistakes in them.
 
     declared: every swept key with the values that rules may refer to.  given: the keys that the
-    command line sets, which rules may set too.  tree: the configuration.
+    command line sets; rules may set them too, and the command line wins.
     """
     rules: list[Rule] = []
     problems: list[Problem] = []
@@ -296,18 +283,20 @@ def read_rules(
     swept = [key for key in declared if key not in given]
     for entry in _inner(sweep, "overrides").items():
         where, wrong = _match_values("sweep.overrides.where", entry.section["where"], declared)
-        settings = entry.section["set"].section
-        rules.append(Rule("sweep.overrides", entry, where, settings))
-        problems += wrong
-        for key, setting in settings.items():
+        settings = {}
+        for key, setting in entry.section["set"].section.items():
             text = wrong_key(key, runtime=True)
-            if any(are_nested(key, other) for other in swept):
+            if any(are_exclusive(key, other) for other in swept):
                 text = f"found {quote(key)}, which the sweep varies; allowed a key that it does not"
             if text:
                 name = quote_key(f"sweep.overrides.set.{key}")
-                problems.append(Problem(setting.key_where, name, text))
+                wrong.append(Problem(setting.key_where, name, text))
             else:
-                problems += value_problems(tree, key, setting)
+                wrong += value_problems(key, setting)
+            if not any(are_exclusive(key, other) for other in given):
+                settings[key] = setting.plain()
+        rules.append(Rule("sweep.overrides", entry, where, settings))
+        problems += wrong
     return rules, problems
 
 
@@ -332,18 +321,19 @@ def _match_values(
     return where, problems
 
 
-def are_nested(key: str, other: str) -> bool:
-    """Return whether two dotted keys are equal, or one is a section of the other."""
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+def are_exclusive(key: str, other: str) -> bool:
+    """Return whether two dotted keys replace one another: a key and its section, two lengths."""
+    nested = f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+    return nested or other.removeprefix("train.") in rival_lengths(key)
 
 
 def idle_rules(rules: Sequence[Rule], cells: Sequence[Mapping[str, Any]]) -> list[Problem]:
     """Return the rules without effect: those that match no cell that is left."""
     problems = []
+    text = "found an entry that matches no cell; allowed one that matches some"
     for rule in rules:
         others = [cell for cell in cells if not matches(rule.where, cell)]
         if len(others) == len(cells):
-            text = "found an entry that matches no cell; allowed one that matches some"
             problems.append(Problem(rule.node.where, rule.name, text))
         if rule.name == "sweep.exclude":
             cells = others

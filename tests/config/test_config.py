@@ -32,6 +32,8 @@ BAD_STUDIES: dict[str, tuple[str, str]] = {
      "f.yaml:1:22: sweep.grid.seed: found 3; allowed a list of values"),
     "wrong value": ("sweep:\n  grid:\n    seed: [0, 1, two]\n",
      "f.yaml:3:18: seed: found 'two'; allowed an integer"),
+    "wrong role": ("sweep: {grid: {train.lr_factors: [{norm_gian: 1}]}}",
+     "f.yaml:1:36: train.lr_factors.norm_gian: found the key … did you mean 'norm_gain'?"),
     "axis of nothing": ("sweep: {grid: {name: [a]}}",
      "sweep.grid.name: found 'name', in which no two runs may differ"),
     "an axis in another": ("sweep: {grid: {train.lr_factors: [{q: 1}], train.lr_factors.k: [2]}}",
@@ -101,6 +103,12 @@ def test_a_mistake_and_its_message(
     message = message_of(read, text, overrides)
     assert re.search(".*".join(map(re.escape, parts.split(" … "))), message), message
     assert message.isprintable() and len(message) < 500
+
+
+def test_a_file_that_is_no_configuration_is_refused_with_overrides_too() -> None:
+    for read in (conf.parse_config, conf.parse_study):
+        message = message_of(read, "hello", ["seed=1"])
+        assert message == "f.yaml:1:1: found 'hello'; allowed `key: value` lines"
 
 
 def test_mistakes_are_told_at_once_in_the_order_of_the_file_twenty_at_most() -> None:

@@ -31,6 +31,7 @@ CASES: list[Any] = [
     f"model.family=decoder {TOGETHER}",
     f"{ENCODER_DECODER} model.decoder_depth=2 {TOGETHER}",
     f"{ENCODER_DECODER} model.decoder_attention=merged model.scheme=post_ln",
+    f"{ENCODER_DECODER} model.decoder_attention=average model.decoder_depth=2",
     f"{ENCODER_DECODER} model.scheme=hyper_connections",
     "model.head=separate model.positions=rotary model.qk_norm=true",
     "model.head=bert model.init.distribution=ntk model.bias=false",

@@ -45,6 +45,14 @@ def test_a_later_length_replaces_those_of_the_file() -> None:
     assert conf.parse_study(sweep, overrides=["train.tokens=9"]).keys == ["model.depth"]
 
 
+def test_overrides_of_a_sweep_set_no_other_length() -> None:
+    rule = "overrides: [{where: {seed: 1}, set: {train.steps: 9}}]"
+    study = conf.parse_study(f"sweep: {{grid: {{seed: [0, 1]}}, {rule}}}", "f", ["train.tokens=9"])
+    assert [cell.overridden for cell in study.combinations()] == [{}, {}]
+    with pytest.raises(ConfigError, match=r"'train\.steps', which the sweep varies"):
+        conf.parse_study(f"sweep: {{grid: {{seed: [0, 1], train.tokens: [1, 2]}}, {rule}}}")
+
+
 def test_each_cell_of_a_sweep_has_its_own_steps(tmp_path: Path) -> None:
     grid = {"train.flops": [1e8, 4e8], "model.depth": (1, 2, 4)}
     cells = plan(small(), grid, study="s", out=tmp_path)
