@@ -109,10 +109,10 @@ def compare(
     rows = []
     for study, study_rows in comparisons(readable, against, best).items():
         rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
-    if sort is not None:
-        rows = sort_rows(rows, sort, list(rows[0]), number_of)
     # Of several studies one may lack columns, and it may be the first.
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
+    if sort is not None:
+        rows = sort_rows(rows, sort, list(order), number_of)
     table = pd.DataFrame(rows, columns=list(order))
     if "pairs" in table:
         table["pairs"] = table["pairs"].fillna(0).astype(int)

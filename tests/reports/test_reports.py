@@ -344,6 +344,8 @@ def test_a_study_without_the_baseline_is_there_without_it(
     table = compare(tmp_path, "post_ln", ["train.lr"])
     assert list(table.study) == ["alone", "rates", "rates"]
     assert list(table.pairs) == [0, 2, 0]
+    by_difference = compare(tmp_path, "post_ln", ["train.lr"], sort="difference")
+    assert list(by_difference.study) == ["rates", "alone", "rates"]
     alone = compare(tmp_path / "rates", "post_ln", ["train.lr"])
     assert list(table.columns) == ["study", *alone.columns]
     page = Page(report(tmp_path, against="post_ln", best=["train.lr"]))
