@@ -186,8 +186,7 @@ def comparison(
 ) -> list[dict[str, Any]]:
     """Return the rows of `compare` for the runs of one study; values that are unknown are None."""
     chosen = choices(runs, best)
-    chosen_runs = [run for _, choice in chosen for run in choice.runs]
-    partner = None if against is None else pair_runs(chosen_runs, against, best)
+    partner = None if against is None else pair_runs([c for _, c in chosen], against, best)
     measure = update_column(runs)
     rows = []
     for label, choice in chosen:
@@ -280,7 +279,7 @@ def varying_key(word: str, varying: Sequence[str], runs: Sequence[Run], option: 
 
 
 def pair_runs(
-    runs: Sequence[Run], against: str, chosen: Sequence[str] = ()
+    choices: Sequence[Choice], against: str, chosen: Sequence[str] = ()
 ) -> Callable[[Run], Run | None]:
     """Return a function that gives a run its baseline run, of `key=value` or of a scheme.
 
@@ -288,6 +287,7 @@ def pair_runs(
     determine, such as a learning rate chosen for each scheme.  Raises ConfigError if no run is a
     baseline.
     """
+    runs = [run for choice in choices for run in choice.runs]
     name, _, value = against.rpartition("=")
     varying = [other for other in varying_settings(runs) if other not in chosen]
     key = varying_key(name or SCHEME, varying, runs, "against")
@@ -297,6 +297,10 @@ def pair_runs(
         raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}{other}")
     others = [k for k in varying if k != key and owner_of(k) != key]
     shared = [DEPTH, SEED, *undetermined(others, [key, DEPTH], runs)]
-    base = [run for run in runs if values[run] == value and run.state == "done"]
-    partners = {values_of(run, shared): run for run in base}
+    partners = {
+        values_of(run, shared): run
+        for choice in choices
+        for run in choice.runs
+        if choice.complete and values[run] == value and run.state == "done"
+    }
     return lambda run: partners.get(values_of(run, shared))

@@ -335,6 +335,14 @@ def test_the_best_rate_is_chosen_where_every_seed_is_done(
     assert (lost.outcome, lost.seeds, lost.edge) == ("2 diverged", 1, "")
 
 
+def test_a_baseline_without_a_choice_has_no_pairs(tmp_path: Path) -> None:
+    make_runs(tmp_path, lr=(0.1, 0.2), seed=(0, 1))
+    make_runs(tmp_path, scheme="post_ln", lr=(0.1, 0.2), seed=0)
+    make_runs(tmp_path, scheme="post_ln", lr=(0.1, 0.2), seed=1, state="diverged")
+    table = compare(tmp_path, "post_ln", ["train.lr"])
+    assert table["val_loss"].isna().tolist() == [False, True] and list(table.pairs) == [0, 0]
+
+
 def test_a_study_without_the_baseline_is_there_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
