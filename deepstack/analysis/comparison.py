@@ -272,9 +272,10 @@ def varying_key(word: str, varying: Sequence[str], runs: Sequence[Run], option: 
     if key in varying:
         return key
     vary = f"; these vary: {', '.join(varying)}" if varying else "; no setting varies"
-    if key in (DEPTH, SEED):
+    first, *others = dict.fromkeys(value_text(setting_value(run, key)) for run in runs)
+    if others:
         raise ConfigError(f"{option}: {key} is never compared here{vary}")
-    value = value_text(setting_value(runs[0], key)).replace("\u00a0", " ")
+    value = first.replace("\u00a0", " ")
     raise ConfigError(f"{option}: {key} does not vary: it is {value} in all of these runs{vary}")
 
 

@@ -343,6 +343,13 @@ def test_a_baseline_without_a_choice_has_no_pairs(tmp_path: Path) -> None:
     assert table["val_loss"].isna().tolist() == [False, True] and list(table.pairs) == [0, 0]
 
 
+def test_a_key_that_differs_but_is_no_setting_is_refused_as_such(tmp_path: Path) -> None:
+    for seed, interval in enumerate((1, 5)):
+        make_run(tmp_path, seed=seed, config={"log.every": interval})
+    with pytest.raises(ConfigError, match=r"best: log\.every is never compared here"):
+        compare(tmp_path, best=["log.every"])
+
+
 def test_a_study_without_the_baseline_is_there_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
