@@ -16,7 +16,6 @@ from deepstack.analysis.settings import (
     depth_of,
     scheme_label,
     split_series,
-    varying_settings,
 )
 from deepstack.analysis.statistics import (
     Mean,
@@ -57,6 +56,7 @@ def finding_of(
 ) -> dict[str, Any]:
     """Return the finding of a study: sentences, a row for each depth, and lists.
 
+    best: the settings of these runs that are chosen, full.
     updates: the table of the chart update_vs_depth, or None if it is not drawn.
     """
     depths = best_of_depths(runs, best)
@@ -89,10 +89,9 @@ def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[s
     """
     if len({run.get(TASK) for run in runs}) > 1:
         return []
-    keys = [key for key in best if key in varying_settings(runs)]
     column = loss_column(runs)
     of_depths: dict[int, list[Candidate]] = {}
-    for label, choice in choices(runs, keys):
+    for label, choice in choices(runs, best):
         if candidate := candidate_of(label, choice, column):
             of_depths.setdefault(depth_of(choice.runs[0]), []).append(candidate)
     rows = []

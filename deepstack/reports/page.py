@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from deepstack.analysis.captions import title_of
-from deepstack.analysis.comparison import comparisons
+from deepstack.analysis.comparison import best_keys, comparisons
 from deepstack.analysis.outcomes import in_words
 from deepstack.analysis.selection import Where, texts_of
 from deepstack.analysis.settings import TASK, split_series
@@ -139,7 +139,7 @@ def build_page(
     refuse_unknown_diagnostic(diagnostic, (run for runs in readable.values() for run in runs))
     sections, broken = [], []
     charts = list(dict.fromkeys([*FIRST, *CHARTS]))
-    rows = comparisons(readable, against, best)
+    rows, keys = comparisons(readable, against, best), best_keys(readable, best)
     for study, runs in readable.items():
         name = study.resolve().name if study != Path() else " and ".join(map(str, folders))
         chart_options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
@@ -154,7 +154,7 @@ def build_page(
             left_out.append(str(result))
             broken += [f"{name}: {result}"] if isinstance(result, BrokenChartError) else []
         section = section_of(name, runs, path, rows[study])
-        section["finding"] = finding_of(runs, best, updates)
+        section["finding"] = finding_of(runs, keys[study], updates)
         sections.append(section | {"pictures": pictures, "left_out": left_out})
     values = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
     values |= {"sort": sort, "last": last}
