@@ -24,6 +24,7 @@ from deepstack.analysis.settings import (
     split_series,
     undetermined,
     value_text,
+    values_of,
     varying_settings,
 )
 from deepstack.analysis.statistics import (
@@ -108,10 +109,10 @@ def compare(
     rows = []
     for study, study_rows in comparisons(readable, against, best).items():
         rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
-    if sort is not None:
-        rows = sort_rows(rows, sort, list(rows[0]), number_of)
     # Of several studies one may lack columns, and it may be the first.
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
+    if sort is not None:
+        rows = sort_rows(rows, sort, list(order), number_of)
     table = pd.DataFrame(rows, columns=list(order))
     if "pairs" in table:
         table["pairs"] = table["pairs"].fillna(0).astype(int)
@@ -185,8 +186,7 @@ def comparison(
 ) -> list[dict[str, Any]]:
     """Return the rows of `compare` for the runs of one study; values that are unknown are None."""
     chosen = choices(runs, best)
-    chosen_runs = [run for _, choice in chosen for run in choice.runs]
-    base = None if against is None else Baseline(chosen_runs, against, best)
+    partner = None if against is None else pair_runs([c for _, c in chosen], against, best)
     measure = update_column(runs)
     rows = []
     for label, choice in chosen:
@@ -206,8 +206,11 @@ def comparison(
             "n": loss.n,
             "unigram": mean_of([loss_and_floor(run)[1] for run in there]).value,
         }
-        if base is not None:
-            row |= base.difference(done, column)
+        if partner is not None:
+            pairs = [(run, other) for run in done if (other := partner(run)) not in (None, run)]
+            gap = mean_of([final_value(a, column) - final_value(b, column) for a, b in pairs])
+            row |= {"difference": gap.value, "se": gap.se}
+            row |= {"diff_low": gap.low, "diff_high": gap.high, "pairs": gap.n}
         if best:
             row |= choice.values | {"edge": choice.edge}
         for name, at in (("update_first", 0), ("update_last", -1)):
@@ -237,21 +240,20 @@ class Choice:
 
 def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     """Return the runs of one setting and depth at the best values of these keys, one per seed."""
+    if not keys:
+        return Choice(sorted(one_run_per_seed(runs), key=lambda run: int(run.get(SEED, 0))), {})
+    column = loss_column(runs)
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(one_line(setting_value(run, key)) for key in keys), []).append(run)
-    groups = {values: one_run_per_seed(members) for values, members in groups.items()}
-    if not keys:
-        return Choice(sorted(groups[()], key=lambda run: int(run.get(SEED, 0))), {})
-    column = loss_column(runs)
-    finished = [
-        members for members in groups.values() if all(run.state == "done" for run in members)
-    ]
-    losses = [mean_of([final_value(run, column) for run in members]).value for members in finished]
-    known = [i for i, loss in enumerate(losses) if math.isfinite(loss)]
-    if not known:
+        groups.setdefault(values_of(run, keys), []).append(run)
+    finished: dict[float, list[Run]] = {}  # by mean loss
+    for members in map(one_run_per_seed, groups.values()):
+        loss = mean_of([final_value(run, column) for run in members]).value
+        if math.isfinite(loss) and all(run.state == "done" for run in members):
+            finished.setdefault(loss, members)
+    if not finished:
         return Choice(list(runs), dict.fromkeys(keys), complete=False)
-    best = finished[min(known, key=lambda i: losses[i])]
+    best = finished[min(finished)]
     values = {key: setting_value(best[0], key) for key in keys}
     edges = []
     for key, value in values.items():
@@ -270,50 +272,36 @@ def varying_key(word: str, varying: Sequence[str], runs: Sequence[Run], option: 
     if key in varying:
         return key
     vary = f"; these vary: {', '.join(varying)}" if varying else "; no setting varies"
-    if key in (DEPTH, SEED):
+    first, *others = dict.fromkeys(value_text(setting_value(run, key)) for run in runs)
+    if others:
         raise ConfigError(f"{option}: {key} is never compared here{vary}")
-    value = value_text(setting_value(runs[0], key)).replace("\u00a0", " ")
+    value = first.replace("\u00a0", " ")
     raise ConfigError(f"{option}: {key} does not vary: it is {value} in all of these runs{vary}")
 
 
-class Baseline:
-    """The baseline runs of `key=value`, or of a scheme, with which other runs are paired.
+def pair_runs(
+    choices: Sequence[Choice], against: str, chosen: Sequence[str] = ()
+) -> Callable[[Run], Run | None]:
+    """Return a function that gives a run its baseline run, of `key=value` or of a scheme.
 
     A pair has equal seed, depth and other varying settings, except for settings that these
     determine, such as a learning rate chosen for each scheme.  Raises ConfigError if no run is a
     baseline.
     """
-
-    def __init__(self, runs: Sequence[Run], against: str, chosen: Sequence[str] = ()) -> None:
-        name, _, value = against.rpartition("=")
-        varying = [other for other in varying_settings(runs) if other not in chosen]
-        key = varying_key(name or SCHEME, varying, runs, "against")
-        values = {run: one_line(setting_value(run, key)) for run in runs}
-        if value not in values.values():
-            other = "" if name else "; another setting: --against KEY=VALUE"
-            raise ConfigError(
-                f"against: {unknown(key, value, dict.fromkeys(values.values()))}{other}"
-            )
-        others = [k for k in varying if k != key and owner_of(k) != key]
-        self.keys = [
-            DEPTH,
-            SEED,
-            *undetermined(others, [key, DEPTH], runs),
-        ]
-        base = [run for run in runs if values[run] == value and run.state == "done"]
-        self.runs = {self.partner_key(run): run for run in base}
-
-    def partner_key(self, run: Run) -> tuple[str, ...]:
-        """Return the values that a run shares with its partner."""
-        return tuple(repr(setting_value(run, key)) for key in self.keys)
-
-    def difference(self, runs: Sequence[Run], column: str) -> dict[str, Any]:
-        """Return statistics of the final validation loss minus the partner's, for finished runs."""
-        partners = {run: self.runs.get(self.partner_key(run), run) for run in runs}
-        mean = mean_of([
-            final_value(run, column) - final_value(other, column)
-            for run, other in partners.items()
-            if other is not run
-        ])  # fmt: skip
-        names = ("difference", "se", "diff_low", "diff_high", "pairs")
-        return dict(zip(names, (mean.value, *mean[2:]), strict=True))
+    runs = [run for choice in choices for run in choice.runs]
+    name, _, value = against.rpartition("=")
+    varying = [other for other in varying_settings(runs) if other not in chosen]
+    key = varying_key(name or SCHEME, varying, runs, "against")
+    values = {run: one_line(setting_value(run, key)) for run in runs}
+    if value not in values.values():
+        other = "" if name else "; another setting: --against KEY=VALUE"
+        raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}{other}")
+    others = [k for k in varying if k != key and owner_of(k) != key]
+    shared = [DEPTH, SEED, *undetermined(others, [key, DEPTH], runs)]
+    partners = {
+        values_of(run, shared): run
+        for choice in choices
+        for run in choice.runs
+        if choice.complete and values[run] == value and run.state == "done"
+    }
+    return lambda run: partners.get(values_of(run, shared))

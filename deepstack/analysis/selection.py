@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 COLUMNS = ("study", "run", "state", "outcome", "tags", "note", *LOGGED)
 """The keys besides settings: columns of the table of runs."""
 CONDITION = re.compile(r"\s*([^=<>!]+?)\s*(!=|<=|>=|==?|<|>)(.*)", re.DOTALL)
+BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")  # commas outside of brackets
 ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -39,18 +40,19 @@ Where = str | Sequence[str] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition on runs: a key, an operator and the values to compare with."""
+    """One condition on runs: a key, an operator and the texts of values to compare with."""
 
     key: str
     operator: str
-    values: tuple[Any, ...]
+    values: Sequence[str]
 
     def holds(self, value: Any) -> bool:
         """Return whether a run's value meets the condition; a missing one is neither < nor >."""
         if self.operator in ORDERS:
-            return is_number(value) and ORDERS[self.operator](value, self.values[0])
+            limit = parse_scalar(self.values[0])
+            return is_number(value) and ORDERS[self.operator](value, limit)
         members = value if self.key == "tags" else [value]
-        equal = any(is_equal(member, wanted) for member in members for wanted in self.values)
+        equal = any(is_equal(member, text) for member in members for text in self.values)
         return equal == (self.operator == "=")
 
 
@@ -60,7 +62,8 @@ class Row:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.summary = one = summarize(run)
-        self.columns: dict[str, Any] = {
+        self.values: dict[str, Any] = {
+            **one.config,
             "study": one.path.parent.name,
             "run": one.path.name,
             "state": one.state,
@@ -79,9 +82,7 @@ class Row:
 
     def value(self, key: str) -> Any:
         """Return the value of a setting or column, None where the run has none."""
-        if key == "outcome":
-            return self.outcome
-        return self.columns[key] if key in self.columns else self.summary.config.get(key)
+        return self.outcome if key == "outcome" else self.values.get(key)
 
 
 def load_runs(
@@ -231,15 +232,13 @@ def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
         )
     word, sign, values_text = match[1], match[2].replace("==", "="), match[3].strip()
     key = full_key(word, list_keys(rows), "where")
-    values = parse_values(values_text)
-    if sign in ORDERS and not (len(values) == 1 and is_number(values[0])):
+    if sign in ORDERS and not is_number(parse_scalar(values_text)):
         raise ConfigError(f"where: found {values_text!r} after {word}{sign}; allowed one number")
-    choices = names_of(key)
+    values, choices = [part.strip() for part in BETWEEN_VALUES.split(values_text)], names_of(key)
     for value in values if choices else ():
-        if not any(fnmatchcase(name, str(value)) for name in choices):
+        if not any(is_equal(name, value) for name in choices):
             raise ConfigError(f"where: {unknown(key, value, choices)}")
-    values = tuple(choices.get(value, value) for value in values) if choices else values
-    return Condition(key, sign, values)
+    return Condition(key, sign, [choices.get(value, value) for value in values])
 
 
 def names_of(key: str) -> dict[str, str]:
@@ -257,27 +256,17 @@ def names_of(key: str) -> dict[str, str]:
     return {name: name for name in names} | {word: v for v, word in OUTCOME_WORDS.items()}
 
 
-def parse_values(text: str) -> tuple[Any, ...]:
-    """Return the values of `a,b`; a list in brackets is one value."""
-    if text.startswith("["):
-        node, problems = read(text, "where")
-        if not problems:
-            return (node.plain(),)
-    return tuple(parse_scalar(part.strip()) for part in text.split(","))
-
-
 def is_number(value: Any) -> bool:
     """Return whether a value is a number other than true and false."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_equal(value: Any, wanted: Any) -> bool:
-    """Return whether values are equal; `*` and `?` in a wanted text match any characters."""
-    if isinstance(value, bool) or isinstance(wanted, bool):
-        return value is wanted
+def is_equal(value: Any, text: str) -> bool:
+    """Return whether a text means a value; `*` and `?` match any characters of a text."""
     if isinstance(value, str):
-        return fnmatchcase(value, str(wanted))
-    return bool(hashable(value) == hashable(wanted))
+        return fnmatchcase(value, text.replace("[", "[[]"))
+    wanted = read(text, "where")[0].plain() if text.startswith("[") else parse_scalar(text)
+    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
 
 
 def list_keys(rows: Iterable[Row]) -> list[str]:

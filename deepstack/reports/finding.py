@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from deepstack.analysis.settings import (
     depth_of,
     scheme_label,
     split_series,
-    varying_settings,
 )
 from deepstack.analysis.statistics import (
     Mean,
@@ -57,17 +56,17 @@ def finding_of(
 ) -> dict[str, Any]:
     """Return the finding of a study: sentences, a row for each depth, and lists.
 
+    best: the settings of these runs that are chosen, full.
     updates: the table of the chart update_vs_depth, or None if it is not drawn.
     """
     depths = best_of_depths(runs, best)
     exponents = exponents_of(updates)
-    diverged = diverged_runs(runs)
+    diverged, failed = failed_runs(runs)
     sentences = [leader_sentence(depths[-1])] if depths else []
     sentences += exponent_sentences(exponents)
-    if failed := without_context(runs):
+    if failed:
         sentences.append(f"No better than a predictor without context: {listed(failed)}.")
-    count = sum(map(has_diverged, runs))
-    if count:
+    if count := sum(map(has_diverged, runs)):
         every = counted("{} runs", len(runs))
         sentences.append(f"{count} of {every} diverged: {listed(diverged)}.")
     else:
@@ -90,10 +89,9 @@ def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[s
     """
     if len({run.get(TASK) for run in runs}) > 1:
         return []
-    keys = [key for key in best if key in varying_settings(runs)]
     column = loss_column(runs)
     of_depths: dict[int, list[Candidate]] = {}
-    for label, choice in choices(runs, keys):
+    for label, choice in choices(runs, best):
         if candidate := candidate_of(label, choice, column):
             of_depths.setdefault(depth_of(choice.runs[0]), []).append(candidate)
     rows = []
@@ -123,22 +121,21 @@ def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[s
 
 def candidate_of(label: str, choice: Choice, column: str) -> Candidate | None:
     """Return a setting at one depth as a candidate; None if some seed is not done."""
-    if not choice.complete or any(run.state != "done" for run in choice.runs):
-        return None
     losses = {int(run.get(SEED, 0)): final_value(run, column) for run in choice.runs}
-    if not all(map(math.isfinite, losses.values())):
+    is_done = choice.complete and all(run.state == "done" for run in choice.runs)
+    if not is_done or not all(map(math.isfinite, losses.values())):
         return None
     floor = mean_of([loss_and_floor(run)[1] for run in choice.runs]).value
-    chosen = "".join(f", {key.rpartition('.')[2]} {value}" for key, value in choice.values.items())
-    return Candidate(scheme_label(choice.runs[0]), label + chosen, losses, floor)
+    for key, value in choice.values.items():
+        label += f", {key.rpartition('.')[2]} {value}"
+    return Candidate(scheme_label(choice.runs[0]), label, losses, floor)
 
 
 def margin_of(leader: Candidate, second: Candidate) -> Mean:
     """Return how far `leader` is below `second`: over shared seeds, or of the means without any."""
     shared = sorted(set(leader.losses) & set(second.losses))
-    if not shared:
-        return mean_of([])._replace(value=second.mean - leader.mean)
-    return mean_of([second.losses[seed] - leader.losses[seed] for seed in shared])
+    gap = mean_of([second.losses[seed] - leader.losses[seed] for seed in shared])
+    return gap if shared else gap._replace(value=second.mean - leader.mean)
 
 
 def verdict_of(gap: Mean) -> str:
@@ -155,12 +152,10 @@ def leader_sentence(row: dict[str, Any]) -> str:
             f"At N = {row['depth']}, no setting is more than {CLEAR} nats below a predictor "
             f"without context; the lowest loss is {row['loss']:.3f} ({row['leader']})."
         )
-    if row["low"] is None:
-        interval = row["verdict"]
-    else:
+    interval, unclear = row["verdict"], row["low"] is not None and row["low"] <= 0
+    if row["low"] is not None:
         interval = f"95 % interval {row['low']:.3f} to {row['high']:.3f}, {row['pairs']} seeds"
         interval = interval.replace("-", "−")
-    unclear = row["low"] is not None and row["low"] <= 0
     return (
         f"At N = {row['depth']}, {row['leader']} has the lowest validation loss, "
         f"{row['loss']:.3f} nats: {row['margin']:.3f} below {row['second']} ({interval})"
@@ -172,21 +167,18 @@ def exponents_of(updates: pd.DataFrame | None) -> list[dict[str, Any]]:
     """Return the fitted exponents of ‖ΔF‖ in depth: a row a setting, its text for each step."""
     if updates is None or "exponent" not in updates:
         return []
-    rows: dict[str, dict[str, Any]] = {}
+    steps: dict[str, dict[str, str]] = {}
     for row in updates[updates["kind"] == "fit"].to_dict("records"):
-        error = row.get("standard_error", math.nan)
-        fit = Fit(row["exponent"], math.nan if error is None else error, 0.0, int(row["n"]))
+        fit = Fit(row["exponent"], row.get("standard_error", math.nan), 0.0, int(row["n"]))
         name = str(row["series"]).replace("\u00a0", " ")
-        entry = rows.setdefault(name, {"name": name, "steps": {}})
-        entry["steps"][str(row["panel"])] = str(fit)
-    return list(rows.values())
+        steps.setdefault(name, {})[str(row["panel"])] = str(fit)
+    return [{"name": name, "steps": texts} for name, texts in steps.items()]
 
 
 def exponent_sentences(exponents: Sequence[dict[str, Any]]) -> list[str]:
     """Return a sentence for each step on the growth of ‖ΔF‖ with depth."""
     sentences = []
-    steps = dict.fromkeys(step for entry in exponents for step in entry["steps"])
-    for step in steps:
+    for step in dict.fromkeys(step for entry in exponents for step in entry["steps"]):
         known = [entry for entry in exponents if step in entry["steps"]]
         named = [f"{entry['steps'][step]} ({entry['name']})" for entry in known[:MOST_NAMES]]
         more = f", and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
@@ -197,34 +189,24 @@ def exponent_sentences(exponents: Sequence[dict[str, Any]]) -> list[str]:
     return sentences
 
 
-def diverged_runs(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return the settings and depths with diverged runs, and how many of their runs diverged."""
-    lines = []
-    for name, there in settings_and_depths(runs):
-        if diverged := [run for run in there if has_diverged(run)]:
-            steps = sorted({int(run.status.get("step") or 0) for run in diverged})
-            at = f"step {steps[0]}" + (f" to {steps[-1]}" if steps[1:] else "")
-            lines.append((name, f"{len(diverged)} of {len(there)}, at {at}"))
-    return lines
+def failed_runs(runs: Sequence[Run]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the settings and depths with diverged runs and those with runs that learnt no context.
 
-
-def without_context(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return the settings and depths with finished runs that learnt no context, and how many."""
-    lines = []
-    for name, there in settings_and_depths(runs):
-        margins = [margin(run) for run in there if run.state == "done"]
-        count = sum(value is not None and value >= -CLEAR for value in margins)
-        if count:
-            lines.append((name, f"{count} of {len(there)}"))
-    return lines
-
-
-def settings_and_depths(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
-    """Yield name and runs of each setting at each depth."""
+    Each has the number of such runs; a run that learnt no context is finished.
+    """
+    diverged, without_context = [], []
     for s in split_series(runs)[0]:
         for depth in s.depths:
             name = f"{s.label}, N = {depth}".replace("\u00a0", " ")
-            yield name, [run for run in s.runs if depth_of(run) == depth]
+            there = [run for run in s.runs if depth_of(run) == depth]
+            ends = [int(run.status.get("step") or 0) for run in there if has_diverged(run)]
+            if ends:
+                at = f"step {min(ends)}" + (f" to {max(ends)}" if len(set(ends)) > 1 else "")
+                diverged.append((name, f"{len(ends)} of {len(there)}, at {at}"))
+            margins = [margin(run) for run in there if run.state == "done"]
+            if count := sum(value is not None and value >= -CLEAR for value in margins):
+                without_context.append((name, f"{count} of {len(there)}"))
+    return diverged, without_context
 
 
 def listed(entries: Sequence[tuple[str, str]]) -> str:

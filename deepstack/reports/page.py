@@ -133,8 +133,8 @@ def build_page(
     if not studies:
         raise ResourceError("\n".join(skipped))
     refuse_unknown_diagnostic(diagnostic, [run for runs in studies.values() for run in runs])
-    keys_of_studies = best_keys(studies, best).values()
-    best = list(dict.fromkeys(key for keys in keys_of_studies for key in keys))
+    keys = best_keys(studies, best)
+    best = list(dict.fromkeys(key for of_study in keys.values() for key in of_study))
     tables = comparisons(studies, against, best)
     charts = list(dict.fromkeys([*FIRST, *CHARTS]))
     sections, panels, broken = [], {}, []
@@ -153,7 +153,7 @@ def build_page(
             left_out.append(str(chart))
             if isinstance(chart, BrokenChartError):
                 broken.append(f"{name}: {chart}")
-        finding = finding_of(runs, best, updates)
+        finding = finding_of(runs, keys[study], updates)
         section = section_of(name, runs, tables[study], path)
         sections.append(section | {"finding": finding, "pictures": pictures, "left_out": left_out})
     given = {"against": against, "at-step": at_step, "diagnostic": diagnostic}

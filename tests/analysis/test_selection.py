@@ -70,6 +70,21 @@ def test_conditions(where: Any, names: str, results: Path) -> None:
     assert set(deepstack.load_runs(results, where=where)["run"]) == set(names.split())
 
 
+def test_names_and_tags_may_look_like_other_values(tmp_path: Path) -> None:
+    for name, tag, betas in (
+        ("007", "true", [0.9, 0.98]), ("a[1]", "0123", [0.9, 0.95]), ("x", "good", [0.8, 0.9])
+    ):  # fmt: skip
+        folder = end(make_run(tmp_path / "study" / name, f"train: {{betas: {betas}}}\n"))
+        assert typed("tag", folder.path, tag).exit_code == 0
+    conditions: list[tuple[str, Any]] = [
+        ("007", "run=007"), ("a[1]", "run=a[1]"), ("007 x", "tag=true,good"),
+        ("a[1] x", "tag!=true"), ("007 a[1]", "betas=[0.9,0.98],[0.9, 0.95]"),
+        ("007 x", {"betas": [[0.9, 0.98], [0.8, 0.9]]}),
+    ]  # fmt: skip
+    for names, where in conditions:
+        assert set(deepstack.load_runs(tmp_path, where=where)["run"]) == set(names.split())
+
+
 @pytest.mark.parametrize(
     ("where", "error", "message"),
     [

@@ -92,3 +92,18 @@ def test_a_study_in_which_nothing_learns_has_no_best_scheme(tmp_path: Path) -> N
         "(1 of 1).",
         "No run diverged.",
     ]
+
+
+def test_a_short_key_chooses_the_settings_of_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
+    losses = {("deepnorm", 0.1): 2.0, ("deepnorm", 0.2): 2.1, ("pre_ln", 0.1): 2.5}
+    for (scheme, lr), loss in losses.items():
+        make_run(tmp_path, scheme=scheme, lr=lr, masked=loss)
+    (row,) = best_of_depths(find_runs(tmp_path), ["train.lr"])
+    assert row["settings"] == 2
+    make_runs(tmp_path / "one", lr=(0.1, 0.2), masked=lambda lr: 2.0 + lr)
+    for key in ("lr", "train.lr"):
+        text = Page(report(tmp_path / "one", best=[key])).text
+        assert "has the lowest validation loss" not in text  # one scheme, one chosen rate

@@ -335,6 +335,21 @@ def test_the_best_rate_is_chosen_where_every_seed_is_done(
     assert (lost.outcome, lost.seeds, lost.edge) == ("2 diverged", 1, "")
 
 
+def test_a_baseline_without_a_choice_has_no_pairs(tmp_path: Path) -> None:
+    make_runs(tmp_path, lr=(0.1, 0.2), seed=(0, 1))
+    make_runs(tmp_path, scheme="post_ln", lr=(0.1, 0.2), seed=0)
+    make_runs(tmp_path, scheme="post_ln", lr=(0.1, 0.2), seed=1, state="diverged")
+    table = compare(tmp_path, "post_ln", ["train.lr"])
+    assert table["val_loss"].isna().tolist() == [False, True] and list(table.pairs) == [0, 0]
+
+
+def test_a_key_that_differs_but_is_no_setting_is_refused_as_such(tmp_path: Path) -> None:
+    for seed, interval in enumerate((1, 5)):
+        make_run(tmp_path, seed=seed, config={"log.every": interval})
+    with pytest.raises(ConfigError, match=r"best: log\.every is never compared here"):
+        compare(tmp_path, best=["log.every"])
+
+
 def test_a_study_without_the_baseline_is_there_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +359,8 @@ def test_a_study_without_the_baseline_is_there_without_it(
     table = compare(tmp_path, "post_ln", ["train.lr"])
     assert list(table.study) == ["alone", "rates", "rates"]
     assert list(table.pairs) == [0, 2, 0]
+    by_difference = compare(tmp_path, "post_ln", ["train.lr"], sort="difference")
+    assert list(by_difference.study) == ["rates", "alone", "rates"]
     alone = compare(tmp_path / "rates", "post_ln", ["train.lr"])
     assert list(table.columns) == ["study", *alone.columns]
     page = Page(report(tmp_path, against="post_ln", best=["train.lr"]))
