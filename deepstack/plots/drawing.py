@@ -28,7 +28,7 @@ from deepstack.analysis.settings import (
     label_of,
     split_series,
 )
-from deepstack.plots.chart import Chart, Options, PanelRows, Table
+from deepstack.plots.chart import COLUMNS, Chart, Options, PanelRows, Table
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.panel import CROWDED, MARKS, Panel, PointArtists, place_side_by_side
 from deepstack.plots.style import (
@@ -83,8 +83,7 @@ class Drawing:
         self.runs, self.options, self.table = runs, options, Table()
         self.series, self.depth_settings = split_series(runs, but)
         if options.ordered:
-            order = {run: i for i, run in enumerate(runs)}
-            self.series.sort(key=lambda s: min(order[run] for run in s.runs))
+            self.series.sort(key=lambda s: runs.index(s.runs[0]))
         if options.schemes:
             self.series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
         self.panels: list[Panel] = []
@@ -171,14 +170,13 @@ class Drawing:
         """
         if len(self.series) == 1:
             self.by_depth = len(self.depths) > 1
-            form = "N = {}" if self.by_depth else ""
-            every = [Group(form.format(n) or None, self.series, [n]) for n in self.depths]
-            return self.at_most(every, most)
-        chosen = [group.series[0] for group in self.setting_groups(most)]
-        several = len({n for s in chosen for n in s.depths}) > 1
-        deepest = [(s, s.depths[-1]) for s in chosen]
-        self.note("each at its greatest depth", when=any(len(s.depths) > 1 for s in chosen))
-        return [Group(s.label + f", N = {n}" * several, [s], [n]) for s, n in deepest]
+            depths = self.at_most(self.depths, most)
+            return [Group(f"N = {n}" if self.by_depth else None, self.series, [n]) for n in depths]
+        groups = self.setting_groups(most)
+        several = len({n for group in groups for n in group.depths}) > 1
+        self.note("each at its greatest depth", when=any(len(g.depths) > 1 for g in groups))
+        deepest = [(g.label, g.series, g.depths[-1]) for g in groups]
+        return [Group(label + f", N = {n}" * several, s, [n]) for label, s, n in deepest]
 
     def first_seeds(self) -> list[tuple[Group, Run]]:
         """Return `cells`, each with its run of the lowest seed; a note names the seeds."""
@@ -200,8 +198,7 @@ class Drawing:
     def style(self, series: Series, depth: int) -> dict[str, Any]:
         """Return colour, line and marker of a series at a depth; dark for deep."""
         if self.by_depth:
-            last = len(self.depths) - 1
-            colour = shade(last - self.depths.index(depth), last + 1)
+            colour = shade(self.depths[::-1].index(depth), len(self.depths))
             return {"color": colour, "linestyle": "-", "marker": "o"}
         return self.styles[series]
 
@@ -216,11 +213,9 @@ class Drawing:
 
         curves: the number in a panel, if these are curves and not points.
         """
-        lines = [(s, n) for group in groups for n in group.depths for s in group.series if s.at(n)]
-        order = {s: i for i, s in enumerate(self.series)}
-        for s, n in sorted(
-            lines, key=lambda line: (line[1] if self.by_depth else 0, order[line[0]])
-        ):
+        shown = {(s, n) for group in groups for s in group.series for n in group.depths if s.at(n)}
+        lines = [(s, n) for s in self.series for n in self.depths if (s, n) in shown]
+        for s, n in sorted(lines, key=lambda line: line[1]) if self.by_depth else lines:
             look = self.style(s, n) if curves is None else self.curve_style(s, n, curves)
             self.entry(f"N = {n}" if self.by_depth else s.label, **look)
 
@@ -243,18 +238,19 @@ class Drawing:
         height: float | None = None,
     ) -> list[Panel]:
         """Make the panels and return them; titles: by default their names, none for an only one."""
-        count = len(names)
-        across = columns or (count if count <= 3 else 2 if count == 4 else 3)
-        high = height or (1.9 if count == 1 else 1.5)
-        paper, width = self.options.style == "paper", self.options.width
-        if paper and columns is None:
-            across = min(across, 2)
-        if paper and width is None and across <= 2:
-            width = COLUMN
-        rows = math.ceil(count / across)
-        self.page = Page(rows, across, panels=count, height=high, width=width, texts=not paper)
-        for i, (axes, name) in enumerate(zip(self.page.axes, names, strict=True)):
-            axes.set_title(titles[i] if titles else (name or "") if count > 1 else "")
+        count, paper = len(names), self.options.style == "paper"
+        across = columns or min(count, 2 if paper or count == 4 else 3)
+        self.page = Page(
+            math.ceil(count / across),
+            across,
+            panels=count,
+            height=height or (1.9 if count == 1 else 1.5),
+            width=self.options.width or (COLUMN if paper and across <= 2 else None),
+            texts=not paper,
+        )
+        titles = titles or [name or "" if count > 1 else "" for name in names]
+        for axes, name, title in zip(self.page.axes, names, titles, strict=True):
+            axes.set_title(title)
             self.panels.append(Panel(self, axes, name or None))
         return self.panels
 
@@ -271,12 +267,12 @@ class Drawing:
 
     def rows(self, *kinds: str, panels: Sequence[Panel] | None = None) -> pd.DataFrame:
         """Return the rows of the table so far, of these kinds and panels."""
-        table = pd.DataFrame(self.table.rows, columns=["panel", "series", "kind", "x", "y", "low",
-                                                       "high", "n"])  # fmt: skip
-        chosen = table["kind"].isin(kinds) if kinds else table["kind"].notna()
+        table = pd.DataFrame(self.table.rows, columns=list(COLUMNS))
+        if kinds:
+            table = table[table["kind"].isin(kinds)]
         if panels is not None:
-            chosen &= table["panel"].isin([panel.name for panel in panels])
-        return table[chosen]
+            table = table[table["panel"].isin([panel.name for panel in panels])]
+        return table
 
     def value_axis(
         self,
@@ -374,17 +370,17 @@ class Drawing:
 
     def _explanations(self) -> list[Handle]:
         """Return the legend of marks, and of bands or error bars."""
-        style: Any = {"color": GREY, "mfc": "white", "ls": "none"}
+        style: Any = {"color": GREY, "ls": "none"}
         entries: list[Handle] = [
-            Line2D([], [], marker=marker, label=words, **style)
+            Line2D([], [], marker=marker, mfc="white", label=words, **style)
             for mark, (marker, words) in MARKS.items()
             if mark in self.marks
         ]
         if note := seeds_note(self.seeds):
             label = f"{self.spread}, {note}"
-            bar: Any = {"marker": "|", "ms": 7, "ls": "none", "color": GREY}
             band = Patch(color=GREY, alpha=0.3, lw=0, label=label)
-            entries.append(band if self.has_bands else Line2D([], [], label=label, **bar))
+            bar = Line2D([], [], marker="|", ms=7, label=label, **style)
+            entries.append(band if self.has_bands else bar)
         return entries
 
 

@@ -100,7 +100,7 @@ def metric(
         in_panel = table[table["panel"] == name]
         for i, (line_value, (label, style)) in enumerate(lines.items()):
             rows = statistics(in_panel[in_panel["line"] == line_value], across)
-            rows = smoothed(rows.assign(curve=0), options.smooth)
+            rows = smoothed(rows.assign(curve=0), options.smooth if across == STEP else 1)
             if categories is not None:
                 rows["x"] = rows["x"].map(categories.index)
             has_markers = markers(len(rows)) or len(lines) > CROWDED

@@ -67,6 +67,17 @@ def test_a_quantity_against_step_layer_and_another_column(tmp_path: Path) -> Non
     assert both["x"].tolist() == [4.0, 3.0, 2.0] and both["y"].is_monotonic_increasing
 
 
+def test_only_curves_against_the_step_are_smoothed(tmp_path: Path) -> None:
+    make_runs(tmp_path, depth=(6, 18, 48), losses=[4.0, 3.0, 0.5], steps=3)
+    runs = find_runs(tmp_path)
+    with without_layout():
+        curve = metric(runs[:1], "step", "loss", options=Options(smooth=3))
+        others = [metric(runs, x, "loss", options=Options(smooth=3)) for x in ("depth", "flops")]
+    assert curve.data["y"].tolist() == [3.5, 2.5, 1.75] and "mean over 3 rows" in caption(curve)
+    assert others[0].data["y"].tolist() == [0.5] * 3
+    assert others[1].data["y"].tolist() == [4.0, 3.0, 0.5] * 3
+
+
 def test_flops_are_a_column(tmp_path: Path) -> None:
     make_runs(tmp_path, seed=(0, 1), losses=[4.0, 3.0, 2.0], steps=3, flops=10**9)
     make_run(tmp_path, depth=18, losses=[4.0, 3.0, 2.0], steps=3, flops=None)  # of an older version
