@@ -261,7 +261,7 @@ class Column:
     """
 
     def __init__(self, name: Any, values: Sequence[Any]) -> None:
-        self.name, self.title = name, str(name)
+        self.name, self.title = name, one_line(str(name))
         self.is_number = all(isinstance(value, int | float | None) for value in values)
         self.cells = [cell_of(value).split("\n") for value in values]
         lines = [self.title, *chain(*self.cells)]

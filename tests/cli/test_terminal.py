@@ -55,6 +55,15 @@ def test_ls_shows_names_and_errors_as_letters(terminal: dict[str, str], study: P
     assert bad.startswith("run " + SHOWN) and failed.startswith("run " + SHOWN)
 
 
+def test_titles_of_columns_are_letters(tmp_path: Path) -> None:
+    for number in (1, 2):
+        make_run(tmp_path / f"run{number}", f'task: {{name: a, "\\e[31m\\rn": {number}}}\n')
+    for words in ([], ["--markdown"]):
+        found = typed("ls" if not words else "compare", tmp_path, *words)
+        assert not CONTROLS.search(found.output), found.output
+    assert r"task.\u001b[31m\u000dn" in typed("ls", tmp_path).stdout
+
+
 def test_json_keeps_the_true_names(study: Path) -> None:
     found = typed("ls", study.parent, "--json")
     assert not CONTROLS.search(found.stdout)
