@@ -89,7 +89,8 @@ def raw(stream: TextIO) -> TextIO:
 def log(line: str) -> None:
     """Print a line on stderr; ignore a closed stderr, so that the work continues."""
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        # a live display of rich replaces sys.stderr and prints to the stream below
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def terminal_console(stream: TextIO | None = None) -> Console:

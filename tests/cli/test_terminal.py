@@ -3,16 +3,19 @@
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from helpers import plot_runs
 from helpers.command_line import typed
 from helpers.record_runs import make_run
+from helpers.terminals import terminal
 from rich.console import Console
+from rich.live import Live
 
 from deepstack.cli.display import Display
-from deepstack.cli.output import PrintableStream
+from deepstack.cli.output import PrintableStream, log, printable_streams, terminal_console
 from deepstack.records import RunFolder
 from deepstack.training import Started
 
@@ -116,3 +119,13 @@ def test_the_display_of_a_run_shows_letters(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[([0-9;]*m|\?25[hl]|2K|1A)|\r", "", stream.getvalue())
     assert not CONTROLS.search(text)
     assert text.count(SHOWN) == 2 and "[red]A[/red], 2 layers" in text
+
+
+def test_a_line_above_a_live_display_shows_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal() as (stderr, read):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with printable_streams(), Live("table", console=terminal_console()):
+            log(HOSTILE.replace("\udcff", ""))
+        stderr.flush()
+        text = "".join(iter(read, ""))
+    assert SHOWN.replace(r"\udcff", "") in "".join(text.splitlines())
