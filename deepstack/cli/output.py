@@ -10,12 +10,11 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import zip_longest
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import typer
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -29,13 +28,20 @@ if TYPE_CHECKING:
     from deepstack import sweeps
 
 DELAY_SECONDS = 0.5  # a command that ends before shows nothing
-# Minimal width of a column of sentences, which is folded at words; it takes the remaining width.
-SENTENCE = 30
-# Characters between two columns, and at both edges together.
-GAP, EDGES = 3, 2
+SENTENCE = 30  # minimal width of a column of sentences, which is folded at words
 
 
-class PrintableStream:
+class Stream:
+    """A text stream above another, which does everything that a subclass does not."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class PrintableStream(Stream):
     """A text stream that writes control characters as escapes.
 
     rich_proxied_file: the stream below; rich writes its own styles and cursor moves there.
@@ -44,46 +50,18 @@ class PrintableStream:
     encoding = "utf-8"  # click would bypass an ASCII stream and write to its buffer
 
     def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
         self.rich_proxied_file = stream
 
     def write(self, text: str) -> int:
-        self.rich_proxied_file.write(printable(text))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rich_proxied_file, name)
+        return self.stream.write(printable(text))
 
 
-@contextmanager
-def printable_streams() -> Iterator[None]:
-    """Make stdout and stderr write control characters as escapes within the context."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, PrintableStream(stream)) for stream in before)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-
-
-def log(line: str) -> None:
-    """Print a line on stderr; ignore a closed stderr, so that the work continues."""
-    with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
-
-
-def raw(stream: TextIO) -> TextIO:
-    """Return the stream below a PrintableStream, for texts with intended control characters."""
-    return getattr(stream, "rich_proxied_file", stream)
-
-
-class Terminal:
-    """The stderr or stdout that rich writes to; it ignores a closed one, so that work continues.
+class Terminal(Stream):
+    """The stream that rich writes to; it ignores a closed one, so that work continues.
 
     Required by test_a_terminal_that_goes_away_does_not_stop_the_run.
     """
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = raw(stream or sys.stderr)  # a live display replaces sys.stderr
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -94,26 +72,45 @@ class Terminal:
         with suppress(OSError):
             self.stream.flush()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+
+@contextmanager
+def printable_streams() -> Iterator[None]:
+    """Make stdout and stderr write control characters as escapes within the context."""
+    streams = [cast(TextIO, PrintableStream(stream)) for stream in (sys.stdout, sys.stderr)]
+    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        yield
+
+
+def raw(stream: TextIO) -> TextIO:
+    """Return the stream below a PrintableStream, for texts with intended control characters."""
+    return getattr(stream, "rich_proxied_file", stream)
+
+
+def log(line: str) -> None:
+    """Print a line on stderr; ignore a closed stderr, so that the work continues."""
+    with suppress(OSError):
+        # a live display of rich replaces sys.stderr and prints to the stream below
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def terminal_console(stream: TextIO | None = None) -> Console:
     """Return rich's console on stderr, or on another stream, that ignores a closed one."""
-    return Console(file=cast(IO[str], Terminal(stream)), markup=False, emoji=False)
+    terminal = cast(TextIO, Terminal(raw(stream or sys.stderr)))
+    return Console(file=terminal, markup=False, emoji=False)
 
 
 class Work:
     """The progress of a command: a text, and the part that is done if the total is known."""
 
     def __init__(self, progress: Progress, text: str) -> None:
-        self.progress, self.done = progress, 0
+        self.progress = progress
         self.task = progress.add_task(one_line(text), total=None)
+        self.begun = 0
 
     def step(self, text: str, total: int) -> None:
         """Begin the next of `total` parts; `text` names it."""
-        self.show(text, self.done, total)
-        self.done += 1
+        self.show(text, self.begun, total)
+        self.begun += 1
 
     def show(self, text: str, done: int, total: int) -> None:
         """Show a text, and that `done` of `total` parts are done."""
@@ -133,7 +130,7 @@ def show_work(text: str, quiet: bool = False) -> Iterator[Work]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     progress = Progress(
-        BarColumn(bar_width=24),
+        BarColumn(24),
         TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
         console=terminal_console(),
@@ -162,7 +159,7 @@ def show_runs(text: str, quiet: bool) -> Iterator[Callable[[Sequence[sweeps.Prog
     with show_work(text, quiet) as work:
 
         def show(progress: Sequence[sweeps.Progress]) -> None:
-            ended = sum(entry.state in ENDED for entry in progress)
+            ended = sum(run.state in ENDED for run in progress)
             work.show(f"{text}: {ended} of {len(progress)} runs", ended, len(progress))
 
         yield show
@@ -173,46 +170,6 @@ def log_figures(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.suffix == ".png":
             log(f"figure: {path}")
-
-
-def emit(
-    rows: Sequence[Mapping[Any, Any]],
-    as_json: bool,
-    *,
-    markdown: bool = False,
-    first: Sequence[str] = (),
-) -> None:
-    """Print rows to stdout, as a table, as JSON or as Markdown.
-
-    A terminal gets the columns that fit, `first` before the others; stderr names omitted columns.
-    A cell shows the values of a list on separate lines.
-    """
-    if as_json:
-        emit_json([{k: plain(v) for k, v in row.items()} for row in rows])
-        return
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    columns = {str(name): [cell_of(row.get(name)) for row in rows] for name in names}
-    if markdown:
-        body = zip(*columns.values(), strict=True)
-        for line in (columns, ["---"] * len(columns), *body):
-            escaped = [cell.replace("|", "\\|") for cell in line]
-            typer.echo(f"| {' | '.join(escaped)} |")
-        return
-    console = Console()
-    width = console.width if console.is_terminal else 10_000  # a pipe has no width
-    shown = columns_that_fit(columns, first, width)
-    numbers = {
-        str(name)
-        for name in names
-        if all(isinstance(row.get(name), int | float | None) for row in rows)
-    }
-    lines = table_lines(shown, numbers, width)
-    if console.is_terminal and not console.no_color:
-        lines[1] = f"\x1b[1m{lines[1]}\x1b[0m"
-    raw(sys.stdout).write("\n".join(lines) + "\n")
-    sys.stdout.flush()
-    if omitted := ", ".join(name for name in columns if name not in shown):
-        log(f"omitted on this narrow terminal: {omitted}; --json or a pipe has all")
 
 
 def study_rows(
@@ -230,15 +187,15 @@ def study_rows(
     from deepstack.analysis.studies import find_studies
 
     studies, notes = find_studies(directories, where=where, last=last)
+    several = len(studies) > 1
     rows: list[dict[str, Any]] = []
     for study, runs in studies.items():
-        before = {"study": study.name} if len(studies) > 1 else {}
         try:
-            table, more = make_table(runs)
+            table, sentences = make_table(runs)
         except NothingMatchedError as error:
-            table, more = [], [str(error)]
-        rows += [before | row for row in table]
-        notes += [": ".join([*before.values(), line]) for line in more]
+            table, sentences = [], [str(error)]
+        rows += [{"study": study.name, **row} if several else row for row in table]
+        notes += [f"{study.name}: {line}" if several else line for line in sentences]
     if not rows:
         raise NothingMatchedError("\n".join([problem, *notes]))
     for line in notes:
@@ -248,90 +205,120 @@ def study_rows(
 
 def emit_json(value: Any) -> None:
     """Print a value to stdout as JSON."""
-    typer.echo(json.dumps(value, indent=2))
+    print(json.dumps(value, indent=2))
 
 
 def emit_facts(facts: Mapping[str, Any], as_json: bool) -> None:
     """Print named values to stdout: one row for each, or as JSON; values of a list on lines."""
-    rows = [
-        {"what": key, "value": value if isinstance(value, list) else text(value)}
-        for key, value in facts.items()
-    ]
+    rows = [{"what": name, "value": value} for name, value in facts.items()]
     emit([facts] if as_json else rows, as_json)
+
+
+def emit(
+    rows: Sequence[Mapping[Any, Any]],
+    as_json: bool,
+    *,
+    markdown: bool = False,
+    first: Sequence[str] = (),
+) -> None:
+    """Print rows to stdout, as a table, as JSON or as Markdown.
+
+    A terminal gets the columns that fit, `first` before the others; stderr names omitted columns.
+    A cell shows the values of a list on separate lines.
+    """
+    if as_json:
+        emit_json([{name: plain(value) for name, value in row.items()} for row in rows])
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if markdown:
+        table = [names, ["---"] * len(names), *([row.get(name) for name in names] for row in rows)]
+        for line in table:
+            cells = [cell_of(value).replace("|", "\\|") for value in line]
+            print(f"| {' | '.join(cells)} |")
+        return
+    columns = [Column(name, [row.get(name) for row in rows]) for name in names]
+    console = Console()
+    bold = "\x1b[1m", "\x1b[0m"
+    if not console.is_terminal:
+        print_table(columns)
+        return
+    shown = columns_that_fit(columns, first, console.width)
+    shrink(shown, console.width)
+    print_table(shown, *(() if console.no_color else bold))
+    if omitted := ", ".join(column.title for column in columns if column not in shown):
+        log(f"omitted on this narrow terminal: {omitted}; --json or a pipe has all")
 
 
 def cell_of(value: Any) -> str:
     """Return a value as a cell; only the values of a list are on separate lines."""
-    return "\n".join(one_line(text(one)) for one in (value if isinstance(value, list) else [value]))
+    return "\n".join(one_line(text(v)) for v in (value if isinstance(value, list) else [value]))
 
 
-def columns_that_fit(
-    columns: Mapping[str, Sequence[str]], first: Sequence[str], width: int
-) -> dict[str, Sequence[str]]:
-    """Return the columns that fit in table order: one, then those of `first`, then the others."""
-    least = {name: least_width(name, column) for name, column in columns.items()}
-    chosen: list[str] = []
-    for name in dict.fromkeys([*first, *columns]):
-        if name in columns:
-            if not chosen or table_width(least[each] for each in [*chosen, name]) <= width:
-                chosen.append(name)
-    return {name: column for name, column in columns.items() if name in chosen}
+class Column:
+    """A column of a table, with lists of lines as cells; its widths are those on a terminal.
 
-
-def table_lines(
-    columns: Mapping[str, Sequence[str]], numbers: Iterable[str], width: int
-) -> list[str]:
-    """Return the lines of a table; sentences are folded where it would be wider than `width`.
-
-    numbers: the columns that are aligned on the right.
+    is_number: whether it is aligned on the right.  least: the width to which it can shrink; only
+    cells with spaces are folded.
     """
-    widths = {name: least_width(name, column) for name, column in columns.items()}
-    missing = {name: full_width(name, column) - widths[name] for name, column in columns.items()}
-    spare = max(0, width - table_width(widths.values()))
-    folded = sorted(filter(missing.__getitem__, missing), key=missing.__getitem__)
-    for position, name in enumerate(folded):
-        share = min(missing[name], spare // (len(folded) - position))
-        widths[name] += share
-        spare -= share
 
-    def lines_of(row: Sequence[str]) -> list[str]:
-        cells = [fold(cell, widths[name]) for cell, name in zip(row, columns, strict=True)]
-        lines = []
-        for parts in zip_longest(*cells, fillvalue=""):
-            padded = []
-            for part, name in zip(parts, columns, strict=True):
-                blank = " " * (widths[name] - cell_len(part))
-                padded.append(blank + part if name in numbers else part + blank)
-            lines.append(" " + (" " * GAP).join(padded).rstrip())
-        return lines
+    def __init__(self, name: Any, values: Sequence[Any]) -> None:
+        self.name, self.title = name, one_line(str(name))
+        self.is_number = all(isinstance(value, int | float | None) for value in values)
+        self.cells = [cell_of(value).split("\n") for value in values]
+        lines = [self.title, *chain(*self.cells)]
+        self.width = self.least = max(map(cell_len, lines))
+        if any(" " in line for line in lines[1:]):
+            words = [self.title, *" ".join(lines).split()]
+            self.least = min(self.width, max(SENTENCE, *map(cell_len, words)))
 
-    rule = f" {'─' * (table_width(widths.values()) - EDGES)}"
-    rows = [line for row in zip(*columns.values(), strict=True) for line in lines_of(row)]
-    return ["", *lines_of(list(columns)), rule, *rows, ""]
-
-
-def fold(cell: str, width: int) -> list[str]:
-    """Return the lines of a cell, folded at words where they are wider."""
-    lines: list[str] = []
-    for line in cell.split("\n"):
-        lines += [line] if cell_len(line) <= width else textwrap.wrap(line, width)
-    return lines
+    def align(self, line: str) -> str:
+        """Return a line of a cell with spaces up to the column's width."""
+        spaces = " " * (self.width - cell_len(line))
+        return spaces + line if self.is_number else line + spaces
 
 
 def table_width(widths: Iterable[int]) -> int:
-    """Return the width of a table with columns of these widths."""
-    columns = list(widths)
-    return sum(columns) + GAP * (len(columns) - 1) + EDGES
+    """Return the width of a table with columns of these widths, gaps of three and two edges."""
+    return sum(width + 3 for width in widths) - 1
 
 
-def full_width(name: str, column: Sequence[str]) -> int:
-    """Return the width of a column without folding, in the columns of a terminal."""
-    return max(cell_len(line) for cell in [name, *column] for line in cell.split("\n"))
+def columns_that_fit(columns: Sequence[Column], first: Sequence[str], width: int) -> list[Column]:
+    """Return the columns that fit in table order: one, then those of `first`, then the others."""
+    by_name = {column.name: column for column in columns}
+    shown: list[Column] = []
+    for name in dict.fromkeys([*first, *by_name]):
+        if name in by_name:
+            wider = [*shown, by_name[name]]
+            if not shown or table_width(column.least for column in wider) <= width:
+                shown = wider
+    return [column for column in columns if column in shown]
 
 
-def least_width(name: str, column: Sequence[str]) -> int:
-    """Return the minimal width of a column; only cells with spaces are folded."""
-    words = [word for cell in column for word in cell.split()]
-    if not any(" " in cell for cell in column):
-        return full_width(name, column)
-    return min(full_width(name, column), max(SENTENCE, full_width(name, words)))
+def shrink(columns: Sequence[Column], width: int) -> None:
+    """Shrink the widest columns of sentences until a table has this width, and fold their cells."""
+    while table_width(column.width for column in columns) > width:
+        foldable = [column for column in columns if column.width > column.least]
+        if not foldable:
+            break
+        max(foldable, key=lambda column: column.width).width -= 1
+    for column in columns:
+        column.cells = [
+            [part for line in lines for part in fold(line, column.width)] for lines in column.cells
+        ]
+
+
+def fold(line: str, width: int) -> list[str]:
+    """Return the lines of a line of a cell, folded at words where it is wider."""
+    return textwrap.wrap(line, width) if cell_len(line) > width else [line]
+
+
+def print_table(columns: Sequence[Column], bold: str = "", normal: str = "") -> None:
+    """Print columns below their titles.  bold, normal: the codes around the line of titles."""
+    titles = "   ".join(column.align(column.title) for column in columns).rstrip()
+    rule = "─" * (table_width(column.width for column in columns) - 2)
+    lines = ["", f"{bold} {titles}{normal}", f" {rule}"]
+    for row in zip(*(column.cells for column in columns), strict=True):
+        for parts in zip_longest(*row, fillvalue=""):
+            aligned = map(Column.align, columns, parts)
+            lines.append(f" {'   '.join(aligned)}".rstrip())
+    print(*lines, "", sep="\n", file=raw(sys.stdout), flush=True)

@@ -3,16 +3,19 @@
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from helpers import plot_runs
 from helpers.command_line import typed
 from helpers.record_runs import make_run
+from helpers.terminals import terminal
 from rich.console import Console
+from rich.live import Live
 
 from deepstack.cli.display import Display
-from deepstack.cli.output import PrintableStream
+from deepstack.cli.output import PrintableStream, log, printable_streams, terminal_console
 from deepstack.records import RunFolder
 from deepstack.training import Started
 
@@ -53,6 +56,15 @@ def test_ls_shows_names_and_errors_as_letters(terminal: dict[str, str], study: P
     assert r"a\u202eb" in found.stdout or "task.n" in found.stdout
     bad, failed = found.stderr.splitlines()
     assert bad.startswith("run " + SHOWN) and failed.startswith("run " + SHOWN)
+
+
+def test_titles_of_columns_are_letters(tmp_path: Path) -> None:
+    for number in (1, 2):
+        make_run(tmp_path / f"run{number}", f'task: {{name: a, "\\e[31m\\rn": {number}}}\n')
+    for words in ([], ["--markdown"]):
+        found = typed("ls" if not words else "compare", tmp_path, *words)
+        assert not CONTROLS.search(found.output), found.output
+    assert r"task.\u001b[31m\u000dn" in typed("ls", tmp_path).stdout
 
 
 def test_json_keeps_the_true_names(study: Path) -> None:
@@ -107,3 +119,13 @@ def test_the_display_of_a_run_shows_letters(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[([0-9;]*m|\?25[hl]|2K|1A)|\r", "", stream.getvalue())
     assert not CONTROLS.search(text)
     assert text.count(SHOWN) == 2 and "[red]A[/red], 2 layers" in text
+
+
+def test_a_line_above_a_live_display_shows_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal() as (stderr, read):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with printable_streams(), Live("table", console=terminal_console()):
+            log(HOSTILE.replace("\udcff", ""))
+        stderr.flush()
+        text = "".join(iter(read, ""))
+    assert SHOWN.replace(r"\udcff", "") in "".join(text.splitlines())
