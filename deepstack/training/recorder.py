@@ -7,7 +7,7 @@ import math
 import time
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -219,17 +219,17 @@ def recorded_outcome(run: Prepared) -> Iterator[Progress]:
     unchanged, and the same command resumes the run.  A PluginError after the first step of this
     process marks the run as failed.
     """
-    progress, folder = Progress(), run.folder
+    progress = Progress()
     try:
         yield progress
     except ChangedLogError as error:
-        folder.write_status("failed", progress.step, error=str(error), changed_log=True)
+        record_failure(run, "failed", progress.step, error=str(error), changed_log=True)
         advice = "training it again keeps its logs in aside/ and starts from step 0"
         raise ChangedLogError(f"{error}\nthe run has failed; {advice}") from error
     except PluginError as error:
         if progress.step == progress.resumed_from:
             raise
-        folder.write_status("failed", progress.step, error=str(error))
+        record_failure(run, "failed", progress.step, error=str(error))
         raise PluginFailure(str(error), key=error.key) from error
     except DeepstackError:
         raise
@@ -238,17 +238,25 @@ def recorded_outcome(run: Prepared) -> Iterator[Progress]:
             raise lost from error
         if is_out_of_memory(error):
             raise out_of_memory(run, progress, error) from error
-        LogFile(folder).line(traceback.format_exc())
-        folder.write_status("failed", progress.step, error=bug_in(error) or repr(error))
-        error.add_note(f"the traceback: {folder.log_path}")
+        LogFile(run.folder).line(traceback.format_exc())
+        record_failure(run, "failed", progress.step, error=bug_in(error) or repr(error))
+        error.add_note(f"the traceback: {run.folder.log_path}")
         raise
+
+
+def record_failure(run: Prepared, state: str, step: int, **facts: Any) -> None:
+    """Write the status of a run that has failed, and tell its observer."""
+    run.folder.write_status(state, step, **facts)
+    with suppress(Exception):  # the observer may be what failed
+        run.observer.finished(state, step)
 
 
 def out_of_memory(run: Prepared, progress: Progress, error: Exception) -> OutOfMemoryError:
     """Write the status out_of_memory and return the error to report."""
     estimate = round(memory_needed(run.config, run.task) / 1e6)
     limit = round(memory_limit(run.device) / 1e6)
-    run.folder.write_status(
+    record_failure(
+        run,
         "out_of_memory",
         progress.step,
         error=str(error),

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pandas as pd
@@ -217,11 +217,12 @@ def test_a_run_takes_no_more_disk_than_was_said(tmp_path: Path) -> None:
 
 
 def test_an_error_of_our_own_is_kept_with_its_traceback(tmp_path: Path) -> None:
-    error = RuntimeError("a bug")
+    error, ends = RuntimeError("a bug"), Mock()
     with (
         patch("deepstack.training.run.TrainingRun.evaluate", side_effect=error),
         pytest.raises(RuntimeError, match="a bug"),
     ):
-        deepstack.train(small(), out=tmp_path)
+        deepstack.train(small(), out=tmp_path, observer=ends)
     run = only_run(tmp_path / "runs")
     assert run.state == "failed" and "Traceback" in run.folder.log_path.read_text()
+    ends.finished.assert_called_once_with("failed", run.status["step"])
