@@ -48,9 +48,7 @@ def reverse(
     costs ln(vocab_size) nats, the reference "uniform_entropy". A decoder is shown some tokens and a
     mark, token vocab_size, and repeats the last half backwards; an encoder-decoder translates.
     """
-    return repeated(
-        "reverse", seq_len, seed, family, vocab_size, lambda tokens: tokens[:, ::-1].copy()
-    )
+    return repeated("reverse", seq_len, seed, family, vocab_size, lambda tokens: tokens[:, ::-1])
 
 
 def repeated(
