@@ -3,10 +3,10 @@
 The answers of `hops` and `group` compose k maps one after the other: larger k need more layers.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate, permutations
 from typing import Annotated, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from deepstack.tasks.windows import Floats, MaskRate
 
 ALL_LEVELS = 32  # k up to which each k has its column; above, powers of two have one
 
+Integers = NDArray[np.int64]
 OneStack = Literal["encoder", "decoder"]
 VocabSize = Annotated[int, Field(ge=2, le=65536, description="number of different tokens")]
 
@@ -56,7 +57,7 @@ def repeated(
     seed: int,
     family: Family,
     vocab_size: int,
-    answer: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    answer: Callable[[Integers], Integers],
 ) -> Task:
     """Build a task that predicts answer(u) from uniform tokens u.
 
@@ -68,20 +69,18 @@ def repeated(
 
     y = answer(the last seq_len // 2 tokens of u); the length of u makes the inputs seq_len long.
     """
-    half = seq_len // 2
-    shown = seq_len - half if family == "decoder" else seq_len
+    count = seq_len // 2 if family == "decoder" else seq_len
+    length = seq_len - count if family == "decoder" else seq_len
 
     def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
-        tokens = random.integers(0, vocab_size, (batch_size, shown))
+        tokens = random.integers(vocab_size, size=(batch_size, length))
+        targets = answer(tokens[:, -count:])
         if family == "encoder":
-            target = np.ascontiguousarray(answer(tokens))
-            return Batch(tokens, target, np.zeros(tokens.shape, dtype=bool))
-        target = answer(tokens[:, -half:] if family == "decoder" else tokens)
-        mark = np.full((batch_size, 1), vocab_size)
-        inputs = np.hstack([tokens, mark, target[:, :-1]])
+            return Batch(tokens, targets, np.zeros(targets.shape, dtype=bool))
+        inputs = np.hstack([tokens, shifted_right(targets, vocab_size)])
         if family == "decoder":
-            target = np.hstack([np.full((batch_size, shown), IGNORE), target])
-        return Batch(inputs, np.ascontiguousarray(target), target != IGNORE)
+            targets = np.hstack([np.full_like(tokens, IGNORE), targets])
+        return Batch(inputs, targets, targets != IGNORE)
 
     return Task(
         name=name,
@@ -89,9 +88,14 @@ def repeated(
         seed=seed,
         draw=draw,
         references={"uniform_entropy": math.log(vocab_size)},
-        data={"name": name},
         unigram=None if family == "encoder" else np.full(vocab_size, 1 / vocab_size),
+        data={"name": name},
     )
+
+
+def shifted_right(targets: Integers, mark: int) -> Integers:
+    """Return the decoder's input: a mark, then the targets without their last token."""
+    return np.insert(targets[:, :-1], 0, mark, axis=1)
 
 
 @task("markov")
@@ -102,8 +106,7 @@ def markov(
     family: Family = "encoder",
     states: Annotated[int, Field(ge=2, le=256, description="number of states")] = 16,
     concentration: Annotated[
-        float,
-        Field(ge=0.01, le=1000, description="of the Dirichlet rows: low is predictable"),
+        float, Field(ge=0.01, le=1000, description="of the Dirichlet rows: low is predictable")
     ] = 0.1,
     mask_rate: MaskRate = 0.15,
 ) -> Task:
@@ -123,33 +126,30 @@ def markov(
     transition = random_chain(structure, states, concentration)
     start = stationary_distribution(transition)
     word = structure.permutation(states) if family == "encoder_decoder" else np.arange(states)
+    state_of = np.argsort(word)
     length = seq_len + (family == "decoder")
 
     def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
         tokens = walk(random, transition, start, batch_size, length)
         if family == "decoder":
-            return Batch(
-                tokens[:, :-1].copy(), tokens[:, 1:].copy(), np.ones_like(tokens[:, 1:], bool)
-            )
+            return Batch(tokens[:, :-1], tokens[:, 1:], np.ones((batch_size, seq_len), dtype=bool))
         masked = choose_positions(random, batch_size, seq_len, max(1, round(mask_rate * seq_len)))
         shown = np.where(masked, states, tokens)
         if family == "encoder":
             return Batch(shown, np.where(masked, tokens, IGNORE), masked)
         target = word[tokens]
-        begin = np.full((batch_size, 1), states)
         # The inputs never show the predicted word, whether they show its state or not.
-        hidden = np.ones(target.shape, dtype=bool)
-        return Batch(np.hstack([shown, begin, target[:, :-1]]), target, hidden)
+        hidden = np.ones_like(masked)
+        return Batch(np.hstack([shown, shifted_right(target, states)]), target, hidden)
 
     def exact_loss(batch: Batch) -> float:
         if family == "decoder":
-            return float(-np.log(transition[batch.inputs, batch.targets]).mean())
-        if family == "encoder":
-            posterior = forward_backward(batch.inputs, transition, start)
-            truth = posterior[batch.masked, batch.targets[batch.masked]]
-            return float(-np.log(truth).mean())
-        states_of_words = np.argsort(word)[batch.targets]
-        p = next_state(batch.inputs[:, :seq_len], states_of_words, transition, start)
+            p = transition[batch.inputs, batch.targets]
+        else:
+            shown = batch.inputs[:, :seq_len]
+            before = shown if family == "encoder" else state_of[batch.targets]
+            posterior = state_posterior(shown, before, transition, start)
+            p = posterior[batch.masked, state_of[batch.targets[batch.masked]]]
         return float(-np.log(p).mean())
 
     return Task(
@@ -160,7 +160,7 @@ def markov(
         references={"unigram_entropy": float(-(start * np.log(start)).sum())},
         data={"name": "markov"},
         exact_loss=exact_loss,
-        unigram=start[np.argsort(word)],
+        unigram=start[state_of],
     )
 
 
@@ -186,71 +186,44 @@ def stationary_distribution(transition: Floats) -> Floats:
 
 def walk(
     random: np.random.Generator, transition: Floats, start: Floats, batch_size: int, seq_len: int
-) -> NDArray[np.int64]:
+) -> Integers:
     """Draw sequences of the chain, x_0 ~ start, x_i ~ T[x_{i-1}]. Returns (batch, seq)."""
-    # Inverse distribution functions without their last value, 1: counting the values that do not
-    # exceed u then gives a state in 0..states-1 whatever the rounding.
-    first = np.cumsum(start)[:-1]
-    following = np.cumsum(transition, axis=1)[:, :-1]
-    u = random.random((seq_len, batch_size, 1))
-    tokens = np.empty((seq_len, batch_size), dtype=np.int64)
-    tokens[0] = (first <= u[0]).sum(axis=1)
-    for i in range(1, seq_len):
-        tokens[i] = (following[tokens[i - 1]] <= u[i]).sum(axis=1)
-    return np.ascontiguousarray(tokens.T)
+    # Distribution functions without their last value, 1: counting the values that do not exceed u
+    # then gives a state in 0..states-1 whatever the rounding. The last row is that of the start.
+    bounds = np.cumsum(np.vstack([transition, start]), axis=1)[:, :-1]
+    tokens = [np.full(batch_size, len(start))]
+    for u in random.random((seq_len, batch_size, 1)):
+        tokens.append((bounds[tokens[-1]] <= u).sum(axis=1))
+    return np.stack(tokens[1:], axis=1)
 
 
-def forward_backward(inputs: NDArray[np.int64], transition: Floats, start: Floats) -> Floats:
-    """Return P(x_i = s | shown) = f_i(s) b_i(s) / sum_s f_i(s) b_i(s) for every position i.
+def state_posterior(shown: Integers, before: Integers, transition: Floats, start: Floats) -> Floats:
+    """Return P(x_i = s | before_1 … before_{i-1}, shown_i … shown_n) for every position i.
 
-    f_i = e_i * (T^T f_{i-1}) and b_{i-1} = T (e_i * b_i), where e_i(s) is 1 if position i shows
-    s or [MASK], else 0. Both are rescaled to sum 1 at every position, which changes no posterior
-    and keeps them from underflowing. inputs: (batch, seq), [MASK] = states.
-    Returns (batch, seq, states). Source: Baum, Petrie, Soules and Weiss 1970, Ann. Math. Statist.
+    With before = shown it is the posterior of x_i given a whole sequence (Baum, Petrie, Soules and
+    Weiss 1970, Ann. Math. Statist.). With the true states before, it is that of the next state.
+
+    It is f_i(s) e_i(s) b_i(s), rescaled over s. e_i(s) is 1 if shown_i is s or [MASK], else 0, and
+    d_i the same of before_i; f_i = T^T (d_{i-1} * f_{i-1}) and b_{i-1} = T (e_i * b_i).
+    shown, before: (batch, seq), [MASK] = states. Returns (batch, seq, states).
     """
-    evidence = evidence_of(inputs, len(start))
-    forward = np.empty_like(evidence)
-    prior = np.broadcast_to(start, evidence[0].shape)
-    for i in range(len(evidence)):
-        forward[i] = _rescaled(evidence[i] * prior)
-        prior = forward[i] @ transition
-    posterior = _rescaled(forward * backward_messages(evidence, transition))
-    return posterior.transpose(1, 0, 2)
+    states = len(start)
+    evidence = np.vstack([np.eye(states), np.ones(states)])
+
+    def messages(tokens: Integers, matrix: Floats, first: Floats) -> Floats:
+        """Return m_0 = first and m_i = (evidence of token i-1 * m_{i-1}) matrix."""
+        result = [np.broadcast_to(first, (len(tokens), states))]
+        for column in tokens.T[:-1]:
+            result.append(rescaled(evidence[column] * result[-1]) @ matrix)
+        return np.stack(result, axis=1)
+
+    forward = messages(before, transition, start)
+    backward = messages(shown[:, ::-1], transition.T, np.ones(states))[:, ::-1]
+    return rescaled(forward * evidence[shown] * backward)
 
 
-def evidence_of(shown: NDArray[np.int64], states: int) -> Floats:
-    """Return e, 1 where a position shows the state or [MASK], else 0: (seq, batch, states)."""
-    evidence: Floats = np.vstack([np.eye(states), np.ones(states)])[shown.T]
-    return evidence
-
-
-def backward_messages(evidence: Floats, transition: Floats) -> Floats:
-    """Return b of `forward_backward`, (seq, batch, states)."""
-    backward = np.ones_like(evidence)
-    for i in reversed(range(len(evidence) - 1)):
-        backward[i] = _rescaled((evidence[i + 1] * backward[i + 1]) @ transition.T)
-    return backward
-
-
-def next_state(
-    shown: NDArray[np.int64], truth: NDArray[np.int64], transition: Floats, start: Floats
-) -> Floats:
-    """Return P(x_i = truth_i | shown, x_1 … x_{i-1} = truth) for every position i.
-
-    It is T[x_{i-1}, s] e_i(s) b_i(s), rescaled over s, with e and b as in `forward_backward`: given
-    the state before, x_i does not depend on earlier ones. shown, truth: (batch, seq), [MASK] =
-    states in shown. Returns (batch, seq).
-    """
-    evidence = evidence_of(shown, len(start))
-    prior = np.concatenate(
-        [np.broadcast_to(start, (1, *evidence.shape[1:])), transition[truth.T[:-1]]]
-    )
-    posterior = _rescaled(prior * evidence * backward_messages(evidence, transition))
-    probabilities: Floats = np.take_along_axis(posterior, truth.T[:, :, None], axis=2)[:, :, 0]
-    return probabilities.T
-
-
-def _rescaled(weights: Floats) -> Floats:
+def rescaled(weights: Floats) -> Floats:
+    """Return the weights with sum 1 over the last axis: no product of many of them underflows."""
     scaled: Floats = weights / weights.sum(axis=-1, keepdims=True)
     return scaled
 
@@ -274,8 +247,8 @@ def hops(
     uniform; p is another one in each sequence. Knowing nothing costs ln(n) nats, the reference
     "uniform_entropy"; the best loss is 0. A decoder gets the same batches.
     """
-    queries, rest = divmod(seq_len - 2 * n, 2)
-    if queries < 1 or rest:
+    queries, odd = divmod(seq_len - 2 * n, 2)
+    if odd or queries < 1:
         text = f"{2 * n + 2}, {2 * n + 4}, …; here it is {seq_len}"
         raise ConfigError(
             f"task.n: found {n}, which needs task.seq_len = 2 n + 2 q for q queries: {text}",
@@ -289,15 +262,15 @@ def hops(
             order, image = image, elements.copy()
             np.put_along_axis(image, order, np.roll(order, -1, axis=1), axis=1)
         first = random.permuted(elements, axis=1)
-        pairs = np.stack([first, np.take_along_axis(image, first, axis=1)], axis=2)
-        start = random.integers(0, n, (batch_size, queries))
-        k = random.integers(1, max_k + 1, (batch_size, queries))
+        start = random.integers(n, size=(batch_size, queries))
+        k = random.integers(1, max_k + 1, size=(batch_size, queries))
         answer = start
         for done in range(max_k):
             answer = np.where(done < k, np.take_along_axis(image, answer, axis=1), answer)
-        query = np.stack([start, n + k - 1], axis=2)
-        inputs = np.hstack([pairs.reshape(batch_size, -1), query.reshape(batch_size, -1)])
-        targets = np.full(inputs.shape, IGNORE)
+        inputs = np.empty((batch_size, seq_len), dtype=np.int64)
+        inputs[:, ::2] = np.hstack([first, start])
+        inputs[:, 1::2] = np.hstack([np.take_along_axis(image, first, axis=1), n + k - 1])
+        targets = np.full_like(inputs, IGNORE)
         targets[:, 2 * n + 1 :: 2] = answer
         return Batch(inputs, targets, targets != IGNORE)
 
@@ -321,19 +294,19 @@ def group(
     Knowing nothing costs ln(d!) nats, the reference "uniform_entropy"; the best loss is 0. A
     decoder gets the same batches.
     """
-    elements = np.array(list(itertools.permutations(range(degree))))
+    elements = np.array(list(permutations(range(degree))))
     size = len(elements)
     # Permutations in lexicographic order are numbers in base d in rising order.
     base = degree ** np.arange(degree - 1, -1, -1)
     numbers = elements @ base
 
+    def multiply(before: Integers, after: Integers) -> Integers:
+        product = np.take_along_axis(elements[after], elements[before], axis=1)
+        return np.searchsorted(numbers, product @ base)
+
     def draw(random: np.random.Generator, batch_size: int, held_out: bool) -> Batch:
-        inputs = random.integers(0, size, (batch_size, seq_len))
-        targets = inputs.copy()
-        for k in range(1, seq_len):
-            after, before = elements[inputs[:, k]], elements[targets[:, k - 1]]
-            product = np.take_along_axis(after, before, axis=1)
-            targets[:, k] = np.searchsorted(numbers, product @ base)
+        inputs = random.integers(size, size=(batch_size, seq_len))
+        targets = np.stack([*accumulate(inputs.T, multiply)], axis=1)
         return Batch(inputs, targets, np.ones(inputs.shape, dtype=bool))
 
     levels = np.arange(1, seq_len + 1)
@@ -344,20 +317,15 @@ def group(
 def with_uniform_answers(task: Task, answers: int, largest: int) -> Task:
     """Return the task with the records of answers that are uniform and follow from the inputs.
 
-    answers: their number.  largest: the largest k.
+    answers: their number.  largest: the largest k.  All k up to 32, powers of two above, and the
+    largest have a column.
     """
+    levels = range(1, largest + 1)
     return replace(
         task,
         references={"uniform_entropy": math.log(answers)},
         data={"name": task.name},
         exact_loss=lambda batch: 0.0,
         unigram=np.full(answers, 1 / answers),
-        levels=chosen_levels(largest),
+        levels=tuple(k for k in levels if k <= ALL_LEVELS or k.bit_count() == 1 or k == largest),
     )
-
-
-def chosen_levels(largest: int) -> tuple[int, ...]:
-    """Return the k that have a column: all up to 32, powers of two above, and the largest."""
-    powers = {2**i for i in range(largest.bit_length())}
-    few = set(range(1, min(largest, ALL_LEVELS) + 1))
-    return tuple(sorted(few | powers | {largest}))

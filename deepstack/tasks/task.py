@@ -116,7 +116,8 @@ class Task:
         batch = self.draw(random, batch_size, held_out)
         if wrong := self._wrong(batch, batch_size):
             raise PluginError(f"task {self.name!r}: {place_of(self.draw)}{wrong}")
-        return batch
+        contiguous = np.ascontiguousarray  # torch takes no reversed view
+        return Batch(contiguous(batch.inputs), contiguous(batch.targets), contiguous(batch.masked))
 
     def _wrong(self, batch: Batch, batch_size: int) -> str:
         """Describe the mistake in a batch, or return ''."""

@@ -6,6 +6,7 @@ Text is read through a file of the `tokenizers` library.
 import json
 import mmap
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,8 +30,8 @@ from deepstack.tasks.windows import Part, Tokens
 Layout = Literal["auto", "uint16", "uint32", "llm.c"]
 
 HEADER = 256  # int32s before the tokens of llm.c's files: magic, version, number of tokens
-LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
-LLM_C_EVALUATION = 20240522
+LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic, version: type
+LLM_C_MAGIC = (20240520, 20240801, 20240522)  # the last is that of evaluations, without tokens
 LARGEST_TOKENIZER = 2**28  # bytes
 DECODED_AT_ONCE = 2**16  # tokens
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -83,11 +84,10 @@ class Tokenizer:
 
     def count_bytes(self, tokens: Tokens) -> int:
         """Return the bytes of the text that the tokens decode to, as UTF-8."""
-        size = 0
-        for i in range(0, len(tokens), DECODED_AT_ONCE):
-            ids = tokens[i : i + DECODED_AT_ONCE].tolist()
-            size += len(self.library.decode(ids, skip_special_tokens=True).encode("utf-8"))
-        return size
+        starts = range(0, len(tokens), DECODED_AT_ONCE)
+        pieces = (tokens[i : i + DECODED_AT_ONCE].tolist() for i in starts)
+        texts = (self.library.decode(ids, skip_special_tokens=True) for ids in pieces)
+        return sum(len(text.encode("utf-8")) for text in texts)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def read_tokens(path: str, reading: Reading) -> TokenFiles:
             raise reading.refusal(path, f" has the splits {splits}; give one")
         if (folder / STATE).is_file():
             files = saved_files(folder, reading)
-        if any(is_text(file, reading) for file in files):
+        if reading.tokenizer and any(file.suffix not in READERS for file in files):
             refuse_huge(path, files, reading.key)
         parts = [part for file in files for part in read_file(file, reading)]
         digests = [sha256_of(file) for file in files]
@@ -138,20 +138,15 @@ def read_tokens(path: str, reading: Reading) -> TokenFiles:
     return TokenFiles(name, joint_sha256(digests), size, parts)
 
 
-def is_text(file: Path, reading: Reading) -> bool:
-    """Return whether a file is read through the tokenizer."""
-    return reading.tokenizer is not None and file.suffix not in (".bin", ".npy", ".arrow")
-
-
 def read_file(file: Path, reading: Reading) -> list[Part]:
     """Return the parts of a file, which its suffix tells how to read."""
-    if is_text(file, reading) and reading.tokenizer is not None:
-        return [Part(reading.tokenizer.encode(text_pieces(file, reading.encoding)))]
-    if file.suffix in (readers := {".bin": bin_tokens, ".npy": npy_tokens, ".arrow": arrow_tokens}):
+    if file.suffix in READERS:
         state, mapping = file.stat(), map_file(file, reading)
-        arrays = readers[file.suffix](mapping, file, reading)
+        arrays = READERS[file.suffix](mapping, file, reading)
         # tokens of text in an arrow file are an array in memory, without a base
         return [Part(a) if a.base is None else Part(a, file, state, mapping) for a in arrays]
+    if reading.tokenizer:
+        return [Part(reading.tokenizer.encode(text_pieces(file, reading.encoding)))]
     raise reading.refusal(
         file,
         ": allowed .bin (nanoGPT, llm.c), .npy, a data set saved by Hugging Face datasets, "
@@ -169,27 +164,24 @@ def map_file(file: Path, reading: Reading) -> mmap.mmap:
 
 def bin_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]:
     """Read a .bin file: bare tokens as nanoGPT writes them, or llm.c's header and tokens."""
-    header = [0, 0, 0]
+    magic = version = count = 0
     if len(content) >= 4 * HEADER:
-        header = np.frombuffer(content, dtype="<i4", count=3).tolist()
-    magic, version, count = header
-    has_magic = magic in (*LLM_C, LLM_C_EVALUATION)
-    if reading.layout != "llm.c" and (reading.layout != "auto" or not has_magic):
-        dtype = np.dtype("<u4" if reading.layout == "uint32" else "<u2")
-        if len(content) % dtype.itemsize:
-            reason = f" has {len(content):,} bytes, no whole number of {dtype.name} tokens"
+        magic, version, count = np.frombuffer(content, dtype="<i4", count=3).tolist()
+    if reading.layout == "llm.c" or (reading.layout == "auto" and magic in LLM_C_MAGIC):
+        if (magic, version) not in LLM_C:
+            allowed = " or ".join(f"{magic}, {version}" for magic, version in LLM_C)
+            reason = f" is no file of tokens of llm.c: it begins with {magic}, {version}; allowed "
+            raise reading.refusal(file, reason + allowed)
+        dtype, rest = np.dtype(LLM_C[magic, version]), len(content) - 4 * HEADER
+        if rest != count * dtype.itemsize:
+            reason = f": its header says {count:,} tokens, and {rest:,} bytes follow: is it whole?"
             raise reading.refusal(file, reason)
-        return [np.frombuffer(content, dtype=dtype)]
-    known, kind = LLM_C.get(magic, (0, "<u2"))
-    if version != known or magic not in LLM_C:
-        allowed = " or ".join(f"{magic}, {version}" for magic, (version, _) in LLM_C.items())
-        reason = f" is no file of tokens of llm.c: it begins with {magic}, {version}; allowed "
-        raise reading.refusal(file, reason + allowed)
-    rest = len(content) - 4 * HEADER
-    if rest != count * np.dtype(kind).itemsize:
-        reason = f": its header says {count:,} tokens, and {rest:,} bytes follow: is it whole?"
+        return [np.frombuffer(content, dtype, offset=4 * HEADER)]
+    dtype = np.dtype("<u4" if reading.layout == "uint32" else "<u2")
+    if len(content) % dtype.itemsize:
+        reason = f" has {len(content):,} bytes, no whole number of {dtype.name} tokens"
         raise reading.refusal(file, reason)
-    return [np.frombuffer(content, dtype=kind, offset=4 * HEADER)]
+    return [np.frombuffer(content, dtype)]
 
 
 def npy_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]:
@@ -204,14 +196,12 @@ def npy_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]
 def saved_files(folder: Path, reading: Reading) -> list[Path]:
     """Return the arrow files of a data set that was saved by Hugging Face datasets, in order."""
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    try:
+    with suppress(KeyError, TypeError):
         names = [entry["filename"] for entry in state["_data_files"]]
         plain = all(Path(name).name == name for name in names)
-    except (KeyError, TypeError):
-        names, plain = [], False
-    if not names or not plain or state.get("_indices_data_files"):
-        raise reading.refusal(folder / STATE, " is no state of a saved data set")
-    return [folder / name for name in names]
+        if names and plain and not state.get("_indices_data_files"):
+            return [folder / name for name in names]
+    raise reading.refusal(folder / STATE, " is no state of a saved data set")
 
 
 def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]:
@@ -248,3 +238,7 @@ def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Token
     if any(array.null_count for array in values):
         raise reading.refusal(file, f": found null among the tokens of {name!r}")
     return [array.to_numpy() for array in values]
+
+
+READERS = {".bin": bin_tokens, ".npy": npy_tokens, ".arrow": arrow_tokens}
+"""The functions that read mapped files, by suffix. A tokenizer reads all other files."""

@@ -1,6 +1,5 @@
 """Windows of a text or of files of tokens, and the batches that are drawn from them."""
 
-import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
@@ -48,7 +46,8 @@ Span = Annotated[
     int, Field(ge=1, le=1024, description="encoder_decoder: tokens that one [MASK] replaces")
 ]
 HeldOut = Annotated[
-    float, Field(ge=1e-6, le=0.99, description="share of the data, its end, kept for validation")
+    float,
+    Field(ge=1e-6, le=0.99, description="share of the data, its end, kept for validation"),
 ]
 
 
@@ -86,24 +85,19 @@ class Windows:
     """All windows of `length` tokens that lie within one of the parts, equally likely."""
 
     def __init__(self, parts: Sequence[Part], length: int) -> None:
-        self.parts = [part for part in parts if len(part.tokens) >= length]
-        self.views = [sliding_window_view(part.tokens, length) for part in self.parts]
-        self.ends = np.cumsum([len(view) for view in self.views], dtype=np.int64)
-        self.length = length
-
-    def __len__(self) -> int:
-        return int(self.ends[-1]) if self.views else 0
+        self.parts, self.length = parts, length
+        counts = [max(0, len(part.tokens) - length + 1) for part in parts]
+        self.begins = np.cumsum([0, *counts])  # the numbers of the parts' first windows
 
     def draw(self, random: np.random.Generator, count: int) -> NDArray[np.int64]:
         """Return `count` windows, (count, length)."""
-        index = random.integers(0, len(self), count)
-        which = np.searchsorted(self.ends, index, side="right")
+        numbers = random.integers(self.begins[-1], size=count)
+        indices = np.searchsorted(self.begins, numbers, side="right") - 1
+        for i in np.unique(indices):
+            self.parts[i].refuse_changed()
         tokens = np.empty((count, self.length), dtype=np.int64)
-        for part in np.unique(which):
-            self.parts[part].refuse_changed()
-            rows = which == part
-            # counted from the end of the part's windows, so negative
-            tokens[rows] = self.views[part][index[rows] - self.ends[part]]
+        for row, i, start in zip(tokens, indices, numbers - self.begins[indices], strict=True):
+            row[:] = self.parts[i].tokens[start : start + self.length]
         return tokens
 
 
@@ -122,12 +116,12 @@ class Reader:
     span: int
 
     def __post_init__(self) -> None:
-        span, spans = self.span, self.spans
-        if self.family == "encoder_decoder" and max(2, span) * spans > self.seq_len:
+        most = self.seq_len // max(2, self.span)
+        if self.family == "encoder_decoder" and self.spans > most:
             raise ConfigError(
-                f"task.span: found {span}, and mask_rate {self.mask_rate:g} asks for {spans} spans "
-                f"of it in {self.seq_len} tokens, which hold {self.seq_len // max(2, span)}: lower "
-                "one of the two",
+                f"task.span: found {self.span}, and mask_rate {self.mask_rate:g} asks for "
+                f"{self.spans} spans of it in {self.seq_len} tokens, which hold {most}: lower one "
+                "of the two",
                 key="task.span",
             )
 
@@ -147,16 +141,14 @@ class Reader:
 
         Raises ConfigError if the training or the held-out parts hold no window.
         """
-        sides = [Windows(train, self.window), Windows(held, self.window)]
-        for side, parts, windows in zip(
-            ("training", "held-out"), (train, held), sides, strict=True
-        ):
-            if not len(windows):
+        for side, parts in (("training", train), ("held-out", held)):
+            longest = max((len(part.tokens) for part in parts), default=0)
+            if longest < self.window:
                 raise refusal(
-                    f"the {side} part is too short: its longest file has "
-                    f"{max((len(part.tokens) for part in parts), default=0):,} tokens; with "
+                    f"the {side} part is too short: its longest file has {longest:,} tokens; with "
                     f"seq_len {self.seq_len} one needs {self.window:,}"
                 )
+        sides = [Windows(train, self.window), Windows(held, self.window)]
         show_mask, _, show_own = self.mask_split
         count = max(1, round(self.mask_rate * self.seq_len))
 
@@ -187,20 +179,16 @@ def infilling(
     [MASK]s that do not touch; the target has spans * span. Every such choice is equally likely.
     """
     batch_size, window = tokens.shape
-    left = window - spans * (span - 1)  # tokens of the source
-    # Choosing positions with a gap after each but the last equals choosing among left - spans + 1.
-    free = left - spans + 1
-    chosen = choose_positions(random, batch_size, free, spans)
-    positions = np.nonzero(chosen)[1].reshape(batch_size, spans) + np.arange(
-        spans
-    )  # of the [MASK]s in the source
-    is_mask = np.zeros((batch_size, left), dtype=bool)
-    np.put_along_axis(is_mask, positions, True, axis=1)
-    lengths = np.where(is_mask, span, 1)
-    begins = np.cumsum(lengths, axis=1) - lengths  # in the window
-    source = np.where(is_mask, mask, np.take_along_axis(tokens, begins, axis=1))
-    at = np.take_along_axis(begins, positions, axis=1)[:, :, None] + np.arange(span)
+    # Each span lies in its own gap between the tokens that stay: before one of them, or at the end.
+    chosen = choose_positions(random, batch_size, window - spans * span + 1, spans)
+    gaps = np.nonzero(chosen)[1].reshape(batch_size, spans)
+    begins = gaps + span * np.arange(spans)
+    at = begins[:, :, None] + np.arange(span)
     target = np.take_along_axis(tokens, at.reshape(batch_size, -1), axis=1)
+    masked, kept = tokens.copy(), np.ones(tokens.shape, dtype=bool)
+    np.put_along_axis(masked, begins, mask, axis=1)
+    np.put_along_axis(kept, at[:, :, 1:].reshape(batch_size, -1), False, axis=1)
+    source = masked[kept].reshape(batch_size, -1)
     shifted = np.roll(target, 1, axis=1)
     shifted[:, ::span] = mask  # where a span begins
     return Batch(np.hstack([source, shifted]), target, np.ones(target.shape, dtype=bool))
@@ -209,7 +197,7 @@ def infilling(
 def split(parts: Sequence[Part], held_out: float) -> tuple[list[Part], list[Part]]:
     """Return the parts of the first tokens, and those of the last `held_out` of them."""
     total = sum(len(part.tokens) for part in parts)
-    left = total - math.floor(held_out * total)  # for training
+    left = total - int(held_out * total)  # for training
     train, held = [], []
     for part in parts:
         cut = min(left, len(part.tokens))
@@ -229,17 +217,16 @@ def count_tokens(parts: Sequence[Part]) -> NDArray[np.int64]:
     counts = np.zeros(0, dtype=np.int64)
     for part in parts:
         for i in range(0, len(part.tokens), AT_ONCE):
-            some = part.tokens[i : i + AT_ONCE]
-            for token in (int(some.min()), int(some.max())):
+            piece = part.tokens[i : i + AT_ONCE]
+            for token in (int(piece.min()), int(piece.max())):
                 if not 0 <= token < MOST_VOCABULARY:
                     where = f" in {part.file}" if part.file else ""
                     raise refusal(
                         f"found token {token}{where}; allowed 0 to {MOST_VOCABULARY - 1:,}: is it "
                         "of another layout?"
                     )
-            more = np.bincount(some.astype(np.int64))
-            size = max(len(counts), len(more))
-            counts = padded(counts, size) + padded(more, size)
+            size = max(len(counts), int(piece.max()) + 1)
+            counts = padded(counts, size) + np.bincount(piece.astype(np.int64), minlength=size)
             part.release()
     return counts
 
@@ -251,5 +238,4 @@ def padded(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 def smoothed(counts: NDArray[np.int64]) -> Floats:
     """Return p(t) = (count(t) + 1) / (number of tokens + vocabulary), (vocabulary,)."""
-    frequencies: Floats = (counts + 1) / (counts.sum() + len(counts))
-    return frequencies
+    return (counts + 1) / (counts.sum() + len(counts))

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from deepstack.errors import PluginError
 from deepstack.tasks import IGNORE, Batch, Task
@@ -35,4 +36,10 @@ def test_a_batch_that_cannot_be_trained_on_is_refused(given: Any, said: str) -> 
     with pytest.raises(PluginError, match=f"task 'own': .*{said}"):
         own(given).train_batch(1, 3)
     batch = Batch(TOKENS, np.where(TOKENS, TOKENS, IGNORE), TOKENS > 3)
-    assert own(batch).probe_batch(3) is batch
+    assert all(map(np.array_equal, own(batch).probe_batch(3), batch))
+
+
+def test_a_batch_may_be_of_reversed_views() -> None:
+    batch = Batch(TOKENS[:, ::-1], TOKENS[::-1], NONE[:, ::-1])
+    for value, given in zip(own(batch).train_batch(1, 3), batch, strict=True):
+        assert np.array_equal(torch.from_numpy(value), given)
