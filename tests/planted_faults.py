@@ -69,7 +69,7 @@ FAULTS = (
     ),
     Fault(
         "worst_loss_marked_best", "reports",
-        'row["val_loss"] == min(same)', 'row["val_loss"] == max(same)',
+        'row["val_loss"] == min(known)', 'row["val_loss"] == max(known)',
         "reports/test_reports.py",
     ),
     Fault(
