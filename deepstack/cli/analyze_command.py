@@ -55,8 +55,8 @@ def analyze_command(
     for name in names:
         MEASURES[name]
     external = [Path(run) for run in runs if is_huggingface(run)]
-    own = [one.path for run in runs if not is_huggingface(run) for one in find_runs(run)]
-    paths = {path.resolve(): path for path in [*own, *external]}
+    trained = [one.path for run in runs if not is_huggingface(run) for one in find_runs(run)]
+    paths = {path.resolve(): path for path in [*trained, *external]}
     if bool(external) != (text is not None):
         problem = "no text" if external else "text and no Hugging Face folder"
         raise ConfigError(f"--text: found {problem}; allowed a text file with such a folder")

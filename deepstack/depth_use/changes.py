@@ -63,10 +63,10 @@ def effects(request: Request, result: Analysis) -> None:
     mean, rows = maxima.clone(), []
     for row, index in enumerate(removed):
         changed, logits_without = model.states_and_logits(sample, {index: calling()})
-        later = slice(index + 1, None)
-        moved = (before - contributions(changed)).norm(dim=-1).flatten(1)[later]
-        maxima[row, later] = (moved / sizes[later].clamp(min=LEAST)).amax(dim=1)
-        mean[row, later] = moved.mean(dim=1) / sizes[later].mean(dim=1).clamp(min=LEAST)
+        after = slice(index + 1, None)
+        moved = (before - contributions(changed)).norm(dim=-1).flatten(1)[after]
+        maxima[row, after] = (moved / sizes[after].clamp(min=LEAST)).amax(dim=1)
+        mean[row, after] = moved.mean(dim=1) / sizes[after].mean(dim=1).clamp(min=LEAST)
         differences = sample.chosen(logits_without).float().softmax(dim=-1) - probabilities
         rows.append(numbers([sample.loss(logits_without), differences.norm(dim=-1).max()]))
     losses, changes = torch.stack(rows, dim=1)

@@ -27,7 +27,7 @@ class SublayerStatistics:
 
     (depth, S):
 
-    - alpha: the alpha of z = alpha x + G(x).  It is NaN for other z.
+    - alpha: the alpha of z = alpha x + G(x), NaN for other z.
     - delta_in, delta_sum: the norm of the loss's gradient by its input and by its residual sum.
     - delta_norm_in, delta_norm_out: that by the input and by the output of its last norm.
     """

@@ -141,8 +141,8 @@ def split_batch(
             torch._foreach_copy_(copies[index], gradients)
 
     def total() -> Tensor:
-        for earlier, later in pairwise([*copies[:-1], gradients]):
-            torch._foreach_add_(later, earlier)
+        for previous, following in pairwise([*copies[:-1], gradients]):
+            torch._foreach_add_(following, previous)
         return sum(losses[1:], start=losses[0].clone())
 
     shards = [Shard(partial(compute, i), gradients, copies[i]) for i in range(count)]

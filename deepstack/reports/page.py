@@ -156,9 +156,9 @@ def build_page(
         finding = finding_of(runs, keys[study], updates)
         section = section_of(name, runs, tables[study], path)
         sections.append(section | {"finding": finding, "pictures": pictures, "left_out": left_out})
-    given = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
-    given |= {"sort": sort, "last": last}
-    options = [f"--{key}={value}" for key, value in given.items() if value is not None]
+    values = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
+    values |= {"sort": sort, "last": last}
+    options = [f"--{key}={value}" for key, value in values.items() if value is not None]
     options += [f"--where={condition}" for condition in texts_of(where)]
     options += [f"--best={key}" for key in best]
     page = render_page(

@@ -47,9 +47,9 @@ class Calibration(DepthExponents):
 
         `train.lr_exponents` are the measured exponents, added to those of the configuration.
         """
-        given: dict[Any, float] = {**self.config.train.lr_exponents}
-        sums = {role: round(given.get(role, 0.0) + e, 4) for role, e in self.exponents.items()}
-        return conf.with_overrides(self.config, {"train.lr_exponents": given | sums})
+        exponents: dict[Any, float] = {**self.config.train.lr_exponents}
+        sums = {role: round(exponents.get(role, 0.0) + e, 4) for role, e in self.exponents.items()}
+        return conf.with_overrides(self.config, {"train.lr_exponents": exponents | sums})
 
     def interpolated(self, depth: int) -> conf.Config:
         """Return the configuration for one depth, with factors between the measured depths.

@@ -203,8 +203,8 @@ def state_posterior(shown: Integers, before: Integers, transition: Floats, start
     With before = shown it is the posterior of x_i given a whole sequence (Baum, Petrie, Soules and
     Weiss 1970, Ann. Math. Statist.). With the true states before, it is that of the next state.
 
-    It is f_i(s) e_i(s) b_i(s), rescaled over s. e_i(s) is 1 if shown_i is s or [MASK], else 0, and
-    d_i the same of before_i; f_i = T^T (d_{i-1} * f_{i-1}) and b_{i-1} = T (e_i * b_i).
+    It is f_i(s) e_i(s) b_i(s), rescaled over s. Here e_i(s) is 1 if shown_i is s or [MASK], else 0.
+    For before_i this is d_i(s). The rest is f_i = T^T (d_{i-1} * f_{i-1}), b_{i-1} = T (e_i * b_i).
     shown, before: (batch, seq), [MASK] = states. Returns (batch, seq, states).
     """
     states = len(start)

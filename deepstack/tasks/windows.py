@@ -185,10 +185,10 @@ def infilling(
     begins = gaps + span * np.arange(spans)
     at = begins[:, :, None] + np.arange(span)
     target = np.take_along_axis(tokens, at.reshape(batch_size, -1), axis=1)
-    masked, kept = tokens.copy(), np.ones(tokens.shape, dtype=bool)
+    masked, is_source = tokens.copy(), np.ones(tokens.shape, dtype=bool)
     np.put_along_axis(masked, begins, mask, axis=1)
-    np.put_along_axis(kept, at[:, :, 1:].reshape(batch_size, -1), False, axis=1)
-    source = masked[kept].reshape(batch_size, -1)
+    np.put_along_axis(is_source, at[:, :, 1:].reshape(batch_size, -1), False, axis=1)
+    source = masked[is_source].reshape(batch_size, -1)
     shifted = np.roll(target, 1, axis=1)
     shifted[:, ::span] = mask  # where a span begins
     return Batch(np.hstack([source, shifted]), target, np.ones(target.shape, dtype=bool))

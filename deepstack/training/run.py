@@ -341,7 +341,7 @@ class TrainingRun:
             facts = divergence.facts() | facts
             self.observer.notify(cause(divergence, origin))
             write_end(self.folder, state, step, checkpoints=False, logs=logs, **facts)
-            ckpt.keep_only(self.folder, -1)  # a run killed before it goes on from a checkpoint
+            ckpt.keep_only(self.folder, -1)  # last: until then a killed run resumes
         else:
             state, step = "done", self.config.train.steps
             if step > 0 or self.config.runtime.keep_optimizer:  # else the seed gives the weights
