@@ -53,7 +53,7 @@ NUMBERS = (
 def compare(
     directory: Folders,
     against: str | None = None,
-    best: Sequence[str] = (),
+    best: str | Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
     *,
     where: Where = (),
@@ -126,7 +126,9 @@ def number_of(row: Mapping[str, Any], key: str) -> Any:
 
 
 def comparisons(
-    studies: Mapping[Path, Sequence[Run]], against: str | None = None, best: Sequence[str] = ()
+    studies: Mapping[Path, Sequence[Run]],
+    against: str | None = None,
+    best: str | Sequence[str] = (),
 ) -> dict[Path, list[dict[str, Any]]]:
     """Return the rows of each study; a study without the baseline or a varying key omits them.
 
@@ -146,7 +148,9 @@ def comparisons(
     return tables
 
 
-def best_keys(studies: Mapping[Path, Sequence[Run]], best: Sequence[str]) -> dict[Path, list[str]]:
+def best_keys(
+    studies: Mapping[Path, Sequence[Run]], best: str | Sequence[str]
+) -> dict[Path, list[str]]:
     """Return the settings that `best` names, full, for each study in which they vary.
 
     Raises ConfigError for a key that varies in no study.
@@ -154,7 +158,8 @@ def best_keys(studies: Mapping[Path, Sequence[Run]], best: Sequence[str]) -> dic
     vary = {study: varying_settings(runs) for study, runs in studies.items()}
     every = [run for runs in studies.values() for run in runs]
     varying = list(dict.fromkeys(key for keys in vary.values() for key in keys))
-    keys = [varying_key(word, varying, every, "best") for word in best]
+    words = [best] if isinstance(best, str) else best
+    keys = [varying_key(word, varying, every, "best") for word in words]
     return {study: [key for key in keys if key in vary[study]] for study in studies}
 
 
@@ -162,7 +167,6 @@ def choose_best(
     studies: Mapping[Path, Sequence[Run]], best: str | Sequence[str]
 ) -> dict[Path, list[Run]]:
     """Return the runs of each study that `compare` with `best` compares, in their order."""
-    best = [best] if isinstance(best, str) else best
     if not best:
         return {study: list(runs) for study, runs in studies.items()}
     chosen = {}

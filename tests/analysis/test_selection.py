@@ -241,7 +241,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_best_keeps_the_runs_that_compare_shows(study: Path, tmp_path: Path) -> None:
-    compared = deepstack.compare(study, best=["lr"])
+    compared = deepstack.compare(study, best="lr")
     expected = set(zip(compared["train.lr"], compared["val_loss"], strict=True))
     assert expected == {(2e-3, 2.1), (1e-3, 2.2)}
     table = deepstack.load_runs(study, best="lr", sort="-run")
