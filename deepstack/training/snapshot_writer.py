@@ -98,8 +98,8 @@ class SnapshotWriter:
         self._banks = [bank for bank in built.banks if bank.in_layers]
         banks = built.banks.all if self.parts else self._banks
         self._initial: dict[str, Tensor] = {}
-        if config.log.layers_every or self.parts:  # in host memory: a snapshot reads it once
-            self._initial = {bank.key: bank.values().to("cpu", copy=True) for bank in banks}
+        if config.log.layers_every or self.parts:
+            self._initial = {bank.key: on_host(bank.values()) for bank in banks}
         self._initial_states: dict[str, Tensor] | None = None
         if config.log.stream_update:
             copy = whole_copy(prepared, built)
@@ -201,6 +201,14 @@ class SnapshotWriter:
         """Write the pending snapshots of a failed run if the disk allows."""
         with contextlib.suppress(ResourceError):
             self.records.write()
+
+
+def on_host(values: Tensor) -> Tensor:
+    """Return a copy in host memory: θ_0 is read only once per snapshot.
+
+    Ranks other than 0 have no values of a sharded bank; theirs stay on the meta device.
+    """
+    return values.cpu() if values.is_cuda else values.clone()
 
 
 def sharpness_row(
