@@ -164,7 +164,7 @@ def peer_steps(
 
 
 def memory_mb(line: str, device: torch.device) -> float:
-    """Return a line of /proc/self/status: VmRSS is the present memory, VmHWM its peak.
+    """Return a line of /proc/self/status in MB: VmRSS is the present memory, VmHWM its peak.
 
     On a GPU it is the peak of the allocated memory.  The peak of getrusage, which macOS has
     instead, also counts the parent's memory at the fork.

@@ -64,11 +64,11 @@ def analyze_command(
         raise ConfigError("--with, --side: found a Hugging Face folder; allowed with runs")
     results: dict[Path, dict[str, Analysis]] = {}
     with show_work("analyzing") as work:
-        analyze_external = partial(analyze_folder, text=str(text))
-        analyze_own = partial(analyze_run, side=side, other=other, say=work.note)
+        analyze_external = partial(analyze_folder, text=text or "")
+        analyze_trained = partial(analyze_run, side=side, other=other, say=work.note)
         for path in paths.values():
             work.step(f"analyzing {path.name}", len(paths))
-            analyze = analyze_external if path in external else analyze_own
+            analyze = analyze_external if path in external else analyze_trained
             try:
                 results[path] = analyze(
                     path,

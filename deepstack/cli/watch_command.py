@@ -180,7 +180,7 @@ def run_table(rows: Sequence[RunRow], height: int, caption: str = "") -> Table:
         table.add_column(name, justify="left" if name in ("run", "state") else "right")
     order = list(COLOURS)
     count = max(5, min(ROWS, height - 6))
-    chosen = sorted(rows, key=lambda row: order.index(row.state))[:count]
+    chosen = set(sorted(rows, key=lambda row: order.index(row.state))[:count])
     for row in [row for row in rows if row in chosen]:
         table.add_row(
             one_line(row.name),

@@ -44,12 +44,12 @@ def parse_config(
     text: str | bytes, source: str = "<string>", overrides: Sequence[str] = ()
 ) -> Config:
     """Return the configuration in a YAML text.  source: its name in messages."""
-    tree, form = read_tree(text, source, overrides)
+    tree, mistakes = read_tree(text, source, overrides)
     if sweep := tree.section.pop("sweep", None):
         message = f"this file describes a sweep; use: deepstack sweep {source}"
-        form.append(Problem(sweep.key_where or sweep.where, "sweep", message))
-    config, meaning = validate(tree)
-    raise_problems(merge_problems(form, meaning))
+        mistakes.append(Problem(sweep.key_where or sweep.where, "sweep", message))
+    config, problems = validate(tree)
+    raise_problems(merge_problems(mistakes, problems))
     try:
         refuse_absurd(config)
     except ConfigError as error:

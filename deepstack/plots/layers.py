@@ -50,7 +50,7 @@ def runs_with(runs: Sequence[Run], diagnostic: str) -> list[Run]:
     require(any_recorded, "no run has per-layer diagnostics (log.layers_every is 0?)")
     return require(
         usable,
-        f"no run has the per-layer diagnostic {diagnostic!r}; all: deepstack list diagnostics",
+        f"no run has the per-layer diagnostic {diagnostic!r}; deepstack list diagnostics has all",
     )
 
 

@@ -260,6 +260,7 @@ def picture_of(name: str, chart: Chart) -> dict[str, Any]:
 
 
 def base64_text(data: bytes) -> str:
+    """Return data in base64 as text."""
     return base64.b64encode(data).decode()
 
 
