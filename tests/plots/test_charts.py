@@ -142,7 +142,7 @@ def test_values_of_layers_are_those_of_the_snapshots(tmp_path: Path) -> None:
     assert "zeros" in caption(chart)
     chart = make_chart("layer_step_heat_map", tmp_path, diagnostic="stream_norm")
     assert rows(chart, x=2, y=3)["value"].item() == -values[1, 2] and len(chart.data) == 6
-    with pytest.raises(NothingMatchedError, match="'gradnorm'; all: deepstack list diag"):
+    with pytest.raises(NothingMatchedError, match="'gradnorm'; deepstack list diagnostics has all"):
         make_chart("layer_step_heat_map", tmp_path, diagnostic="gradnorm")
 
 
