@@ -21,6 +21,7 @@ from deepstack.analysis.settings import (
     one_run_per_seed,
     owner_of,
     setting_value,
+    short_key,
     split_series,
     undetermined,
     value_text,
@@ -290,7 +291,7 @@ def pair_runs(
 
     A pair has equal seed, depth and other varying settings, except for settings that these
     determine, such as a learning rate chosen for each scheme.  Raises ConfigError if no run is a
-    baseline.
+    baseline, or several runs are for one.
     """
     runs = [run for choice in choices for run in choice.runs]
     name, _, value = against.rpartition("=")
@@ -302,10 +303,14 @@ def pair_runs(
         raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}{other}")
     others = [k for k in varying if k != key and owner_of(k) != key]
     shared = [DEPTH, SEED, *undetermined(others, [key, DEPTH], runs)]
-    partners = {
-        values_of(run, shared): run
-        for choice in choices
-        for run in choice.runs
-        if choice.complete and values[run] == value and run.state == "done"
-    }
+    partners: dict[Any, Run] = {}
+    for choice in choices:
+        for run in choice.runs if choice.complete else ():
+            if values[run] == value and run.state == "done":
+                first = partners.setdefault(values_of(run, shared), run)
+                if differing := [k for k in varying if run.get(k) != first.get(k)]:
+                    raise ConfigError(
+                        f"against: {value} has several values of {differing[0]}; take the best of "
+                        f"them with --best {short_key(differing[0])}"
+                    )
     return lambda run: partners.get(values_of(run, shared))

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from deepstack.errors import NothingMatchedError
-from deepstack.records import ENDED, Run
+from deepstack.records import Run
 from deepstack.records.cells import one_line, plain, printable, text
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def show_runs(text: str, quiet: bool) -> Iterator[Callable[[Sequence[sweeps.Prog
     with show_work(text, quiet) as work:
 
         def show(progress: Sequence[sweeps.Progress]) -> None:
-            ended = sum(run.state in ENDED for run in progress)
+            ended = sum(run.state not in ("waiting", "running") for run in progress)
             work.show(f"{text}: {ended} of {len(progress)} runs", ended, len(progress))
 
         yield show
@@ -204,8 +204,17 @@ def study_rows(
 
 
 def emit_json(value: Any) -> None:
-    """Print a value to stdout as JSON."""
-    print(json.dumps(value, indent=2))
+    """Print a value to stdout as JSON, NaN as null and infinity as text."""
+    print(json.dumps(json_value(value), indent=2, allow_nan=False))
+
+
+def json_value(value: Any) -> Any:
+    """Return nested values as JSON holds them."""
+    if isinstance(value, Mapping):
+        return {name: json_value(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(one) for one in value]
+    return plain(value)
 
 
 def emit_facts(facts: Mapping[str, Any], as_json: bool) -> None:
@@ -227,7 +236,7 @@ def emit(
     A cell shows the values of a list on separate lines.
     """
     if as_json:
-        emit_json([{name: plain(value) for name, value in row.items()} for row in rows])
+        emit_json(list(rows))
         return
     names = list(dict.fromkeys(name for row in rows for name in row))
     if markdown:

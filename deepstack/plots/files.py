@@ -116,11 +116,13 @@ def draw(
         several = len(studies) > 1
         subfolder = study.name if several else ""
         target = writable(base / "figures") if out is None else Path(out) / subfolder
-        reference = read_reference(folders, members)
+        reference = options.reference
+        if reference is None:
+            reference = read_reference(folders, members)
         ordered = options.ordered or sort is not None
-        options = dataclasses.replace(options, reference=reference, ordered=ordered)
+        shown = dataclasses.replace(options, reference=reference, ordered=ordered)
         draw_them = partial(
-            draw_study, charts=charts, target=target, options=options, formats=formats
+            draw_study, charts=charts, target=target, options=shown, formats=formats
         )
         paths, errors = use_readable(members, skipped, draw_them)
         new_paths += paths

@@ -84,15 +84,15 @@ def metric(
     default_key = SCHEME if SCHEME in others else next(iter(others), None)
     line_key = default_key if by is None else find_key(by, runs)
     table = observation_table(runs, quantity, across, line_key, options.at_step)
-    drawing = Drawing(runs, options)
+    is_number = all(isinstance(value, (int, float, np.number)) for value in table["x"])
+    drawing = Drawing(runs, options if is_number else replace(options, x_scale=None))
     names = drawing.at_most(list(dict.fromkeys(table["panel"])))
     table = table[table["panel"].isin(names)]
     line_values = sorted_values(table["line"])
-    if options.ordered and line_key is not None:
+    if line_key is not None and (options.ordered or (options.schemes and line_key == SCHEME)):
         order = [setting_of(run, line_key) for run in runs]
         line_values.sort(key=order.index)
     lines = lines_of(line_key, line_values, runs)
-    is_number = all(isinstance(value, (int, float, np.number)) for value in table["x"])
     categories = None if is_number else sorted_values(table["x"])
     places = table.loc[np.isfinite(table["value"]), "x"]
     for panel, name in zip(drawing.add_panels(names), names, strict=True):

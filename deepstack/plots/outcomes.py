@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,7 @@ def learning_order(series: Series) -> tuple[float, float, str]:
 def frontier(runs: list[Run], *, options: Options) -> Chart:
     """The largest learning rate at which every seed learns, against depth, and the map around."""
     shown = runs_with_outcome(runs)
-    drawing = Drawing(shown, options, but=[LR])
+    drawing = Drawing(shown, replace(options, x_scale=None), but=[LR])  # depths are categories
     cells = runs_by_rate(drawing.series)
     rates = sorted({float(lr) for at in cells.values() for lr in at}, reverse=True)
     groups = drawing.setting_groups()

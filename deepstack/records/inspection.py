@@ -135,7 +135,9 @@ class Inspection:
             yield
         except (OSError, ValueError, DeepstackError) as error:
             why = error.strerror if isinstance(error, OSError) else None
-            self._add(name, f"unreadable ({why or error})")
+            # The message of a file that cannot be read advises to run this command.
+            why = why or str(error).partition("; `deepstack verify ")[0]
+            self._add(name, f"unreadable ({why})")
 
     def _read_status(self) -> dict[str, Any]:
         """Return status.json; {} if it is missing, as in a run killed before it began."""

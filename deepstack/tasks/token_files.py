@@ -71,12 +71,12 @@ class Tokenizer:
     def encode(self, texts: Iterable[str]) -> Tokens:
         """Return the tokens of one document, whose text comes in pieces.
 
-        Encodes pieces that end with a line, where there are lines, to need little memory.
+        Encodes pieces that end with a line, to need little memory.
         """
         arrays, rest = [np.array(self.end[:0], dtype=self.dtype)], ""
         for text in chain(texts, [None]):
             rest += text or ""
-            cut = len(rest) if text is None else rest.rfind("\n") + 1 or len(rest)
+            cut = len(rest) if text is None else rest.rfind("\n") + 1
             piece, rest = rest[:cut], rest[cut:]
             ids = self.library.encode(piece, add_special_tokens=False).ids
             arrays.append(np.array(ids, dtype=self.dtype))
@@ -230,8 +230,8 @@ def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Token
             raise reading.refusal(file, f"{reason}.npy instead")
         texts = (text.as_py() or "" for chunk in chunks for text in chunk)
         return [np.concatenate([reading.tokenizer.encode([text]) for text in texts])]
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not (is_list and pa.types.is_integer(kind.value_type)):
+    list_types = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    if not (any(is_list(kind) for is_list in list_types) and pa.types.is_integer(kind.value_type)):
         reason = f": found {kind} in {name!r}; allowed text or lists of integers"
         raise reading.refusal(file, reason)
     values = [chunk.flatten() for chunk in chunks]

@@ -169,6 +169,22 @@ def test_the_best_key_and_the_baseline_may_be_short(results: Path) -> None:
         assert refused.exit_code == 2 and message in refused.stderr
 
 
+def test_a_baseline_with_several_values_of_its_own_option_is_refused(tmp_path: Path) -> None:
+    for name, power in {"a": 0.25, "b": 0.5, "c": None}.items():
+        options = "{}" if power is None else f"{{power: {power}}}"
+        scheme = "post_ln" if power is None else "deepnorm_power"
+        config = f"model: {{scheme: {scheme}, depth: 6, scheme_options: {options}}}\n"
+        folder = make_run(tmp_path / "study" / name, config)
+        with folder.log("evals", ("step", "loss")) as log:
+            log.write({"step": 3, "loss": 2.0 + (power or 0.0)})
+        end(folder)
+    words = "compare", tmp_path, "--against", "deepnorm_power"
+    refused = typed(*words)
+    assert refused.exit_code == 2 and refused.stderr.strip().endswith("--best power")
+    rows = json.loads(typed(*words, "--best", "power", "--json").stdout)
+    assert [row["difference"] for row in rows if row["setting"] == "post_ln"] == [-0.25]
+
+
 # --- tags and notes -------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """The command line, as its user meets it."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import QUICK
 from helpers.command_line import TINY, succeed, typed
@@ -15,6 +17,7 @@ from helpers.terminals import terminal
 from rich.console import Console
 
 from deepstack.cli.display import Display
+from deepstack.cli.output import emit_json
 from deepstack.config import Config, json_schema, load_config, parse_config, with_overrides
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.plots import CHARTS
@@ -32,6 +35,11 @@ def test_init_writes_every_default_and_a_schema(tmp_path: Path) -> None:
     lines = file.read_text().splitlines()[2:]
     text = "\n".join(line.replace("# ", "", 1) if "# " in line[:10] else line for line in lines)
     assert load_config(file) == parse_config(text) == with_overrides(Config(), {"model.depth": 48})
+
+
+def test_json_has_null_for_nan_and_text_for_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    emit_json({"rows": [{"a": math.nan, "b": [np.float32(2), -math.inf]}]})
+    assert json.loads(capsys.readouterr().out) == {"rows": [{"a": None, "b": [2.0, "-inf"]}]}
 
 
 def test_settings_are_listed_with_what_each_may_be() -> None:

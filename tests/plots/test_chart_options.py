@@ -80,6 +80,10 @@ def test_every_chart_is_a_figure_in_python_in_either_order(tmp_path: Path) -> No
     assert shown._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     one = figure(runs, "metric", x="depth", y="val_loss", schemes="deepnorm")
     assert one.axes[0].get_xlabel() == "depth N (layers)"
+    for names in ("deepnorm,post_ln", "post_ln,deepnorm"):
+        one = figure(runs, "metric", x="depth", y="val_loss", schemes=names)
+        labels = [text.get_text() for text in one.legends[0].get_texts()[:2]]
+        assert labels == [SCHEMES[name].label for name in names.split(",")]
     table = deepstack.load_runs(tmp_path)
     filtered = figure(table[table["model.scheme"] == "post_ln"], "final_loss_vs_depth")
     labels = [text.get_text() for text in filtered.legends[0].get_texts()]
@@ -99,6 +103,16 @@ def test_plot_writes_files_of_folders_and_shows_runs(tmp_path: Path) -> None:
         with without_layout():
             several = plot(runs, names)
         assert isinstance(several, list) and len(several) >= least
+
+
+@pytest.mark.parametrize("name", ["frontier", "metric"])
+def test_an_axis_of_names_stays_one_under_a_logarithmic_scale(tmp_path: Path, name: str) -> None:
+    make_runs(tmp_path / "s", scheme=("deepnorm", "post_ln"), depth=(6, 18), lr=(1e-3, 1e-2))
+    words = {"x": "scheme", "y": "val_loss"} if name == "metric" else {}
+    plain, log = (
+        figure(tmp_path / "s", name, **words, x_scale=scale).axes[0] for scale in (None, "log")
+    )
+    assert log.get_xscale() == "linear" and log.get_xlim() == plain.get_xlim()
 
 
 # --- colours, panels and error bars ----------------------------------------------------------

@@ -15,6 +15,7 @@ from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, wo
 from helpers.sampling import some
 from matplotlib.transforms import Bbox
 
+import deepstack
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.plots import CHARTS, draw
 from deepstack.plots.files import FORMATS
@@ -276,6 +277,10 @@ def test_published_values_are_drawn_and_listed(tmp_path: Path) -> None:
     table = pd.read_csv(tmp_path / "out" / "update_vs_depth.csv")
     found = table[table["kind"] == "reference"]
     assert found[["series", "x", "y"]].values.tolist() == [["published", 6, 0.018]] * 2
+    given = pd.DataFrame({"chart": ["update_vs_depth"], "x": [18], "y": [0.5], "label": ["given"]})
+    deepstack.plot(tmp_path, "update_vs_depth", tmp_path / "out", reference=given, formats="csv")
+    table = pd.read_csv(tmp_path / "out" / "update_vs_depth.csv")
+    assert set(table.loc[table["kind"] == "reference", "series"]) == {"given"}
     reference.write_text("chart,x,label\n")
     with pytest.raises(ConfigError, match=r"reference\.csv: no column y; expected"):
         draw(tmp_path)

@@ -107,5 +107,6 @@ def test_a_run_of_an_earlier_version_is_read_and_counted(tmp_path: Path, folder:
     folder.meta_path.write_text("{")
     found = problems(folder)
     assert [line.split(":")[0] for line in found] == ["meta.json", "layers/grad_norm.npy"]
+    assert not any("deepstack verify" in line for line in found)
     flip(folder.checkpoint_path(6) / "weights.safetensors", 4000)
     assert problems(folder)[-1].startswith("checkpoint/6: weights.safetensors is not what was")

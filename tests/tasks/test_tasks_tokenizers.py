@@ -58,6 +58,10 @@ def test_text_becomes_the_tokens_of_the_tokenizer(tokenizer: Path, tmp_path: Pat
     task = build(path, tokenizer=str(tokenizer))
     assert all_tokens(path, tokenizer=str(tokenizer)) == encoded(tokenizer, TEXT)
     assert task.vocab_size == 400 and task.memory == 2 * task.data["tokens"]
+    without_lines = TEXT.replace("\n", " ") * 30
+    path = tmp_path / "b.txt"
+    path.write_text(without_lines, encoding="utf-8")
+    assert all_tokens(path, tokenizer=str(tokenizer)) == encoded(tokenizer, without_lines)
     assert task.data["tokenizer"] == {
         "name": "tokenizer.json",
         "sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
@@ -119,10 +123,10 @@ def test_tokens_outside_of_the_tokenizer_are_refused(tokenizer: Path, tmp_path: 
         build(tmp_path / "a.bin", tokenizer=str(tokenizer), held_out=0.1)
 
 
-def save(folder: Path, **columns: list[Any]) -> Path:
+def save(folder: Path, features: Any = None, **columns: list[Any]) -> Path:
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
-    datasets.Dataset.from_dict(columns).save_to_disk(folder, num_shards=2)
+    datasets.Dataset.from_dict(columns, features).save_to_disk(folder, num_shards=2)
     return folder
 
 
@@ -132,6 +136,9 @@ def test_a_saved_data_set_of_tokens_is_mapped(tmp_path: Path) -> None:
     task = build(path)
     assert all_tokens(path) == [token for row in rows for token in row]
     assert task.memory == 0 and task.vocab_size == 129
+    datasets = pytest.importorskip("datasets")
+    equal = datasets.Features(input_ids=datasets.Sequence(datasets.Value("int32"), length=30))
+    assert all_tokens(save(tmp_path / "f", equal, input_ids=rows)) == all_tokens(path)
     other = save(tmp_path / "e", input_ids=rows, labels=rows[::-1])
     assert all_tokens(other, column="labels") == [token for row in rows[::-1] for token in row]
 
