@@ -125,9 +125,13 @@ def _unknown_key(path: KeyPath) -> str:
     siblings = schema.get("properties", ())
     if not siblings:
         return f"found {quote(word)} below a key that takes no keys; allowed {describe(schema)}"
-    if not nearest(word, siblings) and (near := suggest_key(path)):
+    text = f"found the {unknown('key', word, siblings)}"
+    if nearest(word, siblings):
+        return text
+    if near := suggest_key(path):
         return f"found the unknown key {quote(word)}{hint_for(near)}"
-    return f"found the {unknown('key', word, siblings)}"
+    is_option = path[:-1] in ((), ("model",)) and re.fullmatch(IDENTIFIER, word)
+    return f"{text}; an option of a scheme: model.scheme_options.{word}" if is_option else text
 
 
 def _wrong_value(path: KeyPath, node: Node) -> str:

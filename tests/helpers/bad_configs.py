@@ -5,6 +5,8 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "unknown key": ("model:\n  detph: 6\n",
      "f.yaml:2:3: model.detph: found the unknown key 'detph'; did you mean 'depth'?"),
     "key of another section": ("depth: 6\n", "f.yaml:1:1: depth: … did you mean 'model.depth'?"),
+    "option of a scheme": ("model: {power: 1}",
+     "f.yaml:1:9: model.power: … an option of a scheme: model.scheme_options.power"),
     "key below a key": ("seed: {x: 1}", "f.yaml:1:7: seed: found a section; allowed an integer"),
     "duplicate key in a section": ("train:\n  lr: 1\n  lr: 2",
      "f.yaml:3:3: train.lr: found the key twice (first on line 2)"),
