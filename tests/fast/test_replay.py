@@ -21,8 +21,8 @@ from torch import Tensor
 
 from deepstack.config import Config
 from deepstack.fast import Measured, ReplayedStep, Update
-from deepstack.fast.recording import Recording
-from deepstack.fast.replay import FUNCTIONS, bind_recording, layout, padded
+from deepstack.fast.recording import FUNCTIONS, Recording
+from deepstack.fast.replay import bind_recording, layout, padded
 from deepstack.fast.step import Shard
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
@@ -205,7 +205,7 @@ def test_no_two_results_share_memory_while_both_are_read(seed: int) -> None:
         frozenset(n for n, (first, last) in enumerate(spans) if call in (first, last))
         for call in range(40)
     ]
-    offsets, total = layout(used, sizes, kept)
+    offsets, total = layout([*used, frozenset(kept)], sizes)
     for call in range(41):
         living = sorted(
             (offsets[n], offsets[n] + padded(sizes[n]))
