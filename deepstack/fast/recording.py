@@ -13,10 +13,6 @@ from deepstack.fast.products import uses_onednn, with_onednn
 
 aten = torch.ops.aten
 
-# Operations that return a value to Python or whose output size depends on values: no replay.
-DEPENDS_ON_VALUES = frozenset(
-    {"_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "set_"}
-)
 # Operations that only allocate uninitialized memory.
 UNFILLED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
@@ -97,7 +93,7 @@ class Recording(TorchDispatchMode):
     """Dispatch mode that records every operation executed inside the context.
 
     calls: the operations that compute something; a view is only another TensorRef.
-    sizes: bytes of each storage by number.
+    sizes: the most bytes of each storage, by number.
     before: the storages that existed before the step, by number.
     results: TensorRefs of the step's results.  kept: the numbers of their storages.
     refused: why it cannot be replayed, or ''.
@@ -134,7 +130,7 @@ class Recording(TorchDispatchMode):
         return values
 
     def _note(self, operation: Any, args: Any, kwargs: dict[str, Any], values: Any) -> None:
-        if operation._opname in DEPENDS_ON_VALUES:
+        if depends_on_values(operation, args):
             self.refused = f"it reads a value ({operation._opname})"
             return
         self._used = used = set[int]()
@@ -146,7 +142,7 @@ class Recording(TorchDispatchMode):
         ]
         for _, value in new:
             self._number(value.untyped_storage())
-        if operation._opname in UNFILLED or not (new or operation._schema.is_mutable):
+        if operation._opname in UNFILLED or not (new or changes_values(operation)):
             return
         results = map_nested(new, self.refer)
         function, *outputs = FUNCTIONS.get(operation, (operation._op,))
@@ -158,20 +154,22 @@ class Recording(TorchDispatchMode):
         self.calls.append(Call(function, args, kwargs, used))
 
     def _number(self, storage: torch.UntypedStorage) -> int:
-        """Return the number of a storage; give it the next one if it has none."""
+        """Return the number of a storage, the next one if it has none, and note its size."""
         number = self._numbers.setdefault(storage, len(self.sizes))
         if number == len(self.sizes):
-            self.sizes.append(storage.nbytes())
+            self.sizes.append(0)
+        self.sizes[number] = max(self.sizes[number], storage.nbytes())  # `out=` lets it grow
         return number
 
     def refer(self, tensor: Tensor) -> TensorRef:
         """Return the TensorRef of a tensor; a storage without a number existed before the step."""
         storage = tensor.untyped_storage()
-        if storage not in self._numbers:
-            self.before[self._number(storage)] = storage
-        size, stride = tuple(tensor.shape), tensor.stride()
-        number = self._numbers[storage]
+        is_known = storage in self._numbers
+        number = self._number(storage)
+        if not is_known:
+            self.before[number] = storage
         self._used.add(number)
+        size, stride = tuple(tensor.shape), tensor.stride()
         return TensorRef(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
 
     def finish(self, results: Any) -> None:
@@ -179,6 +177,20 @@ class Recording(TorchDispatchMode):
         self._used = self.kept
         self.results = map_nested(results, self.refer)
         self._numbers.clear()
+
+
+def depends_on_values(operation: Any, args: Any) -> bool:
+    """Return whether values decide on what an operation returns to Python, or on its size."""
+    if operation is aten.index.Tensor:
+        masks = torch.bool, torch.uint8
+        return any(index is not None and index.dtype in masks for index in args[1])
+    tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+    return operation._opname in ("is_nonzero", "set_") or any(tag in operation.tags for tag in tags)
+
+
+def changes_values(operation: Any) -> bool:
+    """Return whether an operation writes into an argument, and not only changes its shape."""
+    return operation._schema.is_mutable and torch.Tag.inplace_view not in operation.tags
 
 
 @cache
