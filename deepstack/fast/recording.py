@@ -1,6 +1,6 @@
 """Records the torch operations of a training step, one by one, through a dispatch mode."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -9,12 +9,61 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deepstack.fast.products import uses_onednn
+from deepstack.fast.products import uses_onednn, with_onednn
 
-# Operations that return a value to Python or whose output size depends on values: no replay.
-DEPENDS_ON_VALUES = frozenset(
-    {"_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "set_"}
-)
+aten = torch.ops.aten
+
+# Operations that only allocate uninitialized memory.
+UNFILLED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+def convert(x: Tensor, *, out: Tensor, **options: Any) -> None:
+    """Write x into `out`, which has the format of the options."""
+    out.copy_(x)
+
+
+# By operation: the function that replaces it, and the names of its output arguments.  Not every
+# `out=` variant of torch equals its operation: that of batch norm is wrong for strided rows.
+FUNCTIONS: dict[Any, tuple[Any, ...]] = {
+    aten._softmax.default: (aten._softmax.out, "out"),
+    aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
+    aten._to_copy.default: (convert, "out"),
+    aten.add.Tensor: (torch.add, "out"),
+    aten.addcmul.default: (torch.addcmul, "out"),
+    aten.addmm.default: (torch.addmm, "out"),
+    aten.baddbmm.default: (torch.baddbmm, "out"),
+    aten.bmm.default: (torch.bmm, "out"),
+    aten.cat.default: (torch.cat, "out"),
+    aten.clone.default: (convert, "out"),
+    aten.div.Scalar: (torch.div, "out"),
+    aten.div.Tensor: (torch.div, "out"),
+    aten.gelu.default: (aten.gelu.out, "out"),
+    aten.gelu_backward.default: (aten.gelu_backward.grad_input, "grad_input"),
+    aten.linalg_vector_norm.default: (aten.linalg_vector_norm.out, "out"),
+    aten.mm.default: (torch.mm, "out"),
+    aten.mul.Scalar: (torch.mul, "out"),
+    aten.mul.Tensor: (torch.mul, "out"),
+    aten.mv.default: (torch.mv, "out"),
+    aten.native_layer_norm.default: (aten.native_layer_norm.out, "out0", "out1", "out2"),
+    aten.native_layer_norm_backward.default: (
+        aten.native_layer_norm_backward.out, "out0", "out1", "out2",
+    ),
+    aten.sigmoid.default: (torch.sigmoid, "out"),
+    aten.sigmoid_backward.default: (aten.sigmoid_backward.grad_input, "grad_input"),
+    aten.silu.default: (aten.silu.out, "out"),
+    aten.silu_backward.default: (aten.silu_backward.grad_input, "grad_input"),
+    aten.sub.Tensor: (torch.sub, "out"),
+    aten.sum.dim_IntList: (torch.sum, "out"),
+    aten.tanh.default: (torch.tanh, "out"),
+    aten.tanh_backward.default: (aten.tanh_backward.grad_input, "grad_input"),
+    aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input"),
+    # in place
+    aten.add_.Tensor: (Tensor.add_,),
+    aten.addmm_.default: (Tensor.addmm_,),
+    aten.copy_.default: (Tensor.copy_,),
+    aten.mul_.Tensor: (Tensor.mul_,),
+    aten.relu_.default: (torch.relu_,),
+}  # fmt: skip
 
 
 class TensorRef(NamedTuple):
@@ -28,27 +77,26 @@ class TensorRef(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One recorded operation with its arguments, in which TensorRefs replace tensors.
+    """A function call that repeats an operation, in which TensorRefs replace tensors.
 
-    results: the returned values that are new tensors, by index.  used: the numbers of the storages
-    that the operation reads or writes.  onednn: whether oneDNN computes its products.
+    The function writes into the results; they are among its arguments.  used: the numbers of the
+    storages that it reads or writes.
     """
 
-    operation: Any
+    function: Callable[..., Any]
     args: Any
     kwargs: dict[str, Any]
-    results: dict[int, TensorRef]
-    used: frozenset[int]
-    onednn: bool
+    used: set[int]
 
 
 class Recording(TorchDispatchMode):
     """Dispatch mode that records every operation executed inside the context.
 
     calls: the operations that compute something; a view is only another TensorRef.
-    sizes: bytes of each storage by number.
+    sizes: the most bytes of each storage, by number.
     before: the storages that existed before the step, by number.
-    results: TensorRefs of the step's results.  refused: why it cannot be replayed, or ''.
+    results: TensorRefs of the step's results.  kept: the numbers of their storages.
+    refused: why it cannot be replayed, or ''.
     """
 
     def __init__(self) -> None:
@@ -57,7 +105,9 @@ class Recording(TorchDispatchMode):
         self.sizes: list[int] = []
         self.before: dict[int, torch.UntypedStorage] = {}
         self.results: Any = None
+        self.kept: set[int] = set()
         self.refused = ""
+        self._used: set[int] = set()  # the storages of the operation that is noted
         # Numbers of the living storages.  A weak reference by torch would keep the small objects
         # of all others, between which freed memory lies in pieces too small for new results.
         self._numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
@@ -80,45 +130,67 @@ class Recording(TorchDispatchMode):
         return values
 
     def _note(self, operation: Any, args: Any, kwargs: dict[str, Any], values: Any) -> None:
-        if operation._opname in DEPENDS_ON_VALUES:
+        if depends_on_values(operation, args):
             self.refused = f"it reads a value ({operation._opname})"
             return
-        values = values if isinstance(values, (list, tuple)) else (values,)
-        if operation.is_view and shares_storage(values, args):
-            return
-        references = map_nested(args, self.refer), map_nested(kwargs, self.refer)
-        new = {
-            index: value
-            for index, value in enumerate(values)
+        self._used = used = set[int]()
+        args, kwargs = map_nested((args, kwargs), self.refer)
+        new = [
+            (index, value)
+            for index, value in enumerate(values if isinstance(values, (list, tuple)) else [values])
             if isinstance(value, Tensor) and value.untyped_storage() not in self._numbers
-        }
-        for value in new.values():
+        ]
+        for _, value in new:
             self._number(value.untyped_storage())
-        results = {index: self.refer(value) for index, value in new.items()}
-        if results or operation._schema.is_mutable:
-            used = frozenset(numbers_in([references, results]))
-            self.calls.append(Call(operation, *references, results, used, uses_onednn()))
+        if operation._opname in UNFILLED or not (new or changes_values(operation)):
+            return
+        results = map_nested(new, self.refer)
+        function, *outputs = FUNCTIONS.get(operation, (operation._op,))
+        if len(outputs) != len(results):
+            function, args = copying(operation), (results, *args)
+        else:
+            kwargs |= zip(outputs, (reference for _, reference in results), strict=True)
+            function = with_onednn(function) if uses_onednn() else function
+        self.calls.append(Call(function, args, kwargs, used))
 
     def _number(self, storage: torch.UntypedStorage) -> int:
-        """Return the number of a storage; give it the next one if it has none."""
+        """Return the number of a storage, the next one if it has none, and note its size."""
         number = self._numbers.setdefault(storage, len(self.sizes))
         if number == len(self.sizes):
-            self.sizes.append(storage.nbytes())
+            self.sizes.append(0)
+        self.sizes[number] = max(self.sizes[number], storage.nbytes())  # `out=` lets it grow
         return number
 
     def refer(self, tensor: Tensor) -> TensorRef:
         """Return the TensorRef of a tensor; a storage without a number existed before the step."""
         storage = tensor.untyped_storage()
-        if storage not in self._numbers:
-            self.before[self._number(storage)] = storage
+        is_known = storage in self._numbers
+        number = self._number(storage)
+        if not is_known:
+            self.before[number] = storage
+        self._used.add(number)
         size, stride = tuple(tensor.shape), tensor.stride()
-        number = self._numbers[storage]
         return TensorRef(number, int(tensor.storage_offset()), size, stride, tensor.dtype)
 
     def finish(self, results: Any) -> None:
         """Keep the TensorRefs of the step's results and forget the storages' numbers."""
+        self._used = self.kept
         self.results = map_nested(results, self.refer)
         self._numbers.clear()
+
+
+def depends_on_values(operation: Any, args: Any) -> bool:
+    """Return whether values decide on what an operation returns to Python, or on its size."""
+    if operation is aten.index.Tensor:
+        masks = torch.bool, torch.uint8
+        return any(index is not None and index.dtype in masks for index in args[1])
+    tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+    return operation._opname in ("is_nonzero", "set_") or any(tag in operation.tags for tag in tags)
+
+
+def changes_values(operation: Any) -> bool:
+    """Return whether an operation writes into an argument, and not only changes its shape."""
+    return operation._schema.is_mutable and torch.Tag.inplace_view not in operation.tags
 
 
 @cache
@@ -131,27 +203,30 @@ def is_composite(operation: Any) -> bool:
     )
 
 
-def shares_storage(values: Sequence[Any], args: Sequence[Any]) -> bool:
-    """Return whether an operation's first result shares the storage of its first argument."""
-    both = [*values[:1], *args[:1]]
-    tensors = [value for value in both if isinstance(value, Tensor)]
-    addresses = {tensor.untyped_storage()._cdata for tensor in tensors}
-    return len(tensors) == 2 and len(addresses) == 1
+@cache
+def copying(operation: Any) -> Callable[..., None]:
+    """Return a function that runs the operation and copies its results into given tensors.
+
+    results: index and tensor of each.
+    """
+    run = operation._op
+    is_single = [str(value.type) for value in operation._schema.returns] == ["Tensor"]
+
+    def copy(results: list[tuple[int, Tensor]], *args: Any, **kwargs: Any) -> None:
+        values = run(*args, **kwargs)
+        for index, result in results:
+            result.copy_(values if is_single else values[index])
+
+    copy.__name__ = f"{operation} and a copy"
+    return copy
 
 
 def map_nested(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
     """Return the nested lists, tuples and dicts with `change` applied to values of type `kind`."""
     if isinstance(value, kind):
         return change(value)
-    if isinstance(value, (list, tuple)) and value.__class__ is not torch.Size:
+    if isinstance(value, (list, tuple)):
         return type(value)([map_nested(inner, change, kind) for inner in value])
     if isinstance(value, dict):
         return {name: map_nested(inner, change, kind) for name, inner in value.items()}
     return value
-
-
-def numbers_in(value: Any) -> set[int]:
-    """Return the storage numbers of all TensorRefs in nested lists, tuples and dicts."""
-    numbers: set[int] = set()
-    map_nested(value, lambda reference: numbers.add(reference.number), TensorRef)
-    return numbers

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from deepstack.config import Config
 from deepstack.fast import Measured, ReplayedStep, Update
-from deepstack.fast.recording import Recording
-from deepstack.fast.replay import FUNCTIONS, bind_recording, layout, padded
+from deepstack.fast.recording import FUNCTIONS, Recording
+from deepstack.fast.replay import bind_recording, layout, padded
 from deepstack.fast.step import Shard
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
@@ -186,6 +186,34 @@ def test_many_operations_replayed_are_themselves() -> None:
     assert not notices
 
 
+def changes_shapes_in_place(x: Tensor, targets: Tensor) -> Tensor:
+    """A value of tensors whose shape or memory changes after they are made."""
+    h = x.clone().unsqueeze_(0).mul_(2).squeeze_(0)
+    square = torch.mm(h, x.clone().t_(), out=torch.empty(0))
+    ones = torch.empty(1).resize_(200).fill_(1.0)
+    return (square * square.clone().transpose_(0, 1)).sum() + ones.cumsum(0).sum()
+
+
+def test_tensors_that_change_their_shape_are_replayed() -> None:
+    assert replayed(changes_shapes_in_place, [4] * 5) == (2, [])
+
+
+SIZED_BY_VALUES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda x, targets: x[x > 0],
+    "_unique2": lambda x, targets: targets.unique(),
+    "bincount": lambda x, targets: targets.bincount(),
+    "repeat_interleave": lambda x, targets: torch.repeat_interleave(x, targets, dim=0),
+}
+
+
+@pytest.mark.parametrize("operation", SIZED_BY_VALUES)
+def test_a_step_with_a_size_that_depends_on_values_runs_eagerly(operation: str) -> None:
+    of_batch = SIZED_BY_VALUES[operation]
+    calls, notices = replayed(lambda *batch: of_batch(*batch).sum(), [4] * 5)
+    assert calls == 5
+    assert notices == [f"a step cannot be replayed: it reads a value ({operation})"]
+
+
 def test_a_step_that_reads_a_value_runs_eagerly() -> None:
     def reads_a_value(x: Tensor, targets: Tensor) -> Tensor:
         return x.sum() * (2.0 if float(x.sum()) > 0 else 3.0)
@@ -205,7 +233,7 @@ def test_no_two_results_share_memory_while_both_are_read(seed: int) -> None:
         frozenset(n for n, (first, last) in enumerate(spans) if call in (first, last))
         for call in range(40)
     ]
-    offsets, total = layout(used, sizes, kept)
+    offsets, total = layout([*used, frozenset(kept)], sizes)
     for call in range(41):
         living = sorted(
             (offsets[n], offsets[n] + padded(sizes[n]))
