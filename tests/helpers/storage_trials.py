@@ -42,8 +42,12 @@ def numbers(harness: Harness, every: int, about: str) -> list[int]:
 
 def kills(harness: Harness, every: int = 1, about: str = "") -> Iterator[str]:
     """A kill at a call; then the same command."""
-    for number in numbers(harness, every, about):
-        for mode in (KILL_BEFORE, KILL_AMID):
+    chosen = numbers(harness, every, about)
+    writes = {call.number for call in harness.alone.calls if call.kind == "write"}
+    for number in chosen:
+        # Before the next call, the disk is as behind any other call.
+        is_behind_another = number + 1 in chosen and number not in writes
+        for mode in (KILL_BEFORE,) if is_behind_another else (KILL_BEFORE, KILL_AMID):
             out = harness.new()
             ended = harness.run(out, mode, number)
             where = f"killed at call {number}, mode {mode}"
