@@ -126,7 +126,7 @@ def law_fit(runs: list[Run], *, options: Options) -> Chart:
     return draw_law(runs, law, options=options)
 
 
-@in_style
+@partial(in_style, name="law_fit")
 def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     """Draw `laws_by_setting`, a panel a setting that has a law."""
     laws, notes = laws_by_setting(runs, law)
