@@ -128,10 +128,14 @@ def finite_or_none(value: float) -> float | None:
 def seed_coefficient(wide: pd.DataFrame, degree: int = 1) -> Mean:
     """Fit a polynomial of log y in log x for each seed; return the mean of its first coefficients.
 
-    wide: y, a row for each seed and a column for each x.
+    wide: y, a row for each seed and a column for each x.  Seeds that lack a value are left out.
+    n is 0 with too few columns for this degree, or if a value is not above 0.
     """
-    log_x = np.log(wide.columns.to_numpy(float))
-    logs = np.log(wide.to_numpy(float))
+    complete = wide.dropna()
+    if wide.shape[1] <= degree or not (complete > 0).all(axis=None):
+        return mean_of([])
+    log_x = np.log(complete.columns.to_numpy(float))
+    logs = np.log(complete.to_numpy(float))
     return mean_of([float(np.polyfit(log_x, log, degree)[0]) for log in logs])
 
 
