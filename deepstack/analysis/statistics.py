@@ -54,11 +54,9 @@ def shared_step(
     if at_step is None:
         finished = [run for run in steps if not has_diverged(run)] or list(steps)
         shared = set.intersection(*(set(steps[run]) for run in finished))
-        require(shared, f"the runs share no step{where}")
-        at_step = int(max(shared))
+        at_step = int(max(require(shared, f"the runs share no step{where}")))
     used = [run for run in steps if at_step in steps[run]]
-    require(used, f"no run has a row for step {at_step}{where}")
-    return at_step, used
+    return at_step, require(used, f"no run has a row for step {at_step}{where}")
 
 
 def points_of(
@@ -167,12 +165,8 @@ def unrelated_distance(run: Run, column: str) -> float:
 
 def value_at(run: Run, column: str, step: int) -> float | None:
     """Return the value at a step; for a run that diverged by then, its last finite value."""
-    rows = run.steps[run.steps["step"] <= step]
-    if has_diverged_by(run, step):
-        return last_row(rows, column)
-    if not len(rows) or rows["step"].iloc[-1] != step:
-        return None
-    return float(rows[column].iloc[-1])
+    rows = run.steps if has_diverged_by(run, step) else run.steps[run.steps["step"] == step]
+    return last_row(rows, column)
 
 
 def layers_at(run: Run, diagnostic: str, step: int | None = None) -> tuple[int, np.ndarray] | None:
