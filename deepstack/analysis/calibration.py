@@ -95,7 +95,11 @@ class DepthExponents:
     @cached_property
     def exponents(self) -> dict[str, float]:
         """The exponent of each role: at the first step at which it moves F."""
-        return first_exponents(self.rows)
+        first: dict[str, float] = {}
+        for row in self.rows:
+            if row.role != TOGETHER and row.exponent is not None:
+                first.setdefault(row.role, row.exponent)
+        return first
 
     @property
     def unmoved(self) -> list[str]:
@@ -161,39 +165,22 @@ def role_exponents(
     chosen = updates[updates["step"].isin(steps)] if steps else updates
     parts: Any = chosen.groupby(["step", "role"], sort=False)
     top = updates["lr"].max()
-    rows = [fit_role(int(step), str(role), table, top) for (step, role), table in parts]
-    return [row._replace(origin=origin) for row in rows]
-
-
-def first_exponents(rows: Sequence[RoleExponent]) -> dict[str, float]:
-    """Return the exponent of each role at the first step at which it moves F."""
-    chosen: dict[str, float] = {}
-    for row in rows:
-        if row.role != TOGETHER and row.exponent is not None:
-            chosen.setdefault(row.role, row.exponent)
-    return chosen
+    rows = []
+    for (step, role), table in parts:
+        full = table[table["lr"] == top]
+        wide = full.pivot_table(index="seed", columns="depth", values="value", sort=False)
+        slope, bend = seed_coefficient(wide), seed_coefficient(wide, degree=2)
+        values = (slope.value, slope.se, slope.low, slope.high, bend.value, bend.se)
+        ends = float(wide.mean().min()), float(wide.mean().max())
+        numbers = (*map(finite_or_none, values), *ends, linearity(table), len(wide.dropna()))
+        rows.append(RoleExponent._make((int(step), str(role), *numbers, origin)))
+    return rows
 
 
 def unmoved_roles(rows: Sequence[RoleExponent]) -> list[str]:
     """Return the roles that move F at no step, but for the head, which is no part of F."""
-    known = {*first_exponents(rows), TOGETHER, HEAD}
+    known = {row.role for row in rows if row.exponent is not None} | {TOGETHER, HEAD}
     return [role for role in dict.fromkeys(row.role for row in rows) if role not in known]
-
-
-def fit_role(step: int, role: str, table: pd.DataFrame, lr: float) -> RoleExponent:
-    """Return the exponent of one role at the rate `lr`; the table may have smaller rates too."""
-    full = table[table["lr"] == lr]
-    wide = full.pivot_table(index="seed", columns="depth", values="value", sort=False)
-    complete = wide.dropna()
-    moved = wide.shape[1] > 1 and not (wide <= 0).any(axis=None)
-    slope, bend = (
-        seed_coefficient(complete if moved and wide.shape[1] > degree else complete[:0], degree)
-        for degree in (1, 2)
-    )
-    values = (slope.value, slope.se, slope.low, slope.high, bend.value, bend.se)
-    ends = float(wide.mean().min()), float(wide.mean().max())
-    numbers = (*map(finite_or_none, values), *ends, linearity(table), len(complete))
-    return RoleExponent._make((step, role, *numbers, "initial"))
 
 
 def linearity(table: pd.DataFrame) -> float | None:
@@ -203,7 +190,7 @@ def linearity(table: pd.DataFrame) -> float | None:
         return None
     half, full = wide.iloc[:, -2], wide.iloc[:, -1]
     ratios = (half / full)[full > 0].dropna()
-    return finite_or_none(float(ratios.mean())) if len(ratios) else None
+    return finite_or_none(ratios.mean())
 
 
 def interpolated_factors(

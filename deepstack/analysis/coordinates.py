@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from deepstack.analysis.fit import signed
 from deepstack.analysis.settings import SEED, WIDTH, depth_of, require, split_series
 from deepstack.analysis.statistics import has_diverged_by, layers_at, seed_coefficient
-from deepstack.errors import NothingMatchedError
 from deepstack.records import Run
 
 if TYPE_CHECKING:
@@ -54,10 +53,8 @@ def coordinates(runs: Sequence[Run], at_step: int | None = None) -> pd.DataFrame
                 sizes = {"F": float(moved.iloc[0])} if len(moved) else {}
                 at["quantity"] = "update"
             rows += [at | {"layer": k, "value": v / width**0.5} for k, v in sizes.items()]
-    if not rows:
-        at_which = f" at step {at_step}" if at_step is not None else ""
-        raise NothingMatchedError(f"no run has a record of every layer{at_which}")
-    return pd.DataFrame(rows)
+    at_which = f" at step {at_step}" if at_step is not None else ""
+    return pd.DataFrame(require(rows, f"no run has a record of every layer{at_which}"))
 
 
 def coordinate_slopes(table: pd.DataFrame, over: str) -> list[dict[str, Any]]:
@@ -72,9 +69,9 @@ def coordinate_slopes(table: pd.DataFrame, over: str) -> list[dict[str, Any]]:
     for key, part in table.groupby(["quantity", "layer", other, "step"], sort=False):
         quantity, layer, at, step = key
         wide = part.pivot_table(index="seed", columns=over, values="value").dropna()
-        if wide.shape[1] < 2 or not len(wide) or not (wide > 0).all(axis=None):
-            continue
         slope, means = seed_coefficient(wide), wide.mean()
+        if slope.n == 0:
+            continue
         rows.append(
             {
                 "quantity": quantity,

@@ -53,13 +53,10 @@ def signal_layers(runs: Sequence[Run]) -> pd.DataFrame:
             total = len(values["variance"])
             stacks = run.columns.get("stacks") or {"encoder": total}
             layers = [(side, layer + 1) for side, depth in stacks.items() for layer in range(depth)]
-            table = pd.DataFrame(layers, columns=["side", "layer"])
             labels = {"setting": series.label, "scheme": run.get(SCHEME), "depth": depth_of(run)}
-            for name, value in (labels | {"seed": run.get(SEED)}).items():
-                table[name] = value
-            for name, array in values.items():
-                table[name] = np.full(total, np.nan) if array is None else array
-            tables.append(table)
+            signals = {name: np.nan if at is None else at for name, at in values.items()}
+            table = pd.DataFrame(layers, columns=["side", "layer"])
+            tables.append(table.assign(seed=run.get(SEED), **labels, **signals))
     require(tables, "no run has stream_variance at step 0; see deepstack signal")
     first = ["setting", "scheme", "depth", "side", "seed", "layer"]
     return pd.concat(tables, ignore_index=True)[[*first, *SIGNALS]]

@@ -54,11 +54,9 @@ def shared_step(
     if at_step is None:
         finished = [run for run in steps if not has_diverged(run)] or list(steps)
         shared = set.intersection(*(set(steps[run]) for run in finished))
-        require(shared, f"the runs share no step{where}")
-        at_step = int(max(shared))
+        at_step = int(max(require(shared, f"the runs share no step{where}")))
     used = [run for run in steps if at_step in steps[run]]
-    require(used, f"no run has a row for step {at_step}{where}")
-    return at_step, used
+    return at_step, require(used, f"no run has a row for step {at_step}{where}")
 
 
 def points_of(
@@ -128,10 +126,14 @@ def finite_or_none(value: float) -> float | None:
 def seed_coefficient(wide: pd.DataFrame, degree: int = 1) -> Mean:
     """Fit a polynomial of log y in log x for each seed; return the mean of its first coefficients.
 
-    wide: y, a row for each seed and a column for each x.
+    wide: y, a row for each seed and a column for each x.  Seeds that lack a value are left out.
+    n is 0 with too few columns for this degree, or if a value is not above 0.
     """
-    log_x = np.log(wide.columns.to_numpy(float))
-    logs = np.log(wide.to_numpy(float))
+    complete = wide.dropna()
+    if wide.shape[1] <= degree or not (complete > 0).all(axis=None):
+        return mean_of([])
+    log_x = np.log(complete.columns.to_numpy(float))
+    logs = np.log(complete.to_numpy(float))
     return mean_of([float(np.polyfit(log_x, log, degree)[0]) for log in logs])
 
 
@@ -163,12 +165,8 @@ def unrelated_distance(run: Run, column: str) -> float:
 
 def value_at(run: Run, column: str, step: int) -> float | None:
     """Return the value at a step; for a run that diverged by then, its last finite value."""
-    rows = run.steps[run.steps["step"] <= step]
-    if has_diverged_by(run, step):
-        return last_row(rows, column)
-    if not len(rows) or rows["step"].iloc[-1] != step:
-        return None
-    return float(rows[column].iloc[-1])
+    rows = run.steps if has_diverged_by(run, step) else run.steps[run.steps["step"] == step]
+    return last_row(rows, column)
 
 
 def layers_at(run: Run, diagnostic: str, step: int | None = None) -> tuple[int, np.ndarray] | None:

@@ -1,6 +1,9 @@
 """The coordinate check: size and change of the stream by layer, over width or depth."""
 
+from itertools import product
 from typing import Any
+
+import pandas as pd
 
 from deepstack.analysis.coordinates import (
     LAYERS,
@@ -33,49 +36,44 @@ LINE_STYLES: dict[str, dict[str, Any]] = {
 def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
     """Size of a coordinate of the stream and of its change, by layer, over width or depth."""
     drawing = Drawing([run for run in runs if int(run.get(WIDTH, 0))], options, but=OF_WIDTH)
-    tables = {}
-    for s in drawing.series:
-        table = coordinates(s.runs, options.at_step)
-        if swept(table):
-            tables[s.label] = table
-    require(tables, "needs runs of two widths (model.d_model) or two depths")
-    over = "width" if any("width" in swept(table) for table in tables.values()) else "depth"
-    other = "depth" if over == "width" else "width"
-    able = [s for s in drawing.series if s.label in tables and over in swept(tables[s.label])]
+    tables = {s: coordinates(s.runs, options.at_step) for s in drawing.series}
+    sizes = {size for table in tables.values() for size in swept(table)}
+    require(sizes, "needs runs of two widths (model.d_model) or two depths")
+    over, other = ("width", "depth") if "width" in sizes else ("depth", "width")
+    able = [s for s, table in tables.items() if over in swept(table)]
     shown = [group.series[0] for group in drawing.setting_groups(MOST_PANELS, able)]
-    tables = {s.label: tables[s.label] for s in shown}
-    quantities = [q for q in SYMBOLS if any((t["quantity"] == q).any() for t in tables.values())]
-    cells = [(s.label, quantity) for quantity in quantities for s in shown]
-    names = [f"{label}: {quantity}" for label, quantity in cells]
-    titles = [label if quantity == quantities[0] else "" for label, quantity in cells]
-    colours = shades(sorted({int(v) for table in tables.values() for v in table[other]}))
+    everything = pd.concat([tables[s] for s in shown])
+    colours = shades(sorted(everything[other].unique()))
+    quantities = [quantity for quantity in SYMBOLS if quantity in set(everything["quantity"])]
+    cells = [(s, quantity) for quantity in quantities for s in shown]
+    names = [f"{s.label}: {quantity}" for s, quantity in cells]
+    titles = [s.label if quantity == quantities[0] else "" for s, quantity in cells]
     layout: Any = {"titles": titles, "columns": len(shown), "height": 1.7}
     drawn = set()
-    for panel, (label, quantity) in drawing.fill(names, cells, **layout):
-        table = tables[label][tables[label]["quantity"] == quantity]
-        layers = [layer for layer in LAYERS if (table["layer"] == layer).any()] or ["F"]
+    for panel, (s, quantity) in drawing.fill(names, cells, **layout):
+        table = tables[s][tables[s]["quantity"] == quantity]
+        layers = [layer for layer in LAYERS if layer in set(table["layer"])] or ["F"]
         drawn |= set(layers)
-        for value, colour in colours.items():
-            for layer in layers:
-                chosen = table[(table["layer"] == layer) & (table[other] == value)]
-                rows = seed_statistics(chosen, over)
-                rows = rows[rows["y"] > 0].assign(mark="")
-                style = {"color": colour} | LINE_STYLES[layer]
-                panel.points(f"{other} {value}, {layer}", rows, style)
-        depth_axis(panel.axes, sorted({int(v) for v in table[over]}))
+        for value, layer in product(colours, layers):
+            chosen = table[(table["layer"] == layer) & (table[other] == value)]
+            rows = seed_statistics(chosen, over)
+            rows = rows[rows["y"] > 0].assign(mark="")
+            style = {"color": colours[value]} | LINE_STYLES[layer]
+            panel.points(f"{other} {value}, {layer}", rows, style)
+        depth_axis(panel.axes, table[over].tolist())
         if over == "width":
             panel.axes.set_xlabel("width d")
     for i, quantity in enumerate(quantities):
         row = drawing.panels[i * len(shown) : (i + 1) * len(shown)]
         drawing.value_axis(typeset(SYMBOLS[quantity]), row, log=True)
-    steps = sorted({int(step) for table in tables.values() for step in table["step"]})
-    at = f"step {' and '.join(map(str, steps))}; verdict by the 95 % interval over seeds"
-    drawing.notes += [f"{at}: within ±{TOLERANCE:g}, or without 0"]
-    for label, table in tables.items():
-        slopes = coordinate_slopes(table, over)
+    steps = " and ".join(map(str, sorted(everything["step"].unique())))
+    at = f"step {steps}; verdict by the 95 % interval over seeds"
+    drawing.note(f"{at}: within ±{TOLERANCE:g}, or without 0")
+    for s in shown:
+        slopes = coordinate_slopes(tables[s], over)
         for slope in slopes:
             drawing.table.add(
-                panel=f"{label}: {slope['quantity']}",
+                panel=f"{s.label}: {slope['quantity']}",
                 series=f"{other} {slope[other]}, {slope['layer']}",
                 kind="fit",
                 exponent=slope["exponent"],
@@ -88,7 +86,7 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
         name = "last" if any(r["layer"] == "last" for r in last) else "F"
         texts = [f"{other} {r[other]} {slope_text(r)}" for r in last if r["layer"] == name]
         which = "of F" if name == "F" else "of the last layer"
-        drawing.note(f"{label}, {quantities[0]} {which}: {'; '.join(texts)}", when=texts)
+        drawing.note(f"{s.label}, {quantities[0]} {which}: {'; '.join(texts)}", when=texts)
     for value, colour in colours.items():
         drawing.entry(f"{other} {value}", color=colour)
     for layer, style in LINE_STYLES.items():

@@ -78,11 +78,12 @@ def losses_by_flops(run: Run) -> pd.DataFrame:
 def iso_flop(runs: list[Run], *, options: Options) -> Chart:
     """Final validation loss at equal training FLOPs against depth, or width, a line a budget."""
     budgets = budgets_of(runs)
-    size = size_of_axis(list(budgets))
+    final = list(budgets)
+    size = size_of_axis(final)
     levels = sorted(set(budgets.values()))
     but = chosen_settings(budgets, [size] if size != DEPTH else [])
-    drawing = Drawing(list(budgets), options, but=but)
-    value = partial(final_value, column=loss_column(list(budgets)))
+    drawing = Drawing(final, options, but=but)
+    value = partial(final_value, column=loss_column(final))
     colours = shades(levels[::-1])
     sizes: set[float] = set()
     compares = False
@@ -106,10 +107,10 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
                 panel.add(pd.DataFrame([least], columns=["x", "y"]), series=label, kind="minimum")
     require(compares, "no two depths or widths have nearly equal training FLOPs")
     drawing.depth_axes(sorted(map(int, sizes)), "width d_model" if size == WIDTH else None)
-    drawing.value_axis(loss_label(runs), drawing.panels)
+    drawing.value_axis(loss_label(final), drawing.panels)
     for budget in levels:
         drawing.entry(words_of(budget), marker="o", color=colours[budget])
-    drawing.notes += means_note(list(budgets))
+    drawing.notes += means_note(final)
     return drawing.finish(f"Loss at equal FLOPs against {'depth' if size == DEPTH else 'width'}")
 
 
@@ -126,7 +127,7 @@ def law_fit(runs: list[Run], *, options: Options) -> Chart:
     return draw_law(runs, law, options=options)
 
 
-@in_style
+@partial(in_style, name="law_fit")
 def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     """Draw `laws_by_setting`, a panel a setting that has a law."""
     laws, notes = laws_by_setting(runs, law)
@@ -135,9 +136,11 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     shown = drawing.at_most(laws)
     drawing.notes += notes
     labels = [label if len(shown) > 1 else None for label, _, _ in shown]
+    used: list[Run] = []
     for panel, (label, members, fit) in drawing.fill(labels, shown):
-        column = loss_column([run for there in members.values() for run in there])
-        rows = points_of(members, partial(final_value, column=column))
+        final = [run for there in members.values() for run in there]
+        used += final
+        rows = points_of(members, partial(final_value, column=loss_column(final)))
         style = {"marker": "o", "color": COLOURS[0], "linestyle": "none"}
         panel.points(label, rows, style)
         x = np.geomspace(min(members), max(members), POINTS_OF_LAW)
@@ -157,7 +160,7 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
             depth_axis(panel.axes, sorted(map(int, members)))
             if law == "width":
                 panel.axes.set_xlabel("width d_model")
-    drawing.value_axis(loss_label(runs), drawing.panels)
+    drawing.value_axis(loss_label(used), drawing.panels)
     drawing.entry("mean over seeds", color=COLOURS[0], marker="o", ls="none")
     drawing.entry("law", color=COLOURS[1])
     words = "95 % of the laws of bootstrap samples"

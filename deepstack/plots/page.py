@@ -67,15 +67,15 @@ class Page:
             self.figure.add_subplot(cells[divmod(i, columns)], label=f"panel {i}")
             for i in range(panels or rows * columns)
         ]
-        self.bar: Axes | None = None
 
     def colour_bar(self, mappable: Any, label: str) -> None:
         """Add a colour bar to the right of all panels."""
-        self.bar = self.figure.colorbar(mappable, ax=self.axes, aspect=25, pad=0.01).ax
-        self.bar.set(label="colour bar", ylabel=label)
-        self.bar.grid(False)
+        bar = self.figure.colorbar(mappable, ax=self.axes, aspect=25, pad=0.01).ax
+        bar.set(label="colour bar", ylabel=label)
+        bar.grid(False)
         if isinstance(mappable.norm, LogNorm):
-            log_axis(self.bar, "y", *mappable.get_clim())
+            log_axis(bar, "y", *mappable.get_clim())
+        self._wrap_label(bar, self.rows * self.height)
 
     def finish(
         self,
@@ -129,8 +129,6 @@ class Page:
             self._wrap_label(axes, self.height)
         for axes, lower in zip(self.axes, self.axes[self.columns :], strict=False):
             axes.set_xlabel("" if axes.get_xlabel() == lower.get_xlabel() else axes.get_xlabel())
-        if self.bar is not None:
-            self._wrap_label(self.bar, self.rows * self.height)
 
     def _wrap_label(self, axes: Axes, inches: float) -> None:
         """Break the label of a y axis of this length between words."""

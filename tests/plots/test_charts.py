@@ -284,3 +284,14 @@ def test_published_values_are_drawn_and_listed(tmp_path: Path) -> None:
     reference.write_text("chart,x,label\n")
     with pytest.raises(ConfigError, match=r"reference\.csv: no column y; expected"):
         draw(tmp_path)
+
+
+def test_published_values_are_drawn_beside_a_fitted_law(tmp_path: Path) -> None:
+    make_runs(
+        tmp_path, depth=(2, 4, 8, 16, 32), seed=(0, 1, 2),
+        masked=lambda depth, seed: 1.5 + (1 + 0.01 * seed) / depth,
+    )  # fmt: skip
+    published = pd.DataFrame([{"chart": "law_fit", "x": 4, "y": 1.75, "label": "published"}])
+    chart = make_chart("law_fit", tmp_path, reference=published)
+    assert rows(chart, kind="reference")["y"].tolist() == [1.75]
+    assert "published" in words(chart)

@@ -106,6 +106,24 @@ def test_the_least_loss_at_equal_flops_is_found_inside(tmp_path: Path, size: str
     assert ("width" if size == "model.d_model" else "depth N") in caption(chart)
 
 
+def test_the_label_of_a_loss_is_that_of_the_runs_drawn(tmp_path: Path) -> None:
+    study_of_budgets(tmp_path / "budgets")
+    make_run(tmp_path, depth=8, lr=1, masked=None, state="interrupted")
+    make_runs(
+        tmp_path / "law", depth=(2, 4, 8, 16, 32), seed=(0, 1, 2),
+        masked=lambda depth, seed: 1.5 + (1 + 0.01 * seed) / depth,
+    )  # fmt: skip
+    for path in (tmp_path / "budgets", tmp_path / "law"):
+        make_run(path, depth=8, lr=1, masked=None, state="interrupted")
+    for name, study in (
+        ("iso_flop", "budgets"),
+        ("loss_vs_compute", "budgets"),
+        ("law_fit", "law"),
+    ):
+        chart = make_chart(name, tmp_path / study)
+        assert chart.figure.axes[0].get_ylabel() == "validation loss on [MASK] (nats)"
+
+
 def test_loss_against_flops_has_a_line_for_each_depth(tmp_path: Path) -> None:
     study_of_budgets(tmp_path)
     chart = make_chart("loss_vs_compute", tmp_path)
