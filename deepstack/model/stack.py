@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError, PluginError
 from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
 from deepstack.model.query_key import QueriesAndKeys, Rotation
-from deepstack.model.sublayers import Attention, FeedForward, Joins, scaled_linear
+from deepstack.model.sublayers import Attention, FeedForward, Joins
 from deepstack.registry import unknown
 from deepstack.schemes import (
     NORMS,
@@ -103,15 +102,14 @@ class Stack(nn.Module):
 
     def __init__(self, model: conf.Model, scheme: StackScheme, seq_len: int, joins: Joins) -> None:
         super().__init__()
-        self.scheme, self.place = scheme, scheme.place
         d, options = model.d_model, model.norm.model_dump(exclude={"kind", "final_gain"})
         make_norm: Callable[..., StackNorm] = partial(NORMS[model.norm.kind], **options)
-        reads_encoder = self.place.side == "decoder" and self.place.family == "encoder_decoder"
+        reads_encoder = scheme.place.side == "decoder" and model.family == "encoder_decoder"
         names: tuple[str, ...] = ("attention", "cross_attention", "feed_forward")
-        if not reads_encoder or self.place.decoder_sublayers == 2:
+        if not reads_encoder or model.decoder_attention == "merged":
             names = ("attention", "feed_forward")
         d_ff = model.d_ff or 4 * d
-        parts = Parts(d, d_ff, model.n_heads, make_norm, names, self.place, model.gated)
+        parts = Parts(d, d_ff, model.n_heads, make_norm, names, scheme.place, model.gated)
         self.schemes = scheme.layers(parts)
         if not model.dropout:
             refuse_dropout(self.schemes[0])
@@ -164,28 +162,24 @@ def make_sublayers(
     model: conf.Model, scheme: Scheme, parts: Parts, rotation: Rotation | None, joins: Joins
 ) -> dict[str, nn.Module]:
     """Return the sublayers of one layer by name; raise PluginError for slots that they lack."""
-    d, is_causal = model.d_model, parts.place.side == "decoder"
-    linear = scaled_linear if model.init.distribution == "ntk" else F.linear
-    slots = dict(scheme.slots.items())
-    common: Any = {"bias": model.bias, "linear": linear, "joins": joins, "slots": slots}
+    is_causal, kind = parts.place.side == "decoder", model.decoder_attention
+    common: Any = model, dict(scheme.slots.items()), joins
     qk_norm = parts.make_norm if model.qk_norm else None
 
     def qk(rotation: Rotation | None = None) -> QueriesAndKeys | None:
         needed = rotation or qk_norm
-        return QueriesAndKeys(d // model.n_heads, qk_norm, rotation) if needed else None
+        return QueriesAndKeys(model.d_model // model.n_heads, qk_norm, rotation) if needed else None
 
-    sizes = d, model.n_heads, model.dropout
     sublayers: dict[str, nn.Module] = {}
-    if is_causal and model.decoder_attention == "merged":
-        sublayers["attention"] = MergedAttention(*sizes, qk=qk(), **common)
-    elif is_causal and model.decoder_attention == "average":
-        sublayers["attention"] = AverageAttention(d, model.dropout, **common)
+    if is_causal and kind == "merged":
+        sublayers["attention"] = MergedAttention(*common, qk())
+    elif is_causal and kind == "average":
+        sublayers["attention"] = AverageAttention(*common)
     else:
-        sublayers["attention"] = Attention(*sizes, causal=is_causal, qk=qk(rotation), **common)
+        sublayers["attention"] = Attention(*common, qk(rotation), causal=is_causal)
     if "cross_attention" in parts.sublayers:
-        sublayers["cross_attention"] = CrossAttention(*sizes, qk=qk(), **common)
-    feed_forward = d, parts.d_ff, model.activation, model.dropout
-    sublayers["feed_forward"] = FeedForward(*feed_forward, gated=model.gated, **common)
+        sublayers["cross_attention"] = CrossAttention(*common, qk())
+    sublayers["feed_forward"] = FeedForward(*common)
     refuse_unread(scheme, sublayers)
     return sublayers
 
