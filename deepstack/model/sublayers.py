@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -78,18 +78,6 @@ Joins = Callable[[tuple[str, ...]], bool]
 """A function that tells whether roles may share one tensor: one optimizer setting for all."""
 
 
-class LinearMap(NamedTuple):
-    """A linear map y = scale * x Wᵀ + b; the rows of W are those of `weights` in turn."""
-
-    weights: tuple[nn.Parameter, ...]
-    bias: nn.Parameter | None
-    scale: float = 1.0
-
-
-MapListener = Callable[[LinearMap, Tensor], None]
-"""A function that receives each linear map that a sublayer applies, and its input."""
-
-
 class LinearMaps(nn.Module):
     """The base of all sublayers: their matrices by name, and the scheme's slots in them.
 
@@ -99,7 +87,6 @@ class LinearMaps(nn.Module):
     """
 
     SLOTS: ClassVar[tuple[str, ...]]
-    map_listener: MapListener | None = None
 
     if TYPE_CHECKING:  # matrices and biases are set by name
 
@@ -135,26 +122,14 @@ class LinearMaps(nn.Module):
             bias = parameter(width, role="bias", start="zero") if self.has_bias else None
             setattr(self, f"{name}_bias", bias)
 
-    def weights(self, name: str) -> list[nn.Parameter]:
-        """Return the parameters of which a matrix consists."""
-        return [getattr(self, part) for part in self.parts[name]]
-
     def matrix(self, name: str) -> tuple[Tensor, Tensor | None]:
         """Return a matrix and its bias, (n_out, n_in) and (n_out,) or None."""
-        weights = self.weights(name)
-        weight: Tensor = weights[0] if len(weights) == 1 else torch.cat(tuple(weights))
+        weights = [getattr(self, part) for part in self.parts[name]]
+        weight: Tensor = weights[0] if len(weights) == 1 else torch.cat(weights)
         return weight, getattr(self, f"{name}_bias")
-
-    def linear_map(self, name: str) -> LinearMap:
-        """Return a matrix as its parameters, with its bias and its factor."""
-        weights = tuple(self.weights(name))
-        scale = weights[0].shape[1] ** -0.5 if self.linear is scaled_linear else 1.0
-        return LinearMap(weights, getattr(self, f"{name}_bias"), scale)
 
     def apply_map(self, name: str, x: Tensor) -> Tensor:
         """Return x Wᵀ + b."""
-        if self.map_listener is not None:
-            self.map_listener(self.linear_map(name), x)
         return self.linear(x, *self.matrix(name))
 
     def fill(self, slot: str, value: Tensor) -> Tensor:
