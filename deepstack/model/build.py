@@ -84,7 +84,7 @@ def build_model(
     refuse_unfit(config.model, first.scheme_class)
     seq_len, joins = config.task.seq_len, partial(one_treatment, config, first)
     model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, joins=joins)
-    layers = {side: list(stack.layers) for side, stack in model.stacks.items()}
+    layers = {side: stack.layers for side, stack in model.stacks.items()}
     banks = Banks(
         model, layers, device, stacked=config.runtime.banks, unique=config.model.unique_layers
     )

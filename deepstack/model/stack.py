@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -73,7 +73,7 @@ class Layer(nn.Module):
             self.sublayer_functions, self.layer_function, self.scheme.norm_functions = before
 
 
-Layers = Sequence[nn.Module] | nn.ModuleList
+Layers = Sequence[nn.Module]
 
 
 class LayerRunner(Protocol):
@@ -120,9 +120,10 @@ class Stack(nn.Module):
                 key="model.qk_norm",
             )
         rotation = Rotation(seq_len, d // model.n_heads) if model.positions == "rotary" else None
-        self.layers = nn.ModuleList(
+        layers = [
             Layer(one, make_sublayers(model, one, parts, rotation, joins)) for one in self.schemes
-        )
+        ]
+        self.layers = cast(Sequence[Layer], nn.ModuleList(layers))  # without an item type
         self.entry_norm = make_norm(d) if scheme.scheme_class.entry_norm else None
         self.stream_norms = nn.ModuleList(
             make_norm(d) for _ in range(scheme.scheme_class.stream_norms)
@@ -153,7 +154,6 @@ class Stack(nn.Module):
         seen: dict[str, Any] = {}
         stream = self.enter(x)
         for layer in self.layers:
-            assert isinstance(layer, Layer)
             stream = layer.scheme.calibrate(stream, *layer.bind_memory(memory), seen=seen)
         return self.leave(stream)
 
