@@ -30,8 +30,9 @@ class Built:
 
     def projection(self) -> Callable[[], None] | None:
         """Return the scheme's constraint on trained matrices (for example unit norm), or None."""
-        constrains = first_scheme(self.schemes).scheme_class.constrains
-        return partial(constrain, self.trained, self.schemes) if constrains else None
+        if not self.model.schemes[0].constrains:
+            return None
+        return partial(constrain, self.trained, self.schemes)
 
     def state(self) -> dict[str, Tensor]:
         """Return the weights of a checkpoint: parameters and running averages of batch norms."""
@@ -80,9 +81,10 @@ def build_model(
     """
     device = torch.device(device)
     schemes = stack_schemes(conf.checked_config(config))
-    first = first_scheme(schemes)
+    first = next(iter(schemes.values()))  # its depth is model.depth
     refuse_unfit(config.model, first.scheme_class)
-    seq_len, joins = config.task.seq_len, partial(one_treatment, config, first)
+    optim = partial(optimizer_factors, config, first)
+    seq_len, joins = config.task.seq_len, partial(one_treatment, config, optim)
     model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, joins=joins)
     layers = {side: stack.layers for side, stack in model.stacks.items()}
     banks = Banks(
@@ -104,15 +106,10 @@ def build_model(
     for bank in banks:
         for name in bank.names if bank not in trained else ():
             model.get_parameter(name).requires_grad_(False)
-    built = Built(model, banks, trained, schemes, partial(optimizer_factors, config, first))
+    built = Built(model, banks, trained, schemes, optim)
     if device.type != "meta":
         built.at_step(0)
     return built
-
-
-def first_scheme(schemes: Mapping[str, StackScheme]) -> StackScheme:
-    """Return the scheme of the first stack, whose depth is `model.depth`."""
-    return next(iter(schemes.values()))
 
 
 def constrain(banks: Iterable[Bank], schemes: Mapping[str, StackScheme]) -> None:
@@ -187,11 +184,10 @@ def optimizer_factors(config: conf.Config, scheme: StackScheme, role: str) -> Op
     return Optim(factors.lr * rate, factors.weight_decay * decay, factors.eps * eps)
 
 
-def one_treatment(config: conf.Config, scheme: StackScheme, roles: tuple[str, ...]) -> bool:
+def one_treatment(
+    config: conf.Config, optim: Callable[[str], Optim], roles: tuple[str, ...]
+) -> bool:
     """Return whether these roles have the same optimizer settings and so can share one tensor."""
-    chosen = config.train.trainable
-    trained = {chosen == "all" or role in chosen for role in roles}
-    treatments = {
-        (config.train.lr_factor(role), optimizer_factors(config, scheme, role)) for role in roles
-    }
-    return len(trained) == 1 and len(treatments) == 1
+    train, chosen = config.train, config.train.trainable
+    treatments = {(chosen == "all" or r in chosen, train.lr_factor(r), optim(r)) for r in roles}
+    return len(treatments) == 1
