@@ -30,10 +30,9 @@ class CrossAttention(Heads):
         q = self.by_head(self.apply_map("q", x))
         return q if self.qk is None else self.qk.q(q)
 
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values of the encoder's output, (batch, source, d_model)."""
-        k, v = self.apply_map("kv", memory).chunk(2, dim=-1)
-        return k, v
+        return self.apply_map("kv", memory).chunk(2, dim=-1)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Return k and v of the encoder's output, each (batch, head, source, d_head)."""
@@ -65,7 +64,7 @@ class MergedAttention(CrossAttention):
         Heads.__init__(self, model, *common)
         self.add_maps(model.d_model, model.d_model, "q", "k", "v", "o")
 
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
         return self.apply_map("k", memory), self.values(memory)
 
     def values(self, x: Tensor) -> Tensor:

@@ -58,9 +58,7 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
         )
     model.eval()
     with torch.no_grad(), model.statistics("followed"):
-        memory = None
-        if model.encoder is not None and source is not None:
-            memory = model.encoder(model.start(source))
+        memory = None if source is None else model.stacks["encoder"](model.start(source))
         caching = [
             [one_by_one(module, memory, model.seq_len) for module in layer.modules_in_order()]
             for layer in decoder.layers

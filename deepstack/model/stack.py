@@ -11,17 +11,9 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError, PluginError
 from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
 from deepstack.model.query_key import QueriesAndKeys, Rotation
-from deepstack.model.sublayers import Attention, FeedForward, Joins
+from deepstack.model.sublayers import Attention, FeedForward, Joins, LinearMaps
 from deepstack.registry import unknown
-from deepstack.schemes import (
-    NORMS,
-    Parts,
-    Scheme,
-    StackNorm,
-    StackScheme,
-    Stream,
-    Sublayer,
-)
+from deepstack.schemes import NORMS, Parts, Scheme, StackNorm, StackScheme, Stream, Sublayer
 
 
 class Layer(nn.Module):
@@ -33,15 +25,13 @@ class Layer(nn.Module):
     equivalent to the whole layer if no sublayer reads a memory.
     """
 
-    def __init__(self, scheme: Scheme, sublayers: dict[str, nn.Module]) -> None:
+    def __init__(self, scheme: Scheme, sublayers: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.scheme = scheme
         for name, module in sublayers.items():
             setattr(self, name, module)
         self.names = tuple(sublayers)
-        self.readers = tuple(
-            isinstance(m, (CrossAttention, MergedAttention)) for m in sublayers.values()
-        )
+        self.readers = tuple(isinstance(m, CrossAttention) for m in sublayers.values())
         self.sublayer_functions: tuple[Callable[..., Tensor], ...] = self.modules_in_order()
         self.layer_function: Callable[[Tensor], Tensor] | None = None
 
@@ -124,15 +114,12 @@ class Stack(nn.Module):
             Layer(one, make_sublayers(model, one, parts, rotation, joins)) for one in self.schemes
         ]
         self.layers = cast(Sequence[Layer], nn.ModuleList(layers))  # without an item type
-        self.entry_norm = make_norm(d) if scheme.scheme_class.entry_norm else None
-        self.stream_norms = nn.ModuleList(
-            make_norm(d) for _ in range(scheme.scheme_class.stream_norms)
-        )
-        self.final_norm: StackNorm | None = None
-        if scheme.scheme_class.final_norm:
-            final_gain = model.norm.final_gain
-            changed = {} if final_gain is None else {"gain": final_gain}
-            self.final_norm = make_norm(d, roles=("final_norm", "final_norm"), **changed)
+        kind, final_gain = scheme.scheme_class, model.norm.final_gain
+        self.entry_norm = make_norm(d) if kind.entry_norm else None
+        self.stream_norms = nn.ModuleList(make_norm(d) for _ in range(kind.stream_norms))
+        own = {} if final_gain is None else {"gain": final_gain}
+        final_norm = partial(make_norm, d, roles=("final_norm", "final_norm"), **own)
+        self.final_norm = final_norm() if kind.final_norm else None
         self.runner: LayerRunner = run_layers
 
     def enter(self, x: Tensor) -> Stream:
@@ -160,7 +147,7 @@ class Stack(nn.Module):
 
 def make_sublayers(
     model: conf.Model, scheme: Scheme, parts: Parts, rotation: Rotation | None, joins: Joins
-) -> dict[str, nn.Module]:
+) -> dict[str, LinearMaps]:
     """Return the sublayers of one layer by name; raise PluginError for slots that they lack."""
     is_causal, kind = parts.place.side == "decoder", model.decoder_attention
     common: Any = model, dict(scheme.slots.items()), joins
@@ -170,7 +157,7 @@ def make_sublayers(
         needed = rotation or qk_norm
         return QueriesAndKeys(model.d_model // model.n_heads, qk_norm, rotation) if needed else None
 
-    sublayers: dict[str, nn.Module] = {}
+    sublayers: dict[str, LinearMaps] = {}
     if is_causal and kind == "merged":
         sublayers["attention"] = MergedAttention(*common, qk())
     elif is_causal and kind == "average":
@@ -180,7 +167,10 @@ def make_sublayers(
     if "cross_attention" in parts.sublayers:
         sublayers["cross_attention"] = CrossAttention(*common, qk())
     sublayers["feed_forward"] = FeedForward(*common)
-    refuse_unread(scheme, sublayers)
+    there = [slot for sublayer in sublayers.values() for slot in sublayer.SLOTS]
+    for slot in scheme.slots:
+        if slot not in there:
+            raise PluginError(f"the scheme {scheme.name}: {unknown('slot', slot, there)}")
     return sublayers
 
 
@@ -196,11 +186,3 @@ def refuse_dropout(scheme: Scheme) -> None:
                 "nothing: a stack without dropout is trained in evaluation mode; allowed > 0",
                 key="model.dropout",
             )
-
-
-def refuse_unread(scheme: Scheme, sublayers: Mapping[str, Any]) -> None:
-    """Raise PluginError if a scheme fills a slot that no sublayer of its layer has."""
-    there = [name for sublayer in sublayers.values() for name in sublayer.SLOTS]
-    for name in scheme.slots:
-        if name not in there:
-            raise PluginError(f"the scheme {scheme.name}: {unknown('slot', name, there)}")
