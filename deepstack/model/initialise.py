@@ -124,6 +124,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 ELSEWHERE = {"ntk": Distribution(fan_in, normal)}
 
 
+@torch.no_grad()
 def initialise(
     banks: Banks, model: conf.Model, schemes: Mapping[str, StackScheme], seed: int
 ) -> None:
@@ -158,28 +159,25 @@ def initialise(
     first = next(iter(schemes))
     start = DISTRIBUTIONS[model.init.distribution]
     elsewhere = ELSEWHERE.get(model.init.distribution, start)
-    with torch.no_grad():
-        for bank in banks:
-            for role, tensors in bank.by_role():
-                rows = [row for tensor in tensors for row in tensor]
-                for layer, row in enumerate(rows, start=1):
-                    begin = bank.starts[layer - 1]
-                    if begin not in ("matrix", "table"):
-                        row.fill_(CONSTANTS.get(begin, begin))
-                        continue
-                    gain = schemes[bank.stack or first].gain(role, layer if bank.in_layers else 0)
-                    rng = generator(seed, stream_number(bank, role, layer, first), row.device)
-                    if begin == "table":
-                        row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
-                        continue
-                    n_out, n_in = row.shape
-                    if model.init.qkv == "packed" and role in QKV:
-                        n_out *= 3
-                    # NTK divides the products of sublayers alone
-                    rule = start if role in MATRICES else elsewhere
-                    rule.fill(row, gain * rule.scale(model.init, n_in, n_out), rng)
-        if model.init.distribution == "torch_linear":
-            draw_biases(banks, schemes, seed)
+    for bank in banks:
+        for role, tensors in bank.by_role():
+            rows = [row for tensor in tensors for row in tensor]
+            for layer, (row, begin) in enumerate(zip(rows, bank.starts, strict=True), start=1):
+                if begin not in ("matrix", "table"):
+                    row.fill_(CONSTANTS.get(begin, begin))
+                    continue
+                gain = schemes[bank.stack or first].gain(role, layer if bank.in_layers else 0)
+                rng = generator(seed, stream_number(bank, role, layer, first), row.device)
+                if begin == "table":
+                    row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
+                    continue
+                n_out, n_in = row.shape
+                packed = 3 if model.init.qkv == "packed" and role in QKV else 1
+                # NTK divides the products of sublayers alone
+                rule = start if role in MATRICES else elsewhere
+                rule.fill(row, gain * rule.scale(model.init, n_in, packed * n_out), rng)
+    if model.init.distribution == "torch_linear":
+        draw_biases(banks, schemes, seed)
 
 
 def draw_biases(banks: Banks, schemes: Mapping[str, StackScheme], seed: int) -> None:
