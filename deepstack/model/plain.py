@@ -49,10 +49,16 @@ def values_of(model: Transformer) -> dict[str, Tensor]:
 
 
 def fill(model: Transformer, values: Mapping[str, Tensor]) -> None:
-    """Overwrite the values that `values_of` returns; raise ConfigError if the names differ."""
+    """Overwrite the values that `values_of` returns.
+
+    Raises ConfigError if the names or the shapes differ.
+    """
     present = values_of(model)
     refuse_other_names(values, present)
     for name, value in values.items():
+        found, wanted = tuple(value.shape), tuple(present[name].shape)
+        if found != wanted:
+            raise ConfigError(f"{name} is {found}, and in the configuration's model {wanted}")
         present[name].copy_(value)
 
 
@@ -100,7 +106,7 @@ def load_export(to: str | Path) -> Built:
         plain = load_file(paths.weights)
         about = json.loads(paths.about.read_text(encoding="utf-8"))
         vocab_size, step = len(plain["embedding.weight"]), int(about["step"])
-    except (OSError, ValueError, SafetensorError, KeyError) as error:
+    except (OSError, ValueError, TypeError, SafetensorError, KeyError) as error:
         raise ConfigError(f"{to} is no export of deepstack: {error}") from error
     built = build_model(config, vocab_size=vocab_size, draw=False)
     fill(built.model, from_plain(built.model, plain))
