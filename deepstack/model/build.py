@@ -52,10 +52,12 @@ class Built:
             for scheme in self.model.schemes:
                 scheme.at_step(step)
 
+    @torch.no_grad()
     def calibrate(self, tokens: Tensor) -> None:
         """Start a scheme's parameters from the first batch, layer by layer, if it reads data."""
-        with torch.no_grad():
-            self.model.calibrate(tokens)
+        memory, inputs = None, self.model.inputs(tokens)
+        for stack, x in zip(self.model.stacks.values(), inputs, strict=True):
+            memory = stack.calibrate(x, memory)
         self.banks.tie()
         self.at_step(0)
 
@@ -128,9 +130,8 @@ def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
     norm, chosen = model.norm, f"model.scheme={scheme.name}"
     by_token = ", ".join(kind for kind, stack_norm in NORMS.items() if stack_norm.by_token)
     d_head, apart = model.d_model // model.n_heads, model.decoder_attention == "separate"
-    turning = f"heads of {d_head}"
-    if not apart:
-        turning = f"{model.decoder_attention} attention, which turns nothing"
+    other = f"{model.decoder_attention} attention, which turns nothing"
+    turning = f"heads of {d_head}" if apart else other
     for key, is_unfit, problem in (
         (
             "family",

@@ -235,22 +235,16 @@ class Attention(Heads):
             k, v = cache.keep(k, v)
         causal = self.causal and cache is None
         if "logits" in self.slots:
-            y, passed_on = self.weigh(q, k, v, before, causal)
+            current = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+            logits, passed_on = self.slots["logits"](current, before)
+            if causal:
+                future = torch.ones(current.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+                logits = logits.masked_fill(future, float("-inf"))
+            y = torch.matmul(self.drop(torch.softmax(logits, dim=-1)), v)
         else:
             y = self.attend(q, k, v, causal)
         y = self.out(y)
         return y if passed_on is None else (y, passed_on)
-
-    def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, causal: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the heads' outputs, (batch, head, seq, d_head), and the logits to pass on."""
-        current = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
-        logits, passed_on = self.slots["logits"](current, before)
-        if causal:
-            future = torch.ones(current.shape[-2:], dtype=torch.bool, device=current.device).triu(1)
-            logits = logits.masked_fill(future, float("-inf"))
-        return torch.matmul(self.drop(torch.softmax(logits, dim=-1)), v), passed_on
 
     def project(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v, each (batch, head, seq, d_head), for positions from `first` on."""
@@ -296,7 +290,5 @@ class FeedForward(LinearMaps):
 
     def matrix(self, name: str) -> tuple[Tensor, Tensor | None]:
         """Return a matrix and its bias; with a gate, W_1 above W_3 and b_1 above b_3."""
-        weight, bias = super().matrix(name)
-        if name == self.first and "w1" in self.slots:
-            return self.slots["w1"](weight, bias)
-        return weight, bias
+        matrix = super().matrix(name)
+        return self.slots["w1"](*matrix) if name == self.first and "w1" in self.slots else matrix

@@ -183,11 +183,9 @@ class Transformer(nn.Module):
 
     def averages(self) -> dict[str, Tensor]:
         """Return the running averages of all batch norms, concatenated; empty without any."""
-        if not self.batch_norms:
-            return {}
         return {
             f"running.{name}": torch.cat([norm.get_buffer(name) for norm in self.batch_norms])
-            for name in BatchNorm.REMEMBERED
+            for name in (BatchNorm.REMEMBERED if self.batch_norms else ())
         }
 
     def load_averages(self, state: dict[str, Tensor]) -> None:
@@ -230,12 +228,6 @@ class Transformer(nn.Module):
                 output = stack(x, output)
         assert output is not None
         return output.clone() if infers else output  # an ordinary tensor
-
-    def calibrate(self, tokens: Tensor) -> None:
-        """Start a scheme's parameters from the first batch, layer by layer, if it reads data."""
-        memory = None
-        for stack, x in zip(self.stacks.values(), self.inputs(tokens), strict=True):
-            memory = stack.calibrate(x, memory)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self._hidden(tokens), self.embedding)
