@@ -152,8 +152,7 @@ def fold_norm(
             matrix = torch.cat([values[weight] for weight in weights])
             values[offset] = values[offset] + scale * (matrix @ bias)
         if gain is not None:
-            for weight in weights:
-                values[weight] = values[weight] * gain
+            values |= {weight: values[weight] * gain for weight in weights}
 
 
 def untied(config: conf.Config, built: Built) -> tuple[conf.Config, Built]:
