@@ -30,8 +30,9 @@ class Built:
 
     def projection(self) -> Callable[[], None] | None:
         """Return the scheme's constraint on trained matrices (for example unit norm), or None."""
-        constrains = first_scheme(self.schemes).scheme_class.constrains
-        return partial(constrain, self.trained, self.schemes) if constrains else None
+        if not self.model.schemes[0].constrains:
+            return None
+        return partial(constrain, self.trained, self.schemes)
 
     def state(self) -> dict[str, Tensor]:
         """Return the weights of a checkpoint: parameters and running averages of batch norms."""
@@ -51,10 +52,12 @@ class Built:
             for scheme in self.model.schemes:
                 scheme.at_step(step)
 
+    @torch.no_grad()
     def calibrate(self, tokens: Tensor) -> None:
         """Start a scheme's parameters from the first batch, layer by layer, if it reads data."""
-        with torch.no_grad():
-            self.model.calibrate(tokens)
+        memory, inputs = None, self.model.inputs(tokens)
+        for stack, x in zip(self.model.stacks.values(), inputs, strict=True):
+            memory = stack.calibrate(x, memory)
         self.banks.tie()
         self.at_step(0)
 
@@ -80,11 +83,12 @@ def build_model(
     """
     device = torch.device(device)
     schemes = stack_schemes(conf.checked_config(config))
-    first = first_scheme(schemes)
+    first = next(iter(schemes.values()))  # its depth is model.depth
     refuse_unfit(config.model, first.scheme_class)
-    seq_len, joins = config.task.seq_len, partial(one_treatment, config, first)
+    optim = partial(optimizer_factors, config, first)
+    seq_len, joins = config.task.seq_len, partial(one_treatment, config, optim)
     model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, joins=joins)
-    layers = {side: list(stack.layers) for side, stack in model.stacks.items()}
+    layers = {side: stack.layers for side, stack in model.stacks.items()}
     banks = Banks(
         model, layers, device, stacked=config.runtime.banks, unique=config.model.unique_layers
     )
@@ -104,15 +108,10 @@ def build_model(
     for bank in banks:
         for name in bank.names if bank not in trained else ():
             model.get_parameter(name).requires_grad_(False)
-    built = Built(model, banks, trained, schemes, partial(optimizer_factors, config, first))
+    built = Built(model, banks, trained, schemes, optim)
     if device.type != "meta":
         built.at_step(0)
     return built
-
-
-def first_scheme(schemes: Mapping[str, StackScheme]) -> StackScheme:
-    """Return the scheme of the first stack, whose depth is `model.depth`."""
-    return next(iter(schemes.values()))
 
 
 def constrain(banks: Iterable[Bank], schemes: Mapping[str, StackScheme]) -> None:
@@ -131,9 +130,8 @@ def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
     norm, chosen = model.norm, f"model.scheme={scheme.name}"
     by_token = ", ".join(kind for kind, stack_norm in NORMS.items() if stack_norm.by_token)
     d_head, apart = model.d_model // model.n_heads, model.decoder_attention == "separate"
-    turning = f"heads of {d_head}"
-    if not apart:
-        turning = f"{model.decoder_attention} attention, which turns nothing"
+    other = f"{model.decoder_attention} attention, which turns nothing"
+    turning = f"heads of {d_head}" if apart else other
     for key, is_unfit, problem in (
         (
             "family",
@@ -187,11 +185,10 @@ def optimizer_factors(config: conf.Config, scheme: StackScheme, role: str) -> Op
     return Optim(factors.lr * rate, factors.weight_decay * decay, factors.eps * eps)
 
 
-def one_treatment(config: conf.Config, scheme: StackScheme, roles: tuple[str, ...]) -> bool:
+def one_treatment(
+    config: conf.Config, optim: Callable[[str], Optim], roles: tuple[str, ...]
+) -> bool:
     """Return whether these roles have the same optimizer settings and so can share one tensor."""
-    chosen = config.train.trainable
-    trained = {chosen == "all" or role in chosen for role in roles}
-    treatments = {
-        (config.train.lr_factor(role), optimizer_factors(config, scheme, role)) for role in roles
-    }
-    return len(trained) == 1 and len(treatments) == 1
+    train, chosen = config.train, config.train.trainable
+    treatments = {(chosen == "all" or r in chosen, train.lr_factor(r), optim(r)) for r in roles}
+    return len(treatments) == 1

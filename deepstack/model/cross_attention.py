@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepstack import config as conf
 from deepstack.model.sublayers import Heads, LinearMaps
 
 
@@ -19,24 +20,19 @@ class CrossAttention(Heads):
 
     SLOTS = ("before_cross_out",)
 
-    def __init__(self, d_model: int, n_heads: int, dropout: float, **common: Any) -> None:
-        super().__init__(n_heads, dropout, **common)
-        self.add_matrix("q", d_model, d_model, "cross_")
-        self.add_matrix("kv", d_model, d_model, "cross_")
-        self.add_bias("q", d_model)
-        self.add_bias("kv", 2 * d_model)
-        self.add_matrix("o", d_model, d_model, "cross_")
-        self.add_bias("o", d_model)
+    def __init__(self, model: conf.Model, *common: Any) -> None:
+        super().__init__(model, *common)
+        self.add_maps(model.d_model, model.d_model, "q", "kv", prefix="cross_")
+        self.add_maps(model.d_model, model.d_model, "o", prefix="cross_")
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the queries of the stream, (batch, head, seq, d_head)."""
         q = self.by_head(self.apply_map("q", x))
         return q if self.qk is None else self.qk.q(q)
 
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values of the encoder's output, (batch, source, d_model)."""
-        k, v = self.apply_map("kv", memory).chunk(2, dim=-1)
-        return k, v
+        return self.apply_map("kv", memory).chunk(2, dim=-1)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Return k and v of the encoder's output, each (batch, head, source, d_head)."""
@@ -64,14 +60,11 @@ class MergedAttention(CrossAttention):
 
     SLOTS = ("before_out",)
 
-    def __init__(self, d_model: int, n_heads: int, dropout: float, **common: Any) -> None:
-        Heads.__init__(self, n_heads, dropout, **common)
-        for name in ("q", "k", "v", "o"):
-            self.add_matrix(name, d_model, d_model)
-        for name in ("q", "k", "v", "o"):
-            self.add_bias(name, d_model)
+    def __init__(self, model: conf.Model, *common: Any) -> None:
+        Heads.__init__(self, model, *common)
+        self.add_maps(model.d_model, model.d_model, "q", "k", "v", "o")
 
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
         return self.apply_map("k", memory), self.values(memory)
 
     def values(self, x: Tensor) -> Tensor:
@@ -97,11 +90,10 @@ class AverageAttention(LinearMaps):
 
     SLOTS = ("before_out",)
 
-    def __init__(self, d_model: int, dropout: float, **common: Any) -> None:
-        super().__init__(dropout, **common)
-        for name, width in (("q", 2 * d_model), ("k", 2 * d_model), ("v", d_model), ("o", d_model)):
-            self.add_matrix(name, d_model, width)
-            self.add_bias(name, d_model)
+    def __init__(self, model: conf.Model, *common: Any) -> None:
+        super().__init__(model, *common)
+        for name, inputs in (("q", 2), ("k", 2), ("v", 1), ("o", 1)):
+            self.add_maps(model.d_model, inputs * model.d_model, name)
 
     def forward(self, x: Tensor, mean: Tensor | None = None) -> Tensor:
         """Return G(x); mean: of x up to each position, if it is known."""

@@ -7,14 +7,12 @@ once.  The scheme's own `layer` runs; only its sublayers are replaced.
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from deepstack.errors import ConfigError
 from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
-from deepstack.model.stack import Layer
 from deepstack.model.sublayers import Attention, Cache
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Sublayer
@@ -60,13 +58,10 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
         )
     model.eval()
     with torch.no_grad(), model.statistics("followed"):
-        memory = None
-        if model.encoder is not None and source is not None:
-            memory = model.encoder(model.start(source))
-        layers = cast(list[Layer], list(decoder.layers))
+        memory = None if source is None else model.stacks["encoder"](model.start(source))
         caching = [
             [one_by_one(module, memory, model.seq_len) for module in layer.modules_in_order()]
-            for layer in layers
+            for layer in decoder.layers
         ]
     position = 0
 
@@ -78,7 +73,7 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
             )
         with torch.no_grad(), model.statistics("followed"):
             stream = decoder.enter(model.start(token[:, None], model.source_len + position))
-            for layer, sublayers in zip(layers, caching, strict=True):
+            for layer, sublayers in zip(decoder.layers, caching, strict=True):
                 stream = layer.scheme.layer(stream, *sublayers)
             logits: Tensor = model.head(decoder.leave(stream), model.embedding)[:, 0]
         position += 1

@@ -7,6 +7,7 @@ anything else reads them.
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from deepstack import config as conf
 from deepstack.errors import ConfigError
 from deepstack.model.build import Built, build_model
 from deepstack.model.plain import fill, values_of
-from deepstack.model.sublayers import LinearMap, LinearMaps
+from deepstack.model.sublayers import LinearMaps, scaled_linear
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import StackNorm
 
@@ -43,18 +44,13 @@ def readers_of_norms(model: Transformer) -> dict[str, list[Reader]]:
     """
     model = copy.deepcopy(model).double().eval()
     names = {parameter: name for name, parameter in model.named_parameters()}
-    norms = {
-        module: name
-        for name, module in model.named_modules()
-        if isinstance(module, StackNorm) and not name.startswith("head.")
-    }
-    readers: dict[str, list[Reader]] = {name: [] for name in norms.values()}
+    readers: dict[str, list[Reader]] = {}
     outputs: list[tuple[str, Tensor]] = []
 
-    def note_output(norm: Any, args: Any, out: Tensor) -> None:
-        outputs.append((norms[norm], out))
+    def note_output(name: str, norm: Any, args: Any, out: Tensor) -> None:
+        outputs.append((name, out))
 
-    def note_input(linear_map: LinearMap, value: Tensor) -> None:
+    def note_input(value: Tensor, reader: Reader) -> None:
         same = [pair for pair in outputs if pair[1].data_ptr() == value.data_ptr()]
         for norm, out in same or outputs[-1:]:
             if out.numel() != value.numel():
@@ -62,25 +58,29 @@ def readers_of_norms(model: Transformer) -> dict[str, list[Reader]]:
             value, out = value.flatten(), out.flatten()
             factor = float((value * out).sum() / out.square().sum())
             if torch.allclose(value, factor * out, rtol=1e-9, atol=0.0):
-                weights, bias, scale = linear_map
-                bias_name = None if bias is None else names[bias]
-                reader = Reader(tuple(names[w] for w in weights), bias_name, scale * factor)
-                readers[norm].append(reader)
+                readers[norm].append(reader._replace(scale=reader.scale * factor))
+
+    def apply_map(path: str, maps: LinearMaps, name: str, x: Tensor) -> Tensor:
+        weight, bias = maps.matrix(name)
+        scale = weight.shape[1] ** -0.5 if maps.linear is scaled_linear else 1.0
+        weights = tuple(f"{path}.{part}" for part in maps.parts[name])
+        note_input(x, Reader(weights, f"{path}.{name}_bias" if maps.has_bias else None, scale))
+        return maps.linear(x, weight, bias)
 
     def note_final(head: Any, args: Any) -> None:
         weight, bias = head.first_map(model.embedding)
-        note_input(LinearMap((weight,), bias, head.factor), args[0])
+        note_input(args[0], Reader((names[weight],), names[bias], head.factor))
 
-    for norm in norms:
-        norm.register_forward_hook(note_output)
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if isinstance(module, StackNorm) and not name.startswith("head."):
+            readers[name] = []
+            module.register_forward_hook(partial(note_output, name))
         if isinstance(module, LinearMaps):
-            module.map_listener = note_input
+            module.apply_map = partial(apply_map, name, module)  # type: ignore[method-assign]
     model.head.register_forward_pre_hook(note_final)
     with torch.no_grad():
-        model(
-            torch.zeros(1, model.source_len + 2, dtype=torch.int64, device=model.embedding.device)
-        )
+        tokens = torch.zeros(1, model.source_len + 2, dtype=torch.int64)
+        model(tokens.to(model.embedding.device))
     return readers
 
 
@@ -152,8 +152,7 @@ def fold_norm(
             matrix = torch.cat([values[weight] for weight in weights])
             values[offset] = values[offset] + scale * (matrix @ bias)
         if gain is not None:
-            for weight in weights:
-                values[weight] = values[weight] * gain
+            values |= {weight: values[weight] * gain for weight in weights}
 
 
 def untied(config: conf.Config, built: Built) -> tuple[conf.Config, Built]:

@@ -54,10 +54,9 @@ def orthogonal(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
     Q Qᵀ = 1 or Qᵀ Q = 1, whichever is smaller.  Saxe et al. 2013, arXiv:1312.6120.
     """
     long, short = max(matrix.shape), min(matrix.shape)
-    drawn = torch.empty(long, short, device=matrix.device).normal_(generator=rng)
-    q, r = torch.linalg.qr(drawn)
-    q = q * r.diagonal().sign()  # without this the signs depend on the QR algorithm
-    matrix.copy_(scale * (q if matrix.shape == q.shape else q.t()))
+    q = torch.empty(long, short, device=matrix.device)  # torch draws a wide one differently
+    torch.nn.init.orthogonal_(q, scale, generator=rng)
+    matrix.copy_(q if matrix.shape == q.shape else q.t())
 
 
 def zero_identity(matrix: Tensor, scale: float, rng: torch.Generator) -> None:
@@ -125,6 +124,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 ELSEWHERE = {"ntk": Distribution(fan_in, normal)}
 
 
+@torch.no_grad()
 def initialise(
     banks: Banks, model: conf.Model, schemes: Mapping[str, StackScheme], seed: int
 ) -> None:
@@ -159,30 +159,25 @@ def initialise(
     first = next(iter(schemes))
     start = DISTRIBUTIONS[model.init.distribution]
     elsewhere = ELSEWHERE.get(model.init.distribution, start)
-    with torch.no_grad():
-        if model.init.distribution == "torch_linear":
-            draw_biases(banks, schemes, seed)
-        for bank in banks:
-            for role, tensors in bank.by_role():
-                rows = [row for tensor in tensors for row in tensor]
-                for layer, row in enumerate(rows, start=1):
-                    begin = bank.starts[layer - 1]
-                    if begin not in ("matrix", "table"):
-                        if role == "bias" and model.init.distribution == "torch_linear":
-                            continue
-                        row.fill_(CONSTANTS.get(begin, begin))
-                        continue
-                    gain = schemes[bank.stack or first].gain(role, layer if bank.in_layers else 0)
-                    rng = generator(seed, stream_number(bank, role, layer, first), row.device)
-                    if begin == "table":
-                        row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
-                        continue
-                    n_out, n_in = row.shape
-                    if model.init.qkv == "packed" and role in QKV:
-                        n_out *= 3
-                    # NTK divides the products of sublayers alone
-                    rule = start if role in MATRICES else elsewhere
-                    rule.fill(row, gain * rule.scale(model.init, n_in, n_out), rng)
+    for bank in banks:
+        for role, tensors in bank.by_role():
+            rows = [row for tensor in tensors for row in tensor]
+            for layer, (row, begin) in enumerate(zip(rows, bank.starts, strict=True), start=1):
+                if begin not in ("matrix", "table"):
+                    row.fill_(CONSTANTS.get(begin, begin))
+                    continue
+                gain = schemes[bank.stack or first].gain(role, layer if bank.in_layers else 0)
+                rng = generator(seed, stream_number(bank, role, layer, first), row.device)
+                if begin == "table":
+                    row.normal_(0.0, gain / math.sqrt(row.shape[-1]), generator=rng)
+                    continue
+                n_out, n_in = row.shape
+                packed = 3 if model.init.qkv == "packed" and role in QKV else 1
+                # NTK divides the products of sublayers alone
+                rule = start if role in MATRICES else elsewhere
+                rule.fill(row, gain * rule.scale(model.init, n_in, packed * n_out), rng)
+    if model.init.distribution == "torch_linear":
+        draw_biases(banks, schemes, seed)
 
 
 def draw_biases(banks: Banks, schemes: Mapping[str, StackScheme], seed: int) -> None:
@@ -200,8 +195,7 @@ def draw_biases(banks: Banks, schemes: Mapping[str, StackScheme], seed: int) -> 
         for layer, row in enumerate(values, start=1):
             for role, piece in zip(roles, row.chunk(len(roles)), strict=True):
                 gain = schemes[bank.stack].gain(role, layer)
-                digest = hashlib.sha256(f"{bank.stack}/{role}_bias/{layer}".encode()).digest()
-                rng = generator(seed, int.from_bytes(digest[:4], "little"), row.device)
+                rng = generator(seed, hash_of(f"{bank.stack}/{role}_bias/{layer}"), row.device)
                 piece.uniform_(-bound, bound, generator=rng).mul_(gain)
         bank.copy_(values)
 
@@ -218,11 +212,14 @@ def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:
     if not bank.in_layers and bank.key in OUTSIDE:
         return OUTSIDE.index(bank.key)
     named = bank.stack if role in MATRICES else bank.key
-    digest = hashlib.sha256(f"{named}/{role}/{layer}".encode()).digest()
-    return int.from_bytes(digest[:4], "little")
+    return hash_of(f"{named}/{role}/{layer}")
+
+
+def hash_of(name: str) -> int:
+    """Return a hash of a name, 32 bits."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
 
 
 def generator(seed: int, number: int, device: torch.device) -> torch.Generator:
     """Return random stream `number` of a seed; the sum fits the 32 bits of a CPU generator."""
-    base = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:4], "little")
-    return torch.Generator(device).manual_seed((base + number) % 2**32)
+    return torch.Generator(device).manual_seed((hash_of(str(seed)) + number) % 2**32)

@@ -33,9 +33,8 @@ class Paths(NamedTuple):
 
 def export_paths(to: Path) -> Paths:
     """Return the paths of an export: x.safetensors, x.yaml, x.json; in a folder x is `weights`."""
-    if to.suffix != ".safetensors":
-        to = to / "weights.safetensors"
-    return Paths(to, to.with_suffix(".yaml"), to.with_suffix(".json"))
+    weights = to if to.suffix == ".safetensors" else to / "weights.safetensors"
+    return Paths(weights, weights.with_suffix(".yaml"), weights.with_suffix(".json"))
 
 
 def values_of(model: Transformer) -> dict[str, Tensor]:
@@ -50,10 +49,16 @@ def values_of(model: Transformer) -> dict[str, Tensor]:
 
 
 def fill(model: Transformer, values: Mapping[str, Tensor]) -> None:
-    """Overwrite the values that `values_of` returns; raise ConfigError if the names differ."""
+    """Overwrite the values that `values_of` returns.
+
+    Raises ConfigError if the names or the shapes differ.
+    """
     present = values_of(model)
     refuse_other_names(values, present)
     for name, value in values.items():
+        found, wanted = tuple(value.shape), tuple(present[name].shape)
+        if found != wanted:
+            raise ConfigError(f"{name} is {found}, and in the configuration's model {wanted}")
         present[name].copy_(value)
 
 
@@ -79,17 +84,15 @@ def from_plain(model: Transformer, plain: Mapping[str, Tensor]) -> dict[str, Ten
 
 def plain_names(model: nn.Module, name: str) -> tuple[str, ...]:
     """Return the plain names of a tensor, one for each equal slice of its first axis."""
-    path, _, attribute = name.rpartition(".")
-    owner = model.get_submodule(path)
-    value = getattr(owner, attribute)
-    before = f"{path}." if path else ""
+    path, dot, attribute = name.rpartition(".")
+    value = getattr(model.get_submodule(path), attribute)
     is_matrix = has_role(value) and value.start in ("matrix", "table")
-    if is_matrix and attribute != "weight":
-        return tuple(f"{before}{part}.weight" for part in JOINED.get(attribute, (attribute,)))
-    base = attribute.removesuffix("_bias")
-    if base != attribute:
-        return tuple(f"{before}{part}.bias" for part in JOINED.get(base, (base,)))
-    return (name,)
+    base, kind = attribute, "weight"
+    if not is_matrix:
+        base, kind = attribute.removesuffix("_bias"), "bias"
+    if attribute == "weight" or (base == attribute and not is_matrix):
+        return (name,)
+    return tuple(f"{path}{dot}{part}.{kind}" for part in JOINED.get(base, (base,)))
 
 
 def load_export(to: str | Path) -> Built:
@@ -103,7 +106,7 @@ def load_export(to: str | Path) -> Built:
         plain = load_file(paths.weights)
         about = json.loads(paths.about.read_text(encoding="utf-8"))
         vocab_size, step = len(plain["embedding.weight"]), int(about["step"])
-    except (OSError, ValueError, SafetensorError, KeyError) as error:
+    except (OSError, ValueError, TypeError, SafetensorError, KeyError) as error:
         raise ConfigError(f"{to} is no export of deepstack: {error}") from error
     built = build_model(config, vocab_size=vocab_size, draw=False)
     fill(built.model, from_plain(built.model, plain))

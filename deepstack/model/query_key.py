@@ -13,17 +13,14 @@ class Rotation(nn.Module):
     (batch, head, seq, d_head), d_head even.  Su et al. 2021, arXiv:2104.09864, equation 34.
     """
 
-    cos: Tensor
-    sin: Tensor
-
     def __init__(self, seq_len: int, d_head: int) -> None:
         super().__init__()
         at = torch.arange(seq_len, dtype=torch.float64, device="cpu")[:, None]
         rate = 10000 ** (-torch.arange(0, d_head, 2, dtype=torch.float64, device="cpu") / d_head)
         angle = (at * rate).repeat_interleave(2, dim=1)
         sign = torch.tensor([-1.0, 1.0], dtype=torch.float64, device="cpu").repeat(d_head // 2)
-        self.register_buffer("cos", torch.cos(angle).float(), persistent=False)
-        self.register_buffer("sin", (sign * torch.sin(angle)).float(), persistent=False)
+        self.cos = nn.Buffer(torch.cos(angle).float(), persistent=False)
+        self.sin = nn.Buffer((sign * torch.sin(angle)).float(), persistent=False)
 
     def forward(self, h: Tensor, first: int = 0) -> Tensor:
         """Return h rotated, where `first` is the position of its first token."""

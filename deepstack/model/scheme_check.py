@@ -9,7 +9,7 @@ from deepstack import config as conf
 from deepstack.errors import PluginError
 from deepstack.model.build import build_model
 from deepstack.model.initialise import IN_LAYERS
-from deepstack.model.stack import Layer, Stack
+from deepstack.model.stack import Stack
 from deepstack.schemes import Scheme, Tap, defined_at, stack_schemes, visible
 
 WIDEST = 1024  # beyond it even two layers take long
@@ -58,7 +58,6 @@ def shallow(config: conf.Config) -> conf.Config:
 def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
     """Check the first layer of one stack; memory: a substitute for the output of an encoder."""
     layer = stack.layers[0]
-    assert isinstance(layer, Layer)
     scheme, outputs = layer.scheme, []
 
     class ResultCheck(Tap):

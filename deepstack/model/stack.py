@@ -3,26 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError, PluginError
 from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
 from deepstack.model.query_key import QueriesAndKeys, Rotation
-from deepstack.model.sublayers import Attention, FeedForward, Joins, scaled_linear
+from deepstack.model.sublayers import Attention, FeedForward, Joins, LinearMaps
 from deepstack.registry import unknown
-from deepstack.schemes import (
-    NORMS,
-    Parts,
-    Scheme,
-    StackNorm,
-    StackScheme,
-    Stream,
-    Sublayer,
-)
+from deepstack.schemes import NORMS, Parts, Scheme, StackNorm, StackScheme, Stream, Sublayer
 
 
 class Layer(nn.Module):
@@ -34,15 +25,13 @@ class Layer(nn.Module):
     equivalent to the whole layer if no sublayer reads a memory.
     """
 
-    def __init__(self, scheme: Scheme, sublayers: dict[str, nn.Module]) -> None:
+    def __init__(self, scheme: Scheme, sublayers: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.scheme = scheme
         for name, module in sublayers.items():
             setattr(self, name, module)
         self.names = tuple(sublayers)
-        self.readers = tuple(
-            isinstance(m, (CrossAttention, MergedAttention)) for m in sublayers.values()
-        )
+        self.readers = tuple(isinstance(m, CrossAttention) for m in sublayers.values())
         self.sublayer_functions: tuple[Callable[..., Tensor], ...] = self.modules_in_order()
         self.layer_function: Callable[[Tensor], Tensor] | None = None
 
@@ -74,7 +63,7 @@ class Layer(nn.Module):
             self.sublayer_functions, self.layer_function, self.scheme.norm_functions = before
 
 
-Layers = Sequence[nn.Module] | nn.ModuleList
+Layers = Sequence[nn.Module]
 
 
 class LayerRunner(Protocol):
@@ -103,15 +92,14 @@ class Stack(nn.Module):
 
     def __init__(self, model: conf.Model, scheme: StackScheme, seq_len: int, joins: Joins) -> None:
         super().__init__()
-        self.scheme, self.place = scheme, scheme.place
         d, options = model.d_model, model.norm.model_dump(exclude={"kind", "final_gain"})
         make_norm: Callable[..., StackNorm] = partial(NORMS[model.norm.kind], **options)
-        reads_encoder = self.place.side == "decoder" and self.place.family == "encoder_decoder"
+        reads_encoder = scheme.place.side == "decoder" and model.family == "encoder_decoder"
         names: tuple[str, ...] = ("attention", "cross_attention", "feed_forward")
-        if not reads_encoder or self.place.decoder_sublayers == 2:
+        if not reads_encoder or model.decoder_attention == "merged":
             names = ("attention", "feed_forward")
         d_ff = model.d_ff or 4 * d
-        parts = Parts(d, d_ff, model.n_heads, make_norm, names, self.place, model.gated)
+        parts = Parts(d, d_ff, model.n_heads, make_norm, names, scheme.place, model.gated)
         self.schemes = scheme.layers(parts)
         if not model.dropout:
             refuse_dropout(self.schemes[0])
@@ -122,18 +110,16 @@ class Stack(nn.Module):
                 key="model.qk_norm",
             )
         rotation = Rotation(seq_len, d // model.n_heads) if model.positions == "rotary" else None
-        self.layers = nn.ModuleList(
+        layers = [
             Layer(one, make_sublayers(model, one, parts, rotation, joins)) for one in self.schemes
-        )
-        self.entry_norm = make_norm(d) if scheme.scheme_class.entry_norm else None
-        self.stream_norms = nn.ModuleList(
-            make_norm(d) for _ in range(scheme.scheme_class.stream_norms)
-        )
-        self.final_norm: StackNorm | None = None
-        if scheme.scheme_class.final_norm:
-            final_gain = model.norm.final_gain
-            changed = {} if final_gain is None else {"gain": final_gain}
-            self.final_norm = make_norm(d, roles=("final_norm", "final_norm"), **changed)
+        ]
+        self.layers = cast(Sequence[Layer], nn.ModuleList(layers))  # without an item type
+        kind, final_gain = scheme.scheme_class, model.norm.final_gain
+        self.entry_norm = make_norm(d) if kind.entry_norm else None
+        self.stream_norms = nn.ModuleList(make_norm(d) for _ in range(kind.stream_norms))
+        own = {} if final_gain is None else {"gain": final_gain}
+        final_norm = partial(make_norm, d, roles=("final_norm", "final_norm"), **own)
+        self.final_norm = final_norm() if kind.final_norm else None
         self.runner: LayerRunner = run_layers
 
     def enter(self, x: Tensor) -> Stream:
@@ -155,38 +141,36 @@ class Stack(nn.Module):
         seen: dict[str, Any] = {}
         stream = self.enter(x)
         for layer in self.layers:
-            assert isinstance(layer, Layer)
             stream = layer.scheme.calibrate(stream, *layer.bind_memory(memory), seen=seen)
         return self.leave(stream)
 
 
 def make_sublayers(
     model: conf.Model, scheme: Scheme, parts: Parts, rotation: Rotation | None, joins: Joins
-) -> dict[str, nn.Module]:
+) -> dict[str, LinearMaps]:
     """Return the sublayers of one layer by name; raise PluginError for slots that they lack."""
-    d, is_causal = model.d_model, parts.place.side == "decoder"
-    linear = scaled_linear if model.init.distribution == "ntk" else F.linear
-    slots = dict(scheme.slots.items())
-    common: Any = {"bias": model.bias, "linear": linear, "joins": joins, "slots": slots}
+    is_causal, kind = parts.place.side == "decoder", model.decoder_attention
+    common: Any = model, dict(scheme.slots.items()), joins
     qk_norm = parts.make_norm if model.qk_norm else None
 
     def qk(rotation: Rotation | None = None) -> QueriesAndKeys | None:
         needed = rotation or qk_norm
-        return QueriesAndKeys(d // model.n_heads, qk_norm, rotation) if needed else None
+        return QueriesAndKeys(model.d_model // model.n_heads, qk_norm, rotation) if needed else None
 
-    sizes = d, model.n_heads, model.dropout
-    sublayers: dict[str, nn.Module] = {}
-    if is_causal and model.decoder_attention == "merged":
-        sublayers["attention"] = MergedAttention(*sizes, qk=qk(), **common)
-    elif is_causal and model.decoder_attention == "average":
-        sublayers["attention"] = AverageAttention(d, model.dropout, **common)
+    sublayers: dict[str, LinearMaps] = {}
+    if is_causal and kind == "merged":
+        sublayers["attention"] = MergedAttention(*common, qk())
+    elif is_causal and kind == "average":
+        sublayers["attention"] = AverageAttention(*common)
     else:
-        sublayers["attention"] = Attention(*sizes, causal=is_causal, qk=qk(rotation), **common)
+        sublayers["attention"] = Attention(*common, qk(rotation), causal=is_causal)
     if "cross_attention" in parts.sublayers:
-        sublayers["cross_attention"] = CrossAttention(*sizes, qk=qk(), **common)
-    feed_forward = d, parts.d_ff, model.activation, model.dropout
-    sublayers["feed_forward"] = FeedForward(*feed_forward, gated=model.gated, **common)
-    refuse_unread(scheme, sublayers)
+        sublayers["cross_attention"] = CrossAttention(*common, qk())
+    sublayers["feed_forward"] = FeedForward(*common)
+    there = [slot for sublayer in sublayers.values() for slot in sublayer.SLOTS]
+    for slot in scheme.slots:
+        if slot not in there:
+            raise PluginError(f"the scheme {scheme.name}: {unknown('slot', slot, there)}")
     return sublayers
 
 
@@ -202,11 +186,3 @@ def refuse_dropout(scheme: Scheme) -> None:
                 "nothing: a stack without dropout is trained in evaluation mode; allowed > 0",
                 key="model.dropout",
             )
-
-
-def refuse_unread(scheme: Scheme, sublayers: Mapping[str, Any]) -> None:
-    """Raise PluginError if a scheme fills a slot that no sublayer of its layer has."""
-    there = [name for sublayer in sublayers.values() for name in sublayer.SLOTS]
-    for name in scheme.slots:
-        if name not in there:
-            raise PluginError(f"the scheme {scheme.name}: {unknown('slot', name, there)}")

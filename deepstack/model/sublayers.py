@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepstack import config as conf
 from deepstack.model.query_key import QueriesAndKeys
 from deepstack.parameters import parameter
 
@@ -29,9 +30,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "scaled_sigmoid": lambda z: torch.sigmoid(z) / SIGMOID_RMS,
     "scaled_tanh": lambda z: torch.tanh(z) / TANH_RMS,
 }
-
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""A function that applies a matrix, (x, W, b) -> y: `F.linear`, or `scaled_linear` under NTK."""
 
 
 def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -80,88 +78,58 @@ Joins = Callable[[tuple[str, ...]], bool]
 """A function that tells whether roles may share one tensor: one optimizer setting for all."""
 
 
-class LinearMap(NamedTuple):
-    """A linear map y = scale * x Wᵀ + b; the rows of W are those of `weights` in turn."""
-
-    weights: tuple[nn.Parameter, ...]
-    bias: nn.Parameter | None
-    scale: float = 1.0
-
-
-MapListener = Callable[[LinearMap, Tensor], None]
-"""A function that receives each linear map that a sublayer applies, and its input."""
-
-
 class LinearMaps(nn.Module):
     """The base of all sublayers: their matrices by name, and the scheme's slots in them.
 
-    SLOTS: the slots of this sublayer.  linear: the function that applies matrices.  joins: roles ->
-    whether their matrices share one tensor.  fused: whether they do in this sublayer.
+    SLOTS: the slots of this sublayer.  slots: the scheme's modules.  joins: roles -> whether their
+    matrices share one tensor.  fused: whether they do in this sublayer.  linear: the function that
+    applies a matrix, (x, W, b) -> y: `F.linear`, or `scaled_linear` under NTK.
     """
 
     SLOTS: ClassVar[tuple[str, ...]]
-    map_listener: MapListener | None = None
 
     if TYPE_CHECKING:  # matrices and biases are set by name
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __init__(
-        self,
-        dropout: float,
-        *,
-        bias: bool,
-        linear: Linear,
-        slots: Slots,
-        joins: Joins,
-    ) -> None:
+    def __init__(self, model: conf.Model, slots: Slots, joins: Joins) -> None:
         super().__init__()
-        self.dropout, self.has_bias, self.linear = dropout, bias, linear
+        self.dropout, self.has_bias = model.dropout, model.bias
+        self.linear = scaled_linear if model.init.distribution == "ntk" else F.linear
         self.joins, self.fused = joins, True
         self.parts: dict[str, tuple[str, ...]] = {}  # matrix -> the parameters it consists of
         # a plain dict, because the scheme owns the modules
         self.slots = {name: slots[name] for name in self.SLOTS if name in slots}
 
-    def add_matrix(self, name: str, n_out: int, n_in: int, prefix: str = "") -> None:
-        """Set a matrix, (n_out, n_in); for a joined one, a tensor with all parts or one for each.
+    def add_maps(self, n_out: int, n_in: int, *names: str, prefix: str = "") -> None:
+        """Set matrices, (n_out, n_in), then their biases, None if the stack has no biases.
 
-        prefix: of its role, as in cross_q.
+        A joined matrix is a tensor with all parts, or one for each.  prefix: of roles, as in
+        cross_q.
         """
-        parts = JOINED.get(name, (name,))
-        roles = tuple(prefix + part for part in parts)
-        if self.joins(roles):
-            self.parts[name] = (name,)
-            setattr(self, name, parameter(len(parts) * n_out, n_in, role=roles, start="matrix"))
-            return
-        self.parts[name], self.fused = parts, False
-        for part, role in zip(parts, roles, strict=True):
-            setattr(self, part, parameter(n_out, n_in, role=role, start="matrix"))
-
-    def add_bias(self, name: str, width: int) -> None:
-        """Set the bias of a matrix, (width,), or None if the stack has no biases."""
-        bias = parameter(width, role="bias", start="zero") if self.has_bias else None
-        setattr(self, f"{name}_bias", bias)
-
-    def weights(self, name: str) -> list[nn.Parameter]:
-        """Return the parameters of which a matrix consists."""
-        return [getattr(self, part) for part in self.parts[name]]
+        for name in names:
+            parts = JOINED.get(name, (name,))
+            roles = tuple(prefix + part for part in parts)
+            if self.joins(roles):
+                self.parts[name] = (name,)
+                setattr(self, name, parameter(len(parts) * n_out, n_in, role=roles, start="matrix"))
+                continue
+            self.parts[name], self.fused = parts, False
+            for part, role in zip(parts, roles, strict=True):
+                setattr(self, part, parameter(n_out, n_in, role=role, start="matrix"))
+        for name in names:
+            width = n_out * len(JOINED.get(name, (name,)))
+            bias = parameter(width, role="bias", start="zero") if self.has_bias else None
+            setattr(self, f"{name}_bias", bias)
 
     def matrix(self, name: str) -> tuple[Tensor, Tensor | None]:
         """Return a matrix and its bias, (n_out, n_in) and (n_out,) or None."""
-        weights = self.weights(name)
-        weight: Tensor = weights[0] if len(weights) == 1 else torch.cat(tuple(weights))
+        weights = [getattr(self, part) for part in self.parts[name]]
+        weight: Tensor = weights[0] if len(weights) == 1 else torch.cat(weights)
         return weight, getattr(self, f"{name}_bias")
-
-    def linear_map(self, name: str) -> LinearMap:
-        """Return a matrix as its parameters, with its bias and its factor."""
-        weights = tuple(self.weights(name))
-        scale = weights[0].shape[1] ** -0.5 if self.linear is scaled_linear else 1.0
-        return LinearMap(weights, getattr(self, f"{name}_bias"), scale)
 
     def apply_map(self, name: str, x: Tensor) -> Tensor:
         """Return x Wᵀ + b."""
-        if self.map_listener is not None:
-            self.map_listener(self.linear_map(name), x)
         return self.linear(x, *self.matrix(name))
 
     def fill(self, slot: str, value: Tensor) -> Tensor:
@@ -195,15 +163,18 @@ class Cache:
 
 
 class Heads(LinearMaps):
-    """The base of all attentions: heads, their softmax and the output matrix."""
+    """The base of all attentions: heads, their softmax and the output matrix.
+
+    qk: norms and rotation of q and k, after the slots.
+    """
 
     listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
 
     def __init__(
-        self, n_heads: int, dropout: float, *, qk: QueriesAndKeys | None, **common: Any
+        self, model: conf.Model, slots: Slots, joins: Joins, qk: QueriesAndKeys | None
     ) -> None:
-        super().__init__(dropout, **common)
-        self.n_heads, self.qk = n_heads, qk
+        super().__init__(model, slots, joins)
+        self.n_heads, self.qk = model.n_heads, qk
 
     def by_head(self, x: Tensor) -> Tensor:
         """Split by head: (batch, seq, d_model) -> (batch, head, seq, d_head)."""
@@ -236,8 +207,7 @@ class Attention(Heads):
     computes q, k and v.  With separate optimizer settings the three matrices are separate
     parameters, which are concatenated first.  The values are the same.
 
-    bias=False: there is no b and no b_o.  causal: a position reads itself and those before it.
-    linear: the function that applies matrices.  qk: norms and rotation of q and k, after the slots.
+    causal: a position reads itself and those before it.
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
 
     With the slot `logits` or `mixed_values`, the result also has the tensor for the next layer, and
@@ -250,15 +220,11 @@ class Attention(Heads):
 
     SLOTS = ("q", "k", "v", "logits", "mixed_values", "heads", "before_out")
 
-    def __init__(
-        self, d_model: int, n_heads: int, dropout: float, *, causal: bool, **common: Any
-    ) -> None:
-        super().__init__(n_heads, dropout, **common)
+    def __init__(self, model: conf.Model, *common: Any, causal: bool) -> None:
+        super().__init__(model, *common)
         self.causal = causal
-        self.add_matrix("qkv", d_model, d_model)
-        self.add_bias("qkv", 3 * d_model)
-        self.add_matrix("o", d_model, d_model)
-        self.add_bias("o", d_model)
+        self.add_maps(model.d_model, model.d_model, "qkv")
+        self.add_maps(model.d_model, model.d_model, "o")
 
     def forward(self, x: Tensor, before: Tensor | None = None, cache: Cache | None = None) -> Any:
         q, k, v = self.project(x, cache.position if cache else 0)
@@ -269,22 +235,16 @@ class Attention(Heads):
             k, v = cache.keep(k, v)
         causal = self.causal and cache is None
         if "logits" in self.slots:
-            y, passed_on = self.weigh(q, k, v, before, causal)
+            current = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+            logits, passed_on = self.slots["logits"](current, before)
+            if causal:
+                future = torch.ones(current.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+                logits = logits.masked_fill(future, float("-inf"))
+            y = torch.matmul(self.drop(torch.softmax(logits, dim=-1)), v)
         else:
             y = self.attend(q, k, v, causal)
         y = self.out(y)
         return y if passed_on is None else (y, passed_on)
-
-    def weigh(
-        self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, causal: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the heads' outputs, (batch, head, seq, d_head), and the logits to pass on."""
-        current = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
-        logits, passed_on = self.slots["logits"](current, before)
-        if causal:
-            future = torch.ones(current.shape[-2:], dtype=torch.bool, device=current.device).triu(1)
-            logits = logits.masked_fill(future, float("-inf"))
-        return torch.matmul(self.drop(torch.softmax(logits, dim=-1)), v), passed_on
 
     def project(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v, each (batch, head, seq, d_head), for positions from `first` on."""
@@ -303,31 +263,20 @@ class FeedForward(LinearMaps):
     gated: G(x) = (phi(x W_1ᵀ + b_1) * (x W_3ᵀ + b_3)) W_2ᵀ + b_2, element by element; with silu
     SwiGLU.  Shazeer 2020, arXiv:2002.05202, whose V is LLaMA's W_3.  One product computes both.
 
-    x: (batch, seq, d_model); W_1, W_3: (d_ff, d_model); W_2: (d_model, d_ff).  bias=False: there is
-    no b.  linear: the function that applies matrices.
+    x: (batch, seq, d_model); W_1, W_3: (d_ff, d_model); W_2: (d_model, d_ff).
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
     """
 
     SLOTS = ("w1", "before_activation", "after_activation")
 
-    def __init__(
-        self,
-        d_model: int,
-        d_ff: int,
-        activation: str,
-        dropout: float,
-        *,
-        gated: bool,
-        **common: Any,
-    ) -> None:
-        super().__init__(dropout, **common)
-        self.activation_name, self.activation = activation, ACTIVATIONS[activation]
-        self.gated = gated
-        self.first = "w13" if gated else "w1"
-        self.add_matrix(self.first, d_ff, d_model)
-        self.add_bias(self.first, (1 + gated) * d_ff)
-        self.add_matrix("w2", d_model, d_ff)
-        self.add_bias("w2", d_model)
+    def __init__(self, model: conf.Model, slots: Slots, joins: Joins) -> None:
+        super().__init__(model, slots, joins)
+        d_ff = model.d_ff or 4 * model.d_model
+        self.activation_name, self.gated = model.activation, model.gated
+        self.activation = ACTIVATIONS[model.activation]
+        self.first = "w13" if model.gated else "w1"
+        self.add_maps(d_ff, model.d_model, self.first)
+        self.add_maps(model.d_model, d_ff, "w2")
 
     def forward(self, x: Tensor) -> Tensor:
         hidden, gate = self.apply_map(self.first, x.flatten(0, 1)), None
@@ -341,7 +290,5 @@ class FeedForward(LinearMaps):
 
     def matrix(self, name: str) -> tuple[Tensor, Tensor | None]:
         """Return a matrix and its bias; with a gate, W_1 above W_3 and b_1 above b_3."""
-        weight, bias = super().matrix(name)
-        if name == self.first and "w1" in self.slots:
-            return self.slots["w1"](weight, bias)
-        return weight, bias
+        matrix = super().matrix(name)
+        return self.slots["w1"](*matrix) if name == self.first and "w1" in self.slots else matrix

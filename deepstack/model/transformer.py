@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import cast
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -112,11 +111,10 @@ class Transformer(nn.Module):
         self.embedding = parameter(vocab_size, d, role="embedding", start="table")
         if model.positions == "learned":
             self.position = parameter((1 + both) * seq_len, d, role="position", start="table")
-        elif model.positions == "sinusoidal":
-            table = torch.cat([sinusoidal(seq_len, d)] * (1 + both))
-            self.register_buffer("position", table, persistent=False)
         else:
-            self.position = None
+            is_added = model.positions == "sinusoidal"
+            table = sinusoidal(seq_len, d).repeat(1 + both, 1) if is_added else None
+            self.register_buffer("position", table, persistent=False)
         stacks = {side: Stack(model, scheme, seq_len, joins) for side, scheme in schemes.items()}
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         self.head = HEADS[model.head](vocab_size, d)
@@ -138,8 +136,7 @@ class Transformer(nn.Module):
     @property
     def layers(self) -> list[Layer]:
         """Return the layers of all stacks."""
-        layers = [layer for stack in self.stacks.values() for layer in stack.layers]
-        return cast(list[Layer], layers)  # a ModuleList has no item type
+        return [layer for stack in self.stacks.values() for layer in stack.layers]
 
     @property
     def schemes(self) -> list[Scheme]:
@@ -176,23 +173,19 @@ class Transformer(nn.Module):
     @contextmanager
     def unfused(self) -> Iterator[None]:
         """Run all layers one after the other as modules inside the block."""
-        infers, self.infers = self.infers, False
-        with ExitStack() as layers:
+        with ExitStack() as before:
+            before.callback(setattr, self, "infers", self.infers)
+            self.infers = False
             for layer in self.layers:
-                layers.enter_context(layer.unfused())
-            layers.enter_context(self.replace_runner(lambda _: run_layers))
-            try:
-                yield
-            finally:
-                self.infers = infers
+                before.enter_context(layer.unfused())
+            before.enter_context(self.replace_runner(lambda _: run_layers))
+            yield
 
     def averages(self) -> dict[str, Tensor]:
         """Return the running averages of all batch norms, concatenated; empty without any."""
-        if not self.batch_norms:
-            return {}
         return {
             f"running.{name}": torch.cat([norm.get_buffer(name) for norm in self.batch_norms])
-            for name in BatchNorm.REMEMBERED
+            for name in (BatchNorm.REMEMBERED if self.batch_norms else ())
         }
 
     def load_averages(self, state: dict[str, Tensor]) -> None:
@@ -227,25 +220,14 @@ class Transformer(nn.Module):
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         # apart from `hidden`: FSDP2 gathers parameters on entry of `hidden` and of `forward`
-        if self.infers and not torch.is_grad_enabled():
-            # Tracking of views and versions takes a tenth of an eager pass of narrow layers.
-            with torch.inference_mode():
-                output = self._run_stacks(tokens)
-            return output.clone()  # an ordinary tensor
-        return self._run_stacks(tokens)
-
-    def _run_stacks(self, tokens: Tensor) -> Tensor:
+        infers = self.infers and not torch.is_grad_enabled()
         output = None
-        for stack, x in zip(self.stacks.values(), self.inputs(tokens), strict=True):
-            output = stack(x, output)
+        # Tracking of views and versions takes a tenth of an eager pass of narrow layers.
+        with torch.inference_mode() if infers else nullcontext():
+            for stack, x in zip(self.stacks.values(), self.inputs(tokens), strict=True):
+                output = stack(x, output)
         assert output is not None
-        return output
-
-    def calibrate(self, tokens: Tensor) -> None:
-        """Start a scheme's parameters from the first batch, layer by layer, if it reads data."""
-        memory = None
-        for stack, x in zip(self.stacks.values(), self.inputs(tokens), strict=True):
-            memory = stack.calibrate(x, memory)
+        return output.clone() if infers else output  # an ordinary tensor
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self._hidden(tokens), self.embedding)
@@ -259,7 +241,5 @@ def sinusoidal(seq_len: int, d: int) -> Tensor:
     """
     at = torch.arange(seq_len, dtype=torch.float64, device="cpu")[:, None]
     rate = 10000 ** (-torch.arange(0, d, 2, dtype=torch.float64, device="cpu") / d)
-    table = torch.zeros(seq_len, d, dtype=torch.float64, device="cpu")
-    table[:, 0::2] = torch.sin(at * rate)
-    table[:, 1::2] = torch.cos(at * rate[: d // 2])
-    return (table * math.sqrt(2 / d)).float()
+    pairs = torch.stack([torch.sin(at * rate), torch.cos(at * rate)], dim=2)
+    return (pairs.flatten(1)[:, :d] * math.sqrt(2 / d)).float()

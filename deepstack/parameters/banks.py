@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from deepstack.parameters.role import RoleParameter, Start, has_role, with_storage
+from deepstack.parameters.role import RoleParameter, Start, with_storage
 
 # Rows are padded with zeros to a multiple of this many numbers (a cache line).  The fused CPU
 # optimizers round the last few numbers of a tensor, those that fill no vector register, in another
@@ -38,15 +38,32 @@ class Bank:
         key: str,
         layers: Sequence[RoleParameter],
         stack: str | None,
-        parameters: list[nn.Parameter],
+        device: torch.device,
+        stacked: bool,
     ) -> None:
         first = layers[0]
-        self.key, self.roles = key, first.roles
+        self.key, self.roles, self.shape, self.stack = key, first.roles, first.shape, stack
         self.starts: list[Start] = [layer.start for layer in layers]
         drawn = (start for start in self.starts if start in ("matrix", "table"))
         self.start = next(drawn, first.start)
-        self.stack, self.parameters = stack, parameters
-        self.shape = first.shape
+        count = len(layers) if stacked else 1
+        size = count, padded_size(self.shape)
+        self.parameters = [
+            nn.Parameter(torch.zeros(size, device=device)) for _ in range(len(layers) // count)
+        ]
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros(size, device=device)
+
+    def of_layers(self) -> Iterator[RoleParameter]:
+        """The parameter of each layer: a view, whose gradient is a view too."""
+        starts = iter(self.starts)
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            values, gradients = self.shaped(parameter.detach()), self.shaped(parameter.grad)
+            for row, gradient in zip(values, gradients, strict=True):
+                view = with_storage(row, self.roles, next(starts))
+                view.grad = gradient
+                yield view
 
     @property
     def in_layers(self) -> bool:
@@ -143,53 +160,20 @@ class Banks:
     ) -> None:
         self.all: list[Bank] = []
         self.unique = unique
-        self._gradients: list[Tensor] = []
         for path, owners, stack in modules_of(model, stacks):
             for name, parameter in owners[0]._parameters.items():
                 if parameter is not None:
                     key = f"{path}.{name}" if path else name
-                    tables = [owner._parameters for owner in owners]
-                    self._allocate(key, tables, name, device, stack, stacked)
+                    layers = [cast(RoleParameter, owner._parameters[name]) for owner in owners]
+                    bank = Bank(key, layers, stack, device, stacked)
+                    for owner, view in zip(owners, bank.of_layers(), strict=True):
+                        owner._parameters[name] = view
+                    self.all.append(bank)
+        self._gradients = [p.grad for b in self.all for p in b.parameters if p.grad is not None]
         for module in model.modules():
             for key, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[key] = buffer.to(device)
-
-    def _allocate(
-        self,
-        key: str,
-        owners: list[dict[str, nn.Parameter | None]],
-        name: str,
-        device: torch.device,
-        stack: str | None,
-        stacked: bool,
-    ) -> None:
-        layers = cast(list[RoleParameter], [owner[name] for owner in owners])
-        first = layers[0]
-        assert has_role(first)
-        count = len(owners) if stacked else 1
-        size = math.prod(first.shape)
-        padded = padded_size(first.shape)
-        # Every number is drawn or filled later; only the padding must be zero from the start.
-        fresh = torch.empty if padded == size else torch.zeros
-        chunks = [
-            (fresh(count, padded, device=device), torch.zeros(count, padded, device=device))
-            for _ in range(len(owners) // count)
-        ]
-        self._gradients += [gradients for _, gradients in chunks]
-        parts = [nn.Parameter(values) for values, _ in chunks]
-        for part, (_, gradients) in zip(parts, chunks, strict=True):
-            part.grad = gradients
-        bank = Bank(key, layers, stack, parts)
-        rows = [
-            row
-            for values, gradients in chunks
-            for row in zip(bank.shaped(values), bank.shaped(gradients), strict=True)
-        ]
-        for owner, layer, (values, gradients) in zip(owners, layers, rows, strict=True):
-            owner[name] = view = with_storage(values, first.roles, layer.start)
-            view.grad = gradients
-        self.all.append(bank)
 
     def zero_gradients(self) -> None:
         """Set every gradient to zero, in place."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.config import Train
+from deepstack.config import Init, Model, Train
 from deepstack.fast import make_step
 from deepstack.fast.fused_sublayers import FUSED_ACTIVATIONS, products_of, stacked
 from deepstack.fast.gpu import available, deferred_gradients
@@ -19,7 +19,7 @@ from deepstack.fast.gpu import sublayer as gpu_sublayer
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.gpu.sublayer import DeviceSublayer
-from deepstack.model.sublayers import FeedForward, Linear, scaled_linear
+from deepstack.model.sublayers import FeedForward, scaled_linear
 from deepstack.parameters import Banks
 from deepstack.schemes import LayerNorm
 
@@ -30,14 +30,13 @@ class Layer(nn.Module):
     """x <- LN(x + G(x)), by modules or by fused GPU sublayers."""
 
     def __init__(
-        self, bias: bool = True, activation: str = "relu", linear: Linear = F.linear,
+        self, bias: bool = True, activation: str = "relu", linear: Any = F.linear,
         gain: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.inner = FeedForward(
-            WIDTH, INSIDE, activation, 0.0, gated=False, bias=bias, linear=linear, slots={},
-            joins=all,
-        )  # fmt: skip
+        sizes: Any = {"d_model": WIDTH, "d_ff": INSIDE, "activation": activation, "bias": bias}
+        start: Any = "ntk" if linear is scaled_linear else "xavier_normal"
+        self.inner = FeedForward(Model(**sizes, init=Init(distribution=start)), {}, all)
         self.norm = LayerNorm(WIDTH, eps=1e-5, gain=gain, bias=bias)
         self.sublayer_functions: tuple[Any, ...] = ()
         self.forward = lambda x: self.norm(x + self.inner(x))

@@ -11,8 +11,9 @@ from helpers.command_line import typed
 from helpers.configs import config_with
 from helpers.papers import PAPERS
 from helpers.sampling import some
+from safetensors.torch import save_file
 
-from deepstack.config import Config, load_config
+from deepstack.config import Config, load_config, to_yaml
 from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.model.build import Built
@@ -239,6 +240,21 @@ def test_export_refuses(runs: dict[str, Path], tmp_path: Path) -> None:
     assert typed("export", runs["tied"], "--fold", "--untie", "--to", to).exit_code == 0
     again = typed("export", runs["tied"], "--to", to)
     assert again.exit_code == 2 and "exists already" in again.stderr
+
+
+def test_files_that_do_not_belong_together_are_no_export(tmp_path: Path) -> None:
+    model = build_model(config_of(), vocab_size=VOCAB).model
+    save_file(to_plain(model, values_of(model)), tmp_path / "a.safetensors")
+    cases = [
+        ("[]", {}, "is no export of deepstack"),
+        ('{"step": null}', {}, "is no export of deepstack"),
+        ('{"step": 3}', {"model__d_ff": 48}, r"w1 is \(24, 16\), and in the .* \(48, 16\)"),
+    ]
+    for about, changes, message in cases:
+        (tmp_path / "a.json").write_text(about)
+        (tmp_path / "a.yaml").write_text(to_yaml(config_of(**changes)))
+        with pytest.raises(ConfigError, match=message):
+            load_export(tmp_path / "a.safetensors")
 
 
 def test_a_run_without_weights_is_said_to_have_none(tmp_path: Path) -> None:
