@@ -112,7 +112,8 @@ def effective_depth_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             rows = points_of(s.by_depth, lambda run, key=key: analyses[run].scalars[key])  # type: ignore[misc]
             learnt = {n: {outcome(run) for run in s.at(int(n))} for n in rows["x"]}
             stalled = [not learnt[n] & {"trained", None} for n in rows["x"]]
-            rows["mark"] = np.where(stalled, AT_CHANCE, rows["mark"])
+            is_at_chance = np.array(stalled, dtype=bool) & (rows["mark"] != "diverged")
+            rows["mark"] = rows["mark"].mask(is_at_chance, AT_CHANCE)
             panel.points(s.label, rows, drawing.styles[s], entry=True)
         low, high = (min(depths), max(depths)) if key == "effective_depth" else (1.0, 1.0)
         every = pd.DataFrame({"x": [min(depths), max(depths)], "y": [low, high]})

@@ -100,7 +100,8 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
         "needs finished runs of two schemes, depths or settings",
     )
     groups = drawing.groups(lines=len(drawing.series))
-    rows = [g.series if options.schemes else sorted(g.series, key=learning_order) for g in groups]
+    is_ordered = options.schemes or options.ordered
+    rows = [g.series if is_ordered else sorted(g.series, key=learning_order) for g in groups]
     labels = [
         [row_label(s, g.name) for s in series] for g, series in zip(groups, rows, strict=True)
     ]

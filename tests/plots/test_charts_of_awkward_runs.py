@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, words
 
+from deepstack.plots.files import figure
+from deepstack.records import find_runs
+from deepstack.schemes import SCHEMES
+
 # --- seeds ---------------------------------------------------------------------------------
 
 
@@ -160,6 +164,16 @@ def test_titles_of_panels_stay_apart(tmp_path: Path) -> None:
     for left, right in pairwise(titles):
         assert left.x1 < right.x0
     assert titles[-1].x1 <= figure.bbox.width
+
+
+def test_a_map_keeps_the_order_of_sorted_runs(tmp_path: Path) -> None:
+    make_runs(tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18))
+    for order in (["deepnorm", "post_ln"], ["post_ln", "deepnorm"]):
+        chosen = [
+            run for name in order for run in find_runs(tmp_path) if run.get("model.scheme") == name
+        ]
+        labels = figure(chosen, "outcomes", ordered=True).axes[0].get_yticklabels()
+        assert [label.get_text() for label in labels] == [SCHEMES[name].label for name in order]
 
 
 @pytest.mark.parametrize("name", ["outcomes", "frontier"])

@@ -39,10 +39,12 @@ def test_a_setting_that_learnt_nothing_is_marked(tmp_path: Path) -> None:
         for depth in (6, 12):
             path = make_run(tmp_path / "s", scheme=scheme, depth=depth, masked=masked)
             write_analyses(RunFolder(path), depth)
+    path = make_run(tmp_path / "s", scheme="deepnorm", depth=6, state="diverged")
+    write_analyses(RunFolder(path), 6)
     chart = make_chart("effective_depth_vs_depth", tmp_path / "s")
     points = rows(chart, panel="layers", kind="point")
     marks = {(row["series"], row["mark"]) for _, row in points.fillna("").iterrows()}
-    assert marks == {("Pre-LN", ""), ("Post-LN", "at_chance")}
+    assert marks == {("Pre-LN", ""), ("Post-LN", "at_chance"), ("DeepNorm", "diverged")}
     assert "no seed learnt: at chance or worse" in words(chart)
 
 
