@@ -160,7 +160,7 @@ def check_attributes(scheme: Any, base: Any) -> None:
             f"{defined_at(type(scheme), '__init__')}its __init__ does not call super().__init__("
             "layer, depth, parts); that comes first"
         )
-    for name, value in vars(scheme).items():
+    for name, value in (vars(scheme) | scheme._modules).items():
         if isinstance(value, Tensor):
             raise PluginError(
                 f"{owner}: {name} is a tensor of its own, neither trained nor kept nor moved to a "
@@ -182,5 +182,5 @@ def check_attributes(scheme: Any, base: Any) -> None:
 
 def as_parameter(tensor: Tensor) -> str:
     """Return the call that makes a trained parameter of a tensor's shape."""
-    sizes = ", ".join(map(str, tensor.shape))
+    sizes = ", ".join(map(str, tensor.shape or (1,)))
     return f"deepstack.schemes.parameter({sizes}, role='scheme', start=…)"
