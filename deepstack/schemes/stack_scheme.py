@@ -54,7 +54,7 @@ class StackScheme:
 
         scheme = self.scheme_class
         self.alpha, self.beta = bind(scheme.alpha)(self.depth), bind(scheme.beta)(self.depth)
-        self.head_factor = bind(scheme.head_factor)()
+        self.head_factor = self.factor_of("head_factor", bind(scheme.head_factor))
         self._gain, self._optim = bind(scheme.gain), bind(scheme.optim)
         self._project = bind(scheme.project)
 
@@ -63,11 +63,15 @@ class StackScheme:
 
         Raises PluginError unless it is a finite number >= 0.
         """
-        value = self._gain(role, layer, self.depth)
+        return self.factor_of("gain", self._gain, role, layer, self.depth)
+
+    def factor_of(self, name: str, method: Callable[..., Any], *arguments: Any) -> float:
+        """Return a method's value; raise PluginError unless it is a finite number >= 0."""
+        value = method(*arguments)
         if not is_factor(value):
             raise PluginError(
-                f"{defined_at(self.scheme_class, 'gain')}gain{(role, layer, self.depth)!r} gave "
-                f"{value!r}; allowed a finite number >= 0"
+                f"{defined_at(self.scheme_class, name)}{name}{arguments!r} gave {value!r}; "
+                "allowed a finite number >= 0"
             )
         return float(value)
 
