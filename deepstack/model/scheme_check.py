@@ -30,17 +30,14 @@ def check_scheme(config: conf.Config) -> None:
     width = config.model.d_model
     if width > WIDEST:
         return
-    state, random = torch.get_rng_state(), torch.Generator().manual_seed(0)
-    try:
+    random = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = build_model(shallow(config), vocab_size=2, draw=False).model.eval()
         x = torch.randn(2, TOKENS, width, generator=random)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(0.0, width**-0.5, generator=random)
-            for stack in model.stacks.values():
-                check_layer(stack, x.clone(), x.clone())
-    finally:
-        torch.set_rng_state(state)
+        for parameter in model.parameters():
+            parameter.normal_(0.0, width**-0.5, generator=random)
+        for stack in model.stacks.values():
+            check_layer(stack, x.clone(), x.clone())
 
 
 def shallow(config: conf.Config) -> conf.Config:

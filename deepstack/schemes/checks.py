@@ -125,7 +125,7 @@ def check_layers(schemes: Sequence[Any], base: Any) -> None:
     One tensor stores a parameter for all layers, one row each; so each layer needs the same ones.
     """
     owners: dict[int, str] = {}  # of each parameter, by identity
-    first: dict[str, tuple[int, ...]] = {}
+    first: dict[str, str] = {}
     for scheme in schemes:
         check_attributes(scheme, base)
         shapes = {}
@@ -141,18 +141,15 @@ def check_layers(schemes: Sequence[Any], base: Any) -> None:
                     f"the scheme {scheme.name}: its parameter {name} is torch's, without role and "
                     f"start; make it as {as_parameter(value)}"
                 )
-            shapes[name] = tuple(value.shape)
+            shapes[name] = f"the parameter {name} {tuple(value.shape)}"
         first = first or shapes
-        if shapes != first:
-            name = next(n for n in {**first, **shapes} if first.get(n) != shapes.get(n))
-            here, there = (
-                f"the parameter {name} {all_[name]}" if name in all_ else f"no parameter {name}"
-                for all_ in (shapes, first)
-            )
-            raise PluginError(
-                f"the scheme {scheme.name}: layer {scheme.layer_index} has {here}, layer 1 "
-                f"{there}; every layer needs the same parameters, used there or not"
-            )
+        for name in first | shapes:
+            here, there = (every.get(name, f"no parameter {name}") for every in (shapes, first))
+            if here != there:
+                raise PluginError(
+                    f"the scheme {scheme.name}: layer {scheme.layer_index} has {here}, layer 1 "
+                    f"{there}; every layer needs the same parameters, used there or not"
+                )
 
 
 def check_attributes(scheme: Any, base: Any) -> None:
@@ -163,7 +160,7 @@ def check_attributes(scheme: Any, base: Any) -> None:
             f"{defined_at(type(scheme), '__init__')}its __init__ does not call super().__init__("
             "layer, depth, parts); that comes first"
         )
-    for name, value in vars(scheme).items():
+    for name, value in (vars(scheme) | scheme._modules).items():
         if isinstance(value, Tensor):
             raise PluginError(
                 f"{owner}: {name} is a tensor of its own, neither trained nor kept nor moved to a "
@@ -185,5 +182,5 @@ def check_attributes(scheme: Any, base: Any) -> None:
 
 def as_parameter(tensor: Tensor) -> str:
     """Return the call that makes a trained parameter of a tensor's shape."""
-    sizes = ", ".join(map(str, tensor.shape))
+    sizes = ", ".join(map(str, tensor.shape or (1,)))
     return f"deepstack.schemes.parameter({sizes}, role='scheme', start=…)"

@@ -1,6 +1,5 @@
 """Schemes whose layers read values of earlier layers: outputs, logits or attention values."""
 
-from itertools import pairwise
 from typing import Annotated
 
 import torch
@@ -60,7 +59,7 @@ class DLCL(PreLN, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=Tr
         return self.after(*x)
 
     def after(self, y: Tensor, history: tuple[Tensor, ...]) -> Stream:
-        """Return the weighted sum of all outputs up to y, (batch, seq, d), and those outputs."""
+        """Return the input of the next layer, given the output y, (batch, seq, d), and all y."""
         history = (*history, self.output_norm(y))
         weights = self.weights[: len(history)] + 1 / len(history)
         with in_full_precision(y):
@@ -87,7 +86,6 @@ class DenseFormer(
     period: Annotated[int, Field(ge=1, description="mix after every so many-th layer")] = 1
 
     def setup(self, parts: Parts) -> None:
-        self.mixes = self.layer_index % self.period == 0
         self.weights = parameter(self.depth // self.dilation + 1, role="scheme", start="zero")
 
     @classmethod
@@ -99,9 +97,8 @@ class DenseFormer(
         return sum(layer // cls.dilation + 1 for layer in range(cls.period, depth + 1, cls.period))
 
     def after(self, y: Tensor, history: tuple[Tensor, ...]) -> Stream:
-        """Return the input of the next layer, given the output y, (batch, seq, d), and all y."""
         history = (*history, y)
-        if not self.mixes:
+        if self.layer_index % self.period:
             return y, history
         read = history[self.layer_index % self.dilation :: self.dilation]
         with in_full_precision(y):
@@ -130,9 +127,9 @@ class AttentionResiduals(
 
     def setup(self, parts: Parts) -> None:
         count = len(parts.sublayers)
-        passed = range((self.layer_index - 1) * count, self.layer_index * count + 1)
-        complete = [self.complete_blocks(sublayers, self.depth * count) for sublayers in passed]
-        self.completes = [after > before for before, after in pairwise(complete)]
+        first, total = (self.layer_index - 1) * count, self.depth * count
+        complete = [self.complete_blocks(first + i, total) for i in range(count + 1)]
+        self.completes = [complete[i + 1] > complete[i] for i in range(count)]
         # the query of the next reader: the sublayer after, or at the end the final norm
         d = parts.d_model
         self.add_per_sublayer("query", lambda: parameter(d, role="scheme", start="zero"))
@@ -153,9 +150,8 @@ class AttentionResiduals(
     def extra_flops(cls, sizes: StackSizes) -> int:
         """Return the FLOPs of wᵀ RMS(v) and of the weighted sum, at every sublayer."""
         total = sizes.sublayers
-        steps = pairwise(cls.complete_blocks(passed, total) for passed in range(total + 1))
-        # x_0, complete blocks, and the current sum unless a block is complete
-        sources = sum(1 + after + (after == before) for before, after in steps)
+        # x_0, the complete blocks and the current one, which may be complete after this sublayer
+        sources = sum(2 + cls.complete_blocks(before, total) for before in range(total))
         return 4 * sources * sizes.numbers
 
     def enter(self, x: Tensor) -> Stream:
@@ -238,17 +234,15 @@ class AttentionStream(Scheme, registered=False):
         return x, None
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
-        (now, before), (attention, feed_forward) = x, sublayers
-        passed_on: list[Tensor] = []
+        (now, passed_on), (attention, feed_forward) = x, sublayers
 
         def attend(z: Tensor) -> Tensor:
-            y, tensor = attention(z, before=before)
-            passed_on.append(tensor)
+            nonlocal passed_on
+            y: Tensor
+            y, passed_on = attention(z, before=passed_on)
             return y
 
-        (of_attention,), (of_feed_forward,) = self.norm_functions
-        now = self.residual(now, attend, of_attention)
-        return self.residual(now, feed_forward, of_feed_forward), passed_on[0]
+        return super().layer(now, attend, feed_forward), passed_on
 
 
 class RunningLogits(nn.Module):
@@ -312,10 +306,9 @@ class MixedValues(nn.Module):
         )
 
     def forward(self, own: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        first = own if before is None else before
-        if before is None or not self.mixes:
-            return own, first
-        return self.of_first * first + self.of_own * own, first
+        if before is None:
+            return own, own
+        return self.of_first * before + self.of_own * own if self.mixes else own, before
 
 
 class ResFormer(
@@ -343,9 +336,8 @@ class ResFormer(
     last: Annotated[int, Field(ge=0, description="layers that mix, at the end; 0: all")] = 0
 
     def setup(self, parts: Parts) -> None:
-        mixes = not self.last or self.layer_index > self.depth - self.last
-        mixed = MixedValues(mixes and self.layer_index > 1, self.first, self.own, self.learnable)
-        self.slots["mixed_values"] = mixed
+        mixes = self.layer_index > self.depth - (self.last or self.depth)
+        self.slots["mixed_values"] = MixedValues(mixes, self.first, self.own, self.learnable)
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return x + G(norm(x))

@@ -81,8 +81,7 @@ class ManyStreams(Scheme, registered=False):
     @classmethod
     def extra_flops(cls, sizes: StackSizes) -> int:
         """Return the FLOPs of A H, and of the map from H to the connections."""
-        n = cls.streams
-        each = n * (n + 1) + n * cls.mapped()
+        each = cls.streams * (cls.streams + 1 + cls.mapped())
         return 2 * each * sizes.sublayers * sizes.numbers
 
     @classmethod
@@ -255,14 +254,14 @@ class FracConnections(
     ] = True
 
     def setup(self, parts: Parts) -> None:
-        if parts.d_model % self.fractions:
+        width, rest = divmod(parts.d_model, self.fractions)
+        if rest:
             raise ConfigError(
                 f"model.scheme_options.fractions: found {self.fractions}, allowed a divisor of "
                 f"model.d_model, {parts.d_model}",
                 key="model.scheme_options.fractions",
             )
         begin = torch.eye(self.fractions).repeat(1, 2)  # [Y | A]
-        width = parts.d_model // self.fractions
         self.add_per_sublayer("connections", lambda: Connections(begin, width, parts, self.dynamic))
 
     @classmethod

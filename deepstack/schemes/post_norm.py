@@ -1,6 +1,7 @@
 """Schemes that normalise after the addition, DeepNorm and its variants among them."""
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -9,7 +10,7 @@ from torch import Tensor
 from deepstack.config import Config
 from deepstack.config.roles import MATRICES
 from deepstack.parameters.role import parameter
-from deepstack.schemes.scheme import FAMILIES, Norm, Optim, Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import FAMILIES, Norm, Optim, Parts, Scheme, Stream, Sublayer
 
 VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")
 """The matrices of the value path; q and k only determine the attention weights."""
@@ -53,19 +54,17 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
 
     @classmethod
     def alpha(cls, depth: int) -> float:
-        if cls.place.family != "encoder_decoder":
+        family, side, N, M, *_ = cls.place
+        if family != "encoder_decoder":
             return (2 * depth) ** (1 / 4)
-        N, M = cls.place.encoder_depth, cls.place.decoder_depth
-        return 0.81 * (N**4 * M) ** (1 / 16) if cls.place.side == "encoder" else (3 * M) ** (1 / 4)
+        return 0.81 * (N**4 * M) ** (1 / 16) if side == "encoder" else (3 * M) ** (1 / 4)
 
     @classmethod
     def beta(cls, depth: int) -> float:
-        if cls.place.family != "encoder_decoder":
+        family, side, N, M, *_ = cls.place
+        if family != "encoder_decoder":
             return (8 * depth) ** (-1 / 4)
-        N, M = cls.place.encoder_depth, cls.place.decoder_depth
-        if cls.place.side == "encoder":
-            return 0.87 * (N**4 * M) ** (-1 / 16)
-        return (12 * M) ** (-1 / 4)
+        return 0.87 * (N**4 * M) ** (-1 / 16) if side == "encoder" else (12 * M) ** (-1 / 4)
 
     @classmethod
     def gain(cls, role: str, layer: int, depth: int) -> float:
@@ -154,6 +153,7 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895", static=T
 
     def setup(self, parts: Parts) -> None:
         self.is_first = self.layer_index == 1  # torch.compile compiles again for each index
+        self.coefficient = 1.0 if self.is_first else self.alpha(self.depth)
 
     @classmethod
     def alpha(cls, depth: int) -> float:
@@ -161,23 +161,11 @@ class Keel(Scheme, name="keel", label="KEEL", paper="arXiv:2601.19895", static=T
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         (attention, feed_forward), (before, after) = sublayers, self.norm_functions
-        if self.is_first:
-            x = self.residual(x, attention, before[0], alpha=1.0)
-            return self.residual(x, feed_forward, *after, alpha=1.0)
-        alpha = self.alpha(self.depth)
-        x = self.residual(x, attention, *before, alpha=alpha)
-        return self.residual(x, feed_forward, *after, alpha=alpha)
+        x = self.residual(x, attention, *(before[:1] if self.is_first else before))
+        return self.residual(x, feed_forward, *after)
 
-    def residual(
-        self,
-        x: Tensor,
-        G: Sublayer,
-        inner: Norm,
-        outer: Norm | None = None,
-        *,
-        alpha: float,
-    ) -> Tensor:
-        z = torch.add(G(inner(x)), x, alpha=alpha)
+    def residual(self, x: Tensor, G: Sublayer, inner: Norm, outer: Norm | None = None) -> Tensor:
+        z = torch.add(G(inner(x)), x, alpha=self.coefficient)
         return z if outer is None else outer(z)
 
 
@@ -204,6 +192,44 @@ class BranchNorm(
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return norm(x + self.ramp * G(x))
+
+
+class Admin(Scheme, name="admin", label="Admin", paper="arXiv:2004.08249", static=True):
+    """x <- LN(w * x + G(x)), w a trained vector.  Liu et al. 2020, arXiv:2004.08249, section 4.
+
+    w (d_model) of sublayer i starts at sqrt(1 + sum over j < i of Var[G_j]), profiled on the first
+    batch as in the authors' code (the paper's formula has no 1).  There r_1 = 1, w_i = r_i and
+    r_{i+1} = sqrt(Var(w_i x) + Var(G_i(x))), variances over all numbers of the batch; a decoder
+    starts again at 1.  The authors start q, k and v as under 'model.init.qkv: packed'.  At 100
+    layers their w of sublayer 200 starts at 8.84; here at about 8.5 with packed and 10.9 with
+    separate q, k, v.  `start` can choose a closed form of admin-torch, n the sublayers of the stack
+    (2N): 'log' sqrt((n + 1)/ln(n + 1) - 1), 'one' sqrt(n), 'linear' 1 (its O(log n), O(1), O(n)).
+    """
+
+    families = FAMILIES
+    start: Annotated[
+        Literal["profiled", "log", "one", "linear"], Field(description="where w starts")
+    ] = "profiled"
+
+    def setup(self, parts: Parts) -> None:
+        n = len(parts.sublayers) * self.depth
+        forms = {"log": math.sqrt((n + 1) / math.log(n + 1) - 1), "one": math.sqrt(n)}
+        start = forms.get(self.start, 1.0)
+        self.add_per_sublayer("omega", lambda: parameter(parts.d_model, role="scheme", start=start))
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, omega: Tensor) -> Tensor:
+        return norm(omega * x + G(x))
+
+    def calibrate(self, x: Stream, *sublayers: Sublayer, seen: dict[str, Any]) -> Stream:
+        if self.start != "profiled":
+            return self.layer(x, *sublayers)
+        omegas = self.per_sublayer("omega")
+        for G, (norm,), omega in zip(sublayers, self.norm_functions, omegas, strict=True):
+            omega.fill_(seen.get("ratio", 1.0))
+            f = G(x)
+            seen["ratio"] = ((omega * x).var(correction=0) + f.var(correction=0)).sqrt()
+            x = norm(omega * x + f)
+        return x
 
 
 class MVSplit(Scheme, name="mv_split", label="MV-Split", paper="arXiv:2605.06169", static=True):

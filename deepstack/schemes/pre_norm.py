@@ -1,14 +1,16 @@
-"""Schemes that normalise a sublayer's input or output and never rescale the stream itself."""
+"""Schemes that normalise a sublayer's input or output; some of them are also Post-LN in part."""
 
 import math
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.errors import ConfigError
 from deepstack.parameters.role import parameter
-from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Sublayer
+from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
 
 
 class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745", static=True):
@@ -44,11 +46,11 @@ class SubLN(PreLN, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", stat
     def gain(cls, role: str, layer: int, depth: int) -> float:
         if role not in ("v", "o", "w1", "w2"):
             return 1.0
-        if cls.place.family != "encoder_decoder":
+        family, side, N, M, *_ = cls.place
+        if family != "encoder_decoder":
             return math.sqrt(math.log(2 * depth))
-        N, M = cls.place.encoder_depth, cls.place.decoder_depth
         decoder = math.log(3 * M)
-        return math.sqrt(decoder * math.log(2 * N) / 3 if cls.place.side == "encoder" else decoder)
+        return math.sqrt(decoder * math.log(2 * N) / 3 if side == "encoder" else decoder)
 
 
 class HeadScale(nn.Module):
@@ -80,33 +82,7 @@ class NormFormer(
 
     def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
         attention, feed_forward = sublayers
-        (before_attention,), (before_feed_forward,) = self.norm_functions
-        x = self.residual(x, lambda z: self.after_attention(attention(z)), before_attention)
-        return self.residual(x, feed_forward, before_feed_forward)
-
-
-class SandwichLN(
-    Scheme, name="sandwich_ln", label="Sandwich-LN", paper="arXiv:2105.13290", static=True
-):
-    """x <- x + LN(G(LN(x))).  Ding et al. 2021, arXiv:2105.13290 (CogView), section 2.4.
-
-    start: 'scaled' starts the output matrices o and w2 at 1/sqrt(2N) of the others, as the authors'
-    code does; 'plain' starts all matrices with gain 1.  The norm after G removes this factor from
-    the forward pass, but a step changes the smaller matrices sqrt(2N) times as much in proportion.
-    """
-
-    final_norm = True
-    norms_per_sublayer = 2
-    start: Annotated[
-        Literal["scaled", "plain"], Field(description="o and w2 at 1/sqrt(2N), or at 1")
-    ] = "scaled"
-
-    @classmethod
-    def gain(cls, role: str, layer: int, depth: int) -> float:
-        return (2 * depth) ** -0.5 if cls.start == "scaled" and role in ("o", "w2") else 1.0
-
-    def residual(self, x: Tensor, G: Sublayer, before: Norm, after: Norm) -> Tensor:
-        return x + after(G(before(x)))
+        return super().layer(x, lambda z: self.after_attention(attention(z)), feed_forward)
 
 
 class PeriLN(Scheme, name="peri_ln", label="Peri-LN", paper="arXiv:2502.02732", static=True):
@@ -121,6 +97,26 @@ class PeriLN(Scheme, name="peri_ln", label="Peri-LN", paper="arXiv:2502.02732", 
 
     def residual(self, x: Tensor, G: Sublayer, before: Norm, after: Norm) -> Tensor:
         return x + after(G(before(x)))
+
+
+class SandwichLN(
+    PeriLN, name="sandwich_ln", label="Sandwich-LN", paper="arXiv:2105.13290", static=True
+):
+    """x <- x + LN(G(LN(x))).  Ding et al. 2021, arXiv:2105.13290 (CogView), section 2.4.
+
+    start: 'scaled' starts the output matrices o and w2 at 1/sqrt(2N) of the others, as the authors'
+    code does; 'plain' starts all matrices with gain 1.  The norm after G removes this factor from
+    the forward pass, but a step changes the smaller matrices sqrt(2N) times as much in proportion.
+    """
+
+    entry_norm = False
+    start: Annotated[
+        Literal["scaled", "plain"], Field(description="o and w2 at 1/sqrt(2N), or at 1")
+    ] = "scaled"
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return (2 * depth) ** -0.5 if cls.start == "scaled" and role in ("o", "w2") else 1.0
 
 
 class ScaledPreLN(
@@ -194,3 +190,125 @@ class ResPostNorm(
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return x + norm(G(x))
+
+
+class MixLN(Scheme, name="mix_ln", label="Mix-LN", paper="arXiv:2412.13795", static=True):
+    """x <- LN(x + G(x)) for l <= share N, else x <- x + G(LN(x)).  Li et al. 2024, 2412.13795.
+
+    Post-LN in the first floor(share N) layers, Pre-LN in the others; the stack has a final norm.
+    """
+
+    final_norm = True
+    share: Annotated[float, Field(ge=0, le=1, description="of the layers: Post-LN")] = 0.25
+
+    def setup(self, parts: Parts) -> None:
+        # 0.29 * 100 is a little less than 29.
+        self.is_post = self.layer_index <= round(self.share * self.depth, 9)
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        return norm(x + G(x)) if self.is_post else x + G(norm(x))
+
+
+class HybridNorm(
+    Scheme, name="hybrid_norm", label="HybridNorm", paper="arXiv:2503.04598", static=True
+):
+    """y = LN(x + A(x)) with normed q, k, v, x <- y + F(y).  Zhuo et al. 2025, arXiv:2503.04598.
+
+    Queries, keys and values are normed head by head; the attention's input is not normed.  The norm
+    after the attention's addition feeds the feed-forward and its residual path.  The stack has a
+    final norm.  The paper's norm is RMS.
+    """
+
+    final_norm = True
+    norms_per_sublayer = 0
+
+    def setup(self, parts: Parts) -> None:
+        self.between = parts.norm()
+        for name in ("q", "k", "v"):
+            self.slots[name] = parts.norm(parts.d_model // parts.n_heads)
+
+    def layer(self, x: Tensor, *sublayers: Sublayer) -> Tensor:
+        attention, feed_forward = sublayers
+        return self.residual(self.between(self.residual(x, attention)), feed_forward)
+
+    def residual(self, x: Tensor, G: Sublayer) -> Tensor:
+        return x + G(x)
+
+
+class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.14802", static=True):
+    """x <- LN(x + f), r <- r + s f, f = G(x); F = x + LN(r).  Xie et al. 2023, arXiv:2304.14802.
+
+    Two streams: Post-LN's x and a Pre-LN-like sum r of all branches, r_0 = s x_0.
+    """
+
+    families = FAMILIES
+    final_norm = True
+    s: Annotated[
+        float, Field(gt=0, description="keeps r in the range of fp16; LN takes it out")
+    ] = 1.0
+
+    def enter(self, x: Tensor) -> Stream:
+        return x, self.s * x
+
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        now, r = x
+        for G, (norm,) in zip(sublayers, self.norm_functions, strict=True):
+            f = G(now)
+            now, r = norm(now + f), torch.add(r, f, alpha=self.s)
+        return now, r
+
+    def leave(self, stream: Stream, norm: Any) -> Tensor:
+        x, r = stream
+        return x + norm(r)
+
+
+class SiameseNorm(
+    Scheme, name="siamese_norm", label="SiameseNorm", paper="arXiv:2602.08064", static=True
+):
+    """x <- LN(x), u = G(LN(x + LN(y))), x <- x + u/sqrt(2l), y <- y + u; F = LN(LN(x) + LN(y)).
+
+    Li et al. 2026, arXiv:2602.08064: the same sublayers read and write two streams, both x_0 at
+    first.  Every sublayer norms x as in Post-LN, and y is a sum as in Pre-LN.  This follows
+    the authors' code for DeiT and DiT (`Block` of github.com/Qwen-Applications/SiameseNorm).  Their
+    code for OLMo has HybridNorm's norms in its attention instead of the one around x + LN(y).
+
+    Every norm has its own parameters.  The three norms of F belong to the stack.
+    """
+
+    final_norm = True
+    stream_norms = 2
+    norms_per_sublayer = 3
+    extra_streams = 4
+    share: Tensor
+
+    def setup(self, parts: Parts) -> None:
+        self.register_buffer(
+            "share", torch.tensor((2 * self.layer_index) ** -0.5), persistent=False
+        )
+
+    def enter(self, x: Tensor) -> Stream:
+        return x, x
+
+    def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
+        now, y = x
+        for G, norms in zip(sublayers, self.norm_functions, strict=True):
+            outputs: list[Tensor] = []
+            now = self.residual(now, partial(keep_output, G, outputs), *norms, y=y)
+            y = y + outputs[0]
+        return now, y
+
+    def residual(
+        self, x: Tensor, G: Sublayer, of_x: Norm, of_y: Norm, of_both: Norm, *, y: Tensor
+    ) -> Tensor:
+        x = of_x(x)
+        return x + self.share * G(of_both(x + of_y(y)))
+
+    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
+        x, y = stream
+        return super().leave(x + y, norm)
+
+
+def keep_output(G: Sublayer, outputs: list[Tensor], z: Tensor) -> Tensor:
+    """Return G(z), and append it to `outputs`."""
+    outputs.append(G(z))
+    return outputs[-1]

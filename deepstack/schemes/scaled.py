@@ -268,20 +268,15 @@ class Fixup(WithoutNorm, name="fixup", label="Fixup", paper="arXiv:1901.09321", 
     """
 
     def setup(self, parts: Parts) -> None:
-        self.slots["before_out"] = ScalarBias()
-        self.slots["before_activation"] = ScalarBias()
-        self.slots["after_activation"] = ScalarBias()
-        if "cross_attention" in self.sublayers:
-            self.slots["before_cross_out"] = ScalarBias()
+        crosses = ("before_cross_out",) if "cross_attention" in self.sublayers else ()
+        for name in ("before_out", "before_activation", "after_activation", *crosses):
+            self.slots[name] = ScalarBias()
         self.add_per_sublayer("scalars", lambda: parameter(3, role="scheme", start="zero"))
 
     @classmethod
     def gain(cls, role: str, layer: int, depth: int) -> float:
-        branches, position = 2 * depth, cls.place
-        if position.family == "encoder_decoder":
-            branches = (
-                2 * position.encoder_depth + position.decoder_sublayers * position.decoder_depth
-            )
+        family, _, N, M, sublayers, _ = cls.place
+        branches = 2 * N + sublayers * M if family == "encoder_decoder" else 2 * depth
         name = role.removeprefix("cross_")
         powers = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "w1": -1 / 2}
         return 0.0 if name in ("o", "w2") else branches ** powers.get(name, 0.0)

@@ -38,7 +38,9 @@ class StackScheme:
         config: Config | None = None,
     ) -> None:
         """Validate the options, and bind the arguments that class methods name."""
-        self.options = option_values(name, options)
+        known, section = scheme_options(name), "model.scheme_options"
+        given = validated(known, options, kind="scheme", name=name, section=section)
+        self.options = {key: option.default for key, option in known.items()} | given
         self.place, self.depth = place, place.depth
         self.scheme_class = SCHEMES[name].configure(self.options, place)
         arguments = {**self.options, "config": config, "place": place}
@@ -52,7 +54,7 @@ class StackScheme:
 
         scheme = self.scheme_class
         self.alpha, self.beta = bind(scheme.alpha)(self.depth), bind(scheme.beta)(self.depth)
-        self.head_factor = bind(scheme.head_factor)()
+        self.head_factor = self.factor_of("head_factor", bind(scheme.head_factor))
         self._gain, self._optim = bind(scheme.gain), bind(scheme.optim)
         self._project = bind(scheme.project)
 
@@ -61,11 +63,15 @@ class StackScheme:
 
         Raises PluginError unless it is a finite number >= 0.
         """
-        value = self._gain(role, layer, self.depth)
+        return self.factor_of("gain", self._gain, role, layer, self.depth)
+
+    def factor_of(self, name: str, method: Callable[..., Any], *arguments: Any) -> float:
+        """Return a method's value; raise PluginError unless it is a finite number >= 0."""
+        value = method(*arguments)
         if not is_factor(value):
             raise PluginError(
-                f"{defined_at(self.scheme_class, 'gain')}gain{(role, layer, self.depth)!r} gave "
-                f"{value!r}; allowed a finite number >= 0"
+                f"{defined_at(self.scheme_class, name)}{name}{arguments!r} gave {value!r}; "
+                "allowed a finite number >= 0"
             )
         return float(value)
 
@@ -114,27 +120,15 @@ def scheme_options(name: str) -> Options:
     return {**scheme.attribute_options, **scheme.argument_options}
 
 
-def option_values(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a registered scheme, validated; those not given at their default.
-
-    Raises ConfigError with the nearest name for an unknown scheme or option.
-    """
-    known, section = scheme_options(name), "model.scheme_options"
-    values = validated(known, options, kind="scheme", name=name, section=section)
-    return {key: option.default for key, option in known.items()} | values
-
-
 def stack_positions(model: Model) -> dict[str, StackPosition]:
     """Return the position of each stack of a configuration, by side."""
-    both = model.family == "encoder_decoder"
-    encoder = model.depth if model.family != "decoder" else 0
-    decoder = model.depth if model.family == "decoder" else (model.decoder_depth or encoder) * both
+    family, depth = model.family, model.depth
+    depths = {"encoder": (depth, 0), "decoder": (0, depth)}
+    depths["encoder_decoder"] = (depth, model.decoder_depth or depth)
     sublayers = 2 if model.decoder_attention == "merged" else 3
-    counts = encoder, decoder, sublayers, model.unique_layers or 0
-    positions = {
-        "encoder": StackPosition(model.family, "encoder", *counts),
-        "decoder": StackPosition(model.family, "decoder", *counts),
-    }
+    counts = *depths[family], sublayers, model.unique_layers or 0
+    encoder = StackPosition(family, "encoder", *counts)
+    positions = {"encoder": encoder, "decoder": encoder._replace(side="decoder")}
     return {side: position for side, position in positions.items() if position.depth}
 
 
@@ -149,15 +143,9 @@ def stack_schemes(config: Config) -> dict[str, StackScheme]:
 
 def scheme_memory(config: Config) -> Callable[[StackSizes], int]:
     """Return the memory that the scheme of a configuration adds, for `config.memory_estimate`."""
-    return scheme_with_options(config.model).extra_memory
+    return next(iter(stack_schemes(config).values())).scheme_class.extra_memory
 
 
 def scheme_flops(config: Config) -> Callable[[StackSizes], int]:
     """Return the FLOPs that the scheme of a configuration adds, for `config.step_flops`."""
-    return scheme_with_options(config.model).extra_flops
-
-
-def scheme_with_options(model: Model) -> type[Scheme]:
-    """Return the scheme's class with the options of a configuration."""
-    options, scheme = option_values(model.scheme, model.scheme_options), SCHEMES[model.scheme]
-    return scheme.configure(options) if model.scheme_options else scheme
+    return next(iter(stack_schemes(config).values())).scheme_class.extra_flops

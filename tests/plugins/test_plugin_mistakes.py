@@ -93,7 +93,13 @@ SCHEMES = [
         "b of layer 1 is the same parameter as scale of layer 1",
     ),
     (INIT + "self.g = torch.ones(3)", r"g is a tensor of its own, .*parameter\(3, role"),
+    (INIT + "self.g = torch.tensor(1.0)", r"g is a tensor of its own, .*parameter\(1, role"),
     (INIT + "self.layer = layer", "sets self.layer, .* such as self.own_layer"),
+    (INIT + "self.enter = torch.nn.ReLU()", "sets self.enter, .* such as self.own_enter"),
+    (
+        POST_LN + "@classmethod\ndef head_factor(cls):\n    return float('nan')",
+        r"own.py:10: head_factor\(\) gave nan; allowed a finite number >= 0",
+    ),
     (RESIDUAL + "return norm(x + torch.rand(()) * G(x))", "draws random numbers in eval"),
 ]
 
