@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from deepstack.diagnostics import evaluating
 from deepstack.diagnostics.external_model import call_model, tensor_of, undisturbed
-from deepstack.diagnostics.layer_values import tapped
 from deepstack.errors import ConfigError
 from deepstack.model import Transformer
 from deepstack.schemes import Tap
+from deepstack.schemes.tap import tapped
 from deepstack.tasks import IGNORE
 
 Call = Callable[[int, Any], Any]

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Values = Tensor | Mapping[str, Tensor]
 Function = TypeVar("Function", bound="Callable[[Snapshot], Values]")
-SUBLAYERS = ("attention", "cross_attention", "feed_forward")
+
+ATTENTIONS = ("attention", "cross_attention")
+SUBLAYERS = (*ATTENTIONS, "feed_forward")
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Diagnostic:
     files: list[str]
 
     def __post_init__(self) -> None:
-        update_wrapper(self, self.function)  # its name, docstring and place in a file
+        update_wrapper(self, self.function)
 
     def __call__(self, snapshot: Snapshot) -> Values:
         return self.function(snapshot)
@@ -58,7 +60,8 @@ def diagnostic(
     def register(function: Function) -> Function:
         files = [f"{name}_{part}" for part in parts] or [name]
         for other, one in DIAGNOSTICS.items():
-            if other != name and (both := {name, *files} & {other, *one.files}):
+            both = {name, *files} & {other, *one.files}
+            if both and other != name:
                 raise PluginError(
                     f"diagnostic {name!r}: its file {min(both)} is also one of {other!r}; choose "
                     "another name"
@@ -67,6 +70,69 @@ def diagnostic(
         return function
 
     return register
+
+
+def evaluate(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:
+    """Return every registered diagnostic, one (layers,) tensor per file of the run folder.
+
+    layers: first the encoder's, then the decoder's; NaN where a stack has no such sublayer.
+    """
+    by_stack = [(values_of(s), torch.full_like(s.param_norm, torch.nan)) for s in snapshots]
+    files = {file: None for values, _ in by_stack for file in values}
+    return {
+        file: torch.cat([values.get(file, nothing) for values, nothing in by_stack])
+        for file in files
+    }
+
+
+def values_of(snapshot: Snapshot) -> dict[str, Tensor]:
+    """Return the values of every diagnostic for one stack: file -> (depth,).
+
+    Raises PluginError if a diagnostic returns another shape or changes the snapshot.
+    """
+    result: dict[str, Tensor] = {}
+    untouched = versions(snapshot)
+    for name, one in DIAGNOSTICS.items():
+        values = one(snapshot)
+        if versions(snapshot) != untouched:
+            raise PluginError(
+                f"diagnostic {name!r}: {place_of(one.function)}it changes the snapshot in place, "
+                "which other diagnostics read; write a new tensor, or .clone() it first"
+            )
+        depth, count = snapshot.alpha.shape
+        if isinstance(values, Mapping):
+            by_file = {f"{name}_{part}": value for part, value in values.items()}
+        elif isinstance(values, Tensor) and values.shape == (depth, count):
+            files = [f"{name}_{part}" for part in snapshot.sublayers]
+            by_file = dict(zip(files, values.unbind(dim=1), strict=True))
+        else:
+            by_file = {name: values}
+        for file, value in by_file.items():
+            is_tensor = isinstance(value, Tensor)
+            if not is_tensor or value.shape != (depth,):
+                shape = f"{tuple(value.shape)}" if is_tensor else type(value).__name__
+                raise PluginError(
+                    f"diagnostic {name!r}: found {shape} for {file}; allowed a tensor ({depth},), "
+                    f"one value a layer, or ({depth}, {count}), one a sublayer "
+                    f"({place_of(one.function).rstrip(': ')})"
+                )
+        result |= by_file
+    return result
+
+
+def versions(snapshot: Snapshot) -> list[int]:
+    """Return the number of in-place changes of each tensor of a snapshot."""
+    fields = {name: value for name, value in vars(snapshot).items() if name != "shared"}
+    return [leaf._version for leaf in tree_leaves(fields) if isinstance(leaf, Tensor)]
+
+
+def describe() -> dict[str, tuple[str, str, str]]:
+    """Return file name -> symbol, unit, one sentence, for the run folder's columns.json."""
+    return {
+        file: (one.symbol, one.unit, (inspect.getdoc(one) or "").split("\n")[0])
+        for name, one in DIAGNOSTICS.items()
+        for file in (name, *one.files)
+    }
 
 
 @diagnostic("grad_norm", "‖∂L/∂θ_l‖", parts=())
@@ -81,6 +147,32 @@ def matrix_grad_norm(snapshot: Snapshot) -> Tensor:
     return snapshot.matrix_grad_norm
 
 
+@diagnostic("grad_norm_predicted", "‖∂L/∂W_N‖ Π ((α² − v²w²)/(α² + v²w²))^(1/2)", parts=())
+def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
+    """matrix_grad_norm of layer N times ((α² − v²w²)/(α² + v²w²))^(1/2) a sublayer after layer l.
+
+    Effective gains of the current weights, E[W²] the mean square of the entries: attention w² =
+    d E[W_v²], v² = d E[W_o²]; feed-forward w² = d E[W_1²]/2, for ReLU, v² = d_ff E[W_2²].  A ratio
+    below 0 counts as 0: at α = v = w = 1 the prediction is 0 below the last layer.  NaN where a
+    sublayer above is not LN(α x + G(x)), and where the derivation does not cover norm or activation
+    (`uncovered_names`).  NaN in a decoder with cross-attention, whose branch hardly depends on x.
+    This is DeepNet's prediction of ‖∂F/∂θ_i‖, θ_i the matrices of a sublayer; compare it with
+    matrix_grad_norm.
+    """
+    last = snapshot.matrix_grad_norm[-1:]
+    if snapshot.sublayers != ("attention", "feed_forward"):
+        return torch.full_like(snapshot.matrix_grad_norm, torch.nan)
+    power = {
+        role: W.square().mean(dim=(1, 2)) * (1.0 if snapshot.scaled else W.shape[2])
+        for role, W in snapshot.matrices.items()
+    }
+    gains = [power["v"] * power["o"], power["w1"] / 2 * power["w2"]]
+    squared_gains, squares = torch.stack(gains, dim=1).double(), snapshot.alpha.double().square()
+    ratios = (squares - squared_gains).clamp(min=0) / (squares + squared_gains)
+    from_above = ratios.sqrt().prod(dim=1)[1:].flip(0).cumprod(dim=0).flip(0)
+    return torch.cat([(from_above * last).to(last.dtype), last])
+
+
 @diagnostic("param_norm", "‖θ_l‖", parts=())
 def param_norm(snapshot: Snapshot) -> Tensor:
     """Norm of the parameters of each layer."""
@@ -93,64 +185,38 @@ def param_update_norm(snapshot: Snapshot) -> Tensor:
     return snapshot.param_update_norm
 
 
-@diagnostic("stream_norm", "‖x_l‖", parts=())
-def stream_norm(snapshot: Snapshot) -> Tensor:
-    """Mean over probe tokens of ‖x_l‖₂, the stream that leaves each layer."""
-    return snapshot.stream[1:].mean(dim=-1)
+@diagnostic("update_to_weight", "‖θ_l,t − θ_l,t−1‖/‖θ_l‖", parts=())
+def update_to_weight(snapshot: Snapshot) -> Tensor:
+    """Norm of the last step's change of each layer's parameters over the norm of the parameters."""
+    return snapshot.param_update_norm / snapshot.param_norm
 
 
-def evaluate(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:
-    """Return every registered diagnostic, one (layers,) tensor per file of the run folder.
+@diagnostic("attention_entropy", "H", unit="nats", parts=ATTENTIONS)
+def attention_entropy(snapshot: Snapshot) -> Mapping[str, Tensor]:
+    """H = −Σ_j p_j ln p_j of the attention weights, mean over sequences, heads and positions.
 
-    layers: first the encoder's, then the decoder's; NaN where a stack has no such sublayer.
+    ln n if all n positions read have equal weight; 0 if one has all.  A causal position
+    i reads i positions.  Zhai et al. 2023, arXiv:2303.06296, follow it through training.
     """
-    by_snapshot = [_values(snapshot) for snapshot in snapshots]
-    names = list(dict.fromkeys(name for values in by_snapshot for name in values))
-
-    nothing = [torch.full_like(values["grad_norm"], float("nan")) for values in by_snapshot]
-    pairs = list(zip(by_snapshot, nothing, strict=True))
-    return {name: torch.cat([values.get(name, nan) for values, nan in pairs]) for name in names}
+    return snapshot.entropy
 
 
-def _values(snapshot: Snapshot) -> dict[str, Tensor]:
-    values: dict[str, Tensor] = {}
-    depth, count = len(snapshot.grad_norm), len(snapshot.sublayers)
-    for name, function in DIAGNOSTICS.items():
-        before = versions(snapshot)
-        value = function(snapshot)
-        if versions(snapshot) != before:
-            raise PluginError(
-                f"diagnostic {name!r}: {place_of(function)}it changes the snapshot in place, which "
-                "other diagnostics read; write a new tensor, or .clone() it first"
-            )
-        if isinstance(value, Tensor) and value.shape == (depth, count):
-            value = dict(zip(snapshot.sublayers, value.unbind(dim=1), strict=True))
-        if isinstance(value, Mapping):
-            files = {f"{name}_{part}": one for part, one in value.items()}
-        else:
-            files = {name: value}
-        for file, one in files.items():
-            if not isinstance(one, Tensor) or one.shape != (depth,):
-                shape = f"{tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__
-                raise PluginError(
-                    f"diagnostic {name!r}: found {shape} for {file}; allowed a "
-                    f"tensor ({depth},), one value a layer, or ({depth}, {count}), one a sublayer "
-                    f"({place_of(function).rstrip(': ')})"
-                )
-        values |= files
-    return values
+@diagnostic("largest_logit", "max_{ij} q_i·k_j/√d_head", parts=ATTENTIONS)
+def largest_logit(snapshot: Snapshot) -> Mapping[str, Tensor]:
+    """Largest logit of the attention, over sequences, heads and pairs of positions.
+
+    Its growth precedes divergence in large models: Dehghani et al. 2023, arXiv:2302.05442.
+    """
+    return snapshot.largest_logit
 
 
-def versions(snapshot: Snapshot) -> list[int]:
-    """Return the number of in-place changes of each tensor of a snapshot."""
-    fields = [value for name, value in vars(snapshot).items() if name != "shared"]
-    return [leaf._version for leaf in tree_leaves(fields) if isinstance(leaf, Tensor)]
+@diagnostic("skip_loss", "L without layer l", unit="nats", parts=())
+def skip_loss(snapshot: Snapshot) -> Values:
+    """Probe loss with one layer replaced by the identity (log.skipped_layers of them are tried)."""
+    return {} if snapshot.skip_loss is None else snapshot.skip_loss
 
 
-def describe() -> dict[str, tuple[str, str, str]]:
-    """Return file name -> symbol, unit, one sentence, for the run folder's columns.json."""
-    return {
-        key: (one.symbol, one.unit, (inspect.getdoc(one) or "").split("\n")[0])
-        for name, one in DIAGNOSTICS.items()
-        for key in (name, *one.files)
-    }
+@diagnostic("skip_loss_increase", "L without layer l − L", unit="nats", parts=())
+def skip_loss_increase(snapshot: Snapshot) -> Values:
+    """Increase of the probe loss when the identity replaces a layer: the layer's contribution."""
+    return {} if snapshot.skip_loss is None else snapshot.skip_loss - snapshot.loss

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.diagnostics.layers import diagnostic
+from deepstack.diagnostics.layers import Values, diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
@@ -66,24 +66,18 @@ def gradient_noise(
     S = Σ‖g_i − ḡ‖²/(B − 1) and |G|² = ‖ḡ‖² − S/B are unbiased.  One forward and one backward pass
     of a single sequence after the other, in evaluation mode.
     """
-    named, B = dict(model.named_parameters()), len(tokens)
-    names = [bank.names for bank in banks]
-    tensors = [named[name] for of_bank in names for name in of_bank]
-    total = [torch.zeros(0)] * len(banks)
-    squares = [torch.zeros(0)] * len(banks)
+    B, tensors = len(tokens), [model.get_parameter(name) for bank in banks for name in bank.names]
+    total, squares = [[torch.zeros(())] * len(banks) for _ in range(2)]
     for i in range(B):
         with evaluating(model), model.unfused(), torch.enable_grad():
-            gradients = iter(
-                torch.autograd.grad(
-                    loss(model(tokens[i : i + 1]), i), tensors, materialize_grads=True
-                )
-            )
-        for b, (bank, of_bank) in enumerate(zip(banks, names, strict=True)):
-            rows = torch.stack([next(gradients).flatten().double() for _ in of_bank])
+            value = loss(model(tokens[i : i + 1]), i)
+            gradients = iter(torch.autograd.grad(value, tensors, materialize_grads=True))
+        for b, bank in enumerate(banks):
+            rows = torch.stack([next(gradients).flatten().double() for _ in bank.names])
             if unique and bank.in_layers:
                 rows = rows.view(-1, unique, rows.shape[1]).sum(dim=0)
-            square = rows.square().sum(dim=1)
-            total[b], squares[b] = (total[b] + rows, squares[b] + square) if i else (rows, square)
+            total[b] = total[b] + rows
+            squares[b] = squares[b] + rows.square().sum(dim=1)
     noise = []  # of each bank: (2, rows)
     for rows, square in zip(total, squares, strict=True):
         mean_square = (rows / B).square().sum(dim=1)
@@ -99,7 +93,7 @@ def gradient_noise(
 
 
 @diagnostic("noise_scale", "S_l/|G_l|²", unit="sequences", parts=())
-def noise_scale(snapshot: Snapshot) -> Tensor | dict[str, Tensor]:
+def noise_scale(snapshot: Snapshot) -> Values:
     """Gradient noise scale of each layer, S over |G|², on the probe batch (needs log.noise_scale).
 
     NaN where |G|² is not above 0.  The simple noise scale of McCandlish et al. 2018
@@ -112,6 +106,6 @@ def noise_scale(snapshot: Snapshot) -> Tensor | dict[str, Tensor]:
 
 
 @diagnostic("gradient_variance", "S_l", parts=())
-def gradient_variance(snapshot: Snapshot) -> Tensor | dict[str, Tensor]:
+def gradient_variance(snapshot: Snapshot) -> Values:
     """Trace of the covariance of a sequence's gradient by each layer (needs log.noise_scale)."""
     return {} if snapshot.gradient_noise is None else snapshot.gradient_noise[0].float()

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -53,11 +54,9 @@ class Hessian:
 
     def __init__(self, loss: Tensor, tied: Sequence[Sequence[Tensor]]) -> None:
         self.tied, self.tensors = tied, [tensor for copies in tied for tensor in copies]
-        gradients = torch.autograd.grad(
+        self.gradients = torch.autograd.grad(
             loss, self.tensors, create_graph=True, materialize_grads=True
         )
-        self.gradients = [gradient for gradient in gradients if gradient.requires_grad]
-        self._is_constant = [not gradient.requires_grad for gradient in gradients]
         self.entries = sum(copies[0].numel() for copies in tied)
         self.device = loss.device
 
@@ -69,13 +68,12 @@ class Hessian:
             for part, copies in zip(parts, self.tied, strict=True)
             for tensor in copies
         ]
-        pairs = zip(directions, self._is_constant, strict=True)
+        pairs = zip(self.gradients, directions, strict=True)
+        # The gradient of a parameter that the loss reads linearly is constant.
+        varying = [pair for pair in pairs if pair[0].requires_grad]
+        gradients, along = zip(*varying, strict=True)
         products = torch.autograd.grad(
-            self.gradients,
-            self.tensors,
-            [direction for direction, is_constant in pairs if not is_constant],
-            retain_graph=True,
-            materialize_grads=True,
+            gradients, self.tensors, along, retain_graph=True, materialize_grads=True
         )
         return self.flat(products)
 
@@ -104,10 +102,7 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> Ei
         beta = float(w.norm())
         if not math.isfinite(beta):
             return Eigenvalue(math.nan, math.nan, len(diagonal))
-        T = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-        if beside:
-            T += torch.diag(torch.tensor(beside, dtype=torch.float64), -1)
-        values, vectors = torch.linalg.eigh(T)  # reads the lower triangle
+        values, vectors = eigh_tridiagonal(diagonal, beside)
         value, residual = float(values[-1]), beta * abs(float(vectors[-1, -1]))
         if residual <= TOLERANCE * abs(value):
             break
@@ -118,10 +113,10 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> Ei
 
 def tied_parameters(built: Built) -> list[list[Tensor]]:
     """Return each trained parameter as the tensors of the model that hold it."""
-    named, unique = dict(built.model.named_parameters()), built.banks.unique
+    unique = built.banks.unique
     tied: list[list[Tensor]] = []
     for bank in built.trained:
-        tensors = [named[name] for name in bank.names]
+        tensors = [built.model.get_parameter(name) for name in bank.names]
         count = unique if unique and bank.in_layers else len(tensors)
         tied += [list(tensors[first::count]) for first in range(count)]
     return tied

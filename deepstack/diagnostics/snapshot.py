@@ -4,20 +4,19 @@ The passes run eagerly, in evaluation mode and in fp32.  They draw no random num
 gradient of training, so that training continues bit for bit as without them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from deepstack.diagnostics.layer_values import free_graph, record_values
-from deepstack.diagnostics.sublayers import SublayerStatistics, sublayer_values
+from deepstack.diagnostics.sublayers import SublayerStatistics, record_values
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
-from deepstack.model.stack import Layer
+from deepstack.model.stack import Layer, Layers
 from deepstack.model.sublayers import scaled_linear
 from deepstack.parameters import Bank, layer_norms
 from deepstack.schemes import Scheme, Stream, visible
@@ -85,24 +84,25 @@ def boundaries(
     The layer is 0 for the x_0 of a stack; layers of a decoder are numbered after the encoder's.
     replace: returns equal values, which the next layer reads.
     """
-    before, memory = 0, None
-    for (side, stack), x0 in zip(model.stacks.items(), inputs, strict=True):
-        x = replace(stack.enter(x0))
-        yield side, 0, x
-        for number, layer in enumerate(stack.layers, before + 1):
-            x = replace(layer(x, memory))
-            yield side, number, x
-        before += len(stack.layers)
-        memory = None if stack is model.last else stack.leave(x)
+    memory, number = None, 0
+    for (side, stack), x in zip(model.stacks.items(), inputs, strict=True):
+        stream = replace(stack.enter(x))
+        yield side, 0, stream
+        for layer in stack.layers:
+            number += 1
+            stream = replace(layer(stream, memory))
+            yield side, number, stream
+        memory = stack.leave(stream)
 
 
+@torch.no_grad()
 def stream_states(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Return the stream at every layer boundary: side -> (depth + 1, batch, seq, d_model)."""
     states: dict[str, list[Tensor]] = {side: [] for side in model.stacks}
-    with torch.no_grad(), evaluating(model), model.unfused():
-        for side, _, x in boundaries(model, model.inputs(tokens)):
-            states[side].append(visible(x))
-    return {side: torch.stack(each) for side, each in states.items()}
+    with evaluating(model), model.unfused():
+        for side, _, stream in boundaries(model, model.inputs(tokens)):
+            states[side].append(visible(stream))
+    return {side: torch.stack(values) for side, values in states.items()}
 
 
 def take(
@@ -127,78 +127,96 @@ def take(
     `stream_states` at θ_0.  gradient_noise: side -> (2, depth), of `gradient_noise`.
     """
     trained = [p for layer in model.layers for p in layer.parameters() if p.requires_grad]
-    with evaluating(model), record_values(model) as seen, torch.enable_grad():
-        value, lengths, stream_grad = gradient_norms(
-            model,
-            tokens,
-            lambda F: loss(model.head(F, model.embedding)),
-            trained,
-            lambda side, x: seen[side].states.append(visible(x).detach()),
+    with evaluating(model), torch.enable_grad(), record_values(model) as recorded:
+        value, lengths, stream_grad, streams = gradient_norms(
+            model, tokens, lambda F: loss(model.head(F, model.embedding)), trained
         )
-        free_graph(seen)
-    length = dict(zip(trained, lengths, strict=True))
-    of_matrices = {p: n for p, n in length.items() if getattr(p, "start", "") == "matrix"}
-    without = losses_without(model, tokens, loss, skipped) if skipped else None
-    jacobians = jacobian_norms(model, tokens) if jacobian else None
+        for tap in reversed(recorded.values()):
+            tap.free_graph()
+    jacobians = jacobian_norms(model, tokens) if jacobian else {}
+    losses = losses_without(model, tokens, loss, skipped) if skipped else {}
     snapshots = []
-    values = [bank.values() for bank in layer_banks]
-    moved = [v - b for v, b in zip(values, before, strict=True)] if before else None
     for side, stack in model.stacks.items():
-        depth, sublayers = len(stack.layers), stack.schemes[0].sublayers
-        mine = [i for i, bank in enumerate(layer_banks) if bank.stack == side]
-        norms = layer_norms([values[i] for i in mine])
-        changes = layer_norms([moved[i] for i in mine]) if moved else torch.zeros_like(norms)
-        states = torch.stack(seen[side].states)
-        feed_forward = stack.layers[0].get_submodule("feed_forward")
-        by_sublayer: dict[str, Any] = sublayer_values(seen[side], depth, len(sublayers))
-        seen[side].sublayers.clear()
-        attention = {n: torch.stack(v) for n, v in seen[side].attention.items() if v}
+        depth, names = len(stack.layers), stack.schemes[0].sublayers
+        states = torch.stack(streams[side])
+        chosen = [index for index, bank in enumerate(layer_banks) if bank.stack == side]
+        banks = [layer_banks[index] for index in chosen]
+        values = [bank.values() for bank in banks]
+        earlier = values if before is None else [before[index] for index in chosen]
+        starts = [initial[index].to(tokens.device) for index in chosen]
+        # All layers of a stack have the same parameters.
+        of_layer = [p for p in stack.layers[0].parameters() if p.requires_grad]
+        is_matrix = [getattr(p, "start", "") == "matrix" for p in of_layer]
+        of_stack, lengths = lengths.tensor_split([depth * len(is_matrix)])
+        gradients = of_stack.view(depth, len(is_matrix))
+        by_sublayer: dict[str, Any] = recorded[side].statistics(depth, len(names), states[0])
+        attention = {name: torch.stack(v) for name, v in recorded[side].attention.items() if v}
         snapshots.append(
             Snapshot(
-                sublayers=sublayers,
+                **by_sublayer,
+                sublayers=names,
                 schemes=stack.schemes,
-                matrices=matrices(layer_banks, values, mine),
-                initial=matrices(layer_banks, initial, mine),
-                scaled=getattr(feed_forward, "linear", None) is scaled_linear,
+                matrices=matrices(banks, values),
+                initial=matrices(banks, starts),
+                scaled=model.layers[0].modules_in_order()[-1].linear is scaled_linear,
                 states=states,
                 stream=states.norm(dim=-1).flatten(1),
-                **by_sublayer,
-                entropy={name: values[:, 0] for name, values in attention.items()},
-                largest_logit={name: values[:, 1] for name, values in attention.items()},
-                grad_norm=length_by_layer(stack.layers, length, value.new_zeros(())),
-                matrix_grad_norm=length_by_layer(stack.layers, of_matrices, value.new_zeros(())),
+                entropy={name: two[:, 0] for name, two in attention.items()},
+                largest_logit={name: two[:, 1] for name, two in attention.items()},
+                grad_norm=gradients.norm(dim=1),
+                matrix_grad_norm=gradients[:, is_matrix].norm(dim=1),
                 stream_grad=stream_grad[side],
-                param_norm=norms,
-                param_update_norm=changes,
+                param_norm=layer_norms(values),
+                param_update_norm=layer_norms(
+                    [a - b for a, b in zip(values, earlier, strict=True)]
+                ),
                 loss=value,
-                skip_loss=without[side] if without else None,
+                skip_loss=losses.get(side),
                 initial_states=initial_states[side] if initial_states else None,
-                jacobian=jacobians[side] if jacobians else None,
+                jacobian=jacobians.get(side),
                 gradient_noise=gradient_noise[side] if gradient_noise else None,
             )
         )
     return snapshots
 
 
-def length_by_layer(
-    layers: Iterable[nn.Module], length: Mapping[nn.Parameter, Tensor], nothing: Tensor
-) -> Tensor:
-    """Return the norm over each layer's parameters that have a length, or `nothing`: (layers,)."""
-    rows = [[length[p] for p in layer.parameters() if p in length] for layer in layers]
-    return torch.stack([torch.linalg.vector_norm(torch.stack(row or [nothing])) for row in rows])
+def matrices(banks: Sequence[Bank], values: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return role -> (depth, n_out, n_in) of the matrices of the banks at these values."""
+    return {
+        role: matrix
+        for bank, value in zip(banks, values, strict=True)
+        if bank.start == "matrix"
+        for role, matrix in zip(bank.roles, value.chunk(len(bank.roles), dim=1), strict=True)
+    }
 
 
-def matrices(
-    banks: Sequence[Bank], values: Sequence[Tensor], chosen: Sequence[int]
-) -> dict[str, Tensor]:
-    """Return role -> (depth, n_out, n_in) of the matrices of the chosen banks at these values."""
-    result: dict[str, Tensor] = {}
-    for i in chosen:
-        if banks[i].start == "matrix":
-            device = banks[i].parameters[0].device
-            parts = values[i].to(device).chunk(len(banks[i].roles), dim=1)
-            result |= dict(zip(banks[i].roles, parts, strict=True))
-    return result
+def gradient_norms(
+    model: Transformer,
+    tokens: Tensor,
+    of: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, list[Tensor]]]:
+    """Return a function of F, the norms of its gradient by parameters and stream, and the stream.
+
+    of: F -> 0-d.  The norms by the stream are side -> (depth + 1,), one for each boundary; the
+    stream is side -> x_l at each of them.
+    """
+    measured: list[list[Tensor]] = []
+    states: dict[str, list[Tensor]] = {side: [] for side in model.stacks}
+    replace = partial(cut, measured=measured, known=set())
+    inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
+    for side, _, x in boundaries(model, inputs, replace):
+        states[side].append(visible(x).detach())
+    value = of(model.last.leave(x))
+    tensors = [*parameters, *(tensor for of_one in measured for tensor in of_one)]
+    gradients = torch.autograd.grad(value, tensors, allow_unused=True)
+    nothing = value.new_zeros(1)
+    norms = torch._foreach_norm([nothing if g is None else g for g in gradients])
+    lengths = torch.stack([norm.reshape(()) for norm in norms])
+    by_parameter, *each = lengths.split([len(parameters), *map(len, measured)])
+    by_boundary = torch.stack([torch.linalg.vector_norm(part) for part in each])
+    by_side = dict(zip(states, by_boundary.split([*map(len, states.values())]), strict=True))
+    return value.detach(), by_parameter, by_side, states
 
 
 def cut(stream: Stream, measured: list[list[Tensor]], known: set[int]) -> Stream:
@@ -213,43 +231,11 @@ def cut(stream: Stream, measured: list[list[Tensor]], known: set[int]) -> Stream
     views = {id(x): x.view_as(x)}
     for y in () if stream is x else stream[1:]:
         is_alike = isinstance(y, Tensor) and y.shape[-3:] == x.shape[-3:]
-        # a stream may start at constants, which have no gradient
         if is_alike and y.requires_grad and y is not x and id(y) not in known:
             views[id(y)] = y.view_as(y)
     measured.append(list(views.values()))
     known.update(map(id, measured[-1]))
     return tree_map_only(Tensor, lambda y: views.get(id(y), y), stream)
-
-
-def gradient_norms(
-    model: Transformer,
-    tokens: Tensor,
-    of: Callable[[Tensor], Tensor],
-    parameters: Sequence[Tensor] = (),
-    visit: Callable[[str, Stream], None] = lambda side, x: None,
-) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
-    """Return a function of F, and the norms of its gradient by parameters and by the stream.
-
-    of: F -> 0-d.  The norms by the stream are side -> (depth + 1,), one for each boundary.
-    visit: receives the side and x_l at each of them, in their order.
-    """
-    measured: list[list[Tensor]] = []  # at each boundary
-    replace = partial(cut, measured=measured, known=set())
-    # Detached leaves: the gradient goes down to the first sublayer and no further.
-    inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
-    for side, _, x in boundaries(model, inputs, replace):
-        visit(side, x)
-    value = of(model.last.leave(x))
-    # A scheme may own a parameter that its wiring does not use: its gradient is zero.
-    tensors = [*parameters, *(tensor for of_one in measured for tensor in of_one)]
-    gradients = torch.autograd.grad(value, tensors, allow_unused=True)
-    norms = torch._foreach_norm([value.new_zeros(1) if g is None else g for g in gradients])
-    parts = torch.stack([norm.reshape(()) for norm in norms[len(parameters) :]])
-    each = parts.split([len(of_one) for of_one in measured])
-    by_boundary = torch.stack([torch.linalg.vector_norm(part) for part in each])
-    sizes = [len(stack.layers) + 1 for stack in model.stacks.values()]
-    by_side = dict(zip(model.stacks, by_boundary.split(sizes), strict=True))
-    return value.detach(), list(norms[: len(parameters)]), by_side
 
 
 def jacobian_norms(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
@@ -265,7 +251,7 @@ def jacobian_norms(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         return (F * draws[0]).sum()
 
     with evaluating(model), torch.enable_grad(), model.unfused():
-        _, _, norms = gradient_norms(model, tokens, product)
+        _, _, norms, _ = gradient_norms(model, tokens, product)
     return {side: (norm / draws[0].norm()).square() for side, norm in norms.items()}
 
 
@@ -279,23 +265,24 @@ def losses_without(
     Gromov et al. 2024, arXiv:2403.17887, and Sun et al. 2025, arXiv:2502.05795, use this removal.
     """
     layers = model.layers
-    losses = torch.full((len(layers),), float("nan"), device=tokens.device)
+    losses = torch.full((len(layers),), torch.nan, device=tokens.device)
     with torch.no_grad(), evaluating(model):
         for index in divide_evenly(len(layers), count):
             losses[index] = loss(logits_without(model, tokens, layers[index]))
-    sizes = [len(stack.layers) for stack in model.stacks.values()]
-    return dict(zip(model.stacks, losses.split(sizes), strict=True))
+    depths = [len(stack.layers) for stack in model.stacks.values()]
+    return dict(zip(model.stacks, losses.split(depths), strict=True))
 
 
 def logits_without(model: Transformer, tokens: Tensor, skipped: Layer) -> Tensor:
     """Return the model's logits with one layer replaced by the identity."""
-    memory = None
-    for stack, x0 in zip(model.stacks.values(), model.inputs(tokens), strict=True):
-        x = stack.enter(x0)
-        for layer in stack.layers:
-            x = layer.scheme.pass_over(x) if layer is skipped else layer(x, memory)
-        memory = stack.leave(x)
-    logits: Tensor = model.head(memory, model.embedding)
+
+    def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
+        for layer in layers:
+            x = skipped.scheme.pass_over(x) if layer is skipped else layer(x, memory)
+        return x
+
+    with model.replace_runner(lambda _: run):
+        logits: Tensor = model(tokens)
     return logits
 
 

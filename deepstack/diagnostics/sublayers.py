@@ -1,17 +1,23 @@
-"""Diagnostics of sublayers, and the statistics of x, G and z from which they are computed."""
+"""Values of sublayers recorded during a pass, their statistics, and the diagnostics of these."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deepstack.config.estimate import SUBLAYERS_AT_A_TIME
-from deepstack.diagnostics.layer_values import DELTAS, StackValues, SublayerValues
 from deepstack.diagnostics.layers import diagnostic
-from deepstack.schemes import LayerNorm
+from deepstack.model import Transformer
+from deepstack.model.sublayers import Heads
+from deepstack.schemes import LayerNorm, Tap
 from deepstack.schemes.norms import RMSNorm
+from deepstack.schemes.tap import tapped
 
-# Largest difference of z and alpha x + G(x), relative to ‖z‖, that counts as rounding.
+# z counts as alpha x + G(x) if the rest is at most this share of it.
 SAME = 1e-4
 
 
@@ -45,41 +51,172 @@ class SublayerStatistics:
     delta_norm_out: Tensor
 
 
-def sublayer_values(seen: StackValues, depth: int, count: int) -> dict[str, Tensor]:
-    """Return the `SublayerStatistics` of a stack by name.
+@dataclass
+class ResidualCall:
+    """One call of a scheme's `residual`.
 
-    NaN where a scheme has no such value or does not call `residual` once per sublayer.
-    count: the number of sublayers of a layer.
+    x, G, z: (batch, seq, d), the sublayer's input, the branch's output, the last norm's input;
+    norm: that norm.  sums: whether the sublayer returns the norm's output and its branch reads x
+    itself, so that z can be alpha x + G(x).
+    deltas: name -> 0-d, norms of the loss's gradient over the whole probe batch: 'in' by x (through
+    all its uses), 'sum' by the residual sum, 'norm_in' by the last norm's input (through the norm
+    alone), 'norm_out' by its output.
     """
-    sublayers = seen.sublayers
-    if len(sublayers) != count * depth:
-        nothing = SublayerValues(torch.full_like(seen.states[0], float("nan")))
-        sublayers = [nothing] * (count * depth)
-    starts = range(0, len(sublayers), SUBLAYERS_AT_A_TIME)
-    parts = [sublayer_statistics(sublayers[i : i + SUBLAYERS_AT_A_TIME]) for i in starts]
-    return {
-        name: torch.cat([part[name] for part in parts]).unflatten(0, (depth, count))
-        for name in parts[0]
-    }
+
+    x: Tensor
+    G: Tensor | None = None
+    z: Tensor | None = None
+    norm: nn.Module | None = None
+    sums: bool = False
+    deltas: dict[str, Tensor] = field(default_factory=dict)
 
 
-def sublayer_statistics(sublayers: list[SublayerValues]) -> dict[str, Tensor]:
-    """Return `sublayer_values` of some sublayers: (sublayers, tokens) or (sublayers,)."""
-    x = torch.stack([one.x for one in sublayers]).flatten(1, 2)  # (sublayers, tokens, d)
-    nothing = torch.full_like(x[0], float("nan"))
-    nan = nothing[0, 0]
+class SublayerTap(Tap):
+    """Records the `residual` calls of a stack, in the order of the forward pass.
 
-    def flat(values: list[Tensor | None]) -> Tensor:
-        return torch.stack([nothing if v is None else v.flatten(0, 1) for v in values])
+    attention: sublayer -> mean entropy and largest logit by layer, (2,).
+    nodes: those of the graph that have hooks, see `free_graph`.
+    """
 
-    G, z = flat([one.G for one in sublayers]), flat([one.z for one in sublayers])
+    def __init__(self) -> None:
+        self.calls: list[ResidualCall] = []
+        self.attention: dict[str, list[Tensor]] = {}
+        self.nodes: list[Any] = []
+
+    def enter(self, x: Tensor) -> None:
+        self.x, self.branch_inputs = x, list[Tensor]()
+        self.norm_input: Tensor | None = None
+        self.norm_output: Tensor | None = None
+        self.calls.append(ResidualCall(x.detach()))
+        self.record_gradient("in", x)
+
+    def branch(self, G: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+        out = G(y)
+        self.calls[-1].G = out.detach()
+        self.branch_inputs.append(y)
+        return out
+
+    def norm(self, norm: Callable[[Tensor], Tensor], z: Tensor, last: bool) -> Tensor:
+        if not last:
+            return norm(z)
+        self.norm_input = z = z.view_as(z)
+        self.norm_output = out = norm(z)
+        self.calls[-1].z = z.detach()
+        self.calls[-1].norm = norm if isinstance(norm, nn.Module) else None
+        self.record_gradient("norm_in", z)
+        self.record_gradient("norm_out", out)
+        return out
+
+    def leave(self, x: Tensor) -> None:
+        ends_in_norm = x is self.norm_output
+        reads_x = len(self.branch_inputs) == 1 and self.branch_inputs[0] is self.x
+        self.calls[-1].sums = ends_in_norm and reads_x
+        if x.shape == self.x.shape:
+            total = self.norm_input if ends_in_norm else x
+            assert total is not None
+            self.record_gradient("sum", total)
+        del self.x, self.branch_inputs, self.norm_input, self.norm_output
+
+    def record_gradient(self, name: str, y: Tensor) -> None:
+        """Record the norm of the gradient by y once the backward pass reaches it."""
+        if y.requires_grad:
+            deltas = self.calls[-1].deltas
+            y.register_hook(lambda grad: deltas.update({name: torch.linalg.vector_norm(grad)}))
+            self.nodes.append(y.grad_fn)
+
+    def free_graph(self) -> None:
+        """Free the graph node by node from its end, once its last tensors are freed.
+
+        A node with a hook is a Python object that frees its predecessor recursively.  With ten
+        thousand layers that overflows the stack of the process.
+        """
+        while self.nodes:
+            self.nodes.pop()
+
+    def statistics(self, depth: int, count: int, x_0: Tensor) -> dict[str, Tensor]:
+        """Return the `SublayerStatistics` of a stack by name.
+
+        NaN where a scheme has no such value or does not call `residual` once per sublayer.
+        count: the number of sublayers of a layer.  x_0: (batch, seq, d).
+        """
+        calls = self.calls
+        if len(calls) != depth * count:
+            calls = [ResidualCall(torch.full_like(x_0, torch.nan))] * (depth * count)
+        starts = range(0, len(calls), SUBLAYERS_AT_A_TIME)
+        groups = [sublayer_statistics(calls[i : i + SUBLAYERS_AT_A_TIME]) for i in starts]
+        return {
+            name: torch.cat([group[name] for group in groups]).unflatten(0, (depth, count))
+            for name in groups[0]
+        }
+
+
+@contextmanager
+def record_values(model: Transformer) -> Iterator[dict[str, SublayerTap]]:
+    """Record the values of every `residual` and attention while the block runs plain layers.
+
+    The symbols of a scheme's equation are the arguments of its `residual`: x on entry, G(…), and
+    input and output of the last norm of the sublayer.  Yields side -> what its stack recorded.
+    """
+    taps = {side: SublayerTap() for side in model.stacks}
+    with ExitStack() as block:
+        block.enter_context(model.unfused())
+        for layer in model.layers:
+            tap = taps[layer.scheme.place.side]
+            block.enter_context(tapped([layer.scheme], tap))
+            for name, module in zip(layer.names, layer.modules_in_order(), strict=True):
+                if isinstance(module, Heads):
+                    values = tap.attention.setdefault(name, [])
+                    block.callback(record_attention(module, values))
+        yield taps
+
+
+def record_attention(module: Heads, values: list[Tensor]) -> Callable[[], None]:
+    """Make an attention append `entropy_and_largest`; return a function that undoes it.
+
+    The logits come from the q and k, or the logits, that the forward pass itself computes.
+    """
+    causal = getattr(module, "causal", False)
+
+    def record_logits(slot: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> None:
+        values.append(entropy_and_largest(output[0].detach(), causal))
+
+    def record_product(q: Tensor, k: Tensor) -> None:
+        logits = torch.matmul(q.detach() * q.shape[-1] ** -0.5, k.detach().transpose(-1, -2))
+        values.append(entropy_and_largest(logits, causal))
+
+    if "logits" in module.slots:
+        return module.slots["logits"].register_forward_hook(record_logits).remove
+    module.listener = record_product
+    return partial(setattr, module, "listener", None)
+
+
+def entropy_and_largest(logits: Tensor, causal: bool) -> Tensor:
+    """Return the mean entropy −Σ_j p_j ln p_j in nats, p = softmax(logits), and the largest logit.
+
+    The mean is over sequences, heads and positions.  (2,)
+    """
+    if causal:
+        future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+        logits = logits.masked_fill(future, float("-inf"))
+    entropy = torch.special.entr(torch.softmax(logits, dim=-1)).sum(dim=-1).mean()
+    return torch.stack([entropy, logits.max()])
+
+
+def sublayer_statistics(calls: list[ResidualCall]) -> dict[str, Tensor]:
+    """Return the `SublayerStatistics` of some calls: (calls, tokens) or (calls,)."""
+    nothing = torch.full_like(calls[0].x, torch.nan)
+    nan = nothing[0, 0, 0]
+    x, G, z = (
+        torch.stack([nothing if y is None else y for y in values]).flatten(1, 2)
+        for values in zip(*((call.x, call.G, call.z) for call in calls), strict=True)
+    )
     rest = z - G
     alpha = (rest * x).sum(dim=(1, 2)) / x.square().sum(dim=(1, 2))
     off = (rest - alpha[:, None, None] * x).flatten(1).norm(dim=1) / z.flatten(1).norm(dim=1)
-    is_sum = torch.tensor([one.sums for one in sublayers], device=x.device) & (off < SAME)
+    is_sum = torch.tensor([call.sums for call in calls], device=x.device) & (off < SAME)
     deltas = {
-        f"delta_{name}": torch.stack([one.deltas.get(name, nan) for one in sublayers])
-        for name in DELTAS
+        f"delta_{name}": torch.stack([call.deltas.get(name, nan) for call in calls])
+        for name in ("in", "sum", "norm_in", "norm_out")
     }
     return deltas | {
         "entering": x.norm(dim=-1),
@@ -87,7 +224,7 @@ def sublayer_statistics(sublayers: list[SublayerValues]) -> dict[str, Tensor]:
         "branch_variance": variance(G),
         "norm_input": z.norm(dim=-1),
         "norm_variance": variance(z),
-        "norm_slope": norm_slope(z, [one.norm for one in sublayers]),
+        "norm_slope": norm_slope(z, [call.norm for call in calls]),
         "alpha": torch.where(is_sum, alpha, nan),
     }
 
@@ -155,8 +292,8 @@ def beta_ln_predicted(snapshot: SublayerStatistics) -> Tensor:
     not read α x + G(x), or is neither LayerNorm nor RMSNorm.  The Jacobian of LN divides by the
     standard deviation of that sum.
     """
-    expected = (snapshot.alpha.square() + snapshot.branch_variance.mean(dim=-1)).rsqrt()
-    return expected.masked_fill(snapshot.norm_slope.isnan().all(dim=-1), float("nan"))
+    predicted = (snapshot.alpha**2 + snapshot.branch_variance.mean(dim=-1)).rsqrt()
+    return predicted.masked_fill(snapshot.norm_slope.isnan().all(dim=-1), torch.nan)
 
 
 @diagnostic("ln_input_variance", "Var z")

@@ -1,6 +1,7 @@
 """A tap receives the values inside a layer while a pass runs: diagnostics and theory use it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
@@ -48,3 +49,15 @@ def with_tap(residual: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return out
 
     return run
+
+
+@contextmanager
+def tapped(schemes: Sequence[Any], tap: Tap) -> Iterator[None]:
+    """Let these schemes pass their values through the tap inside of the block."""
+    for scheme in schemes:
+        scheme.tap = tap
+    try:
+        yield
+    finally:
+        for scheme in schemes:
+            scheme.tap = None

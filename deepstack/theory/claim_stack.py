@@ -91,7 +91,7 @@ class Trial:
     def matrices(self) -> dict[str, Tensor]:
         """Return every matrix of the layers by role, (depth, n_out, n_in), not copied."""
         values = [bank.values() for bank in self.layer_banks]
-        return matrices(self.layer_banks, values, range(len(values)))
+        return matrices(self.layer_banks, values)
 
     def snapshots(
         self,

@@ -11,7 +11,7 @@ from deepstack.config.roles import MATRICES
 from deepstack.diagnostics import ModelUpdate
 from deepstack.diagnostics.attribution import restored
 from deepstack.diagnostics.bound import bound, terms
-from deepstack.diagnostics.signals import grad_norm_predicted
+from deepstack.diagnostics.layers import grad_norm_predicted
 from deepstack.parameters import layer_norms
 from deepstack.schemes import SCHEMES, StackPosition, StackScheme
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim

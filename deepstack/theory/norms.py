@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.diagnostics.layer_values import tapped
 from deepstack.model import Transformer
 from deepstack.model.fold import fold_norm, readers_of_norms
 from deepstack.model.plain import fill, values_of
 from deepstack.schemes import NORMS, Tap, with_storage
+from deepstack.schemes.tap import tapped
 from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, small_stack
 from deepstack.theory.draws import ROUNDING, normals, random, repeats, seeds

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -77,8 +78,13 @@ class Evaluation:
         self.floors = {name: loss for name, loss in floors.items() if loss is not None}
         self.bytes_per_token = task.bytes_per_token
         of_bytes = ("bits_per_byte",) if self.bytes_per_token else ()
-        self.answers = Answers(task, joined)
-        self.columns = (*EVALS_COLUMNS, *self.floors, *of_bytes, *self.answers.columns())
+        self.levels = task.levels if task.level_of else ()
+        self.answer_columns = answer_columns(self.levels)
+        self.columns = (*EVALS_COLUMNS, *self.floors, *of_bytes, *self.answer_columns)
+        if task.level_of:
+            self.predicted = joined.targets != IGNORE
+            self.truth = joined.targets[self.predicted]
+            self.level = task.level_of(joined)[self.predicted]
         group = size * max(1, TOKENS_AT_ONCE[device.type] // first.inputs.size)
         groups = [slice(i, i + group) for i in range(0, count * size, group)]
         self.batches = [
@@ -97,7 +103,7 @@ class Evaluation:
                 shown = torch.from_numpy(batch.masked).to(self.device)
                 with autocast():
                     logits = model(inputs)
-                if self.answers.levels:
+                if self.levels:
                     guesses.append(logits.argmax(dim=-1).cpu().numpy())
                 losses = F.cross_entropy(
                     logits.flatten(0, 1).float(),
@@ -118,42 +124,35 @@ class Evaluation:
         }
         if self.bytes_per_token:
             row["bits_per_byte"] = bits / self.bytes_per_token
-        return row | self.floors | self.answers.measure(guesses)
+        row |= self.floors
+        if self.levels:
+            right = np.concatenate(guesses)[self.predicted] == self.truth
+            row |= accuracies(right, self.level, self.levels)
+        return row
 
 
-class Answers:
-    """Accuracies of a task whose answers take k = 1, 2, … steps; without levels there are none."""
+def answer_columns(levels: Sequence[int]) -> dict[str, tuple[str, str, str]]:
+    """Return symbol, unit and meaning of the columns of `accuracies`; none without levels."""
+    if not levels:
+        return {}
+    meaning = "Share of the validation answers that are right"
+    of_level = {
+        f"accuracy_{k}": ("", "", f"{meaning}, of those that take k = {k} steps.") for k in levels
+    }
+    solved = f"Largest k up to which every accuracy is above {SOLVED:g}; 0: none."
+    return {"accuracy": ("", "", f"{meaning}."), **of_level, "solved": ("k", "", solved)}
 
-    def __init__(self, task: Task, batch: Batch) -> None:
-        self.levels = task.levels if task.level_of else ()
-        if task.level_of:
-            predicted = batch.targets != IGNORE
-            self.predicted, self.truth = predicted, batch.targets[predicted]
-            self.level = task.level_of(batch)[predicted]
 
-    def columns(self) -> dict[str, tuple[str, str, str]]:
-        """Return symbol, unit and meaning of each column."""
-        if not self.levels:
-            return {}
-        meaning = "Share of the validation answers that are right"
-        of_level = {
-            f"accuracy_{k}": ("", "", f"{meaning}, of those that take k = {k} steps.")
-            for k in self.levels
-        }
-        solved = f"Largest k up to which every accuracy is above {SOLVED:g}; 0: none."
-        return {"accuracy": ("", "", f"{meaning}."), **of_level, "solved": ("k", "", solved)}
+def accuracies(
+    right: NDArray[np.bool_], level: NDArray[np.int64], levels: Sequence[int]
+) -> dict[str, float | None]:
+    """Return the accuracies and the largest k solved; None for a k without an answer.
 
-    def measure(self, guesses: Sequence[NDArray[np.int64]]) -> dict[str, float | None]:
-        """Return the accuracies and the largest k solved; None for a k without a position."""
-        if not self.levels:
-            return {}
-        right = np.concatenate(guesses)[self.predicted] == self.truth
-        row: dict[str, float | None] = {"accuracy": float(right.mean())}
-        solved: list[int] = []
-        for i, k in enumerate(self.levels):
-            of_level = right[self.level == k]
-            accuracy = float(of_level.mean()) if len(of_level) else None
-            row[f"accuracy_{k}"] = accuracy
-            if accuracy is not None and accuracy > SOLVED and len(solved) == i:
-                solved.append(k)
-        return row | {"solved": solved[-1] if solved else 0}
+    right, level: (answers,), whether an answer is right, and the number k of its steps.
+    """
+    row: dict[str, float | None] = {"accuracy": float(right.mean())}
+    for k in levels:
+        of_level = right[level == k]
+        row[f"accuracy_{k}"] = float(of_level.mean()) if len(of_level) else None
+    solved = takewhile(lambda k: (row[f"accuracy_{k}"] or 0.0) > SOLVED, levels)
+    return row | {"solved": max(solved, default=0)}

@@ -96,7 +96,7 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
     The result has the default options of scheme and task, so that a chart names those that were
     set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
     """
-    config, evals = run.config, run.evaluation.answers.columns()
+    config, evals = run.config, run.evaluation.answer_columns
     scheme = SCHEMES[config.model.scheme]
     logs = run.snapshots.columns()
     attribution = logs.get("attribution", {})

@@ -146,12 +146,17 @@ def later_difference(old: RunFolder, new: RunFolder, ended: bool) -> str | None:
             return f"checkpoint/{new.checkpoints()[-1]} is not in the record"
     for name in sorted({*old.layer_names(), *(new.layer_names() if ended else ())}):
         try:
-            (steps, before), (_, after) = old.read_layers(name), new.read_layers(name)
+            (steps, before), (steps_now, after) = old.read_layers(name), new.read_layers(name)
         except KeyError:
             return f"layers/{name}.npy: only one of the runs has it"
         except ResourceError as error:
             return str(error)
-        for step, one, two in zip(steps, before, after, strict=False):  # common records
+        if ended and len(steps) != len(steps_now):
+            return f"layers/{name}.npy had {len(steps)} records, has {len(steps_now)} now"
+        common = zip(steps, steps_now, before, after, strict=False)
+        for step, step_now, one, two in common:
+            if step != step_now:
+                return f"layers/steps.npy: a record was of step {step}, is of step {step_now}"
             for layer, (a, b) in enumerate(zip(one, two, strict=False), start=1):
                 if a.tobytes() != b.tobytes():
                     return f"layers/{name}.npy at step {step}, layer {layer}: was {a}, is {b}"

@@ -94,6 +94,12 @@ def flip_layer(folder: RunFolder) -> None:
     np.save(path, values)
 
 
+def lose_record(folder: RunFolder) -> None:
+    """Cut the last snapshot off all files of layers."""
+    for path in folder.layers_dir.glob("*.npy"):
+        np.save(path, np.load(path)[:-1])
+
+
 def change_weight(folder: RunFolder) -> None:
     """Change one number and its checksum with it: only training again can tell."""
     path = folder.checkpoint_path(6) / "weights.safetensors"
@@ -103,6 +109,11 @@ def change_weight(folder: RunFolder) -> None:
 
 CHANGES: list[tuple[Change, str]] = [
     (flip_layer, r"layers/stream_norm\.npy at step 3, layer 2: was "),
+    (lose_record, r"layers/\w+\.npy had \d records, has \d now"),
+    (
+        lambda f: np.save(f.layers_dir / "steps.npy", np.load(f.layers_dir / "steps.npy") + 1),
+        r"layers/steps\.npy: a record was of step 1, is of step 0",
+    ),
     (lambda f: (f.layers_dir / "grad_norm.npy").unlink(), r"layers/grad_norm\.npy: only one"),
     (lambda f: (f.layers_dir / "grad_norm.npy").write_bytes(b""), r"grad_norm\.npy: is no array"),
     (lambda f: shutil.rmtree(f.checkpoint_dir), "checkpoint/6 is not in the record"),
