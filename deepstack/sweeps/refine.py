@@ -56,20 +56,17 @@ class Search:
 
     def wanted(self) -> list[int]:
         """Return the indices to measure next; none when the search has ended."""
-        while len(self.losses) < self.limit:
-            near = self.best if self.losses else 0
-            missing = {near - self.step, near, near + self.step} - self.losses.keys()
-            if missing:
-                return sorted(missing)[: self.limit - len(self.losses)]
-            if self.step == 1:
-                break
+        while True:
+            around = (self.best - self.step, self.best, self.best + self.step)
+            missing = [index for index in around if index not in self.losses]
+            if missing or self.step == 1:
+                return missing[: self.limit - len(self.losses)]
             self.step //= 2
-        return []
 
     @property
     def best(self) -> int:
-        """The index of the least loss; without a finite loss, the smallest value tried."""
-        return min(self.losses, key=lambda i: (self.losses[i], i))
+        """The index of the least loss; without a finite loss, the smallest value tried, or 0."""
+        return min(sorted(self.losses), key=self.losses.__getitem__, default=0)
 
     def value(self, index: int) -> float:
         """Return the value of an index with six digits."""
@@ -79,10 +76,9 @@ class Search:
         """Return the best value so far."""
         losses = {self.value(i): self.losses[i] for i in sorted(self.losses)}
         loss = self.losses[self.best]
+        value = self.value(self.best) if math.isfinite(loss) else None
         inside = {self.best - 1, self.best + 1} <= self.losses.keys()
-        known = math.isfinite(loss)
-        value = self.value(self.best) if known else None
-        return Optimum(setting, value, loss, inside and known, losses)
+        return Optimum(setting, value, loss, inside, losses)
 
 
 def refine(
@@ -168,7 +164,7 @@ def start_value(study: conf.Study, key: str) -> float:
             f"--refine: found {key}, whose value is {value!r}; allowed a setting that is a "
             "positive number, as in train.lr"
         )
-    return float(value)
+    return value
 
 
 def settings_of(study: conf.Study, key: str) -> list[dict[str, Any]]:
