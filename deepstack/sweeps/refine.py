@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepstack import config as conf
-from deepstack.analysis.statistics import final_value, has_diverged, loss_column
+from deepstack.analysis.statistics import final_value, loss_column
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.registry import unknown
@@ -193,8 +193,9 @@ def matches(run: Run, cell: dict[str, Any]) -> bool:
 
 
 def mean_loss(runs: Sequence[Run]) -> float:
-    """Return the mean final validation loss; infinite without runs or if one has no finite loss."""
+    """Return the mean final validation loss; infinite without runs or if one is not done."""
+    if not runs or any(run.state != "done" for run in runs):
+        return math.inf
     column = loss_column(runs)
-    values = [math.inf if has_diverged(run) else final_value(run, column) for run in runs]
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite and len(finite) == len(runs) else math.inf
+    loss = sum(final_value(run, column) for run in runs) / len(runs)
+    return loss if math.isfinite(loss) else math.inf
