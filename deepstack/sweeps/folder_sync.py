@@ -97,7 +97,8 @@ def write_changes(folder: RunFolder, changes: FolderChanges) -> None:
             file.write(data)
     for name in changes.removed:
         path = path_in(folder, name)
-        path.unlink(missing_ok=True)
+        with files.trouble(path):
+            path.unlink(missing_ok=True)
         with suppress(OSError):  # other files of the checkpoint remain
             path.parent.rmdir()
 
