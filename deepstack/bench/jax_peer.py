@@ -96,13 +96,17 @@ def optimizer_of(optax: Any, train: conf.Train) -> Any:
     """Return optax's optimizer after clipping, with the settings of the run."""
     if train.optimizer == "muon":
         raise ShapeError("its function has no Muon")
+    steps = [] if train.clip is None else [optax.clip_by_global_norm(train.clip)]
+    decay = train.weight_decay
+    if train.optimizer != "adamw":  # as torch's Adam and SGD, which add it to the gradient
+        steps.append(optax.add_decayed_weights(decay))
+        decay = 0.0
     if train.optimizer == "sgd":
-        step = optax.sgd(train.lr, momentum=train.momentum or None)
+        steps.append(optax.sgd(train.lr, momentum=train.momentum or None))
     else:
-        decay = train.weight_decay if train.optimizer == "adamw" else 0.0
         b1, b2 = train.betas
-        step = optax.adamw(train.lr, b1=b1, b2=b2, eps=train.eps, weight_decay=decay)
-    return step if train.clip is None else optax.chain(optax.clip_by_global_norm(train.clip), step)
+        steps.append(optax.adamw(train.lr, b1=b1, b2=b2, eps=train.eps, weight_decay=decay))
+    return optax.chain(*steps)
 
 
 def initial(jax: Any, shape: Shape) -> Parameters:

@@ -52,61 +52,51 @@ class Products:
             # Neither zeros nor denormals, for which some processors take another time.
             return torch.randn(size, device=device, dtype=dtype) / size[-1] ** 0.5
 
-        sizes = {"qkv": (3 * d, d), "o": (d, d), "w1": (inner, d), "w2": (d, d_ff)}
-        weights = {role: random(depth, *size) for role, size in sizes.items()}
-        grads = {role: torch.zeros_like(weight) for role, weight in weights.items()}
+        def product(left: Tensor, right: Tensor, out: Tensor) -> Call:
+            functions = product_functions(library, out.numel() * left.shape[-1])
+            return functions.mm if left.ndim == 2 else functions.bmm, left, right, out
+
+        def linear(weight: Tensor) -> Call:
+            n_out, n_in = weight.shape
+            return product(read[n_in], weight.t(), write[n_out])
+
+        def linear_back(weight: Tensor, grad: Tensor) -> list[Call]:
+            n_out, n_in = weight.shape
+            to_input = product(read[n_out], weight, write[n_in])
+            return [to_input, product(read[n_out].t(), read[n_in], grad)]
+
+        weights = [random(depth, *size) for size in ((3 * d, d), (d, d), (inner, d), (d, d_ff))]
+        grads = [torch.zeros_like(weight) for weight in weights]
         # One tensor to read and one to write for every width that a layer's values have.
         read = {width: random(tokens, width) for width in {d, 3 * d, inner, d_ff, shape.vocab_size}}
         write = {width: torch.zeros_like(value) for width, value in read.items()}
         q, k, v = random(3, heads, seq, d_head).unbind(0)
         a, one_head = random(heads, seq, seq), torch.zeros(heads, seq, d_head).to(q)
         scores = torch.zeros_like(a)
-
-        def multiply(weight: Tensor) -> Callable[..., Tensor]:
-            return product_functions(library, tokens * weight.numel()).mm
-
-        def linear(weight: Tensor) -> list[Call]:
-            n_out, n_in = weight.shape
-            return [(multiply(weight), read[n_in], weight.t(), write[n_out])]
-
-        def linear_back(weight: Tensor, grad: Tensor) -> list[Call]:
-            n_out, n_in = weight.shape
-            return [
-                (multiply(weight), read[n_out], weight, write[n_in]),
-                (multiply(weight), read[n_out].t(), read[n_in], grad),
-            ]
-
+        attend = [product(q, k.mT, scores), product(a, v, one_head)]
+        attend_back = [
+            product(q, v.mT, scores),  # by A: gradient of the output times Vᵀ
+            product(a.mT, q, one_head),  # by V
+            product(a, k, one_head),  # by Q
+            product(a.mT, q, one_head),  # by K
+        ]
         forward: list[Call] = []
         backward: list[Call] = []
-        bmm = product_functions(library, tokens * seq * d).bmm
-        attend = [(bmm, q, k.transpose(1, 2), scores), (bmm, a, v, one_head)]
-        attend_back = [
-            (bmm, q, v.transpose(1, 2), scores),  # by A: gradient of the output times Vᵀ
-            (bmm, a.transpose(1, 2), q, one_head),  # by V
-            (bmm, a, k, one_head),  # by Q
-            (bmm, a.transpose(1, 2), q, one_head),  # by K
-        ]
         for layer in range(depth):
-            matrices = {role: weight[layer] for role, weight in weights.items()}
-            forward += linear(matrices["qkv"]) + attend + linear(matrices["o"])
-            forward += linear(matrices["w1"]) + linear(matrices["w2"])
+            qkv, o, w1, w2 = (linear(weight[layer]) for weight in weights)
+            forward += [qkv, *attend, o, w1, w2]
         for layer in reversed(range(depth)):
-            for role in ("w2", "w1", "o", "qkv"):
-                if role == "qkv":
-                    backward += attend_back
-                backward += linear_back(weights[role][layer], grads[role][layer])
+            pairs = zip(weights, grads, strict=True)
+            by_qkv, by_o, by_w1, by_w2 = (linear_back(w[layer], grad[layer]) for w, grad in pairs)
+            backward += [*by_w2, *by_w1, *by_o, *attend_back, *by_qkv]
         table = random(shape.vocab_size, d)
-        head = linear(table) + linear_back(table, torch.zeros_like(table))
+        head = [linear(table), *linear_back(table, torch.zeros_like(table))]
         self.calls = forward + head + backward
         self.graph = self._capture() if device.type == "cuda" else None
 
     def flops(self) -> int:
         """Return the multiplications and additions of one pass."""
-        total = 0
-        for _, left, right, _ in self.calls:
-            batches = left.shape[0] if left.ndim == 3 else 1
-            total += 2 * batches * left.shape[-2] * left.shape[-1] * right.shape[-1]
-        return total
+        return sum(2 * out.numel() * left.shape[-1] for _, left, _, out in self.calls)
 
     def seconds(self) -> float:
         """Run one pass and return its time."""

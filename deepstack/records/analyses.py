@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 COLUMNS = "columns.json"
+PARTS = {"columns": dict, "scalars": dict, "about": dict, "notes": list}  # of that file
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -76,22 +76,14 @@ def write_analysis(folder: RunFolder, name: str, analysis: Analysis) -> Path:
     """
     parent = folder.analysis_dir
     target, draft, old = (parent / f"{prefix}{name}" for prefix in ("", ".draft-", ".gone-"))
-    about = {
-        "columns": analysis.columns,
-        "scalars": analysis.scalars,
-        "about": analysis.about,
-        "notes": analysis.notes,
-    }
-    text = json.dumps(about, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    contents = [(f"{key}.npy", npy_bytes(values)) for key, values in analysis.arrays.items()]
-    contents.append((COLUMNS, text.encode("utf-8", "backslashreplace")))
+    arrays = [(f"{key}.npy", npy_bytes(values)) for key, values in analysis.arrays.items()]
     with trouble(target):
         for left in (draft, old):  # by a killed call
             shutil.rmtree(left, ignore_errors=True)
-    replace_all(draft, contents)
-    with trouble(target):
+        replace_all(draft, arrays)
+        folder.write_json(draft / COLUMNS, {part: getattr(analysis, part) for part in PARTS})
         sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
-        replace_all(draft, [(CHECKSUMS, json.dumps(sums, indent=2).encode() + b"\n")])
+        folder.write_json(draft / CHECKSUMS, sums)
         with contextlib.suppress(FileNotFoundError):
             target.rename(old)
         draft.rename(target)
@@ -112,16 +104,14 @@ def read_analysis(folder: RunFolder, name: str) -> Analysis:
         about = mapping(path / COLUMNS)
     except (OSError, ValueError) as error:
         raise damage_error(path / COLUMNS, str(error)) from error
-    parts: dict[str, Any] = {key: about.get(key, {}) for key in ("columns", "scalars", "about")}
-    if not all(isinstance(part, dict) for part in parts.values()):
+    parts = {part: about.get(part, kind()) for part, kind in PARTS.items()}
+    if not all(isinstance(parts[part], kind) for part, kind in PARTS.items()):
         raise damage_error(path / COLUMNS, "is not as an analysis has it")
     arrays = {file.stem: read_npy(file) for file in sorted(path.glob("[a-z]*.npy"))}
-    return Analysis(arrays=arrays, notes=list(about.get("notes", [])), **parts)
+    return Analysis(arrays, **parts)
 
 
 def analysis_names(folder: RunFolder) -> list[str]:
     """Return the names of the analyses of a run, sorted; drafts have other names."""
-    with contextlib.suppress(OSError):
-        paths = folder.analysis_dir.iterdir()
-        return sorted(p.name for p in paths if NAME.fullmatch(p.name) and p.is_dir())
-    return []
+    paths = folder.analysis_dir.glob("*")
+    return sorted(path.name for path in paths if NAME.fullmatch(path.name) and path.is_dir())

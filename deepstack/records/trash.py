@@ -36,26 +36,16 @@ def to_trash(
     and LockedError if another process works on one of the runs.
     """
     chosen = dict(_check_path(Path(path), Path(out)) for path in paths)
-    # A run moves with its study if that is chosen too.
-    outermost = {p: relative for p, relative in chosen.items() if p.parent not in chosen}
-    for path in outermost:
-        for run in find_runs(path):
-            # A link is moved itself, not its target.
-            if not run.path.is_symlink() and (holder := run.folder.holder()) is not None:
-                raise LockedError(f"{run.path} is in use by {describe_holder(holder)}")
     trash = _trash_of(Path(out)) / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    with trouble(trash):
-        trash.mkdir(parents=True)
-    moved = []
-    for path, relative in outermost.items():
-        target = trash / relative
+    # A run moves with its study if that is chosen too.
+    moves = [(path, trash / below) for path, below in chosen.items() if path.parent not in chosen]
+    for path, target in moves:
         with trouble(path):
             target.parent.mkdir(parents=True, exist_ok=True)
             os.rename(path, target)
             sync_folder(target.parent)
             sync_folder(path.parent)
-        moved.append((path, target))
-    return moved
+    return moves
 
 
 def list_trash(out: str | os.PathLike[str]) -> list[Path]:
@@ -104,10 +94,12 @@ def _check_path(path: Path, out: Path) -> tuple[Path, Path]:
         raise NothingMatchedError(f"{path}: no such folder")
     if len(relative.parts) > 2 or any(part.startswith(".") for part in relative.parts):
         raise ConfigError(f"{path} is no run and no study: those are {out}/<study>/<run>")
-    if not RunFolder(real).exists():
-        if len(relative.parts) == 2:
-            raise NothingMatchedError(f"{path} is no run: it has no config.yaml")
-        find_runs(real)  # raises where there is none
+    if len(relative.parts) == 2 and not RunFolder(real).exists():
+        raise NothingMatchedError(f"{path} is no run: it has no config.yaml")
+    for run in find_runs(real):
+        # A link is moved itself, not its target.
+        if not run.path.is_symlink() and (holder := run.folder.holder()) is not None:
+            raise LockedError(f"{run.path} is in use by {describe_holder(holder)}")
     return real, relative
 
 

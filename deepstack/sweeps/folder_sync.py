@@ -60,9 +60,8 @@ class Source:
         with files.open_file(path) as file:
             data = file.read()
         self._sent[name] = (len(data), stat.st_mtime_ns, hashlib.sha256(data).hexdigest())
-        if hashlib.sha256(data[:size]).hexdigest() != digest:
-            return [(name, 0, data)]
-        return [(name, size, data[size:])] if len(data) > size else []
+        stays = size if hashlib.sha256(data[:size]).hexdigest() == digest else 0
+        return [(name, stays, data[stays:])]
 
 
 def visible_files(folder: Path) -> list[str]:
@@ -98,7 +97,8 @@ def write_changes(folder: RunFolder, changes: FolderChanges) -> None:
             file.write(data)
     for name in changes.removed:
         path = path_in(folder, name)
-        path.unlink(missing_ok=True)
+        with files.trouble(path):
+            path.unlink(missing_ok=True)
         with suppress(OSError):  # other files of the checkpoint remain
             path.parent.rmdir()
 

@@ -196,7 +196,6 @@ def end(processes: Sequence[ForkProcess]) -> None:
         send_signal(process, signal.SIGTERM)
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
-    for process in processes:
         send_signal(process, signal.SIGKILL)
         process.join()
 

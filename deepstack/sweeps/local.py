@@ -40,8 +40,7 @@ class Local(Launcher):
         *,
         budget: int | None = None,
     ) -> None:
-        runtimes = {repr(cell.config.runtime): cell.config.runtime for cell in cells}
-        devices = {choose_device(runtime).type for runtime in runtimes.values()}
+        devices = {choose_device(runtime).type for runtime in {c.config.runtime for c in cells}}
         gpus = visible_gpus() if "cuda" in devices else []
         self.resources = Resources(workers, memory_budget() if budget is None else budget, gpus)
         self._arguments = train_arguments(study, out)
@@ -141,20 +140,20 @@ def memory_budget(given: str | None = None) -> int:
 
     The default is SHARE of the free memory.  Raises ConfigError for anything else.
     """
-    if given is None:
-        return int(SHARE * conf.available_memory())
-    size = 0.0
-    with suppress(ValueError):
-        if given.strip()[-1:].isalpha():
-            size = SIZE.validate_python(given.strip())
-        elif (share := float(given)) <= 1:
-            size = share * conf.available_memory()
-    if not size > 0:
+    size = 0
+    try:
+        share = SHARE if given is None else float(given)
+        if 0 < share <= 1:
+            size = int(share * conf.available_memory())
+    except ValueError:
+        with suppress(ValueError):
+            size = SIZE.validate_python(given)
+    if size < 1:
         raise ConfigError(
             f"--memory: found {given!r}; allowed a size with its unit such as 8GB or 512MiB, or a "
             "share of what is free, at most 1, such as 0.5"
         )
-    return int(size)
+    return size
 
 
 def visible_gpus() -> list[Gpu]:
@@ -162,18 +161,18 @@ def visible_gpus() -> list[Gpu]:
 
     Asks nvidia-smi, because a CUDA context of this process would last for the whole sweep.
     """
-    by_name: dict[str, Gpu] = {}
-    listed: list[Gpu] = []
+    names: list[str] = []
+    free: dict[str, int] = {}
     for line in query_gpus().splitlines():
-        index, uuid, free = (part.strip() for part in line.split(","))
-        bytes_free = int(free) * 2**20 if free.isdecimal() else 0
-        listed.append(Gpu(uuid, bytes_free))
-        by_name |= {index: Gpu(index, bytes_free), uuid: Gpu(uuid, bytes_free)}
+        index, uuid, size = line.split(", ")
+        names.append(uuid)
+        free[index] = free[uuid] = int(size) * 2**20 if size.isdecimal() else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",") if name.strip()]
-        return [by_name.get(name, Gpu(name)) for name in names]
-    return listed or [Gpu(str(index)) for index in range(torch.cuda.device_count())]
+    elif not names:
+        names = [str(index) for index in range(torch.cuda.device_count())]
+    return [Gpu(name, free.get(name, 0)) for name in names]
 
 
 def query_gpus() -> str:

@@ -30,15 +30,12 @@ class Process(Protocol):
 
         143 if its node or fork server was lost: the run is interrupted, not failed.
         """
-        ...
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
-        ...
 
     def stderr_text(self) -> str:
         """Return its stderr."""
-        ...
 
 
 class Launcher(Protocol):
@@ -46,11 +43,9 @@ class Launcher(Protocol):
 
     def start(self, cell: Cell) -> Process | None:
         """Claim the cell's folder and start its run; return None if it has to wait for others."""
-        ...
 
     def close(self) -> None:
         """End the remaining processes."""
-        ...
 
 
 @dataclass

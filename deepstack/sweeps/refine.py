@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepstack import config as conf
-from deepstack.analysis.statistics import final_value, has_diverged, loss_column
+from deepstack.analysis.statistics import final_value, loss_column
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.registry import unknown
@@ -56,20 +56,17 @@ class Search:
 
     def wanted(self) -> list[int]:
         """Return the indices to measure next; none when the search has ended."""
-        while len(self.losses) < self.limit:
-            near = self.best if self.losses else 0
-            missing = {near - self.step, near, near + self.step} - self.losses.keys()
-            if missing:
-                return sorted(missing)[: self.limit - len(self.losses)]
-            if self.step == 1:
-                break
+        while True:
+            around = (self.best - self.step, self.best, self.best + self.step)
+            missing = [index for index in around if index not in self.losses]
+            if missing or self.step == 1:
+                return missing[: self.limit - len(self.losses)]
             self.step //= 2
-        return []
 
     @property
     def best(self) -> int:
-        """The index of the least loss; without a finite loss, the smallest value tried."""
-        return min(self.losses, key=lambda i: (self.losses[i], i))
+        """The index of the least loss; without a finite loss, the smallest value tried, or 0."""
+        return min(sorted(self.losses), key=self.losses.__getitem__, default=0)
 
     def value(self, index: int) -> float:
         """Return the value of an index with six digits."""
@@ -79,10 +76,9 @@ class Search:
         """Return the best value so far."""
         losses = {self.value(i): self.losses[i] for i in sorted(self.losses)}
         loss = self.losses[self.best]
+        value = self.value(self.best) if math.isfinite(loss) else None
         inside = {self.best - 1, self.best + 1} <= self.losses.keys()
-        known = math.isfinite(loss)
-        value = self.value(self.best) if known else None
-        return Optimum(setting, value, loss, inside and known, losses)
+        return Optimum(setting, value, loss, inside, losses)
 
 
 def refine(
@@ -168,7 +164,7 @@ def start_value(study: conf.Study, key: str) -> float:
             f"--refine: found {key}, whose value is {value!r}; allowed a setting that is a "
             "positive number, as in train.lr"
         )
-    return float(value)
+    return value
 
 
 def settings_of(study: conf.Study, key: str) -> list[dict[str, Any]]:
@@ -197,8 +193,9 @@ def matches(run: Run, cell: dict[str, Any]) -> bool:
 
 
 def mean_loss(runs: Sequence[Run]) -> float:
-    """Return the mean final validation loss; infinite without runs or if one has no finite loss."""
+    """Return the mean final validation loss; infinite without runs or if one is not done."""
+    if not runs or any(run.state != "done" for run in runs):
+        return math.inf
     column = loss_column(runs)
-    values = [math.inf if has_diverged(run) else final_value(run, column) for run in runs]
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite and len(finite) == len(runs) else math.inf
+    loss = sum(final_value(run, column) for run in runs) / len(runs)
+    return loss if math.isfinite(loss) else math.inf

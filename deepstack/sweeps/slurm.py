@@ -18,7 +18,6 @@ from deepstack.sweeps.plan import Cell, config_yaml, requirements_of, train_argu
 # Slurm signals the script this many seconds before its time is up, so that the run can save.
 SAVE_SECONDS = 60
 STARTS_AT_MOST = 5
-CONFIG = '"$here/$run.yaml"'
 
 SCRIPT = Template("""\
 #!/bin/bash
@@ -100,8 +99,8 @@ def write_array(
     # An earlier array may still be queued.
     names = (folder / f"array-{number}.sh" for number in itertools.count(1))
     script = next(path for path in names if not path.exists())
-    arguments = [sys.executable, "-m", "deepstack", "train", CONFIG]
-    arguments += train_arguments(study, out.absolute())
+    train = shlex.join([sys.executable, "-m", "deepstack", "train"])
+    arguments = shlex.join(train_arguments(study, out.absolute()))
     log = str(folder).replace("%", "%%") + "/%A_%a.log"
     lines = [
         f"--job-name={study}",
@@ -123,7 +122,7 @@ def write_array(
         folder=shlex.quote(str(folder)),
         cwd=shlex.quote(os.getcwd()),
         most=STARTS_AT_MOST,
-        command=" ".join(a if a == CONFIG else shlex.quote(a) for a in arguments),
+        command=f'{train} "$here/$run.yaml" {arguments}',
     )
     files.replace(script, text.encode())
     return script

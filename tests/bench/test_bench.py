@@ -29,7 +29,7 @@ from deepstack.bench import (
 from deepstack.bench.peers import ShapeError
 from deepstack.bench.products import Products
 from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, Row, RowError, RowProcess
-from deepstack.bench.worker import build_peer, peer_steps
+from deepstack.bench.worker import build_peer, peer_optimizers, peer_steps
 from deepstack.model import build_model
 from deepstack.tasks import Task, build_task
 from deepstack.training import mean_loss
@@ -138,6 +138,24 @@ def test_jax_has_exactly_as_many_parameters_and_learns() -> None:
     before = train_step(*batch)
     assert train_step(*batch) < before < 8
     assert all(seconds > 0 for seconds in islice(peer_steps(config, built, task, CPU), 3))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_optimizers_of_jax_decay_weights_as_those_of_torch(name: str) -> None:
+    optax = pytest.importorskip("optax")
+    values = {"train.optimizer": name, "train.weight_decay": 0.3, "train.lr": 0.1}
+    train = config_of(**values, **{"train.momentum": 0.9, "train.clip": None}).train
+    layer = nn.Linear(3, 2, bias=False)
+    (optimizer,) = peer_optimizers(train, PeerModel(layer, layer))
+    theirs = jax_peer.optimizer_of(optax, train)
+    weight = layer.weight.detach().numpy().copy()
+    state = theirs.init(weight)
+    for _ in range(3):
+        layer.weight.grad = torch.randn(2, 3)
+        changes, state = theirs.update(layer.weight.grad.numpy(), state, weight)
+        weight = optax.apply_updates(weight, changes)
+        optimizer.step()
+    torch.testing.assert_close(torch.tensor(weight.tolist()), layer.weight.detach())
 
 
 @pytest.mark.slow

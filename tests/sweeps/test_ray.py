@@ -105,6 +105,13 @@ def test_no_name_leads_out_of_the_run_folder(tmp_path: Path) -> None:
                 write_changes(target, changes)
 
 
+def test_what_cannot_be_removed_from_the_copy_is_named(tmp_path: Path) -> None:
+    target = RunFolder(tmp_path / "run")
+    write_checkpoint(target, 3)
+    with pytest.raises(ResourceError, match="checkpoint/3: "):
+        write_changes(target, FolderChanges([], ["checkpoint/3"]))
+
+
 def order_of(tmp_path: Path, **changes: Any) -> Order:
     out = tmp_path / "driver"
     token = str(out / "s" / ".ray-token")

@@ -11,9 +11,10 @@ from helpers import QUICK
 from helpers.command_line import TINY, typed
 from helpers.small_runs import small, sweep_here
 
+import deepstack
 from deepstack.config import Study
 from deepstack.errors import ConfigError
-from deepstack.records import find_runs
+from deepstack.records import Run, find_runs
 from deepstack.sweeps.refine import FEWEST, MOST, Search, count_runs, mean_loss, refine
 
 
@@ -68,6 +69,15 @@ def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(
         assert one.reported == pytest.approx(mean_loss(here)) and one.reported != one.loss
     again = refine(study, "train.lr", max_runs=20, select_seeds=[0], name="r", out=tmp_path)
     assert again == optima
+
+
+def test_a_run_that_failed_after_an_evaluation_has_no_loss(tmp_path: Path) -> None:
+    run = deepstack.train(small(), out=tmp_path)
+    assert math.isfinite(mean_loss([run]))
+    for state in ("failed", "diverged"):
+        run.folder.write_status(state, int(run.steps["step"].iloc[-1]))
+        assert mean_loss([Run(run.path)]) == math.inf
+    assert mean_loss([]) == math.inf
 
 
 def test_the_number_of_runs_is_known_before() -> None:
