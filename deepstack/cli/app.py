@@ -81,7 +81,7 @@ class Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0].lower()
-        if word in COMMANDS_ELSEWHERE:
+        if word in COMMANDS_ELSEWHERE and not ctx.resilient_parsing:  # set by a completion
             ctx.fail(f"No such command {args[0]!r}; {COMMANDS_ELSEWHERE[word]}")
         return super().resolve_command(ctx, args)
 
