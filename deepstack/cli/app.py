@@ -164,7 +164,16 @@ def suggest_option(error: Any) -> None:
     error.message = f"No such option: {error.option_name}; {hint}"
 
 
-SUGGESTIONS = {"NoSuchOption": suggest_option, "UsageError": suggest_for_extra_words}
+def drop_prefix(error: Any) -> None:
+    """Remove the words of pydantic before the sentence on a wrong choice."""
+    error.message = error.message.removeprefix("Value error, ")
+
+
+SUGGESTIONS = {
+    "NoSuchOption": suggest_option,
+    "UsageError": suggest_for_extra_words,
+    "BadParameter": drop_prefix,
+}
 """By the names of classes that are private to typer."""
 
 app = typer.Typer(
