@@ -116,16 +116,11 @@ class LivePage:
 
 
 def files_of_runs(folder: Path) -> list[object]:
-    """Return sizes and times of the files of all runs that a page shows."""
+    """Return sizes and times of all entries of all runs."""
     try:
-        runs = [run.folder for run in find_runs(folder)]
-    except NothingMatchedError:
+        return [(path, stamp(path)) for run in find_runs(folder) for path in run.path.iterdir()]
+    except (NothingMatchedError, OSError):  # of a run that was removed meanwhile
         return []
-    return [
-        (path, stamp(path))
-        for run in runs
-        for path in (run.status_path, run.steps_path, run.evals_path, run.layers_dir / "steps.npy")
-    ]
 
 
 class PageServer(ThreadingHTTPServer):

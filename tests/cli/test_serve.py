@@ -17,7 +17,7 @@ from helpers.plot_runs import make_run
 from helpers.report_pages import draw_only
 
 from deepstack.cli.serve_command import ADDRESS, LivePage, PageServer
-from deepstack.records import RunFolder
+from deepstack.records import RunFolder, change_tags
 from deepstack.reports.page import build_page
 
 
@@ -102,6 +102,8 @@ def test_the_page_follows_its_runs(server: PageServer, study: Path) -> None:
     with open(folder.steps_path, "a") as file:
         file.write("6,2.5,0.1,1,0.125,1,1,1\n")
     assert server.live.update()
+    change_tags(folder, ["good"])
+    assert server.live.update() and b"good" in ask(server)[1]
     # A damaged study is told as text.
     folder.path.rename(study / "<b>x")
     (study / "<b>x" / "steps.csv").write_text("a,b\n1,2\n")
