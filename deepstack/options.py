@@ -22,8 +22,11 @@ class Option(NamedTuple):
 
     @property
     def type(self) -> str:
-        """Its type in words: "number > 0, <= 1"."""
-        return _describe(self.annotation)
+        """Its type in words: "a number above 0 up to 1", "non-empty text or null"."""
+        try:
+            return describe(schema_of(self.annotation))
+        except PydanticUserError:
+            return getattr(self.annotation, "__name__", str(self.annotation))
 
     @property
     def description(self) -> str:
@@ -50,13 +53,13 @@ def validated(
         if key not in options:
             problems[key] = unknown(f"{name} option", key, sorted(options))
             continue
-        annotation = options[key].annotation
         try:
-            result[key] = _adapter(f"{kind} {name!r}", key, annotation).validate_python(value)
+            adapter = _adapter(f"{kind} {name!r}", key, options[key].annotation)
+            result[key] = adapter.validate_python(value)
         except ValidationError as error:
             reasons = [e["msg"] for e in error.errors() if e["type"] == "value_error"]
             reason = "".join(f"; {text.removeprefix('Value error, ')}" for text in reasons)
-            problems[key] = f"found {_show(value)}; allowed {_describe(annotation)}{reason}"
+            problems[key] = f"found {_show(value)}; allowed {options[key].type}{reason}"
     if problems:
         lines = [f"{section}.{key}: {problem}" for key, problem in problems.items()]
         raise ConfigError("\n".join(lines), key=f"{section}.{next(iter(problems))}")
@@ -113,11 +116,3 @@ def _show(value: Any) -> str:
     """Return a value as JSON, shortened to 60 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _describe(annotation: Any) -> str:
-    """Return the allowed values in words: "a number above 0 up to 1", "non-empty text or null"."""
-    try:
-        return describe(schema_of(annotation))
-    except PydanticUserError:
-        return getattr(annotation, "__name__", str(annotation))
