@@ -55,7 +55,7 @@ def validated(
             continue
         try:
             adapter = _adapter(f"{kind} {name!r}", key, options[key].annotation)
-            result[key] = adapter.validate_python(value)
+            result[key] = adapter.validate_json(json.dumps(value))  # a list may be a tuple
         except ValidationError as error:
             reasons = [e["msg"] for e in error.errors() if e["type"] == "value_error"]
             reason = "".join(f"; {text.removeprefix('Value error, ')}" for text in reasons)
