@@ -13,6 +13,8 @@ from deepstack.allowed import describe, schema_of
 from deepstack.errors import ConfigError, PluginError
 from deepstack.registry import unknown
 
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
 
 class Option(NamedTuple):
     """An option: its annotation and its default."""
@@ -54,8 +56,10 @@ def validated(
             problems[key] = unknown(f"{name} option", key, sorted(options))
             continue
         try:
-            adapter = _adapter(f"{kind} {name!r}", key, options[key].annotation)
+            adapter: TypeAdapter[Any] = TypeAdapter(options[key].annotation, config=STRICT)
             result[key] = adapter.validate_json(json.dumps(value))  # a list may be a tuple
+        except PydanticUserError as error:
+            raise PluginError(f"{kind} {name!r}: option {key!r}: {error.message}") from error
         except ValidationError as error:
             reasons = [e["msg"] for e in error.errors() if e["type"] == "value_error"]
             reason = "".join(f"; {text.removeprefix('Value error, ')}" for text in reasons)
@@ -103,13 +107,6 @@ def options_of_class(cls: type, base: type, inherited: Options, owner: str) -> d
         if ClassVar not in (hints[key], get_origin(hints[key])):
             annotations[key] = hints[key]
     return {key: Option(annotation, getattr(cls, key)) for key, annotation in annotations.items()}
-
-
-def _adapter(owner: str, key: str, annotation: Any) -> TypeAdapter[Any]:
-    try:
-        return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
-    except PydanticUserError as error:
-        raise PluginError(f"{owner}: option {key!r}: {error.message}") from error
 
 
 def _show(value: Any) -> str:

@@ -26,10 +26,6 @@ class Plugin(NamedTuple):
 LOADED: dict[str, Plugin] = {}
 """The plugins of this process by file name, which a sweep also loads in those of its runs."""
 
-IMPORTS = (
-    "names of deepstack.schemes, .tasks, .diagnostics, .plots, .training and .theory "
-    "(docs/plugins.md)"
-)
 LONGEST = 300  # characters of an error's message
 _LOADING: list[Path] = []  # the file that is being loaded
 
@@ -76,7 +72,11 @@ def _loading(path: Path) -> Iterator[None]:
             below = "put what is to be run below `if __name__ == '__main__':`"
             text = f"it ends Python, with {error.code!r}; {below}"
         elif isinstance(error, ImportError):
-            text += f"; a plugin is one file; it may import installed packages, and {IMPORTS}"
+            text += (
+                "; a plugin is one file; it may import installed packages, and names of "
+                "deepstack.schemes, .tasks, .diagnostics, .plots, .training and .theory "
+                "(docs/plugins.md)"
+            )
         raise PluginError(f"--plugin {at}: {text}") from error
     finally:
         _LOADING.pop()
