@@ -39,14 +39,12 @@ class ProgressBar:
 
     def show(self, done: int, total: int, text: str, *, last: bool = False) -> None:
         """Draw `done` of `total` with a text; `last` draws in any case."""
-        now = time.monotonic()
         self.done, self.total, self.text = done, total, text
-        if now - self._drawn < SECONDS and not last:
+        if time.monotonic() - self._drawn < SECONDS and not last:
             return
-        self._drawn = now
+        self._drawn = time.monotonic()
         if self._handle is None:
-            display: Any = sys.modules["IPython"].display.display
-            self._handle = display(self, display_id=True)
+            self._handle = sys.modules["IPython"].display.display(self, display_id=True)
         else:
             self._handle.update(self)
 

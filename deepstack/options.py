@@ -13,6 +13,8 @@ from deepstack.allowed import describe, schema_of
 from deepstack.errors import ConfigError, PluginError
 from deepstack.registry import unknown
 
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
 
 class Option(NamedTuple):
     """An option: its annotation and its default."""
@@ -22,8 +24,11 @@ class Option(NamedTuple):
 
     @property
     def type(self) -> str:
-        """Its type in words: "number > 0, <= 1"."""
-        return _describe(self.annotation)
+        """Its type in words: "a number above 0 up to 1", "non-empty text or null"."""
+        try:
+            return describe(schema_of(self.annotation))
+        except PydanticUserError:
+            return getattr(self.annotation, "__name__", str(self.annotation))
 
     @property
     def description(self) -> str:
@@ -50,13 +55,15 @@ def validated(
         if key not in options:
             problems[key] = unknown(f"{name} option", key, sorted(options))
             continue
-        annotation = options[key].annotation
         try:
-            result[key] = _adapter(f"{kind} {name!r}", key, annotation).validate_python(value)
+            adapter: TypeAdapter[Any] = TypeAdapter(options[key].annotation, config=STRICT)
+            result[key] = adapter.validate_json(json.dumps(value))  # a list may be a tuple
+        except PydanticUserError as error:
+            raise PluginError(f"{kind} {name!r}: option {key!r}: {error.message}") from error
         except ValidationError as error:
             reasons = [e["msg"] for e in error.errors() if e["type"] == "value_error"]
             reason = "".join(f"; {text.removeprefix('Value error, ')}" for text in reasons)
-            problems[key] = f"found {_show(value)}; allowed {_describe(annotation)}{reason}"
+            problems[key] = f"found {_show(value)}; allowed {options[key].type}{reason}"
     if problems:
         lines = [f"{section}.{key}: {problem}" for key, problem in problems.items()]
         raise ConfigError("\n".join(lines), key=f"{section}.{next(iter(problems))}")
@@ -102,22 +109,7 @@ def options_of_class(cls: type, base: type, inherited: Options, owner: str) -> d
     return {key: Option(annotation, getattr(cls, key)) for key, annotation in annotations.items()}
 
 
-def _adapter(owner: str, key: str, annotation: Any) -> TypeAdapter[Any]:
-    try:
-        return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
-    except PydanticUserError as error:
-        raise PluginError(f"{owner}: option {key!r}: {error.message}") from error
-
-
 def _show(value: Any) -> str:
     """Return a value as JSON, shortened to 60 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _describe(annotation: Any) -> str:
-    """Return the allowed values in words: "a number above 0 up to 1", "non-empty text or null"."""
-    try:
-        return describe(schema_of(annotation))
-    except PydanticUserError:
-        return getattr(annotation, "__name__", str(annotation))

@@ -26,10 +26,6 @@ class Plugin(NamedTuple):
 LOADED: dict[str, Plugin] = {}
 """The plugins of this process by file name, which a sweep also loads in those of its runs."""
 
-IMPORTS = (
-    "names of deepstack.schemes, .tasks, .diagnostics, .plots, .training and .theory "
-    "(docs/plugins.md)"
-)
 LONGEST = 300  # characters of an error's message
 _LOADING: list[Path] = []  # the file that is being loaded
 
@@ -71,10 +67,17 @@ def _loading(path: Path) -> Iterator[None]:
         lines = [line for frame, line in frames if frame.f_code.co_filename == str(path)]
         line = getattr(error, "lineno", None) or next(reversed(lines), None)
         at = f"{path}:{line}" if line else str(path)
-        known = isinstance(error, PluginError | SystemExit)
-        kind = "" if known else f"{type(error).__name__}: "
-        text = f"it ends Python, with {error.code!r}" if isinstance(error, SystemExit) else error
-        raise PluginError(f"--plugin {at}: {kind}{text}{_hint(error)}") from error
+        text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):
+            below = "put what is to be run below `if __name__ == '__main__':`"
+            text = f"it ends Python, with {error.code!r}; {below}"
+        elif isinstance(error, ImportError):
+            text += (
+                "; a plugin is one file; it may import installed packages, and names of "
+                "deepstack.schemes, .tasks, .diagnostics, .plots, .training and .theory "
+                "(docs/plugins.md)"
+            )
+        raise PluginError(f"--plugin {at}: {text}") from error
     finally:
         _LOADING.pop()
 
@@ -87,15 +90,6 @@ def refuse_while_loading(function: str) -> None:
             f"it calls {function} while it is loaded, as each process of a sweep does again; put "
             "that below `if __name__ == '__main__':`, or into a file of its own"
         )
-
-
-def _hint(error: BaseException) -> str:
-    """Return a hint for a failed import or a SystemExit, or ''."""
-    if isinstance(error, SystemExit):
-        return "; put what is to be run below `if __name__ == '__main__':`"
-    if isinstance(error, ImportError):
-        return f"; a plugin is one file; it may import installed packages, and {IMPORTS}"
-    return ""
 
 
 def bug_in(error: BaseException) -> str | None:

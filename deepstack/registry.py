@@ -4,15 +4,15 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from deepstack.errors import ConfigError, PluginError
 
 T = TypeVar("T")
 
-_LONGEST_WORD = 40
+LONGEST_WORD = 40
 MOST_CHOICES = 8  # the number of names that a message lists after a suggestion
 # The least similarity (`difflib`, 0 to 1) of a suggestion; one mistake weighs more in a short word.
 SIMILAR, SIMILAR_SHORT, SHORT = 0.65, 0.5, 3
@@ -21,12 +21,12 @@ PREFIX = "deepstack_plugin_"
 """Prefix of the names of plugins' modules."""
 
 
-class Registry(Generic[T]):
-    """The objects of one kind by name; a wrong name raises ConfigError with the nearest one."""
+class Registry(dict[str, T]):
+    """The objects of one kind by name, sorted; a wrong name raises ConfigError with the nearest."""
 
     def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind = kind
-        self._objects: dict[str, T] = {}
 
     def register(self, name: str, obj: T) -> None:
         """Add an object.  Raise PluginError for an invalid name, or one that another object has.
@@ -35,40 +35,27 @@ class Registry(Generic[T]):
         when a notebook cell runs again.
         """
         refuse_no_name(self.kind, name)
-        if name in self._objects and _origin(self._objects[name]) != _origin(obj):
-            origin = _origin(self._objects[name])
+        if name in self and (origin := _origin(self[name])) != _origin(obj):
             raise PluginError(
                 f"the {self.kind} name {name!r} is already taken by {origin}; choose another name"
             )
-        self._objects[name] = obj
+        self[name] = obj
+        for known in sorted(self):  # a dict keeps the order in which names are added
+            self[known] = self.pop(known)
 
     def __getitem__(self, name: str) -> T:
-        try:
-            return self._objects[name]
-        except (KeyError, TypeError):
-            far = nearest(str(name), self.names()) is None
-            plugin_hint = f"; a {self.kind} of your own comes with --plugin FILE" if far else ""
-            raise ConfigError(unknown(self.kind, name, self.names()) + plugin_hint) from None
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._objects
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
+        if isinstance(name, str) and name in self:
+            return super().__getitem__(name)
+        far = nearest(str(name), self) is None
+        plugin_hint = f"; a {self.kind} of your own comes with --plugin FILE" if far else ""
+        raise ConfigError(unknown(self.kind, name, self) + plugin_hint)
 
     def __repr__(self) -> str:
         return f"Registry of {len(self)} {self.kind}s: {', '.join(self)}"
 
-    def __len__(self) -> int:
-        return len(self._objects)
-
     def names(self) -> list[str]:
         """Return the registered names, sorted."""
-        return sorted(self._objects)
-
-    def items(self) -> list[tuple[str, T]]:
-        """Return the names with their objects, sorted by name."""
-        return [(name, self._objects[name]) for name in self.names()]
+        return list(self)
 
 
 def refuse_no_name(kind: str, name: object) -> None:
@@ -76,12 +63,11 @@ def refuse_no_name(kind: str, name: object) -> None:
     if callable(name):
         called = getattr(name, "__name__", "mine")
         raise PluginError(f"@{kind} stands without a name; write @{kind}({called!r})")
-    if isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", name):
-        return
-    raise PluginError(
-        f"the {kind} name {name!r}: allowed a word of letters, digits and '_' that begins with a "
-        "letter (at most 64)"
-    )
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", name):
+        raise PluginError(
+            f"the {kind} name {name!r}: allowed a word of letters, digits and '_' that begins with "
+            "a letter (at most 64)"
+        )
 
 
 def place_of(function: Any) -> str:
@@ -97,7 +83,7 @@ def line_of(function: Any) -> str:
 
 
 def _code_of(function: Any) -> Any:
-    return getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+    return getattr(inspect.unwrap(function), "__code__", None)
 
 
 def unknown(kind: str, name: object, choices: Iterable[str], command: str = "") -> str:
@@ -106,23 +92,22 @@ def unknown(kind: str, name: object, choices: Iterable[str], command: str = "") 
     If there are many allowed names, they are left out after a suggestion.  With a command that
     lists them, the message has the nearest ones and the command.
     """
-    choices = list(choices)
-    text = name if isinstance(name, str) else str(name)
-    near = nearest(text, choices)
-    shown = text if len(text) <= 40 else text[:37] + "..."
-    if near and len(choices) > MOST_CHOICES:
+    word, names = str(name), list(choices)
+    near, more = nearest(word, names), len(names) - MOST_CHOICES
+    shown = word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..."
+    if near and more > 0:
         return f"unknown {kind} {shown!r}; did you mean {near!r}?"
-    if command and (more := len(choices) - MOST_CHOICES) > 0:
-        choices = get_close_matches(shown, choices, n=MOST_CHOICES, cutoff=0)
-        choices[-1] += f" and {more} more ({command})"
+    if command and more > 0:
+        names = get_close_matches(shown, names, MOST_CHOICES, cutoff=0.0)
+        names[-1] += f" and {more} more ({command})"
     hint = f"did you mean {near!r}? " if near else ""
-    return f"unknown {kind} {shown!r}; {hint}allowed: {', '.join(choices) or 'none'}"
+    return f"unknown {kind} {shown!r}; {hint}allowed: {', '.join(names) or 'none'}"
 
 
 def import_all(package_name: str, package_path: Iterable[str]) -> None:
     """Import every module of a package, so that its definitions register themselves."""
-    for module in sorted(info.name for info in pkgutil.iter_modules(list(package_path))):
-        importlib.import_module(f"{package_name}.{module}")
+    for module in pkgutil.iter_modules(package_path):
+        importlib.import_module(f"{package_name}.{module.name}")
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
@@ -130,12 +115,12 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
     Letter case and '-' for '_' do not count.
     """
-    if len(word) > _LONGEST_WORD:
+    if len(word) > LONGEST_WORD:
         return None
-    plain, names = _normal(word), {_normal(choice): choice for choice in choices}
-    least = SIMILAR if len(plain) > SHORT else SIMILAR_SHORT
-    similar = get_close_matches(plain, names, n=1, cutoff=least)
-    return names[similar[0]] if similar else None
+    by_form = {_normal(choice): choice for choice in choices}
+    cutoff = SIMILAR_SHORT if len(word) <= SHORT else SIMILAR
+    matches = get_close_matches(_normal(word), by_form, 1, cutoff)
+    return by_form[matches[0]] if matches else None
 
 
 def _normal(word: str) -> str:

@@ -80,8 +80,8 @@ class Group(TyperGroup):
             return super().main(*args, **kwargs)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        word = args[0].lower() if args else ""
-        if word in COMMANDS_ELSEWHERE and self.get_command(ctx, word) is None:
+        word = args[0].lower()
+        if word in COMMANDS_ELSEWHERE and not ctx.resilient_parsing:  # set by a completion
             ctx.fail(f"No such command {args[0]!r}; {COMMANDS_ELSEWHERE[word]}")
         return super().resolve_command(ctx, args)
 
@@ -129,8 +129,7 @@ class Command(TyperCommand):
 def suggest_for_extra_words(error: Any) -> None:
     """Add the text to type to the message of words that a command does not take."""
     match = re.search(r"unexpected extra argument\S* \((\S*).*\)", error.message)
-    command = getattr(error.ctx, "command", None)
-    options = {one.name for one in getattr(command, "params", ())} if match else set()
+    options = {one.name for one in error.ctx.command.params} if match else set()
     if match and "where" in options and "=" in match[1]:
         error.message += f"; to select runs: --where {shlex.quote(match[1])}"
     elif "text" in options:
@@ -147,7 +146,7 @@ def suggest_option(error: Any) -> None:
     from deepstack.config.schema import setting_keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
-    parameters = getattr(error.ctx.command, "params", [])
+    parameters = error.ctx.command.params
     options = [text[2:] for one in parameters for text in one.opts if text.startswith("--")]
     synonym = SYNONYMS.get(word, "")
     near = synonym if synonym.split(" ")[0] in options else nearest(word, options)
@@ -165,7 +164,16 @@ def suggest_option(error: Any) -> None:
     error.message = f"No such option: {error.option_name}; {hint}"
 
 
-SUGGESTIONS = {"NoSuchOption": suggest_option, "UsageError": suggest_for_extra_words}
+def drop_prefix(error: Any) -> None:
+    """Remove the words of pydantic before the sentence on a wrong choice."""
+    error.message = error.message.removeprefix("Value error, ")
+
+
+SUGGESTIONS = {
+    "NoSuchOption": suggest_option,
+    "UsageError": suggest_for_extra_words,
+    "BadParameter": drop_prefix,
+}
 """By the names of classes that are private to typer."""
 
 app = typer.Typer(

@@ -108,11 +108,7 @@ def complete_key(incomplete: str) -> list[str]:
 
 def complete_names(package: str, kind: str) -> Complete:
     """Return a completion of a comma-separated list of names that a package registers."""
-
-    def complete(incomplete: str) -> list[str]:
-        return complete_value(incomplete, declarations(package, kind))
-
-    return complete
+    return lambda incomplete: complete_value(incomplete, declarations(package, kind))
 
 
 def complete_chart_or_folder(incomplete: str) -> list[str]:

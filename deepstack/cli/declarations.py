@@ -11,9 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import deepstack
-
-PACKAGES = Path(deepstack.__file__).parent
+PACKAGES = Path(__file__).parents[1]
 
 
 class Declaration(NamedTuple):

@@ -1,10 +1,8 @@
 """The command `deepstack export RUN`."""
 
-from __future__ import annotations
-
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deepstack import config as conf
 from deepstack.cli.options import Json, Plugins, RunPath, flag, load_plugins, option
@@ -12,11 +10,6 @@ from deepstack.cli.output import emit_facts, log
 from deepstack.errors import ConfigError
 from deepstack.records import existing_run, find_runs
 from deepstack.records.files import replace_all
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from deepstack.model.build import Built
 
 
 def export_command(
@@ -48,11 +41,12 @@ def export_command(
         emit_facts({"runs": len(runs), "folder": str(target), "to look at it": command}, json)
         return
     import torch
+    from safetensors.torch import save
 
     from deepstack.model.build import build_model
     from deepstack.model.fold import compare
     from deepstack.model.fold import fold as folded
-    from deepstack.model.plain import export_paths, fill, values_of
+    from deepstack.model.plain import export_paths, fill, to_plain, values_of
     from deepstack.schemes import SCHEMES
     from deepstack.training import load_trained
 
@@ -62,7 +56,8 @@ def export_command(
         raise ConfigError("found --untie without --fold; add --fold, which --untie changes")
     load_plugins(plugin)
     folder = existing_run(run)
-    for path in export_paths(to):
+    paths = export_paths(to)
+    for path in paths:
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name with --to")
     trained = load_trained(folder, log)
@@ -95,26 +90,12 @@ def export_command(
         fill(small.model, after)
         facts["parameters folded"] = sum(small.banks.count().values())
         config, built, values = config_after, small, values_of(small.model)
-    facts["files"] = [str(path) for path in export_paths(to)]
-    write(to, conf.to_yaml(config), built, values, facts)
+    facts["files"] = [str(path) for path in paths]
+    files = {
+        paths.config.name: conf.to_yaml(config).encode(),
+        paths.about.name: (jsonlib.dumps(facts, indent=2) + "\n").encode(),
+        # the weights are the last: a kill at any moment leaves none, or a complete export
+        paths.weights.name: save(to_plain(built.model, values)),
+    }
+    replace_all(paths.weights.parent, files.items())
     emit_facts(facts, json)
-
-
-def write(
-    to: Path, config: str, built: Built, values: dict[str, Tensor], facts: dict[str, Any]
-) -> None:
-    """Write the three files of an export, the weights last.
-
-    A kill at any moment leaves no weights or a complete export. Raises ResourceError if the disk
-    refuses a write.
-    """
-    from safetensors.torch import save
-
-    from deepstack.model.plain import export_paths, to_plain
-
-    paths = export_paths(to)
-    about = jsonlib.dumps(facts, indent=2) + "\n"
-    weights = save(to_plain(built.model, values))
-    contents = [(paths.config, config.encode()), (paths.about, about.encode())]
-    files = [(path.name, data) for path, data in [*contents, (paths.weights, weights)]]
-    replace_all(paths.weights.parent, files)

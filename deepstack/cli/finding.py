@@ -4,6 +4,8 @@ import shlex
 from collections.abc import Sequence
 from statistics import fmean
 
+from deepstack.analysis.outcomes import CLEAR, loss_and_floor, margin, outcome
+from deepstack.analysis.settings import scheme_label
 from deepstack.records import Run
 from deepstack.records.run import visible_folders
 
@@ -12,9 +14,7 @@ MOST_GROUPS = 8  # schemes, and depths, up to which a sweep has a finding
 
 def run_finding(run: Run) -> str | None:
     """Return one sentence on how a run ended, or None if nothing is known to compare with."""
-    from deepstack.analysis.outcomes import CLEAR, loss_and_floor
-
-    subject = f"{label_of(run)} with {run.get('model.depth')} layers"
+    subject = f"{scheme_label(run)} with {run.get('model.depth')} layers"
     if run.state == "diverged":
         return f"{subject} diverged at step {run.status.get('step')}."
     loss, floor = loss_and_floor(run)
@@ -46,13 +46,11 @@ def next_command(run: Run, words: Sequence[str]) -> str:
 
 def sweep_finding(runs: Sequence[Run]) -> list[str]:
     """Return a line per depth with the schemes that learned from context, the best first."""
-    from deepstack.analysis.outcomes import margin, outcome
-
     cells: dict[int, dict[str, list[Run]]] = {}
     known = [run for run in runs if run.damage() is None and outcome(run) is not None]
     for run in known:
         of_depth = cells.setdefault(int(run.get("model.depth")), {})
-        of_depth.setdefault(label_of(run), []).append(run)
+        of_depth.setdefault(scheme_label(run), []).append(run)
     if not known or max(len(cells), *map(len, cells.values())) > MOST_GROUPS:
         return []
     lines = [
@@ -72,10 +70,3 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
 def guess_of(run: Run) -> str:
     """Return the name of the loss that `analysis.outcomes` compares with."""
     return "the unigram" if "unigram_loss" in run.evals else "a guess without context"
-
-
-def label_of(run: Run) -> str:
-    """Return the scheme's name for readers, such as Post-LN."""
-    from deepstack.analysis.settings import scheme_label
-
-    return scheme_label(run)

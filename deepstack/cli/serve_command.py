@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -60,9 +59,8 @@ def serve_command(
     def build() -> str:
         return build_page(directories, None, against, best, at_step, diagnostic).text
 
-    live = LivePage([Path(folder) for folder in directories], build)
     try:
-        server = PageServer((ADDRESS, port), live)
+        server = PageServer((ADDRESS, port), directories, build)
     except OSError as error:
         raise ResourceError(
             f"port {port} of {ADDRESS}: {error.strerror}; give another one with --port"
@@ -74,31 +72,28 @@ def serve_command(
         threading.Thread(target=server.serve_forever, daemon=True).start()
         while True:
             began = time.monotonic()
-            if live.update():
+            if server.update():
                 seconds = time.monotonic() - began
                 say(f"page drawn in {seconds:.1f} s")
                 time.sleep(PAUSE_FACTOR * seconds)
             time.sleep(LOOK_SECONDS)
 
 
-class LivePage:
-    """The newest page of the runs below some folders.
+class PageServer(ThreadingHTTPServer):
+    """Serves the newest page of the runs below some folders at `/`, and nothing else.
 
     build: returns the page.  It runs in one thread only: matplotlib's style is global.
     """
 
-    def __init__(self, folders: Sequence[Path], build: Callable[[], str]) -> None:
+    daemon_threads = True
+
+    def __init__(
+        self, address: tuple[str, int], folders: Sequence[str], build: Callable[[], str]
+    ) -> None:
         self.folders, self.build = folders, build
         self.seen: object = None
-        self.show_text("The page is being drawn.")
-
-    def show(self, page: str) -> None:
-        """Make this the newest page."""
-        self.page = printable(page).encode("utf-8")
-
-    def show_text(self, text: str) -> None:
-        """Show a text until the page can be drawn."""
-        self.show(WAITING.format(html.escape(text)))
+        self.page = page_of_text("The page is being drawn.").encode()
+        super().__init__(address, PageHandler)
 
     def update(self) -> bool:
         """Draw the page again if runs have changed; return whether they have."""
@@ -107,35 +102,26 @@ class LivePage:
             return False
         self.seen = files
         try:
-            self.show(self.build())
+            page = self.build()
         except NothingMatchedError:
-            self.show_text(f"No runs below {', '.join(map(str, self.folders))} yet.")
+            page = page_of_text(f"No runs below {', '.join(self.folders)} yet.")
         except DeepstackError as error:  # such as a log that is half copied from another machine
-            self.show_text(str(error))
+            page = page_of_text(str(error))
+        self.page = printable(page).encode()
         return True
 
 
-def files_of_runs(folder: Path) -> list[object]:
-    """Return sizes and times of the files of all runs that a page shows."""
+def page_of_text(text: str) -> str:
+    """Return a page with a text, until the report can be drawn."""
+    return WAITING.format(html.escape(text))
+
+
+def files_of_runs(folder: str) -> list[object]:
+    """Return sizes and times of all entries of all runs."""
     try:
-        runs = [run.folder for run in find_runs(folder)]
-    except NothingMatchedError:
+        return [(path, stamp(path)) for run in find_runs(folder) for path in run.path.iterdir()]
+    except (NothingMatchedError, OSError):  # of a run that was removed meanwhile
         return []
-    return [
-        (path, stamp(path))
-        for run in runs
-        for path in (run.status_path, run.steps_path, run.evals_path, run.layers_dir / "steps.npy")
-    ]
-
-
-class PageServer(ThreadingHTTPServer):
-    """Serves one page at `/` and nothing else."""
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], live: LivePage) -> None:
-        self.live = live
-        super().__init__(address, PageHandler)
 
 
 class PageHandler(BaseHTTPRequestHandler):
@@ -164,7 +150,7 @@ class PageHandler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/":
             self.send_error(HTTPStatus.NOT_FOUND)
             return b""
-        page = self.server.live.page
+        page = self.server.page
         self.send_response(HTTPStatus.OK)
         self.send_header("ETag", f'"{hashlib.sha256(page).hexdigest()}"')
         self.send_header("Content-Type", "text/html; charset=utf-8")

@@ -23,7 +23,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         self.code: int | None = None
-        self._since = 0.0
+        self.since = 0.0
 
     def __call__(self) -> int | None:
         if self.code is not None:  # a library has swallowed its exception
@@ -31,13 +31,12 @@ class StopRequest:
         return self.signal
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.signal is not None:
-            if number != signal.SIGINT and now - self._since < SAME_SECONDS:
-                return
+        """Store a first signal; end the process at a second one."""
+        if self.signal is None:
+            self.signal, self.since = number, time.monotonic()
+        elif number == signal.SIGINT or time.monotonic() - self.since >= SAME_SECONDS:
             self.code = 128 + number
             raise SystemExit(self.code)
-        self.signal, self._since = number, now
 
 
 @contextmanager
@@ -53,19 +52,13 @@ def stop_on_signal() -> Iterator[StopRequest]:
             signal.signal(number, request.handle)
     try:
         yield request
-    except Exception:
-        # A library may turn SystemExit into another exception.
-        if request.code is None:
-            raise
-        raise SystemExit(request.code) from None
+    finally:
+        request()  # a library may turn SystemExit into another exception
 
 
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
     """End the block at Ctrl-C, as its normal end: the command exits with 0."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with suppress(KeyboardInterrupt):
-            yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        yield

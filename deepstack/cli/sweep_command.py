@@ -233,23 +233,22 @@ def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
     Charts draw these published values over those of the study (see `deepstack.plots.files`).
     Raises ResourceError if the folder cannot be made, or if weights and checkpoints do not fit.
     """
+    todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
+    sizes = [conf.disk_estimate(cell.config) for cell in todo]
+    needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)
     try:
-        new = make_folder(study)
+        existing = next(folder for folder in (study, *study.absolute().parents) if folder.exists())
+        free = shutil.disk_usage(existing).free
+        if needed > free:
+            raise ResourceError(
+                f"{study}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+                "free; give another folder with --out"
+            )
+        make_folder(study)
     except OSError as error:
         raise ResourceError(
             f"{study}: no folder can be made ({error.strerror}); give another one with --out"
         ) from error
-    todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
-    sizes = [conf.disk_estimate(cell.config) for cell in todo]
-    needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)
-    free = shutil.disk_usage(study).free
-    if needed > free:
-        for folder in new:
-            folder.rmdir()
-        raise ResourceError(
-            f"{study}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
-            "give another folder with --out"
-        )
     reference = path.with_suffix(".reference.csv")
     if reference.is_file():
         shutil.copyfile(reference, study / "reference.csv")

@@ -41,10 +41,9 @@ def train_command(
     settings = load_config(config, overrides)
     study = study_name(settings, config, study)
     opt.load_plugins(plugin)
-    from deepstack.cli.finding import next_command, run_finding
-
     with gc_paused(), show_work("loading PyTorch", quiet or not is_rank0):
         from deepstack.cli.display import observe
+        from deepstack.cli.finding import next_command, run_finding
         from deepstack.training import parent_of
         from deepstack.training import train as train_run
 

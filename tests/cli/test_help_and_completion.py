@@ -54,6 +54,7 @@ def test_options_stand_below_the_heading_of_their_group(command: str, headings: 
         ("deepstack sweep quick runtime.fused=true,f", {"true,false"}),
         ("deepstack plot loss_vs_", {"loss_vs_step", "loss_vs_lr"}),
         ("deepstack list sch", {"schemes"}),
+        ("deepstack run ", set(COMMANDS)),
         ("deepstack ls --where dept", {"depth="}),
         ("deepstack plot --where outcome=", {"trained", "learnt", "damaged"}),
         ("deepstack report --where scheme=deepnorm,post_l", {"deepnorm,post_ln"}),

@@ -47,6 +47,7 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         (["report", STUDY, "--out", "x"], "No such option: --out; did you mean --to?"),
         (["ls", "--tag", "good"], "No such option: --tag; did you mean --where tag=WORD?"),
         (["plot", "metric", STUDY, "--x", "dpth", "--y", "loss"], "did you mean 'model.depth'?"),
+        (["fit", "--law", "dept"], "for '--law': 'dept' is not one of 'depth', 'width', 'compute'"),
         (["train", "model.depth=12"], "the configuration, as in: FILE.yaml model.depth=12"),
         (["train", QUICK, "task.mask_rat=0.3"], "did you mean 'mask_rate'?"),
         (["train", QUICK, "task.path=/no/such/text"], "/no/such/text"),

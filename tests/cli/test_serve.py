@@ -16,8 +16,8 @@ from helpers.browser import CHROMIUM, open_browser
 from helpers.plot_runs import make_run
 from helpers.report_pages import draw_only
 
-from deepstack.cli.serve_command import ADDRESS, LivePage, PageServer
-from deepstack.records import RunFolder
+from deepstack.cli.serve_command import ADDRESS, PageServer
+from deepstack.records import RunFolder, change_tags
 from deepstack.reports.page import build_page
 
 
@@ -30,9 +30,9 @@ def study(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(study: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
     draw_only(monkeypatch, "loss_vs_step")
-    live = LivePage([study], lambda: build_page([study], None).text)
-    live.update()
-    with PageServer((ADDRESS, 0), live) as running:
+    folders = [str(study)]
+    with PageServer((ADDRESS, 0), folders, lambda: build_page(folders, None).text) as running:
+        running.update()
         thread = threading.Thread(target=running.serve_forever, args=(0.02,))
         thread.start()
         yield running
@@ -94,22 +94,24 @@ def test_no_file_can_be_read_and_nothing_be_written(server: PageServer) -> None:
 
 
 def test_the_page_follows_its_runs(server: PageServer, study: Path) -> None:
-    before = server.live.page
-    assert not server.live.update()
+    before = server.page
+    assert not server.update()
     folder = RunFolder(make_run(study, seed=1, state="running"))
-    assert server.live.update()
-    assert b"2 runs: " in ask(server)[1] and server.live.page != before
+    assert server.update()
+    assert b"2 runs: " in ask(server)[1] and server.page != before
     with open(folder.steps_path, "a") as file:
         file.write("6,2.5,0.1,1,0.125,1,1,1\n")
-    assert server.live.update()
+    assert server.update()
+    change_tags(folder, ["good"])
+    assert server.update() and b"good" in ask(server)[1]
     # A damaged study is told as text.
     folder.path.rename(study / "<b>x")
     (study / "<b>x" / "steps.csv").write_text("a,b\n1,2\n")
-    assert server.live.update()
+    assert server.update()
     answer, body = ask(server)
     assert answer.status == 200 and b"<b>" not in body and b"is left out" in body
     shutil.rmtree(study)
-    assert server.live.update() and b"No runs below" in ask(server)[1]
+    assert server.update() and b"No runs below" in ask(server)[1]
 
 
 def test_the_command_prints_its_address_and_ends_with_an_interrupt(study: Path) -> None:
@@ -140,7 +142,7 @@ def test_an_open_page_loads_the_newest_one(server: PageServer, study: Path, tmp_
         time_of_load = browser.run("performance.timeOrigin")
         browser.run("new Promise(done => setTimeout(done, 500))")  # the first tag is known
         make_run(study, seed=1)
-        server.live.update()
+        server.update()
         browser.wait_for(f"performance.timeOrigin > {time_of_load}")
         browser.wait_for("document.body?.textContent.includes('2 runs: ')")
         refused = [text for text in browser.errors if "favicon" not in text and "404" not in text]

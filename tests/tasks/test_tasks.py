@@ -143,6 +143,18 @@ def test_a_function_that_is_no_task_is_refused() -> None:
         assert "mine" not in TASKS
 
 
+def test_a_configuration_has_a_list_for_a_tuple() -> None:
+    @task("mine")
+    def mine(*, seq_len: int, seed: int, pair: tuple[float, float] = (0.0, 1.0)) -> Task:
+        """Return a task that has its pair as data."""
+        return Task("mine", 64, seed, build("copy").draw, data={"pair": pair})
+
+    built = build_task("mine", {"pair": [0.25, 0.75]}, seq_len=32, seed=0)
+    assert built.data == {"pair": (0.25, 0.75)}
+    with pytest.raises(ConfigError, match=r"found .*; allowed a list of 2 values, each a number"):
+        build_task("mine", {"pair": [0.25, "0.75"]}, seq_len=32, seed=0)
+
+
 # copy and reverse
 
 
