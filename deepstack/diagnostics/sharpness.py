@@ -70,7 +70,7 @@ class Hessian:
         ]
         pairs = zip(self.gradients, directions, strict=True)
         # The gradient of a parameter that the loss reads linearly is constant.
-        varying = [pair for pair in pairs if pair[0].requires_grad]
+        varying = [tensors for tensors in pairs if tensors[0].requires_grad]
         gradients, along = zip(*varying, strict=True)
         products = torch.autograd.grad(
             gradients, self.tensors, along, retain_graph=True, materialize_grads=True

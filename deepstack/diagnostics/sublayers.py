@@ -55,12 +55,12 @@ class SublayerStatistics:
 class ResidualCall:
     """One call of a scheme's `residual`.
 
-    x, G, z: (batch, seq, d), the sublayer's input, the branch's output, the last norm's input;
-    norm: that norm.  sums: whether the sublayer returns the norm's output and its branch reads x
-    itself, so that z can be alpha x + G(x).
-    deltas: name -> 0-d, norms of the loss's gradient over the whole probe batch: 'in' by x (through
-    all its uses), 'sum' by the residual sum, 'norm_in' by the last norm's input (through the norm
-    alone), 'norm_out' by its output.
+    x, G, z: (batch, seq, d), the sublayer's input, the branch's output, the last norm's input.
+    norm: the last norm.  sums: whether z can be alpha x + G(x): the sublayer returns the norm's
+    output, and its branch reads x itself.
+    deltas: name -> 0-d, norms of the loss's gradient over the whole probe batch.  'in': by x,
+    through all its uses.  'sum': by the residual sum.  'norm_in': by z, through the norm alone.
+    'norm_out': by its output.
     """
 
     x: Tensor

@@ -180,7 +180,7 @@ class Recording(TorchDispatchMode):
 
 
 def depends_on_values(operation: Any, args: Any) -> bool:
-    """Return whether values decide on what an operation returns to Python, or on its size."""
+    """Return whether the result of an operation is a Python value, or has a size, set by values."""
     if operation is aten.index.Tensor:
         masks = torch.bool, torch.uint8
         return any(index is not None and index.dtype in masks for index in args[1])

@@ -95,7 +95,7 @@ class ReplayedStep:
         replaced = [zip(s.gradients, s.copies, strict=False) for s in self.update.shards]
         with torch.inference_mode():
             pairs = zip(recordings, [*replaced, ()], strict=True)
-            self.bound = [bind_recording(*pair) for pair in pairs]
+            self.bound = [bind_recording(*recorded) for recorded in pairs]
         trim_memory()
         return measured
 

@@ -56,9 +56,9 @@ def fill(model: Transformer, values: Mapping[str, Tensor]) -> None:
     present = values_of(model)
     refuse_other_names(values, present)
     for name, value in values.items():
-        found, wanted = tuple(value.shape), tuple(present[name].shape)
-        if found != wanted:
-            raise ConfigError(f"{name} is {found}, and in the configuration's model {wanted}")
+        shape, wanted = tuple(value.shape), tuple(present[name].shape)
+        if shape != wanted:
+            raise ConfigError(f"{name} is {shape}, and in the configuration's model {wanted}")
         present[name].copy_(value)
 
 

@@ -117,8 +117,8 @@ class Stack(nn.Module):
         kind, final_gain = scheme.scheme_class, model.norm.final_gain
         self.entry_norm = make_norm(d) if kind.entry_norm else None
         self.stream_norms = nn.ModuleList(make_norm(d) for _ in range(kind.stream_norms))
-        own = {} if final_gain is None else {"gain": final_gain}
-        final_norm = partial(make_norm, d, roles=("final_norm", "final_norm"), **own)
+        options = {} if final_gain is None else {"gain": final_gain}
+        final_norm = partial(make_norm, d, roles=("final_norm", "final_norm"), **options)
         self.final_norm = final_norm() if kind.final_norm else None
         self.runner: LayerRunner = run_layers
 

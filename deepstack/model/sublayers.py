@@ -81,9 +81,9 @@ Joins = Callable[[tuple[str, ...]], bool]
 class LinearMaps(nn.Module):
     """The base of all sublayers: their matrices by name, and the scheme's slots in them.
 
-    SLOTS: the slots of this sublayer.  slots: the scheme's modules.  joins: roles -> whether their
-    matrices share one tensor.  fused: whether they do in this sublayer.  linear: the function that
-    applies a matrix, (x, W, b) -> y: `F.linear`, or `scaled_linear` under NTK.
+    SLOTS: the slots of this sublayer.  slots: the scheme's modules.
+    joins: roles -> whether their matrices may share one tensor.  fused: whether they do here.
+    linear: (x, W, b) -> y: `F.linear`, or `scaled_linear` under NTK.
     """
 
     SLOTS: ClassVar[tuple[str, ...]]

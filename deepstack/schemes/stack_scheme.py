@@ -39,8 +39,8 @@ class StackScheme:
     ) -> None:
         """Validate the options, and bind the arguments that class methods name."""
         known, section = scheme_options(name), "model.scheme_options"
-        given = validated(known, options, kind="scheme", name=name, section=section)
-        self.options = {key: option.default for key, option in known.items()} | given
+        values = validated(known, options, kind="scheme", name=name, section=section)
+        self.options = {key: option.default for key, option in known.items()} | values
         self.place, self.depth = place, place.depth
         self.scheme_class = SCHEMES[name].configure(self.options, place)
         arguments = {**self.options, "config": config, "place": place}
