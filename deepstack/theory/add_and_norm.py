@@ -166,18 +166,13 @@ def norms(seed: int) -> Finding:
         stacks = (Trial(s, scheme="post_ln", depth=2, norm_kind=kind, lr=3e-3) for s in trained)
         losses = [stack.run(20) for stack in stacks]
         quantity = f"{kind} norm: loss after 20 steps over before, Post-LN of 2 layers"
-        parts.append(at_most(quantity, 1.0, [mean_of_last_five(run) / run[0] for run in losses]))
+        parts.append(at_most(quantity, 1.0, [sum(run[-5:]) / 5 / run[0] for run in losses]))
     return Finding(
         parts,
         f"{draws} draws of x {shape}, ε = {eps:g}.  PyTorch's LN and the document's, which divides "
         "by σ + ε, differ by √2 where σ² = ε and by less than 1e-4 at unit scale.  The document's "
         "BN takes two axes or four, channels second; a stack's channels are the last of three.",
     )
-
-
-def mean_of_last_five(losses: list[float]) -> float:
-    """Return the mean of the last five losses."""
-    return sum(losses[-5:]) / 5
 
 
 @claim("C15", ADD_AND_NORM)
@@ -197,7 +192,7 @@ def beta_at_run_time(seed: int) -> Finding:
 
     def trained(scheme: str) -> Tensor:
         stacks = (Trial(s, scheme=scheme, depth=6) for s in repetitions)
-        return torch.tensor([mean_of_last_five(stack.run(25)) for stack in stacks])
+        return torch.tensor([sum(stack.run(25)[-5:]) / 5 for stack in stacks])
 
     theirs, ours = (growth(repetitions, depths, scheme=scheme) for scheme in schemes)
     moved = theirs[:, 1] / ours[:, 1]
@@ -352,13 +347,13 @@ def comparable_words(seed: int) -> Finding:
         parts.append(at_most(f"time, RMSNorm over LN, the listings{words}", 1.0, times))
     times = time_ratios(built_in, partial(torch.layer_norm, x, (256,), gain, bias), repeats(12))
     parts.append(at_least(built_in_words, 4 / 7, times, stated=False))
-    note = (
+    return Finding(
+        parts,
         f"{draws} draws of x {shape}; times on a CPU, in fp32.  LN works on each word alone and "
         "gives all words the length √d, so that two words differ by their angle alone.  BN, which "
         "the document says does not keep words comparable, keeps their order in every channel.  "
-        "The listed RMSNorm saves time; torch's own is not one kernel on this CPU and saves less."
+        "The listed RMSNorm saves time; torch's own is not one kernel on this CPU and saves less.",
     )
-    return Finding(parts, note)
 
 
 def slopes_by_row(x: Tensor, y: Tensor) -> float:

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -104,29 +105,19 @@ class Part:
         return "undecided", math.ceil(self.draws * (interval / limit) ** 2) or None
 
 
-def beside(what: str, predicted: float, draws: Draws, **more: Any) -> Part:
-    """Return `Part.mean` of a number that the claim does not state."""
-    return Part.mean(what, predicted, draws, stated=False, **more)
-
-
-def at_most(what: str, bound: float, draws: Draws, **more: Any) -> Part:
-    """Return `Part.mean` of a number that is claimed to be at most the bound."""
-    return Part.mean(what, bound, draws, relation="<=", **more)
-
-
-def at_least(what: str, bound: float, draws: Draws, **more: Any) -> Part:
-    """Return `Part.mean` of a number that is claimed to be at least the bound."""
-    return Part.mean(what, bound, draws, relation=">=", **more)
+# `Part.mean` of a number that the claim does not state, or that it bounds.
+beside = partial(Part.mean, stated=False)
+at_most = partial(Part.mean, relation="<=")
+at_least = partial(Part.mean, relation=">=")
 
 
 def standard_errors(draws: int) -> float:
     """Return half the 99.73 % interval of a mean of draws, in standard errors, by Student's t.
 
-    3 for a normal distribution, and for a number that is no mean of draws (draws = 0).
+    3 for a normal distribution, and for a number that is no mean of draws (draws = 0); NaN for one
+    draw, which shows no spread.
     """
-    if not draws:
-        return 3.0
-    return float(stdtrit(draws - 1, ndtr(3.0))) if draws > 1 else math.inf
+    return float(stdtrit(draws - 1, ndtr(3.0))) if draws else 3.0
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,9 @@ class Trial:
 
         after: called with the step, after each of them.
         """
-        train = self.config.train
-        penalty = SpectralPenalty(self.config, self.built, ALONE)
-
-        def loss(inputs: Tensor, targets: Tensor) -> Tensor:
-            return penalty(self.loss(inputs, targets))
-
-        step = make_step(loss, self.built, make_optimizer(train, self.built), train)
+        train, penalty = self.config.train, SpectralPenalty(self.config, self.built, ALONE)
+        optimizer = make_optimizer(train, self.built)
+        step = make_step(lambda *batch: penalty(self.loss(*batch)), self.built, optimizer, train)
         losses = []
         for t in range(1, steps + 1):
             self.built.at_step(t)
@@ -75,10 +71,10 @@ class Trial:
             after(t)
         return losses
 
-    def backward(self) -> None:
-        """Compute the gradient of the first batch's loss, which the banks then hold."""
+    def backward(self, step: int = 1) -> None:
+        """Compute the gradient of the loss of a step's batch, which the banks then hold."""
         self.built.banks.zero_gradients()
-        self.loss(*self.batch(1)).backward()
+        self.loss(*self.batch(step)).backward()
 
     def banks_of(self, *roles: str) -> list[Bank]:
         """Return the banks that hold a parameter of one of these roles."""

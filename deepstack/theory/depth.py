@@ -35,7 +35,6 @@ def feed_forward_gradients(seed: int, **changes: Any) -> dict[str, Tensor]:
     The gradient of <F, R>, R of independent N(0, 1), has the mean square ‖∂F/∂θ‖_F².
     """
     trial = Trial(seed, **changes)
-    trial.built.banks.zero_gradients()
     F = trial.model.hidden(trial.probe)
     R = torch.randn(F.shape, generator=torch.Generator().manual_seed(seed))
     (F * R).sum().backward()

@@ -180,20 +180,15 @@ def update_norms(stack: Trial, steps: int) -> Tensor:
 
 def signal_share(stack: Trial, batches: int) -> tuple[Tensor, Tensor]:
     """Return the mean ‖g‖ over batches and ‖E g‖²/E‖g‖² by layer, each (depth,)."""
-    by_layer = [list(layer.parameters()) for layer in stack.model.layers]
-    flat = [parameter for layer in by_layer for parameter in layer]
     drawn = []
     for t in range(1, batches + 1):
-        gradients = iter(torch.autograd.grad(stack.loss(*stack.batch(t)), flat))
-        drawn.append([torch.cat([next(gradients).flatten() for _ in layer]) for layer in by_layer])
-    norms, shares = [], []
-    for rows in zip(*drawn, strict=True):
-        g = torch.stack(rows).double()  # (batches, parameters of the layer)
-        noise = g.var(dim=0, correction=1).sum()
-        signal = g.mean(dim=0).square().sum() - noise / batches
-        norms.append(g.norm(dim=1).mean())
-        shares.append(signal / (signal + noise))
-    return torch.stack(norms), torch.stack(shares)
+        stack.backward(t)
+        drawn.append([bank.gradients().double() for bank in stack.layer_banks])
+    norms = torch.stack([layer_norms(gradients) for gradients in drawn])  # (batches, depth)
+    mean = layer_norms([torch.stack(rows).mean(dim=0) for rows in zip(*drawn, strict=True)])
+    square = norms.square().mean(dim=0)  # that of the signal plus the noise
+    noise = (square - mean.square()) * batches / (batches - 1)
+    return norms.mean(dim=0), 1 - noise / square
 
 
 def last_gain(seed: int, steps: int = 30) -> float:

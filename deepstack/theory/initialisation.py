@@ -118,11 +118,11 @@ def truncated_normal(seed: int) -> Finding:
         ]
 
     parts = means(sample() for _ in range(draws))
-    note = (
+    return Finding(
+        parts,
         f"{draws} draws of 250 000 numbers. 0.2 is a slip for BERT's 0.02: 0.176 is five times "
-        "1/√768, 0.0176 is half of it, as the document says later."
+        "1/√768, 0.0176 is half of it, as the document says later.",
     )
-    return Finding(parts, note)
 
 
 def through(rng: torch.Generator, activation: Callable[[Tensor], Tensor]) -> list[float]:
@@ -221,12 +221,12 @@ def tanh(seed: int) -> Finding:
         parts.append(Part.mean(quantity, 1.0, small, tolerance=0.05, stated=size == 0.1))
     slow = [24 * moments[-1] for moments in plain]
     parts.append(beside("2l E[x_l²] after l = 12 layers", 1.0, slow, tolerance=0.05))
-    note = (
-        f"{draws} draws.  For x of a tenth tanh is the identity to 2% and Xavier keeps E[x²]; "
-        "from E[x²] = 1 one layer leaves 0.39 of it and 12 layers a twentieth, as 1/(2l): x gets "
-        "small, and then the claim is true.  Divided by the root of its constant tanh keeps E[x²]."
+    return Finding(
+        parts,
+        f"{draws} draws.  For x of a tenth tanh is the identity to 2% and Xavier keeps E[x²]; from "
+        "E[x²] = 1 one layer leaves 0.39 of it and 12 layers a twentieth, as 1/(2l): x gets small, "
+        "and then the claim is true.  Divided by the root of its constant tanh keeps E[x²].",
     )
-    return Finding(parts, note)
 
 
 @claim("C22", READING_NOTES)
@@ -347,11 +347,11 @@ def systems(seed: int) -> Finding:
         ]  # fmt: skip
 
     parts = means(map(sample, seeds(seed, 8)))
-    note = (
+    return Finding(
+        parts,
         f"{parts[0].draws} seeds; RealFormer and ZerO with 4 layers, d = 32, 4 heads; runs of 8 "
-        "steps of Post-LN, 2 layers, at lr 0.003; ‖W‖₂ is the geometric mean over the matrices."
+        "steps of Post-LN, 2 layers, at lr 0.003; ‖W‖₂ is the geometric mean over the matrices.",
     )
-    return Finding(parts, note)
 
 
 def identity(seed: int, scheme: str) -> float:

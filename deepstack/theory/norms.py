@@ -91,12 +91,12 @@ def folded(seed: int) -> Finding:
         *means(map(of_stacks, seeds(seed, 8))),
         beside("time over that before, d = 256", 1.0, fold_times(rng)),
     ]
-    note = (
-        f"{draws} draws of a norm; 3 layers, d = 32, 8 steps, {draws} seeds. "
-        "The last norm stays: a tied head is the token table as well. In Post-LN the fold changes "
-        "the stream and is not exact. Fewer parameters do not always save time (see the last part)."
+    return Finding(
+        parts,
+        f"{draws} draws of a norm; 3 layers, d = 32, 8 steps, {draws} seeds. The last norm "
+        "stays: a tied head is the token table as well. In Post-LN the fold changes the stream and "
+        "is not exact. Fewer parameters do not always save time (see the last part).",
     )
-    return Finding(parts, note)
 
 
 def fold(model: Transformer) -> tuple[Transformer, int]:
@@ -129,14 +129,8 @@ def fold_times(rng: torch.Generator) -> list[float]:
     )
 
 
-def unit_branches(stack: Trial) -> None:
-    """Scale W_o and W_2 so that every branch has mean square 1 on the first batch."""
-    with torch.no_grad(), tapped(stack.model.schemes, UnitBranches()):
-        stack.model(stack.batch(1)[0])
-
-
 class UnitBranches(Tap):
-    """Divides each sublayer's last matrix by the root mean square of its output."""
+    """Divides each sublayer's last matrix so that its output has mean square 1."""
 
     def branch(self, G: Any, y: Tensor) -> Tensor:
         out: Tensor = G(y)
@@ -170,7 +164,8 @@ def unrolled(seed: int) -> Finding:
     def sample(draw_seed: int, scheme: str, start: str) -> dict[str, Tensor]:
         stack = small_stack(draw_seed, scheme=scheme, depth=depth)
         if start == "unit":
-            unit_branches(stack)
+            with torch.no_grad(), tapped(stack.model.schemes, UnitBranches()):
+                stack.model(stack.batch(1)[0])
         return stream_powers(stack)
 
     starts = ("unit", "Xavier")
@@ -234,11 +229,11 @@ def lipschitz(seed: int) -> Finding:
         return parts
 
     parts = means(sample(square=bool(i % 2)) for i in range(repeats(24)))
-    note = (
+    return Finding(
+        parts,
         f"{parts[0].draws} matrices of {n} × {n} and {n} × {3 * n}. The eigenvalues of a square "
-        "matrix give its norm only where it is normal; those of a random one reach half of it."
+        "matrix give its norm only where it is normal; those of a random one reach half of it.",
     )
-    return Finding(parts, note)
 
 
 @torch.no_grad()
@@ -280,13 +275,13 @@ def weight_decay(seed: int) -> Finding:
 
     stacks = (("pre_ln", "Pre-LN", "L2", "AdamW"), ("t_fixup", "no norms", "L2"))
     parts = means(sample(s, *stack) for stack in stacks for s in seeds(seed, 8))
-    note = (
+    return Finding(
+        parts,
         f"2 layers, d = 32, {steps} steps at lr 0.003, {parts[0].draws} seeds, weight decay 0.02 "
         "for L2 (λ = 0.01, Adam) and 0.5 for AdamW; ‖W‖₂ is the geometric mean over the matrices. "
         "The bound falls in every run. The stack's gain on a change of x_0 falls little without "
-        "norms, and grows in Pre-LN, whose last norm enlarges a smaller stream."
+        "norms, and grows in Pre-LN, whose last norm enlarges a smaller stream.",
     )
-    return Finding(parts, note)
 
 
 @claim("C27", READING_NOTES)
@@ -315,12 +310,12 @@ def small_deviation(seed: int) -> Finding:
     repetitions, normal = seeds(seed, 24), {"init_distribution": "normal", "init_std": 0.0176}
     parts = means(sample(s, "0.0176", **normal) for s in repetitions)
     parts += means(sample(s, "Xavier", init_distribution="xavier_normal") for s in repetitions)
-    note = (
+    return Finding(
+        parts,
         f"One layer of BERT's size, 32 tokens, {parts[0].draws} seeds; 2^(−12) is the weight for "
         "D = 2. Xavier's branches have far less than unit variance too, so that D is 1.2 "
-        "there and not 2."
+        "there and not 2.",
     )
-    return Finding(parts, note)
 
 
 @claim("C32", READING_NOTES)
@@ -358,9 +353,9 @@ def rms_without_biases(seed: int) -> Finding:
 
     biases = depth * (3 * d + d + 4 * d + d) + (2 * depth + 1) * d  # of maps, and of norms
     parts = [*means(norm_sample() for _ in range(repeats(8))), *means(map(sample, seeds(seed, 8)))]
-    note = (
+    return Finding(
+        parts,
         f"Pre-LN, {depth} layers, d = {d}, {parts[-1].draws} seeds, the mean loss of steps 17 to "
         "24 of 24 at lr 0.003. The document guesses at transfer to other tasks, which is not "
-        "measured."
+        "measured.",
     )
-    return Finding(parts, note)

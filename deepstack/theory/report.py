@@ -150,8 +150,7 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> None:
             log_axis(axes, "y", *extent(ys))
         elif min(ys) >= 0:
             axes.set_ylim(bottom=0)
-        axes.set_xlabel(lowered(curves.x))
-        axes.set_ylabel(lowered(curves.y))
+        axes.set(xlabel=lowered(curves.x), ylabel=lowered(curves.y))
         figure = page.finish(f"{claim.id}: {finding.verdict}", claim.formula, (), handles)
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(folder / f"{claim.id}.png", dpi=150, metadata={"Software": None})

@@ -1,10 +1,9 @@
 """Statistics of repeated draws."""
 
-import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from timeit import timeit
 
 import torch
 from torch import Tensor
@@ -15,11 +14,11 @@ from deepstack.theory.draws import F64
 
 def gather(samples: Iterable[Mapping[str, Tensor | float]]) -> dict[str, Tensor]:
     """Return name -> the values of all samples in fp64, (samples, …)."""
-    rows: dict[str, list[Tensor]] = {}
-    for sample in samples:
-        for name, value in sample.items():
-            rows.setdefault(name, []).append(torch.as_tensor(value, dtype=F64))
-    return {name: torch.stack(values) for name, values in rows.items()}
+    rows = list(samples)
+    return {
+        name: torch.stack([torch.as_tensor(row[name], dtype=F64) for row in rows])
+        for name in rows[0]
+    }
 
 
 def sweep(
@@ -74,11 +73,7 @@ def time_ratios(
     """
     ratios = []
     for _ in range(blocks):
-        shortest = [math.inf, math.inf]
-        for _ in range(rounds):
-            for i, function in enumerate((one, other)):
-                began = time.perf_counter()
-                function()
-                shortest[i] = min(shortest[i], time.perf_counter() - began)
-        ratios.append(shortest[0] / shortest[1])
+        turns = [(timeit(one, number=1), timeit(other, number=1)) for _ in range(rounds)]
+        shortest, shortest_other = map(min, zip(*turns, strict=True))
+        ratios.append(shortest / shortest_other)
     return ratios
