@@ -117,7 +117,7 @@ FAULTS = (
     Fault(
         "band_without_its_lower_half", "theory",
         "np.subtract(line.y, line.error)", "np.asarray(line.y)",
-        "theory/test_claim_report.py::test_a_claims_chart_draws_means_and_standard_errors",
+        "theory/test_claims.py::test_a_claims_chart_draws_means_and_standard_errors",
     ),
     Fault(
         "largest_run_first", "sweeps",

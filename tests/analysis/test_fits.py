@@ -1,21 +1,30 @@
-"""Fits with bootstrap intervals: a law of losses, and best learning rates over depth."""
+"""Fits with intervals: laws of losses, best learning rates over depth, the coordinate check."""
 
 import json
 import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.command_line import typed
-from helpers.plot_runs import make_run, make_runs
+import torch
+from helpers.command_line import refusal, typed
+from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows
+from helpers.small_runs import small
+from safetensors.torch import load_file
+from torch import Tensor
 
+import deepstack
+from deepstack.analysis.coordinates import verdict
 from deepstack.analysis.scaling_law import fit_law, law_table
 from deepstack.analysis.transfer import Losses, transfer
-from deepstack.errors import NothingMatchedError
-from deepstack.records import find_runs
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.model import build_model
+from deepstack.records import RunFolder, find_runs
+from deepstack.tasks import task_of
 
 # --- the law of losses -----------------------------------------------------------------------
 
@@ -55,22 +64,18 @@ def test_losses_without_a_floor_have_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "values", "message"),
+    ("values", "seeds", "message"),
     [
-        ([2, 4, 8], [3.0, 2.5, 2.2], "needs 4 values or more to fit three numbers; found 3"),
-        ([2, 4, 8, 16], [2.0, 2.1, 2.2, 2.3], "does not fall"),
-        ([2, 4, 8, 16, 32], [9.0, 2.0, 2.0, 2.0, 2.0], "interval of the exponent has no end"),
+        ([3.0, 2.5, 2.2], 3, "needs 4 values or more to fit three numbers; found 3"),
+        ([2.0, 2.1, 2.2, 2.3], 3, "does not fall"),
+        ([9.0, 2.0, 2.0, 2.0, 2.0], 3, "interval of the exponent has no end"),
+        ([3.0, 2.6, 2.3, 2.1], 1, "needs two seeds, or more than 4 values"),
     ],
 )
-def test_what_has_no_law_is_refused(x: list[int], values: list[float], message: str) -> None:
-    spread = [{0: v, 1: v + 1e-3, 2: v - 1e-3} for v in values]
+def test_what_has_no_law_is_refused(values: list[float], seeds: int, message: str) -> None:
+    spread = [{seed: value + 1e-3 * seed for seed in range(seeds)} for value in values]
     with pytest.raises(NothingMatchedError, match=message):
-        fit_law(x, spread, draws=20)
-
-
-def test_four_points_of_one_seed_have_no_interval() -> None:
-    with pytest.raises(NothingMatchedError, match="needs two seeds, or more than 4 values"):
-        fit_law(DEPTHS[:4], noisy_losses(0, seeds=1)[:4], draws=20)
+        fit_law(DEPTHS[: len(values)], spread, draws=20)
 
 
 def test_widths_of_equal_steps_have_a_law_of_their_flops(tmp_path: Path) -> None:
@@ -104,13 +109,11 @@ def test_the_command_fits_depth_at_each_budget_and_compute_at_each_depth(tmp_pat
             masked=1.5 + 0.5 / depth + 400 * budget**-0.3 + 1e-3 * noise.normal(),
             flops=int(budget / steps),
         )  # fmt: skip
+    budgets = [f"DeepNorm, {4**i * 1e10:g} FLOPs" for i in range(4)]
+    depths = [f"DeepNorm, N = {n}" for n in (2, 4, 8, 16)]
     for law, settings, exponent in (
-        (
-            "depth",
-            [f"DeepNorm, {4**i * 1e10:g} FLOPs" for i in range(4)],
-            pytest.approx(1, abs=0.2),
-        ),
-        ("compute", [f"DeepNorm, N = {n}" for n in (2, 4, 8, 16)], pytest.approx(0.3, abs=0.05)),
+        ("depth", budgets, pytest.approx(1, abs=0.2)),
+        ("compute", depths, pytest.approx(0.3, abs=0.05)),
     ):
         words = ["fit", tmp_path / "s", "--law", law, "--json", "--to", tmp_path / law]
         laws = json.loads(typed(*words).stdout)
@@ -124,8 +127,7 @@ def test_the_command_fits_depth_at_each_budget_and_compute_at_each_depth(tmp_pat
         E, c, a = (laws[0][name] for name in "Eca")
         assert curve["y"].to_numpy() == pytest.approx((E + c * curve["x"] ** -a).to_numpy())
         assert (curve["low"] <= curve["y"]).all() and (curve["y"] <= curve["high"]).all()
-    refused = typed("fit", tmp_path / "s", "--law", "width")
-    assert refused.exit_code == 7 and "found 1" in refused.stderr
+    assert "found 1" in refusal(7, "fit", tmp_path / "s", "--law", "width")
 
 
 # --- best learning rates ---------------------------------------------------------------------
@@ -168,9 +170,7 @@ def test_a_rate_that_was_not_tried_has_no_cost() -> None:
 
 def test_a_table_has_a_row_for_each_setting_and_depth(tmp_path: Path) -> None:
     make_run(tmp_path)
-    refused = typed("compare", tmp_path, "--transfer")
-    assert refused.exit_code == 7
-    assert "no study has finished runs of two learning rates" in refused.stderr
+    assert "finished runs of two learning rates" in refusal(7, "compare", tmp_path, "--transfer")
     for n, exponents in enumerate(({}, {"v": 0.5, "o": 0.5})):
         make_runs(
             tmp_path / "s", depth=(2, 4), lr=(1 + n, 3 + n, 9 + n),
@@ -184,3 +184,79 @@ def test_a_table_has_a_row_for_each_setting_and_depth(tmp_path: Path) -> None:
         ("equal rates", 2), ("equal rates", 4), ("rates by depth", 2), ("rates by depth", 4)
     ]  # fmt: skip
     assert all(1e-3 < row["best_lr"] < 9e-3 and row["seeds"] == 1 for row in rows)
+
+
+# --- the coordinate check --------------------------------------------------------------------
+
+
+def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:
+    """Changes of coordinates grow as d^(1/2) N^(1/2), 1 % apart between seeds."""
+    widths = (32, 64, 128)
+    for d, depth, seed in product(widths, (4, 16), (0, 1, 2)):
+        at = {"model.d_model": d, "train.lr": 1e-3}
+        path = make_run(tmp_path, depth=depth, seed=seed, lr=d, d_ff=4 * d, config=at)
+        noise = 1 + 0.01 * seed * (d / 32)
+        update = np.linspace(0.5, 1, depth) * (d * depth) ** 0.5 * noise
+        size = np.full(depth, d**0.5)
+        records = {"stream_norm": [size, size], "stream_update": [0 * size, update * d**0.5]}
+        RunFolder(path).write_layers({k: np.array(v) for k, v in records.items()}, [0, 5])
+    table = json.loads(typed("compare", tmp_path, "--coordinates", "--json").stdout)
+    by_key = {
+        (row["quantity"], row["layer"], row["over"], row.get("depth", row.get("width"))): row
+        for row in table
+    }
+    update = by_key["update", "last", "width", 16]
+    assert update["exponent"] == pytest.approx(0.5, abs=0.03)
+    assert update["low"] < update["exponent"] < update["high"]
+    known = {"step": 5, "seeds": 3, "verdict": "grows with width"}
+    assert update | known == update
+    assert by_key["size", "middle", "width", 4]["verdict"] == "does not depend on width"
+    assert by_key["update", "last", "depth", 32]["exponent"] == pytest.approx(0.5)
+    assert {row["layer"] for row in table} == {"first", "middle", "last", "F"}
+    chart = make_chart("coordinate_check", tmp_path)
+    assert "update of the last layer: depth 4 grows with width: " in caption(chart)
+    printed = [row["exponent"] for row in table if row["over"] == "width"]
+    assert sorted(rows(chart, kind="fit")["exponent"]) == pytest.approx(sorted(printed))
+    lines = rows(chart, kind="point", series="depth 16, last")
+    assert lines["x"].tolist() == [*widths, *widths] and lines["n"].tolist() == [3] * 6
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        ((0.02, -0.01, 0.05), "does not depend on width"), ((0.05, 0.01, 0.09), "does not depend"),
+        ((0.3, 0.2, 0.4), "grows"), ((-0.3, -0.5, -0.1), "falls"), ((0.0, -0.2, 0.2), "undecided"),
+        ((0.0, float("nan"), float("nan")), "undecided"),
+    ],
+)  # fmt: skip
+def test_a_verdict_needs_an_interval(interval: tuple[float, float, float], words: str) -> None:
+    assert verdict(*interval, "width").startswith(words)
+
+
+def outputs_of_layers(built: Any, tokens: Tensor) -> list[Tensor]:
+    states: list[Tensor] = []
+    for layer in built.model.layers:
+        layer.register_forward_hook(lambda module, args, out: states.append(out))
+    with torch.no_grad(), built.model.unfused():
+        built.model.eval()(tokens)
+    return states
+
+
+@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
+def test_the_change_of_the_stream_is_that_of_two_passes(family: str, tmp_path: Path) -> None:
+    config = small(
+        model__family=family, model__scheme="post_ln", task__name="reverse",
+        log__stream_update=True, train__lr=0.01,
+    )  # fmt: skip
+    run = deepstack.train(config, out=tmp_path)
+    steps, values = run.layers("stream_update")
+    assert steps[-1] == 12 and (values[0] == 0).all()
+    task = task_of(config)
+    tokens = torch.from_numpy(task.probe_batch(2).inputs)
+    start, end = (build_model(config, vocab_size=task.vocab_size) for _ in range(2))
+    end.load(load_file(run.path / "checkpoint" / "12" / "weights.safetensors"))
+    pairs = zip(outputs_of_layers(end, tokens), outputs_of_layers(start, tokens), strict=True)
+    expected = [float((after - before).norm(dim=-1).mean()) for after, before in pairs]
+    assert values[-1] == pytest.approx(expected, rel=1e-4) and min(expected) > 0.01
+    with pytest.raises(ConfigError, match=r"stream_update: found true, unused under"):
+        small(log__stream_update=True, log__layers_every=0)

@@ -42,12 +42,8 @@ def evaluated(run: Run, masked: float | None, unigram: float | None, loss: float
 
 def test_what_counts_is_the_distance_from_the_unigram(tmp_path: Path) -> None:
     run = Run(make_run(tmp_path))
-    for share, expected in {
-        -1.01: "trained",
-        -0.99: "stalled",
-        0.99: "stalled",
-        1.01: "above",
-    }.items():
+    shares = {-1.01: "trained", -0.99: "stalled", 0.99: "stalled", 1.01: "above"}
+    for share, expected in shares.items():
         end = evaluated(run, UNIGRAM + share * CLEAR, UNIGRAM)
         assert margin(end) == pytest.approx(share * CLEAR) and outcome(end) == expected
     diverged = Run(make_run(tmp_path, state="diverged"))  # whatever its losses
@@ -71,19 +67,14 @@ def test_the_unigram_is_that_of_the_same_positions(tmp_path: Path) -> None:
 # --- outcomes ------------------------------------------------------------------------------
 
 
-def a_study(root: Path) -> None:
-    """Two schemes, two depths, two learning rates, three seeds; Post-LN fails with depth."""
-    for seed, slow, fast in zip(
-        (0, 1, 2), ("trained", "stalled", "trained"), ("above", "diverged", "diverged"), strict=True
-    ):
-        for lr, result in ((2e-3, slow), (1e-2, fast)):
-            for scheme, depth in (("deepnorm", 6), ("deepnorm", 48), ("post_ln", 6)):
-                run_with(root, scheme=scheme, depth=depth, lr=lr, seed=seed)
-            run_with(root, result, scheme="post_ln", depth=48, lr=lr, seed=seed)
-
-
 def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
-    a_study(tmp_path / "study")
+    """Two schemes, two depths, two learning rates, three seeds; Post-LN fails with depth."""
+    slow, fast = ("trained", "stalled", "trained"), ("above", "diverged", "diverged")
+    for lr, results in ((2e-3, slow), (1e-2, fast)):
+        for seed, result in enumerate(results):
+            for scheme, depth in (("deepnorm", 6), ("deepnorm", 48), ("post_ln", 6)):
+                run_with(tmp_path / "study", scheme=scheme, depth=depth, lr=lr, seed=seed)
+            run_with(tmp_path / "study", result, scheme="post_ln", depth=48, lr=lr, seed=seed)
     make_run(tmp_path / "study", scheme="rezero", state="interrupted")
     chart = make_chart("outcomes", tmp_path)
     assert f"more than {CLEAR:g} nats below the unigram's on the same positions" in caption(chart)
@@ -109,9 +100,7 @@ def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
     assert rows(chart, kind="diverged")["value"].isna().all()
 
 
-def test_options_of_a_scheme_are_rows_and_what_follows_from_it_makes_no_panel(
-    tmp_path: Path,
-) -> None:
+def test_options_of_a_scheme_are_rows_and_dependent_rates_no_panels(tmp_path: Path) -> None:
     for seed, power in enumerate((0.25, 0.5)):
         options = {"model.scheme_options.power": power}
         run_with(tmp_path / "options", scheme="deepnorm", seed=seed, config=options)
@@ -129,18 +118,11 @@ def test_options_of_a_scheme_are_rows_and_what_follows_from_it_makes_no_panel(
 
 # --- frontier ------------------------------------------------------------------------------
 
-# Outcomes of two seeds at each learning rate; the frontier is the largest at which both trained.
-COLUMN = {
-    1e-3: ("trained", "above"),
-    3e-3: ("trained", "trained"),
-    1e-2: ("trained", "stalled"),
-    3e-2: ("diverged", "diverged"),
-}
-
 
 def test_the_frontier_is_the_largest_rate_at_which_all_seeds_train(tmp_path: Path) -> None:
-    for lr, results in COLUMN.items():
-        for seed, result in enumerate(results):
+    results = (("trained", "above"), ("trained",) * 2, ("trained", "stalled"), ("diverged",) * 2)
+    for lr, of_seeds in zip((1e-3, 3e-3, 1e-2, 3e-2), results, strict=True):
+        for seed, result in enumerate(of_seeds):
             run_with(tmp_path, result, scheme="deepnorm", depth=6, lr=lr, seed=seed)
             run_with(tmp_path, "stalled", scheme="post_ln", depth=6, lr=lr, seed=seed)
             run_with(tmp_path, scheme="rezero", depth=48, lr=lr, seed=seed)
@@ -165,9 +147,7 @@ def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path
 # --- words ---------------------------------------------------------------------------------
 
 
-def test_readers_see_plain_words_and_files_keep_the_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readers_see_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_only(monkeypatch)
     for depth, result in zip((6, 18, 48, 96), ENDS, strict=True):
         run_with(tmp_path / "study", result, depth=depth)

@@ -1,7 +1,10 @@
 """Every analysis against a slow literal version, and on stacks whose answer is known."""
 
+import math
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -45,10 +48,8 @@ def measured(name: str, model: StackLayers, **settings: Any) -> Analysis:
 def literal_states(model: StackLayers, batch: Sample) -> list[Tensor]:
     *source, x = model.model.inputs(batch.inputs)
     memory = model.model.encoder(source[0]) if source else None
-    states = [model.stack.enter(x)]
-    for layer in model.stack.layers:
-        states.append(layer(states[-1], memory))
-    return states
+    start = model.stack.enter(x)
+    return list(accumulate(model.stack.layers, lambda x, l: l(x, memory), initial=start))
 
 
 def logits_of(model: StackLayers, x: Tensor) -> Tensor:
@@ -148,14 +149,11 @@ def test_effects_are_those_of_literal_removals() -> None:
 def test_swaps_are_literal_ones() -> None:
     model = stack(model__family="decoder", task__name="copy")
     result = measured("swap", model)
-    for i in range(DEPTH):
-        twice = loss_through(model, [*range(i + 1), *range(i, DEPTH)])
-        assert result.arrays["loss_repeated"][i] == pytest.approx(twice, rel=1e-5)
-        if i + 1 < DEPTH:
-            order = [*range(i), i + 1, i, *range(i + 2, DEPTH)]
-            swapped = pytest.approx(loss_through(model, order), rel=1e-5)
-            assert result.arrays["loss_swapped"][i] == swapped
-    assert not result.arrays["loss_swapped"][-1] >= 0  # NaN: no layer after it
+    repeated = [loss_through(model, [*range(i + 1), *range(i, DEPTH)]) for i in range(DEPTH)]
+    orders = [[*range(i), i + 1, i, *range(i + 2, DEPTH)] for i in range(DEPTH - 1)]
+    swapped = [*(loss_through(model, order) for order in orders), math.nan]  # no layer after it
+    assert result.arrays["loss_repeated"] == pytest.approx(repeated, rel=1e-5)
+    assert result.arrays["loss_swapped"] == pytest.approx(swapped, rel=1e-5, nan_ok=True)
 
 
 @torch.no_grad()
@@ -192,13 +190,11 @@ def test_similarities_are_literal_ones() -> None:
         K, L = X @ X.T, Y @ Y.T
         return ((K * L).sum() / (K.norm() * L.norm())).item()
 
-    for i, x in enumerate(states):
-        for j, y in enumerate(states):
-            cosine = F.cosine_similarity(x, y, dim=-1).mean().item()
-            assert result.arrays["cosine"][i, j] == pytest.approx(cosine, abs=1e-6)
-            assert result.arrays["cka"][i, j] == pytest.approx(cka(x, y), rel=1e-5)
-        for j, y in enumerate(others):
-            assert result.arrays["cka_with"][i, j] == pytest.approx(cka(x, y), rel=1e-5)
+    cosines = [[F.cosine_similarity(x, y, dim=-1).mean().item() for y in states] for x in states]
+    assert result.arrays["cosine"] == pytest.approx(np.array(cosines), abs=1e-6)
+    for name, columns in (("cka", states), ("cka_with", others)):
+        wanted = np.array([[cka(x, y) for y in columns] for x in states])
+        assert result.arrays[name] == pytest.approx(wanted, rel=1e-5)
     assert result.arrays["layers_with"].tolist() == [0, 1, 2]
 
 

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 import deepstack
 from deepstack.config import with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
-from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.errors import ConfigError
 from deepstack.fast.fuse import fuse
-from deepstack.records import Run
-from deepstack.schemes import SCHEMES
+from deepstack.schemes import NORMS, SCHEMES
 
 EVERYTHING = {
     "log.attribution_every": 1, "log.first_order": True, "log.noise_scale": True,
@@ -136,18 +135,12 @@ def test_the_parts_are_every_role_and_four_ranges_of_each_side() -> None:
             assert torch.equal(sum((p.put_in(bank, zero, one) for p in parts), zero), one)
 
 
-NORM_KINDS = [
-    {"model__norm__kind": kind, "model__activation": "gelu"}
-    for kind in ("layer", "rms", "batch", "dynamic_tanh")
-]
-
-
-DIFFERENTIABLE = [name for name in SCHEMES if PAPERS[name].differentiable]
-
-
 @pytest.mark.parametrize(
     "changes",
-    [*some([{"model__scheme": name} for name in DIFFERENTIABLE], 3), *NORM_KINDS],
+    [
+        *some([{"model__scheme": name} for name in SCHEMES if PAPERS[name].differentiable], 3),
+        *({"model__norm__kind": kind, "model__activation": "gelu"} for kind in NORMS),
+    ],
     ids=str,
 )
 def test_first_order_is_what_finite_differences_tell(changes: dict[str, Any]) -> None:
@@ -186,7 +179,7 @@ def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -
     assert list(run.sharpness["step"]) == [0, 3, 4] and len(run.noise_scale) == 5
     more = {"noise_scale", "gradient_variance", "skip_loss", "skip_loss_increase", "jacobian"}
     assert set(run.layer_names()) - {"stream_update", *plain.layer_names()} == more
-    found, linear = (table(run, name) for name in ("attribution", "first_order"))
+    found, linear = run.attribution, pd.read_csv(run.path / "first_order.csv")
     assert list(found["step"]) == [1, 2, 3, 4] and list(found) == list(linear)
     # The very number of steps.csv, as it stands there.
     assert list(found["whole"]) == list(run.steps["model_update"])
@@ -222,13 +215,9 @@ def test_a_run_records_sharpness_noise_and_losses_without_layers(tmp_path: Path)
         small(log__noise_scale=True, log__probe_sequences=1)
 
 
-def table(run: Run, name: str) -> pd.DataFrame:
-    return pd.read_csv(run.path / f"{name}.csv")
-
-
 def test_what_is_not_trained_has_no_part(tmp_path: Path) -> None:
     config = small(train__trainable=["w1", "w2"], train__steps=3, log__attribution_every=1)
-    found = table(deepstack.train(config, out=tmp_path), "attribution").iloc[-1]
+    found = deepstack.train(config, out=tmp_path).attribution.iloc[-1]
     layers = {f"layers_{l}_{l}" for l in (1, 2, 3, 4)}
     assert set(found.index[found > 0]) == {"step", "whole", "w1", "w2", *layers}
 
@@ -236,21 +225,14 @@ def test_what_is_not_trained_has_no_part(tmp_path: Path) -> None:
 # --- charts --------------------------------------------------------------------------------
 
 
-def logged_run(root: Path, power: dict[str, float], depth: int, **more: Any) -> Path:
-    """A run folder with the parts depth^power of each role at steps 1 and 2, whole their sum."""
-    path = make_run(root, depth=depth, **more)
-    lines = ["step," + ",".join(power) + ",layers_1_2,whole"]
-    for step in (1, 2):
-        parts = [1e-3 * step * depth**p for p in power.values()]
-        lines.append(",".join(map(str, [step, *parts, 5.0, sum(parts) / 2])))
-    (path / "attribution.csv").write_text("\n".join(lines) + "\n3,0.5")  # the last line is torn
-    return path
-
-
 def test_shares_against_depth_and_the_exponent_of_each_role(tmp_path: Path) -> None:
     power = {"w2": 0.5, "norm_gain": 1.0, "q": 0.0}
     for depth, seed in itertools.product((6, 48, 100), (0, 1)):
-        logged_run(tmp_path / "study", power, depth, seed=seed)
+        path = make_run(tmp_path / "study", depth=depth, seed=seed)
+        parts = pd.DataFrame({role: [depth**p, 2 * depth**p] for role, p in power.items()}) / 1e3
+        parts = parts.assign(layers_1_2=5.0, whole=parts.sum(axis=1) / 2, step=[1, 2])
+        text = parts.set_index("step").to_csv() + "3,0.5"  # the last line is torn
+        (path / "attribution.csv").write_text(text)
     chart = make_chart("attribution_vs_depth", tmp_path)
     fits = rows(chart, kind="fit").set_index("series")["exponent"]
     assert fits[list(power)].to_dict() == pytest.approx(power, abs=1e-6)
@@ -261,21 +243,3 @@ def test_shares_against_depth_and_the_exponent_of_each_role(tmp_path: Path) -> N
     text = words(chart)
     assert any(t.startswith("norm gain: 1.000 ±") for t in text)
     assert any("do not add up" in t for t in text) and "part / sum of parts" in text
-
-
-def test_charts_name_what_they_cannot_show(tmp_path: Path) -> None:
-    make_run(tmp_path / "a" / "study")
-    for name in (
-        "attribution_vs_depth",
-        "attribution_vs_step",
-        "bound_vs_measured",
-        "bound_vs_depth",
-    ):
-        with pytest.raises(NothingMatchedError, match=r"log\.(attribution|layers)_every is 0"):
-            make_chart(name, tmp_path / "a")
-    logged_run(tmp_path / "b" / "study", {"w2": 0.5}, 6)
-    with pytest.raises(NothingMatchedError, match="needs runs of two depths"):
-        make_chart("attribution_vs_depth", tmp_path / "b")
-    logged_run(tmp_path / "b" / "study", {"w2": 0.5}, 12)
-    with pytest.raises(NothingMatchedError, match="no run has a row for step 7"):
-        make_chart("attribution_vs_depth", tmp_path / "b", at_step=7)

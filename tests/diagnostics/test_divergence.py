@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,20 +13,16 @@ import deepstack
 from deepstack.config import Train, with_overrides
 from deepstack.diagnostics import culprit
 from deepstack.model import build_model
-from deepstack.model.build import Built
 
 TOKENS = torch.arange(32).reshape(2, 16)
-
-
-def built(**settings: object) -> Built:
-    return build_model(small(**settings), vocab_size=257)
 
 
 @pytest.mark.parametrize("layer", [1, 3, 6])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_the_first_layer_whose_output_is_not_finite(layer: int, bad: float) -> None:
     """Layers of the decoder follow the four of the encoder; no backward pass is needed."""
-    model = built(task__name="reverse", model__family="encoder_decoder", model__decoder_depth=3)
+    both = {"model__family": "encoder_decoder", "model__decoder_depth": 3}
+    model = build_model(small(task__name="reverse", **both), vocab_size=257)
     tokens = torch.ones(2, 32, dtype=torch.long)
     model.model.layers[layer - 1].get_parameter("feed_forward.w2_bias").data[0] = bad
     assert culprit(model, tokens, None) == ("forward", layer)
@@ -33,7 +30,7 @@ def test_the_first_layer_whose_output_is_not_finite(layer: int, bad: float) -> N
 
 @pytest.mark.parametrize("banks", [True, False])
 def test_gradients_are_looked_at_from_the_top_after_tables_and_head(banks: bool) -> None:
-    model = built(runtime__banks=banks)
+    model = build_model(small(runtime__banks=banks), vocab_size=257)
     model.banks.zero_gradients()
     assert culprit(model, TOKENS, lambda: torch.ones(())) == ("none", None)
     assert culprit(model, TOKENS, lambda: torch.tensor(math.nan)) == ("head", None)
@@ -70,10 +67,7 @@ HUGE = {"train__lr": 1e6, "train__clip": None}
     ],
 )
 def test_the_status_of_a_diverged_run_names_it(
-    settings: dict[str, object],
-    facts: tuple[str, str, set[int | None]],
-    message: str,
-    tmp_path: Path,
+    settings: dict[str, object], facts: Any, message: str, tmp_path: Path
 ) -> None:
     usual = {"train.optimizer": "sgd", "train.warmup_steps": 0, "train.schedule": "constant"}
     run = deepstack.train(with_overrides(small(**settings), usual), out=tmp_path)

@@ -36,18 +36,6 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def trained_a_little(toy: ToyModel) -> torch.optim.Optimizer:
-    """Take three steps of Adam; return the optimizer."""
-    toy.built.banks.tie()
-    optimizer = make_optimizer(ADAM, toy.built)
-    for _ in range(3):
-        toy.built.banks.zero_gradients()
-        toy.loss(toy.model(toy.tokens)).backward()
-        toy.built.banks.sum_repeats()
-        optimizer.step()
-    return optimizer
-
-
 def dense(toy: ToyModel, names: list[str], unique: int | None) -> Tensor:
     """Return the Hessian by these parameters, (entries, entries), in double precision."""
     model = copy.deepcopy(toy.model).double()
@@ -83,7 +71,13 @@ def top(H: Tensor) -> float:
 @pytest.mark.parametrize("changes", CASES)
 def test_both_eigenvalues_are_those_of_the_dense_hessian(changes: dict[str, Any]) -> None:
     toy = ToyModel(**TINY | changes)
-    optimizer, unique = trained_a_little(toy), toy.built.banks.unique
+    toy.built.banks.tie()
+    optimizer, unique = make_optimizer(ADAM, toy.built), toy.built.banks.unique
+    for _ in range(3):
+        toy.built.banks.zero_gradients()
+        toy.loss(toy.model(toy.tokens)).backward()
+        toy.built.banks.sum_repeats()
+        optimizer.step()
     scales = preconditioner_scales(optimizer, toy.built.trained)
     plain, own = sharpness(toy.built, toy.tokens, toy.loss, scales)
 

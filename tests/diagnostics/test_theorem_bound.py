@@ -23,7 +23,6 @@ from deepstack.plots.update import right_hand_side
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES, Scheme
 
-CPU = torch.device("cpu")
 N = 3
 
 
@@ -31,7 +30,7 @@ def measured_alphas(name: str, **changes: Any) -> list[list[float]]:
     """The measured α of every sublayer of every layer."""
     keys = {"model.scheme": name, "model.depth": N, "model.d_model": 8, "task.seq_len": 4}
     built = build_model(config_with(keys, **changes), vocab_size=7)
-    return [alphas(scheme, 8, CPU) for scheme in built.model.schemes]
+    return [alphas(scheme, 8, torch.device("cpu")) for scheme in built.model.schemes]
 
 
 # By the papers' equations: N layers, 2N sublayers.

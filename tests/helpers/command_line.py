@@ -21,3 +21,10 @@ def succeed(*words: object) -> str:
     done = typed(*words)
     assert done.exit_code == 0, done.stderr
     return str(done.stdout).strip()
+
+
+def refusal(exit_code: int, *words: object) -> str:
+    """Return the message of a command that must fail with this exit code."""
+    done = typed(*words)
+    assert done.exit_code == exit_code, done.output
+    return str(done.stderr)

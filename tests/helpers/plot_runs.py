@@ -24,15 +24,9 @@ from deepstack.records import (
     find_runs,
     write_analysis,
 )
+from deepstack.schemes import SCHEMES
 
 DEPTHS = (6, 18, 48, 100)
-LABELS = {
-    "deepnorm": "DeepNorm",
-    "post_ln": "Post-LN",
-    "pre_ln": "Pre-LN",
-    "rezero": "ReZero",
-    "hyper_connections": "Hyper-connections",
-}
 
 
 def update(depth: int, step: int = 1, *, factor: float = 0.01, power: float = 0.5) -> float:
@@ -80,15 +74,12 @@ def make_run(
         place[last] = value
     folder.write_config(json.dumps({"seed": seed, **sections}))
     known = {"unigram_entropy": 3.26, "context_free_entropy": 2.98}
+    about = {"name": scheme, "label": SCHEMES[scheme].label, "normalised": normalised}
     folder.write_columns(
         {
             "columns": {"model_update": {"symbol": "‖ΔF‖", "unit": ""}},
             "layers": {"grad_norm": {"symbol": "‖∂L/∂θ_l‖", "unit": ""}},
-            "scheme": {
-                "name": scheme,
-                "label": LABELS.get(scheme, scheme),
-                "normalised": normalised,
-            },
+            "scheme": about,
             "f0_norm": 8.0,
             "defaults": defaults or {},
             "stacks": {"encoder": depth},

@@ -1,8 +1,7 @@
-"""Reads tables and HTML pages of reports."""
+"""Reads the HTML pages of reports."""
 
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,13 +13,6 @@ def draw_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Let reports draw only these charts, which take most of their time."""
     monkeypatch.setattr(page, "FIRST", names)
     monkeypatch.setattr(page, "CHARTS", {name: CHARTS[name] for name in names})
-
-
-def row_of(table: Any, **wanted: Any) -> Any:
-    for column, value in wanted.items():
-        table = table[table[column] == value]
-    assert len(table) == 1
-    return table.iloc[0]
 
 
 class Page(HTMLParser):

@@ -20,7 +20,7 @@ from deepstack.schemes import SCHEMES
     ("name", "value", "left_out"),
     [("update_vs_depth", 2, 4), ("loss_vs_step", 2, 4), ("final_loss_vs_depth", 2.5, 2)],
 )
-def test_a_run_looked_at_otherwise_is_no_further_seed(
+def test_other_intervals_are_no_other_seed(
     tmp_path: Path, name: str, value: float, left_out: int
 ) -> None:
     """Of the runs with one seed, one that ended counts."""

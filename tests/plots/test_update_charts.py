@@ -215,15 +215,6 @@ def test_an_option_is_stated_where_it_was_set(tmp_path: Path) -> None:
         ]  # fmt: skip
 
 
-SET = {
-    "model.activation": "gelu", "model.dropout": 0.3, "model.norm.kind": "rms",
-    "model.init.distribution": "kaiming_normal", "model.scheme_options.streams": 2,
-    "model.scheme_options.dynamic": True, "train.momentum": 0.95, "train.weight_decay": 0.1,
-    "train.batch_size": 4, "task.seq_len": 20, "task.path": "/somewhere/my.txt", "train.clip": None,
-    "train.eps": 1e-8, "train.eval_every": 3, "log.probe_sequences": 2, "runtime.threads": 3,
-}  # fmt: skip
-
-
 def test_a_caption_says_what_was_set_and_nothing_of_what_varies(tmp_path: Path) -> None:
     def caption(root: Path) -> str:
         return " · ".join(caption_of(find_runs(root))).replace("\u00a0", " ")
@@ -232,7 +223,15 @@ def test_a_caption_says_what_was_set_and_nothing_of_what_varies(tmp_path: Path) 
         more = {"train.batch_size": size, "task.seq_len": 20, "model.dropout": size / 10}
         make_run(tmp_path / "vary", lr=lr, config=more, steps=300)
     assert caption(tmp_path / "vary") == "d_model 64 · d_ff 256 · seq_len 20"
-    make_run(tmp_path / "set", config=SET, defaults=HYPER | {"task.path": None}, steps=300)
+    settings = {
+        "model.activation": "gelu", "model.dropout": 0.3, "model.norm.kind": "rms",
+        "model.init.distribution": "kaiming_normal", "model.scheme_options.streams": 2,
+        "model.scheme_options.dynamic": True, "train.momentum": 0.95, "train.weight_decay": 0.1,
+        "train.batch_size": 4, "task.seq_len": 20, "task.path": "/somewhere/my.txt",
+        "train.clip": None, "train.eps": 1e-8, "train.eval_every": 3,
+        "log.probe_sequences": 2, "runtime.threads": 3,
+    }  # fmt: skip
+    make_run(tmp_path / "set", config=settings, defaults=HYPER | {"task.path": None}, steps=300)
     assert caption(tmp_path / "set") == (
         "d_model 64 · d_ff 256 · activation gelu · dropout 0.3 · norm kind rms · init distribution "
         "kaiming_normal · streams 2 · seq_len 20 · path my.txt · lr 0.001 · momentum 0.95 · "
@@ -256,8 +255,8 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
     make_runs(tmp_path, scheme=names, layers=np.ones((2, 6)))
     series, _ = split_series(find_runs(tmp_path))
     kept, notes = choose_series(series, 4)
-    assert [s.label for s in kept] == ["admin", "DeepNorm", "Post-LN", "Pre-LN"]
-    assert notes == ["left out: b2t; keel; peri_ln; ReZero"]
+    assert [s.label for s in kept] == ["Admin", "DeepNorm", "Post-LN", "Pre-LN"]
+    assert notes == ["left out: B2T; KEEL; Peri-LN; ReZero"]
     assert choose_series(series, 8) == (series, [])
     assert len(choose_series(series, 2)[0]) == 2 and len(choose_series(series, 3)[0]) == 3
     assert left_out_note([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")

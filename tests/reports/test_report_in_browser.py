@@ -66,9 +66,7 @@ def show_all(browser: Browser, address: str) -> dict[str, str]:
     return figures
 
 
-def test_a_column_sorts_in_both_directions_by_mouse_and_keyboard(
-    browser: Browser, page: str
-) -> None:
+def test_a_column_sorts_both_ways_by_mouse_and_keyboard(browser: Browser, page: str) -> None:
     browser.open(page)
     heads = browser.run(f"[...({COMPARED}).tHead.rows[0].cells].map(c => c.innerText)")
     at = heads.index("validation loss")

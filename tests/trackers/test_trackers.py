@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.command_line import TINY, typed
+from helpers.command_line import TINY, refusal, succeed
 from helpers.plot_runs import make_run
 from helpers.small_runs import interrupted
 
@@ -22,11 +22,10 @@ from deepstack.errors import ConfigError
 from deepstack.records import Run, RunFolder
 from deepstack.trackers import export_logs, heat_maps, scalars
 
-SETTINGS = ("model.depth=3", "train.steps=12", "train.eval_every=4", "log.attribution_every=6")
-
 
 def settings(*more: str) -> Any:
-    return parse_config("", overrides=[*TINY, *SETTINGS, *more])
+    usual = ["model.depth=3", "train.steps=12", "train.eval_every=4", "log.attribution_every=6"]
+    return parse_config("", overrides=[*TINY, *usual, *more])
 
 
 @pytest.fixture(scope="module")
@@ -66,21 +65,14 @@ def test_heat_maps_are_the_charts_of_diagnostics_with_values(tmp_path: Path) -> 
     assert all(png.startswith(b"\x89PNG") for _, _, png in maps)
 
 
-def test_a_missing_package_is_refused_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deepstack.trackers.tensorboard.find_spec", lambda name: None)
     config = settings("log.to=[tensorboard]")
     assert config_hash(config) == config_hash(settings())  # no part of the experiment
     (tmp_path / "c.yaml").write_text(to_yaml(config))
-    result = typed("train", tmp_path / "c.yaml", "--out", tmp_path / "out")
-    (line,) = result.stderr.splitlines()
-    assert result.exit_code == 2 and "log.to: tensorboard needs the package tensorboard" in line
+    (line,) = refusal(2, "train", tmp_path / "c.yaml", "--out", tmp_path / "out").splitlines()
+    assert "log.to: tensorboard needs the package tensorboard" in line
     assert not (tmp_path / "out").exists()
-
-
-def export(runs: dict[str, Run], *more: object) -> Any:
-    return typed("export", runs["done"].path.parent, *more)
 
 
 def test_wrong_exports_are_refused(runs: dict[str, Run], tmp_path: Path) -> None:
@@ -89,11 +81,9 @@ def test_wrong_exports_are_refused(runs: dict[str, Run], tmp_path: Path) -> None
         (["--logs", "wandb", "--to", tmp_path], "exists already; give another folder"),
         ([], "--to is missing"),
     ]:
-        result = export(runs, *more)
-        assert result.exit_code == 2 and expected in result.stderr
+        assert expected in refusal(2, "export", runs["done"].path.parent, *more)
     assert list(tmp_path.iterdir()) == []
-    result = typed("export", tmp_path, "--logs", "wandb")
-    assert result.exit_code == 7 and "holds no runs" in result.stderr
+    assert "holds no runs" in refusal(7, "export", tmp_path, "--logs", "wandb")
 
 
 needs_tensorboard = pytest.mark.skipif(
@@ -127,8 +117,9 @@ def by_key(run: Run) -> dict[str, dict[int, float]]:
 @pytest.mark.slow
 @needs_tensorboard
 def test_tensorboard_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
-    result = export(runs, "--logs", "tensorboard", "--to", tmp_path / "tb", "--json")
-    assert json.loads(result.stdout)[0]["runs"] == 2
+    words = "--logs", "tensorboard", "--to", tmp_path / "tb", "--json"
+    printed = succeed("export", runs["done"].path.parent, *words)
+    assert json.loads(printed)[0]["runs"] == 2
     for run in runs.values():
         read = events(tmp_path / "tb" / "study" / run.name)
         compare_events(run, read)
@@ -162,8 +153,7 @@ def test_tensorboard_follows_a_run_that_is_interrupted(tmp_path: Path) -> None:
     plain = deepstack.train(settings(), study="b", out=tmp_path)
     for name in ("steps.csv", "evals.csv"):
         assert (run.path / name).read_bytes() == (plain.path / name).read_bytes()
-    result = typed("verify", run.path)
-    assert result.exit_code == 0, result.output
+    succeed("verify", run.path)
     again = deepstack.train(settings(), study="a", out=tmp_path)
     assert again.path == run.path  # a tracker is no part of the experiment
 
@@ -199,8 +189,7 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
 @pytest.mark.slow
 def test_wandb_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    result = export(runs, "--logs", "wandb", "--to", tmp_path / "w")
-    assert result.exit_code == 0, result.output
+    succeed("export", runs["done"].path.parent, "--logs", "wandb", "--to", tmp_path / "w")
     from wandb.proto import wandb_internal_pb2
 
     read = {}
@@ -233,8 +222,7 @@ def test_wandb_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's own code
 def test_mlflow_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
-    result = export(runs, "--logs", "mlflow", "--to", tmp_path / "m")
-    assert result.exit_code == 0, result.output
+    succeed("export", runs["done"].path.parent, "--logs", "mlflow", "--to", tmp_path / "m")
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{tmp_path}/m/mlflow.db")

@@ -1,0 +1,386 @@
+"""Charts of learning rates, FLOPs, the use of depth, gradient ratios, and any quantity."""
+
+import math
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.command_line import refusal
+from helpers.plot_runs import (
+    caption,
+    make_chart,
+    make_run,
+    make_runs,
+    rows,
+    without_layout,
+    words,
+    write_analyses,
+)
+from matplotlib.collections import QuadMesh
+
+from deepstack.analysis import tidy
+from deepstack.analysis.comparison import compare
+from deepstack.analysis.tidy import seed_statistics
+from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.plots import Options
+from deepstack.plots.metric import metric, value_map
+from deepstack.plots.style import scheme_style
+from deepstack.records import Run, RunFolder, find_runs
+
+# --- learning rates --------------------------------------------------------------------------
+
+
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+
+
+def study_of_rates(root: Path, scheme: str, power: float, rates: tuple[float, ...] = RATES) -> None:
+    """Losses that are parabolas in log lr around 2e-3·(N/6)^power, equal for all seeds."""
+
+    def loss(depth: int, lr: float, seed: int) -> float:
+        distance = math.log(lr / (2e-3 * (depth / 6) ** power))
+        return 2.0 + 0.1 * distance**2 + 0.01 * seed
+
+    make_runs(root, scheme=scheme, depth=(6, 24, 54), lr=rates, seed=(0, 1), masked=loss)
+
+
+def test_the_best_rate_has_the_exponent_of_its_parabolas_and_laws_beside_it(tmp_path: Path) -> None:
+    study_of_rates(tmp_path, "deepnorm", -0.5)
+    chart = make_chart("best_lr_vs_depth", tmp_path)
+    points = rows(chart, kind="point")
+    expected = [2e-3 * (depth / 6) ** -0.5 for depth in (6, 24, 54)]
+    assert points["y"].tolist() == pytest.approx(expected) and points["n"].tolist() == [2] * 3
+    (fit,) = rows(chart, kind="fit").to_dict("records")
+    for name in ("exponent", "exponent_low", "exponent_high"):
+        assert fit[name] == pytest.approx(-0.5)
+    laws = rows(chart, kind="law")
+    assert set(laws["series"]) == {"N^(−3/2)", "N^(−1/2)", "N^0"}
+    assert rows(chart, series="N^(−1/2)")["y"].tolist() == pytest.approx(expected)
+    assert "DeepNorm: −0.50 (−0.50 to −0.50)" in words(chart)
+    (axes,) = chart.figure.axes
+    assert scheme_style("deepnorm")["color"] in {line.get_color() for line in axes.lines}
+
+
+def test_a_best_rate_at_the_edge_is_hollow_and_a_lone_depth_is_named(tmp_path: Path) -> None:
+    study_of_rates(tmp_path, "deepnorm", -0.5, RATES[2:])
+    make_runs(tmp_path, scheme="rezero", lr=RATES)
+    chart = make_chart("best_lr_vs_depth", tmp_path)
+    assert rows(chart, kind="point")["mark"].dropna().tolist() == ["edge", "edge"]
+    assert "best rate tried lies at the edge" in caption(chart)
+    assert "ReZero: no seed has a loss at every rate of two depths" in caption(chart)
+
+
+def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:
+    make_runs(
+        tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18, 54), seed=(0, 1),
+        updates=lambda scheme, depth, seed: [0.01 * depth * (1 + 0.1 * seed)],
+        layers=lambda scheme, depth, seed: np.ones((2, depth)),
+    )  # fmt: skip
+    chart = make_chart("update_by_role", tmp_path)
+    assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm", "Post-LN"]
+    fits = rows(chart, kind="fit", panel="Post-LN")
+    assert fits["series"].tolist() == ["q", "w2", "norm_gain", "together"]
+    assert fits["exponent"].tolist() == pytest.approx([1.0] * 4)
+    q = rows(chart, kind="point", panel="DeepNorm", series="q")
+    assert q["y"].tolist() == pytest.approx([0.00105 * depth for depth in (6, 18, 54)])
+    assert "norm gain: 1.000 ± 0.000, 1.000 ± 0.000" in words(chart)
+    for axes in chart.figure.axes:
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+# --- FLOPs -----------------------------------------------------------------------------------
+
+
+DEPTHS = (2, 8, 32)
+
+
+def least(budget: float) -> float:
+    """The depth at which the planted loss is least."""
+    return 6.0 * (budget / 1e12) ** 0.5
+
+
+def study_of_budgets(root: Path, size: str = "model.depth") -> None:
+    """Losses that are parabolas in log size, trained with rates chosen for each cell."""
+    for steps, n, seed in product((10, 40), DEPTHS, (0, 1)):
+        budget = steps * 1e11
+        away = math.log(n / least(budget))
+        make_run(
+            root, depth=n if size == "model.depth" else 6, seed=seed,
+            lr=1e-3 * n * (1 + steps // 40), steps=steps, config={size: n, "model.d_ff": 4 * n},
+            masked=2.5 - 0.2 * math.log10(budget / 1e12) + 0.1 * away**2 + 0.01 * seed,
+            flops=int(budget / steps * (1 + 0.02 * (n == 8))),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["model.depth", "model.d_model"])
+def test_the_least_loss_at_equal_flops_is_found_inside(tmp_path: Path, size: str) -> None:
+    study_of_budgets(tmp_path, size)
+    chart = make_chart("iso_flop", tmp_path)
+    minima = rows(chart, kind="minimum").set_index("series")
+    assert minima["x"].to_dict() == pytest.approx({"1e+12 FLOPs": 6.0, "4e+12 FLOPs": 12.0})
+    assert minima["y"].iloc[0] == pytest.approx(2.505)
+    points = rows(chart, kind="point", series="1e+12 FLOPs")
+    assert points["x"].tolist() == list(DEPTHS) and set(points["n"]) == {2}
+    assert ("width" if size == "model.d_model" else "depth N") in caption(chart)
+
+
+def test_the_label_of_a_loss_is_that_of_the_runs_drawn(tmp_path: Path) -> None:
+    study_of_budgets(tmp_path / "budgets")
+    make_run(tmp_path, depth=8, lr=1, masked=None, state="interrupted")
+    make_runs(
+        tmp_path / "law", depth=(2, 4, 8, 16, 32), seed=(0, 1, 2),
+        masked=lambda depth, seed: 1.5 + (1 + 0.01 * seed) / depth,
+    )  # fmt: skip
+    for path in (tmp_path / "budgets", tmp_path / "law"):
+        make_run(path, depth=8, lr=1, masked=None, state="interrupted")
+    for name, study in (
+        ("iso_flop", "budgets"),
+        ("loss_vs_compute", "budgets"),
+        ("law_fit", "law"),
+    ):
+        chart = make_chart(name, tmp_path / study)
+        assert chart.figure.axes[0].get_ylabel() == "validation loss on [MASK] (nats)"
+
+
+def test_loss_against_flops_has_a_line_for_each_depth(tmp_path: Path) -> None:
+    study_of_budgets(tmp_path)
+    chart = make_chart("loss_vs_compute", tmp_path)
+    middle = rows(chart, series="DeepNorm, N = 8")
+    assert middle["x"].tolist() == pytest.approx([1.02e12, 4.08e12])
+    bent = 0.1 * math.log(8 / least(4e12)) ** 2
+    assert middle["y"].iloc[1] == pytest.approx(2.505 - 0.2 * math.log10(4) + bent)
+    assert len(chart.data) == 6
+
+
+# --- the use of depth ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for seed, used in ((0, 0.5), (1, 1.0)):
+        for depth in (4, 16):
+            path = make_run(tmp_path / "s", depth=depth, seed=seed)
+            write_analyses(RunFolder(path), depth, used)
+    return tmp_path / "s"
+
+
+def test_effective_depth_has_mean_and_spread_over_seeds(runs: Path) -> None:
+    chart = make_chart("effective_depth_vs_depth", runs)
+    points = rows(chart, panel="layers", kind="point")
+    # KL falls from 1 to 0 over half and over all of N layers, so it is below 1/2 after N/4 and N/2
+    expected = {4: (2.5, np.std([2, 3], ddof=1)), 16: (7.0, np.std([5, 9], ddof=1))}
+    for _, row in points.iterrows():
+        mean, deviation = expected[int(row["x"])]
+        assert (row["y"], row["n"]) == (mean, 2)
+        assert row["high"] - row["y"] == pytest.approx(deviation)
+    ratio = rows(chart, panel="share of the depth", kind="point")
+    assert ratio["y"].tolist() == [2.5 / 4, 7.0 / 16]
+    assert "all layers" in " ".join(words(chart))
+
+
+def test_a_setting_that_learnt_nothing_is_marked(tmp_path: Path) -> None:
+    for scheme, masked in (("pre_ln", 2.5), ("post_ln", 3.26)):
+        for depth in (6, 12):
+            path = make_run(tmp_path / "s", scheme=scheme, depth=depth, masked=masked)
+            write_analyses(RunFolder(path), depth)
+    path = make_run(tmp_path / "s", scheme="deepnorm", depth=6, state="diverged")
+    write_analyses(RunFolder(path), 6)
+    chart = make_chart("effective_depth_vs_depth", tmp_path / "s")
+    points = rows(chart, panel="layers", kind="point")
+    marks = {(row["series"], row["mark"]) for _, row in points.fillna("").iterrows()}
+    assert marks == {("Pre-LN", ""), ("Post-LN", "at_chance"), ("DeepNorm", "diverged")}
+    assert "no seed learnt: at chance or worse" in words(chart)
+
+
+def test_the_lens_is_drawn_against_the_share_of_layers(runs: Path) -> None:
+    drawn = rows(make_chart("lens_by_layer", runs), panel="KL to the final output", series="N = 4")
+    assert drawn["x"].tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert drawn["y"].tolist() == pytest.approx([1, (0.5 + 0.75) / 2, 0.25, 0.125, 0])
+    assert drawn["n"].tolist() == [2] * 5
+
+
+def test_heat_maps_have_the_cells_of_one_seed(runs: Path) -> None:
+    cells = rows(make_chart("effects", runs), panel="N = 4", kind="cell")
+    known = cells.dropna(subset="value").set_index(["x", "y"])["value"]
+    assert len(cells) == 16 and len(known) == 6  # later layers
+    assert known[1, 3] == pytest.approx(np.exp(-2 / 5))
+    cells = rows(make_chart("layer_similarity", runs), panel="N = 4", kind="cell")
+    similar = cells.set_index(["x", "y"])["value"]
+    assert len(similar) == 25 and similar[0, 4] == pytest.approx(np.exp(-1))
+    assert (similar.xs(3)[3], similar[2, 1]) == (1.0, similar[1, 2])
+
+
+# --- gradient ratios -------------------------------------------------------------------------
+
+
+def test_gradient_ratios_are_means_over_seeds(tmp_path: Path) -> None:
+    ln, rc, crossing = np.random.default_rng(0).uniform(0.5, 2, (3, 2, 2, 4))  # seed, step, layer
+    crossing[:, :, :2] = np.nan  # cross-attention is the decoder's alone
+    for path in make_runs(tmp_path, scheme=("post_ln", "pre_ln"), depth=4, seed=(0, 1)):
+        run = Run(path)
+        kinds = {"ln_feed_forward": ln, "rc_feed_forward": rc, "ln_cross_attention": crossing}
+        if run.get("model.scheme") == "post_ln":
+            kinds["ln_predicted_feed_forward"] = rc
+        values = {f"beta_{name}": each[run.get("seed")] for name, each in kinds.items()}
+        RunFolder(path).write_layers(values, [1, 5])
+    chart = make_chart("gradient_ratios", tmp_path)
+    for symbol, values in {"β_LN": ln, "β_RC": rc, "β_LN·β_RC": ln * rc}.items():
+        for record, step in enumerate((1, 5)):
+            found = rows(chart, panel=f"Post-LN: {symbol}", series=f"feed-forward, step {step}")
+            mean, deviation = values[:, record].mean(axis=0), values[:, record].std(axis=0, ddof=1)
+            assert found["x"].tolist() == [1, 2, 3, 4] and set(found["n"]) == {2}
+            assert found["y"].to_numpy() == pytest.approx(mean)
+            assert found["high"].to_numpy() == pytest.approx(mean + deviation)
+    assert set(rows(chart, series="cross-attention, step 1")["x"]) == {3, 4}
+    predicted = rows(chart, kind="predicted")
+    assert set(predicted["panel"]) == {"Post-LN: β_LN"}
+    assert predicted["y"].to_numpy() == pytest.approx(rc[:, 0].mean(axis=0))
+    published = rows(chart, kind="reference", panel="Post-LN: β_LN")
+    assert sorted(published["y"]) == [0.82, 0.86]
+    assert any("n = 2" in text for text in words(chart))
+
+
+def test_layers_that_no_gradient_reaches_are_left_out(tmp_path: Path) -> None:
+    """0/0, and what is infinite because only one of them is 0; a warning would be an error."""
+    layers = np.ones((2, 6))
+    layers[1, :3] = np.nan, np.inf, 0.0
+    make_run(tmp_path, layers=layers)
+    chart = make_chart("gradient_ratios", tmp_path)
+    assert rows(chart, series="attention, step 2")["x"].unique().tolist() == [4, 5, 6]
+
+
+# --- any quantity ----------------------------------------------------------------------------
+
+
+def draw(root: Path, *words: str, at_step: int | None = None, **more: Any) -> Any:
+    with without_layout():
+        return metric(find_runs(root), *words, options=Options(at_step=at_step), **more)
+
+
+def test_a_column_against_a_setting_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
+    make_runs(
+        tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18), seed=(0, 1, 2),
+        masked=lambda scheme, depth, seed: (scheme == "post_ln") + depth / 10 + 0.1 * seed,
+    )  # fmt: skip
+    make_runs(tmp_path, depth=(6, 18), seed=9, state="diverged", masked=11.0)
+    chart = draw(tmp_path, "depth", "val_loss_masked", "scheme")
+    for series, of_scheme in (("DeepNorm", [0.7, 1.9]), ("Post-LN", [1.7, 2.9])):
+        found = rows(chart, series=series)
+        assert found["x"].tolist() == [6, 18] and found["y"].tolist() == pytest.approx(of_scheme)
+        assert (found["high"] - found["y"]).tolist() == pytest.approx([0.1, 0.1])
+        assert found["n"].tolist() == [3, 3]
+    assert "last value of each run" in caption(chart)
+    assert "left out of the means: 2 diverged runs" in caption(chart)
+
+
+def test_other_settings_make_panels_and_are_not_averaged(tmp_path: Path) -> None:
+    make_runs(tmp_path, scheme=("deepnorm", "post_ln"), depth=(6, 18), lr=(1e-3, 2e-3), seed=(0, 1))
+    chart = draw(tmp_path, "lr", "model_update")
+    assert list(dict.fromkeys(chart.data["panel"])) == ["N = 6", "N = 18"]
+    assert set(chart.data["series"]) == {"DeepNorm", "Post-LN"} and set(chart.data["n"]) == {2}
+    chart = draw(tmp_path, "lr", "model_update", "depth")
+    assert list(dict.fromkeys(chart.data["panel"])) == ["DeepNorm", "Post-LN"]
+    assert set(chart.data["series"]) == {"N = 6", "N = 18"}
+
+
+def test_a_quantity_against_step_layer_and_another_column(tmp_path: Path) -> None:
+    layers = np.array([[1.0, 2.0, 3.0], [2.0, 4.0, 9.0]])
+    make_run(tmp_path, depth=3, layers=layers, losses=[4.0, 3.0, 2.0], steps=3)
+    for at_step, x, y, values in (
+        (None, "step", "loss", [4, 3, 2]),
+        (None, "layer", "grad_norm", [2, 4, 9]),
+        (1, "layer", "grad_norm", [1, 2, 3]),
+    ):
+        assert draw(tmp_path, x, y, at_step=at_step).data["y"].tolist() == values
+    for reduction, value in (("mean", 5.0), ("max", 9.0), ("last", 9.0), (2, 4.0)):
+        chart = draw(tmp_path, "step", "grad_norm", layers=reduction)
+        assert chart.data["y"].tolist()[-1] == value
+    both = draw(tmp_path, "loss", "model_update").data
+    assert both["x"].tolist() == [4.0, 3.0, 2.0] and both["y"].is_monotonic_increasing
+
+
+def test_only_curves_against_the_step_are_smoothed(tmp_path: Path) -> None:
+    make_runs(tmp_path, depth=(6, 18, 48), losses=[4.0, 3.0, 0.5], steps=3)
+    runs = find_runs(tmp_path)
+    with without_layout():
+        curve = metric(runs[:1], "step", "loss", options=Options(smooth=3))
+        others = [metric(runs, x, "loss", options=Options(smooth=3)) for x in ("depth", "flops")]
+    assert curve.data["y"].tolist() == [3.5, 2.5, 1.75] and "mean over 3 rows" in caption(curve)
+    assert others[0].data["y"].tolist() == [0.5] * 3
+    assert others[1].data["y"].tolist() == [4.0, 3.0, 0.5] * 3
+
+
+def test_flops_are_a_column(tmp_path: Path) -> None:
+    make_runs(tmp_path, seed=(0, 1), losses=[4.0, 3.0, 2.0], steps=3, flops=10**9)
+    make_run(tmp_path, depth=18, losses=[4.0, 3.0, 2.0], steps=3, flops=None)  # of an older version
+    chart = draw(tmp_path, "flops", "loss", "depth")
+    assert chart.data[["x", "y"]].to_numpy().tolist() == [[1e9, 4.0], [2e9, 3.0], [3e9, 2.0]]
+    assert "training FLOPs" in caption(chart)
+    known, unknown = compare(tmp_path)["flops"]
+    assert known == 3e9 and math.isnan(unknown)
+
+
+def test_names_that_are_not_known_are_answered_with_the_nearest(tmp_path: Path) -> None:
+    make_runs(tmp_path, depth=(6, 18))
+    with pytest.raises(ConfigError, match="did you mean 'val_loss'"):
+        draw(tmp_path, "depth", "val_los")
+
+    with pytest.raises(NothingMatchedError, match="has no value of single layers"):
+        draw(tmp_path, "layer", "loss")
+
+
+def test_a_map_shows_the_mean_of_each_cell_and_marks_diverged_ones(tmp_path: Path) -> None:
+    make_runs(
+        tmp_path, depth=(6, 18), lr=(1e-3, 1e-2), seed=(0, 1),
+        masked=lambda depth, lr, seed: depth / 10 + 100 * lr + 0.2 * seed,
+        state=lambda depth, lr, seed: "diverged" if (depth, lr) == (18, 1e-2) else "done",
+    )  # fmt: skip
+    chart = value_map(find_runs(tmp_path), "depth", "lr", "val_loss_masked", options=Options())
+    cells = chart.data.set_index(["x", "y"])
+    assert cells.loc[(6, 1e-2), "value"] == pytest.approx(1.7)
+    assert cells.loc[(6, 1e-2), "high"] == pytest.approx(1.7 + 0.2 / math.sqrt(2))
+    assert cells["mark"].dropna().to_dict() == {(18, 1e-2): "diverged"}
+    (mesh,) = chart.figure.axes[0].findobj(QuadMesh)
+    drawn = np.ma.filled(np.ma.masked_invalid(mesh.get_array()), np.nan).reshape(2, 2)
+    assert drawn[:, 0].tolist() == pytest.approx([0.8, 1.7]) and math.isnan(drawn[1, 1])
+
+
+def test_the_command_refuses_options_of_other_charts(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    for command, message in (
+        ("metric --x depth", "plot metric: needs --y; as in: deepstack plot metric DIR"),
+        ("map --x depth --y lr", "plot map: needs --value"),
+        ("map --x depth --y lr --value loss --by lr", "has no --by"),
+        ("outcomes --x depth", "plot outcomes: has no --x"),
+    ):
+        assert message in " ".join(refusal(2, "plot", *command.split(), tmp_path).split())
+
+
+# --- the tidy table --------------------------------------------------------------------------
+
+
+def test_a_row_has_scheme_depth_seed_step_value_and_the_settings_that_vary(tmp_path: Path) -> None:
+    for scheme, roles in (("deepnorm", ["v"]), ("post_ln", ["v", "w1"])):
+        config = {"train.trainable": roles}  # a list is one value
+        make_runs(tmp_path / "study", scheme=scheme, seed=(0, 1), steps=3, config=config)
+    runs = find_runs(tmp_path)
+    table = tidy(runs, "model_update")
+    assert len(table) == 4 * 3
+    assert set(table) == {"scheme", "depth", "seed", "step", "value", "train.trainable"}
+    last = table[(table["scheme"] == "post_ln") & (table["seed"] == 1) & (table["step"] == 3)]
+    (run,) = [r for r in runs if r.get("model.scheme") == "post_ln" and r.get("seed") == 1]
+    assert last["value"].item() == run.steps["model_update"].iloc[-1]
+    assert last["train.trainable"].item() == ["v", "w1"]
+    empty = tidy(runs, "no_such_column")
+    assert empty.empty and set(empty) >= {"scheme", "depth", "seed", "step", "value"}
+    assert seed_statistics(empty).empty
+
+
+def test_statistics_leave_out_what_is_not_finite() -> None:
+    table = pd.DataFrame({"step": [1, 1, 2, 2], "value": [1.0, 3.0, 5.0, math.inf]})
+    first, second = seed_statistics(table).to_dict("records")
+    low, high = 2 - math.sqrt(2), 2 + math.sqrt(2)
+    assert first == pytest.approx({"x": 1, "y": 2, "low": low, "high": high, "n": 2})
+    assert (second["x"], second["y"], second["n"]) == (2, 5, 1) and math.isnan(second["low"])
