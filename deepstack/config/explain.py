@@ -8,24 +8,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
+from deepstack.config.model_schema import Section
 from deepstack.config.roles import ROLES
 from deepstack.config.schema import Config, KeyPath, dotted_key, schema_at, sections, setting_keys
-from deepstack.config.section import Section
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest, unknown
 from deepstack.yaml_reader import Node, Problem, parse_scalar, quote, shorten
 
 MAX_PROBLEMS = 20
 
-Error = dict[str, Any]
-"""An error of pydantic: `type`, `loc`, `msg`, `ctx`."""
-
 # Gated feed-forwards, as papers call them, and the activation of their gate.
 _GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid"}
 _NUMBERS: dict[Any, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
-_LIMITS = (
-    ("minimum", ge), ("exclusiveMinimum", gt), ("maximum", le), ("exclusiveMaximum", lt)
-)  # fmt: skip
+_LIMITS = {"minimum": ge, "exclusiveMinimum": gt, "maximum": le, "exclusiveMaximum": lt}
 # Several values, as people write them.
 _SEVERAL = re.compile(r".*,.*|\d+(-|\.\.+|:)\d+")
 
@@ -54,14 +49,14 @@ def validate(tree: Node, model: type[Section] = Config) -> tuple[Any, list[Probl
     return None, [_problem(path, errors[path], tree) for path in paths[: MAX_PROBLEMS + 1]]
 
 
-def _errors_by_path(error: ValidationError, tree: Node) -> dict[KeyPath, Error]:
+def _errors_by_path(error: ValidationError, tree: Node) -> dict[KeyPath, Any]:
     """Return pydantic's errors, one for each path in the tree.
 
     A union reports each of its branches: of two errors the one deeper in the tree is kept.
     """
-    errors: dict[KeyPath, Error] = {}
+    errors: dict[KeyPath, Any] = {}
     for each in error.errors(include_url=False):
-        errors.setdefault(_path(each["loc"], tree), dict(each))
+        errors.setdefault(_path(each["loc"], tree), each)
     above = {path[:i] for path in errors for i in range(len(path))}
     return {path: each for path, each in errors.items() if path not in above}
 
@@ -98,7 +93,7 @@ def hint_for(suggestion: str | None) -> str:
     return f"; did you mean {suggestion!r}?" if suggestion else ""
 
 
-def _problem(path: KeyPath, error: Error, tree: Node) -> Problem:
+def _problem(path: KeyPath, error: Any, tree: Node) -> Problem:
     """Return the message for one of pydantic's errors."""
     node, key, kind = tree.at(path), dotted_key(path), error["type"]
     key_where = node.key_where or node.where
@@ -121,10 +116,7 @@ def _problem(path: KeyPath, error: Error, tree: Node) -> Problem:
 
 
 def _unknown_key(path: KeyPath) -> str:
-    word, schema = str(path[-1]), schema_at(path[:-1])
-    siblings = schema.get("properties", ())
-    if not siblings:
-        return f"found {quote(word)} below a key that takes no keys; allowed {describe(schema)}"
+    word, siblings = str(path[-1]), schema_at(path[:-1])["properties"]
     text = f"found the {unknown('key', word, siblings)}"
     if nearest(word, siblings):
         return text
@@ -158,7 +150,9 @@ def _meant_number(value: Any, schema: Schema) -> int | float | None:
         number = int(number)
     for option in alternatives(schema):
         if type(number) in _NUMBERS.get(option.get("type"), ()):
-            is_allowed = all(test(number, option[key]) for key, test in _LIMITS if key in option)
+            is_allowed = all(
+                test(number, option[key]) for key, test in _LIMITS.items() if key in option
+            )
             if is_allowed and repr(number) != repr(value):
                 return number
     return None

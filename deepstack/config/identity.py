@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from deepstack.allowed import PATTERNS, RUN_NAME
+from deepstack.config.model_schema import LONGEST_NAME
 from deepstack.config.schema import Config
-from deepstack.config.section import LONGEST_NAME
 from deepstack.errors import ConfigError
 from deepstack.yaml_reader import quote
 
@@ -41,7 +41,7 @@ def _usual() -> dict[str, Any]:
 
 def same_experiment(a: Config, b: Config) -> bool:
     """Return whether two configurations are equal apart from `name`, `runtime`, `log.to`."""
-    return _identity(a) == _identity(b)
+    return digest(a) == digest(b)
 
 
 def config_hash(config: Config) -> str:
@@ -54,7 +54,8 @@ def config_hash(config: Config) -> str:
 
 def digest(config: Config) -> str:
     """Return the sha256 of which `config_hash` is the first part."""
-    return hashlib.sha256(_identity(config).encode()).hexdigest()
+    counted = {key: v for key, v in non_defaults(config).items() if is_of_experiment(key)}
+    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 
 def run_name(config: Config) -> str:
@@ -91,11 +92,6 @@ def checked_study(name: str) -> str:
     raise ConfigError(
         f"--study: found {quote(name)}; allowed {PATTERNS[RUN_NAME]} (at most {LONGEST_NAME})"
     )
-
-
-def _identity(config: Config) -> str:
-    counted = {key: v for key, v in non_defaults(config).items() if is_of_experiment(key)}
-    return json.dumps(counted, sort_keys=True)
 
 
 def is_of_experiment(key: str) -> bool:

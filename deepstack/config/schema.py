@@ -20,12 +20,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from deepstack.allowed import RUN_NAME, Schema, alternatives, schema_of
-from deepstack.config.model_schema import Model
-from deepstack.config.roles import Role, in_order
-from deepstack.config.section import (
+from deepstack.config.model_schema import (
     LONGEST_NAME,
     Fraction,
     Identifier,
+    Model,
     Scalar,
     Section,
     as_dict,
@@ -33,6 +32,7 @@ from deepstack.config.section import (
     divisor_of,
     unused_without,
 )
+from deepstack.config.roles import Role, in_order
 from deepstack.notebook import html_table
 from deepstack.yaml_reader import quote_key
 

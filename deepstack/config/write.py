@@ -1,5 +1,6 @@
 """Write a configuration as YAML, or one to start from: all settings with their meaning."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -48,30 +49,21 @@ def yaml_of(data: Mapping[str, Any]) -> str:
 def _lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, value in data.items():
         if isinstance(value, dict) and value:
-            yield f"{indent}{_scalar(key)}:"
+            yield f"{indent}{one_line(key)}:"
             yield from _lines(value, indent + "  ")
         else:
-            yield f"{indent}{_scalar(key)}: {one_line(value)}"
+            yield f"{indent}{one_line(key)}: {one_line(value)}"
 
 
 def one_line(value: Any) -> str:
     """Return a value on one line: false, 0.001, null, [a, b]."""
-    if isinstance(value, dict):
-        return "{}"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(one_line, value))}]"
-    return _scalar(value)
-
-
-def _scalar(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, (int, float)):  # those of NumPy's that are one of these too
-        return repr(float(value) if isinstance(value, float) else int(value))
-    if _PLAIN.fullmatch(value) and isinstance(parse_scalar(value), str):
+    if isinstance(value, float):
+        return repr(float(value))  # of NumPy's too; JSON writes inf and nan as other words
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and parse_scalar(value) == value:
         return value
-    quoted = value.replace("\\", r"\\").replace('"', r"\"")
-    return f'"{printable(quoted)}"'
+    return printable(json.dumps(value, ensure_ascii=False))
 
 
 def annotated_defaults(schema_file: str) -> str:
@@ -81,23 +73,18 @@ def annotated_defaults(schema_file: str) -> str:
         "# Settings that are commented out show their defaults.  Run with: deepstack train <file>",
         "",
     ]
-    return "\n".join([*head, *_annotated(Config(), CHOSEN, 0)]) + "\n" + SWEEP
+    return "\n".join([*head, *_annotated(Config, CHOSEN, "")]) + "\n" + SWEEP
 
 
-def _annotated(section: BaseModel, chosen: dict[str, Any], level: int) -> Iterator[str]:
-    indent = "  " * level
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            if level == 0:
+def _annotated(section: type[BaseModel], chosen: dict[str, Any], indent: str) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        start = indent if name in chosen else f"{indent}# "
+        if isinstance(field.default, BaseModel):
+            if not indent:
                 yield ""
-            picked = chosen.get(name, {})
-            yield f"{indent}{'' if picked else '# '}{name}:"
-            yield from _annotated(value, picked, level + 1)
-            continue
-        shown = field.default if name not in chosen else chosen[name]
-        shown = list(shown) if isinstance(shown, tuple) else shown
-        text = f"{name}: {one_line(shown)}"
-        mark = "" if name in chosen else "# "
-        meaning = " ".join((field.description or "").split())
-        yield f"{indent}{mark}{text:<32}  # {meaning}"
+            yield f"{start}{name}:"
+            yield from _annotated(type(field.default), chosen.get(name, {}), indent + "  ")
+        else:
+            text = f"{name}: {one_line(chosen.get(name, field.default))}"
+            meaning = " ".join((field.description or "").split())
+            yield f"{start}{text:<32}  # {meaning}"

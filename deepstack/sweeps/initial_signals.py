@@ -65,11 +65,9 @@ def signal(
     """
     described = as_study(config, grid)
     base = described.base
-    more: dict[str, list[Any]] = {"seed": [base.seed + i for i in range(seeds)]}
+    axes = described.grid | {"seed": list(range(base.seed, base.seed + seeds))}
     if depths is not None:
-        more["model.depth"] = list(depths)
-    described = replace(
-        described, base=conf.with_overrides(base, START), grid={**described.grid, **more}
-    )
+        axes["model.depth"] = list(depths)
+    described = replace(described, base=conf.with_overrides(base, START), grid=axes)
     name = f"{base.name or 'runs'}_signal" if study is None else study
     return Signals(sweep(described, study=name, out=out, workers=workers, show=show))

@@ -117,29 +117,26 @@ def pieces(file: Path) -> Iterator[bytes]:
 def text_pieces(file: Path, encoding: str) -> Iterator[str]:
     """Yield the text of a file in pieces.  Raises ConfigError at the first byte that is no text."""
     decoder = codecs.getincrementaldecoder(encoding)()
-    position = 0
+    count = 0
     for piece in pieces(file):
-        pending = len(decoder.getstate()[0])
+        count += len(piece)
         try:
             text = decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
-            at = position - pending + error.start
+            at = count - len(error.object) + error.start
             wrong = f"byte {error.object[error.start]:#04x} at position {at:,}"
             named = "UTF-8" if encoding == "utf-8" else encoding
             raise refusal(
                 f"{file} is not {named} text: {wrong}"
                 + ("; for another encoding set task.encoding" if named == "UTF-8" else "")
             ) from error
-        position += len(piece)
         yield text
 
 
 def sha256_of(file: Path) -> str:
     """Return the sha256 of a file in hexadecimal digits."""
-    digest = hashlib.sha256()
-    for piece in pieces(file):
-        digest.update(piece)
-    return digest.hexdigest()
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def joint_sha256(digests: Sequence[str]) -> str:

@@ -45,8 +45,7 @@ class ModelCalibration(DepthExponents):
 
         lr: the rate at the smallest measured depth.
         """
-        factors = self.factors(depth, interpolate=interpolate)
-        return grouped(model, self.groups, lr, factors)
+        return grouped(model, self.groups, lr, self.factors(depth, interpolate=interpolate))
 
 
 def calibrate_model(
@@ -75,48 +74,44 @@ def calibrate_model(
 
     Raises ConfigError for fewer than two depths, and if the folder holds runs.
     """
-    chosen = tuple(sorted(set(depths)))
+    chosen, at = (tuple(sorted(set(numbers))) for numbers in (depths, steps))
     if len(chosen) < 2:
         raise ConfigError(f"depths: found {list(depths)}; allowed two depths or more")
-    if not steps or min(steps) < 1:
+    if not at or at[0] < 1:
         raise ConfigError(f"steps: found {list(steps)}; allowed steps from 1 on")
-    at = tuple(sorted(set(steps)))
 
-    def run(suffix: str, rate: float, factors: Mapping[int, Mapping[str, float]]) -> list[Run]:
-        runs = []
-        for depth in chosen:
-            for seed in range(seeds):
-                model, batch, loss = build(depth, seed)
-                trainer = optimizer(grouped(model, groups, rate, factors.get(depth, {})))
-                probe = Probe(
-                    model,
-                    batch,
-                    trainer,
-                    out=Path(f"{out}_{suffix}") / f"d{depth}-s{seed}-lr{rate:.3g}",
-                    hidden=hidden,
-                    layers=(),
-                    groups=groups,
-                    layers_every=0,
-                    attribution_every=math.gcd(*at),
-                    seed=seed,
-                    config={"model.depth": depth, "train.lr": rate},
-                )
-                with probe:
-                    for step in range(1, max(at) + 1):
-                        trainer.zero_grad()
-                        value = loss(step)
-                        value.backward()
-                        trainer.step()
-                        probe.step(value)
-                runs.append(probe.run)
-        return runs
+    def run(suffix: str, depth: int, seed: int, rate: float, factors: Mapping[str, float]) -> Run:
+        model, batch, loss = build(depth, seed)
+        trainer = optimizer(grouped(model, groups, rate, factors))
+        with Probe(
+            model,
+            batch,
+            trainer,
+            out=Path(f"{out}_{suffix}") / f"d{depth}-s{seed}-lr{rate:.3g}",
+            hidden=hidden,
+            layers=(),
+            groups=groups,
+            layers_every=0,
+            attribution_every=math.gcd(*at),
+            seed=seed,
+            config={"model.depth": depth, "train.lr": rate},
+        ) as probe:
+            for step in range(1, at[-1] + 1):
+                trainer.zero_grad()
+                value = loss(step)
+                value.backward()
+                trainer.step()
+                probe.step(value)
+        return probe.run
 
-    before = [*run("before", lr, {}), *run("before", lr / 2, {})]
+    cells = [(depth, seed) for depth in chosen for seed in range(seeds)]
+    before = [run("before", *cell, rate, {}) for rate in (lr, lr / 2) for cell in cells]
     measured = ModelCalibration(groups=groups, depths=chosen, steps=at, before=before)
     if not check:
         return measured
     factors = {depth: measured.factors(depth) for depth in chosen}
-    return replace(measured, after=run("after", lr, factors))
+    after = [run("after", depth, seed, lr, factors[depth]) for depth, seed in cells]
+    return replace(measured, after=after)
 
 
 def grouped(
@@ -125,10 +120,6 @@ def grouped(
     """Return a parameter group of an optimizer for each group of names, with its rate."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return [
-        {
-            "name": group,
-            "params": [trained[name] for name in names],
-            "lr": lr * factors.get(group, 1.0),
-        }
+        {"name": group, "params": [trained[n] for n in names], "lr": lr * factors.get(group, 1.0)}
         for group, names in names_by_group(list(trained), groups).items()
     ]

@@ -1,7 +1,5 @@
 """The spectral norm as a regulariser: a term of the gradient that reduces large norms."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -60,8 +58,7 @@ class SpectralPenalty:
     def square(self, bank: Bank) -> Tensor:
         """Return ‖W‖₂² of each matrix of a bank, (depth * roles,)."""
         n_out, n_in = shape_of(bank)
-        W = bank.shaped(joined(list(bank.parameters))).reshape(-1, n_out, n_in)
-        W = tall(W)
+        W = tall(bank.shaped(joined(list(bank.parameters))).reshape(-1, n_out, n_in))
         with torch.no_grad():
             n = W.shape[2]
             v = top_singular_vectors(W, self.start[n], *iterations_and_squarings(n))
@@ -69,7 +66,7 @@ class SpectralPenalty:
         return square / n_in if self.scaled else square
 
 
-def shape_of(bank: Bank) -> Sequence[int]:
+def shape_of(bank: Bank) -> tuple[int, int]:
     """Return (n_out, n_in) of one matrix: a bank's roles are equal slices of its rows."""
     rows, columns = bank.shape
     return rows // len(bank.roles), columns

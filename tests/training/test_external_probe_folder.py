@@ -86,6 +86,7 @@ def test_a_config_is_read_back_as_it_was_given(tmp_path: Path) -> None:
         "task.words": ["on", "1e-3", "null", "a: b", "ä\n"],
         "task.grid": ((1, 2.5), (True, None)),
         "task.long": list(range(20_000)),
+        "task.parts": [{"a": [1, "x y"]}, {}],
         "train.beta": np.float64(0.1),
         "train.clip": float("inf"),
     }
