@@ -83,6 +83,10 @@ SCHEMES = [
     (SLOT.format("after_activation", 0.5), "model.dropout: found 0, .* slots.after_act"),
     (INIT + ONES.format("layer"), r"layer 2 has the parameter scale \(2,\), layer 1 .* \(1,\)"),
     (INIT + f"if layer == 2:\n        {ONES.format(1)}", r"\(1,\), layer 1 no parameter scale"),
+    (
+        INIT + "self.scale = parameter(3, role='scheem', start='one')",
+        r"own.py:12: parameter\(3,\): unknown role 'scheem'; did you mean 'scheme'\?",
+    ),
     (INIT + "self.map = torch.nn.Linear(8, 3)", r"map.weight is torch's.*s.parameter\(3, 8, role="),
     (
         "shared = parameter(1, role='scheme', start='one')\n" + INIT + "self.scale = self.shared",
