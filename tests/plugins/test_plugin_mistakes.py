@@ -104,6 +104,15 @@ SCHEMES = [
         POST_LN + "@classmethod\ndef head_factor(cls):\n    return float('nan')",
         r"own.py:10: head_factor\(\) gave nan; allowed a finite number >= 0",
     ),
+    *(
+        (f"{POST_LN}@classmethod\ndef {method}:\n    {body}", rf"own.py:10: {wanted}")
+        for method, body, wanted in (
+            ("extra_memory(cls, sizes)", "pass", r"extra_memory\(StackSizes\(.*gave None; all"),
+            ("extra_flops(cls, sizes)", "return '3'", "extra_flops.*gave '3'; allowed a finite"),
+            ("alpha(cls, depth)", "return '3'", r"alpha\(2\) gave '3'; allowed .* or None"),
+            ("beta(cls, depth)", "return float('inf')", r"beta\(2\) gave inf; allowed a finite"),
+        )
+    ),
     (RESIDUAL + "return norm(x + torch.rand(()) * G(x))", "draws random numbers in eval"),
 ]
 
