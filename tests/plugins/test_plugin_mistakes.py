@@ -62,6 +62,11 @@ SCHEMES = [
     ("def resdiual(self, x, G, norm):\n    return x", "did you mean residual"),
     (POST_LN + "final_norms = True", "has no final_norms; did you mean final_norm"),
     ("families = 'encodr',", r"families is \('encodr',\); allowed: some of enc"),
+    ("families = 'encoder', ['x']", r"families is \('encoder', \['x'\]\); allowed: some of enc"),
+    (POST_LN + "families = 3", "own.py:5: .*families is 3; allowed: some of enc"),
+    (POST_LN + "norms_per_sublayer = '2'", "own.py:5: .*sublayer is '2'; allowed a whole number"),
+    (POST_LN + "stream_norms = -1", "stream_norms is -1; allowed a whole number from 0 on"),
+    (POST_LN + "final_norm = 'no'", "final_norm is 'no'; allowed True or False"),
     (
         POST_LN + "def gain(self, role, layer, depth):\n    return 1.0",
         r"line 10: gain takes self; .* @classmethod def gain\(cls, role, layer, dep",
