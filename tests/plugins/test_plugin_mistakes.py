@@ -66,6 +66,13 @@ SCHEMES = [
     (POST_LN + "families = 3", "own.py:5: .*families is 3; allowed: some of enc"),
     (POST_LN + "norms_per_sublayer = '2'", "own.py:5: .*sublayer is '2'; allowed a whole number"),
     (POST_LN + "stream_norms = -1", "stream_norms is -1; allowed a whole number from 0 on"),
+    (POST_LN + "stream_norms = 2", "own.py:8: the stream is one tensor; allowed a tuple of 2, re"),
+    (POST_LN + "stream_norms = 1", "own.py:8: the stream is one tensor; allowed a tuple of 1, re"),
+    (
+        "stream_norms = 2\ndef enter(self, x):\n    return x, x, x\n"
+        "def layer(self, x, a, f):\n    return x",
+        "own.py:11: the stream is a tuple of 3; allowed a tuple of 2, re",
+    ),
     (POST_LN + "final_norm = 'no'", "final_norm is 'no'; allowed True or False"),
     (
         POST_LN + "def gain(self, role, layer, depth):\n    return 1.0",
