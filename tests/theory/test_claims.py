@@ -16,6 +16,7 @@ from helpers.claim_verdicts import PUBLISHED
 from helpers.command_line import typed
 from scipy import stats
 
+from deepstack.errors import PluginError
 from deepstack.theory import CLAIMS, Finding, Part, claim, repeats
 from deepstack.theory import report as reporting
 from deepstack.theory.claim import Decision, standard_errors
@@ -80,6 +81,11 @@ def test_fold_leaves_no_gain_and_no_bias() -> None:
 
 
 # -- the rule -------------------------------------------------------------------------------------
+
+
+def test_a_mean_of_no_draws_is_refused() -> None:
+    with pytest.raises(PluginError, match="the part 'x': found no draws; allowed one or more"):
+        Part.mean("x", 1.0, [])
 
 
 @pytest.mark.parametrize(
