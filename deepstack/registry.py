@@ -93,7 +93,8 @@ def unknown(kind: str, name: object, choices: Iterable[str], command: str = "") 
     lists them, the message has the nearest ones and the command.
     """
     word, names = str(name), list(choices)
-    near, more = nearest(word, names), len(names) - MOST_CHOICES
+    near = None if word in names else nearest(word, names)  # such as the text '0' for 0
+    more = len(names) - MOST_CHOICES
     shown = word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..."
     if near and more > 0:
         return f"unknown {kind} {shown!r}; did you mean {near!r}?"

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from deepstack.cli import options as opt
-from deepstack.cli.completion import complete_chart_or_folder
+from deepstack.cli.completion import complete_chart_or_folder, complete_names
 from deepstack.cli.output import show_work
 from deepstack.errors import BrokenChartError
 
@@ -46,7 +46,11 @@ def plot_command(
         "metric, map: mean (default), max, min, last or growth (rate per layer) of the "
         "layers, or one's number."
     ),
-    schemes: str | None = look("Only these schemes, in this order.", metavar="A,B"),
+    schemes: str | None = look(
+        "Only these schemes, in this order.",
+        metavar="A,B",
+        autocompletion=complete_names("schemes", ""),
+    ),
     panels: str | None = look("The setting that makes the panels.", metavar="KEY"),
     smooth: int = look("Average curves against the step over so many rows.", default=1, min=1),
     x_scale: str | None = look("Scale of x axes.", metavar="lin|log"),

@@ -1,7 +1,8 @@
 """Snapshots: values of every layer from separate forward and backward passes on the probe batch.
 
-The passes run eagerly, in evaluation mode and in fp32.  They draw no random number and change no
-gradient of training, so that training continues bit for bit as without them.
+The passes run in evaluation mode and in fp32, as plain modules except in `losses_without`, which
+uses the model's fused sublayers.  They draw no random number and change no gradient of training,
+so that training continues bit for bit as without them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

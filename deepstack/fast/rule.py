@@ -36,6 +36,7 @@ class FastPaths:
 
 
 STATIC = "a scheme that declares static=True"
+NOT_REDRAWN = "runtime.recompute_every=0 with dropout"
 
 
 def choose_fast_paths(
@@ -89,8 +90,12 @@ def choose_fast_paths(
     )
     captured = choose(
         "cuda_graph",
-        not redrawn,
-        {"one process with a GPU": gpu and parallel is None, STATIC: scheme.static},
+        True,
+        {
+            "one process with a GPU": gpu and parallel is None,
+            STATIC: scheme.static,
+            NOT_REDRAWN: not redrawn,
+        },
     )
     replayed = choose(
         "replay",
@@ -100,7 +105,7 @@ def choose_fast_paths(
             STATIC: scheme.static,
             "runtime.device=cpu": not gpu,
             "runtime.compile=false": not compiled,
-            "runtime.recompute_every=0 with dropout": not redrawn,
+            NOT_REDRAWN: not redrawn,
         },
     )
     return FastPaths(fused, compiled, captured, replayed)

@@ -24,9 +24,13 @@ def generate(
     """Generate `length` tokens after `tokens`, each the most probable given those before it.
 
     tokens: (batch, begin), the first input of the decoder; source: (batch, source) with an
-    encoder.  Returns (batch, length).  Raises ConfigError for a model without a decoder, or if
-    there are more tokens than positions.  Leaves the model in evaluation mode.
+    encoder.  Returns (batch, length).  Raises ConfigError for a model without a decoder, for more
+    tokens than positions, or if begin or length is 0.  Leaves the model in evaluation mode.
     """
+    if min(length, tokens.shape[1]) < 1:
+        raise ConfigError(
+            f"generate: found length={length} after {tokens.shape[1]} tokens; allowed 1 or more"
+        )
     generated = []
     step = decoder_of(model, source)
     logits = [step(tokens[:, i]) for i in range(tokens.shape[1])][-1]
@@ -69,7 +73,8 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
         nonlocal position
         if position == model.seq_len:
             raise ConfigError(
-                f"task.seq_len: found {model.seq_len}, and all these positions are filled"
+                f"task.seq_len: found {model.seq_len}, and all these positions are filled",
+                key="task.seq_len",
             )
         with torch.no_grad(), model.statistics("followed"):
             stream = decoder.enter(model.start(token[:, None], model.source_len + position))

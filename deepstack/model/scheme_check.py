@@ -73,11 +73,17 @@ def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
     left = refuse_no_stream(
         scheme, "layer", layer(entered, memory if any(layer.readers) else None), x
     )
+    name = "layer" if scheme.joins_sublayers else "residual"
+    shape = f"a tuple of {len(left)}" if isinstance(left, tuple) else "one tensor"
+    if scheme.stream_norms and shape != (allowed := f"a tuple of {scheme.stream_norms}"):
+        raise PluginError(
+            f"{defined_at(type(scheme), name)}the stream is {shape}; allowed {allowed}, returned "
+            f"by enter and layer; or remove stream_norms = {scheme.stream_norms}"
+        )
     changed = "x" if visible(entered)._version != before else ""
     if any(output._version != was for output, was in outputs):
         changed = "G(x)"
     if changed:
-        name = "layer" if scheme.joins_sublayers else "residual"
         raise PluginError(
             f"{defined_at(type(scheme), name)}{name} changes {changed} in place (+=, mul_, …), "
             f"which the backward pass and what is measured read; write {changed} + …"

@@ -1,12 +1,15 @@
 """Parameters with roles: the only module that attaches role and start to a parameter."""
 
+import sys
 from numbers import Real
 from typing import Literal, TypeGuard, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
+from deepstack.config.roles import ROLES
 from deepstack.errors import PluginError
+from deepstack.registry import unknown
 
 Word = Literal["matrix", "table", "zero", "one"]
 Start = Word | float
@@ -35,18 +38,19 @@ def has_role(parameter: object) -> TypeGuard[RoleParameter]:
 def parameter(*shape: int, role: str | tuple[str, ...], start: Start) -> RoleParameter:
     """Return a parameter of this shape, without storage yet, with its role and start.
 
-    Raises PluginError for an unknown start, or a matrix without exactly two axes.
+    Raises PluginError for an unknown role or start, or a matrix without exactly two axes.
     """
-    known = start in WORDS if isinstance(start, str) else isinstance(start, Real)
-    if not known:
-        raise PluginError(
-            f"parameter{shape}: found start={start!r}; allowed a number, {', '.join(WORDS)}"
-        )
-    if start == "matrix" and len(shape) != 2:
-        raise PluginError(
-            f"parameter{shape}: found start='matrix'; allowed for two axes, (n_out, n_in)"
-        )
-    roles = (role,) if isinstance(role, str) else role
+    roles, problem = role if isinstance(role, tuple) else (role,), ""
+    if wrong := [each for each in roles if each not in ROLES]:
+        problem = unknown("role", wrong[0], ROLES)
+    elif start not in WORDS if isinstance(start, str) else not isinstance(start, Real):
+        problem = f"found start={start!r}; allowed a number, {', '.join(WORDS)}"
+    elif start == "matrix" and len(shape) != 2:
+        problem = "found start='matrix'; allowed for two axes, (n_out, n_in)"
+    if problem:
+        caller = sys._getframe(1)
+        at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        raise PluginError(f"{at}: parameter{shape}: {problem}")
     return with_storage(torch.empty(*shape, device="meta"), roles, start)
 
 

@@ -29,7 +29,7 @@ GIVEN_BY_NAME = ("config", "place", "qkv", "optimizer")
 def check_class(cls: Any, base: Any) -> None:
     """Raise PluginError if a scheme class is unusable or would not do as its author intends.
 
-    It checks the options, the docstring, misspelt names and the arguments of methods.
+    It checks the options, the docstring, the settings, misspelt names and the arguments of methods.
     cls: a subclass of `base`, which is Scheme.
     """
     owner = f"the scheme {cls.name}"
@@ -40,6 +40,11 @@ def check_class(cls: Any, base: Any) -> None:
         raise PluginError(
             f"{owner}: it needs a docstring that opens with its equation; lists show it"
         )
+    for name in SETTINGS[1:]:  # all but families
+        if not isinstance(value := getattr(cls, name), int) or value < 0:
+            is_bool = isinstance(getattr(base, name), bool)
+            allowed = "True or False" if is_bool else "a whole number from 0 on"
+            raise PluginError(f"{owner}: {name} is {value!r}; allowed {allowed}")
     count = cls.norms_per_sublayer
     norms = [f"norm{i + 1}" for i in range(count)] if count > 1 else ["norm"] * count
     arguments = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -187,7 +187,8 @@ class Scheme(nn.Module):
                 f"{cls.__name__}(Scheme, name='mine', label='Mine', paper='arXiv:… or none')"
             )
         cls.name, cls.label, cls.paper, cls.static = name, label, paper, static
-        if not cls.families or not set(cls.families) <= set(FAMILIES):
+        is_known = isinstance(cls.families, Collection) and all(f in FAMILIES for f in cls.families)
+        if not cls.families or not is_known:
             raise PluginError(
                 f"{owner}: families is {cls.families!r}; allowed: some of {', '.join(FAMILIES)}"
             )

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -53,8 +53,11 @@ class StackScheme:
             return partial(method, **{key: arguments[key] for key in arguments if key in names})
 
         scheme = self.scheme_class
-        self.alpha, self.beta = bind(scheme.alpha)(self.depth), bind(scheme.beta)(self.depth)
-        self.head_factor = self.factor_of("head_factor", bind(scheme.head_factor))
+        self.alpha = self.number_of("alpha", bind(scheme.alpha), self.depth)
+        self.beta = self.number_of("beta", bind(scheme.beta), self.depth)
+        self.head_factor = float(self.number_of("head_factor", bind(scheme.head_factor)))
+        self.extra_memory = partial(self.number_of, "extra_memory", bind(scheme.extra_memory))
+        self.extra_flops = partial(self.number_of, "extra_flops", bind(scheme.extra_flops))
         self._gain, self._optim = bind(scheme.gain), bind(scheme.optim)
         self._project = bind(scheme.project)
 
@@ -63,17 +66,21 @@ class StackScheme:
 
         Raises PluginError unless it is a finite number >= 0.
         """
-        return self.factor_of("gain", self._gain, role, layer, self.depth)
+        return float(self.number_of("gain", self._gain, role, layer, self.depth))
 
-    def factor_of(self, name: str, method: Callable[..., Any], *arguments: Any) -> float:
-        """Return a method's value; raise PluginError unless it is a finite number >= 0."""
-        value = method(*arguments)
-        if not is_factor(value):
+    def number_of(self, name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Return a method's value; raise PluginError unless it is a finite number >= 0.
+
+        alpha and beta may also be negative, or None.
+        """
+        value, is_coefficient = method(*arguments), name in ("alpha", "beta")
+        if not (value is None or is_finite(value) if is_coefficient else is_factor(value)):
+            allowed = "a finite number or None" if is_coefficient else "a finite number >= 0"
             raise PluginError(
-                f"{defined_at(self.scheme_class, name)}{name}{arguments!r} gave {value!r}; "
-                "allowed a finite number >= 0"
+                f"{defined_at(self.scheme_class, name)}{name}({', '.join(map(repr, arguments))}) "
+                f"gave {value!r}; allowed {allowed}"
             )
-        return float(value)
+        return value
 
     def optim(self, role: str) -> Optim:
         """Return the factors on a role's learning rate, weight decay and epsilon.
@@ -106,9 +113,14 @@ class StackScheme:
         return schemes
 
 
+def is_finite(value: object) -> TypeGuard[Real]:
+    """Return whether a value is a finite number."""
+    return isinstance(value, Real) and math.isfinite(value)
+
+
 def is_factor(value: object) -> bool:
     """Return whether a value is a finite number >= 0."""
-    return isinstance(value, Real) and 0 <= float(value) < math.inf
+    return is_finite(value) and float(value) >= 0
 
 
 def scheme_options(name: str) -> Options:
@@ -143,9 +155,9 @@ def stack_schemes(config: Config) -> dict[str, StackScheme]:
 
 def scheme_memory(config: Config) -> Callable[[StackSizes], int]:
     """Return the memory that the scheme of a configuration adds, for `config.memory_estimate`."""
-    return next(iter(stack_schemes(config).values())).scheme_class.extra_memory
+    return next(iter(stack_schemes(config).values())).extra_memory
 
 
 def scheme_flops(config: Config) -> Callable[[StackSizes], int]:
     """Return the FLOPs that the scheme of a configuration adds, for `config.step_flops`."""
-    return next(iter(stack_schemes(config).values())).scheme_class.extra_flops
+    return next(iter(stack_schemes(config).values())).extra_flops

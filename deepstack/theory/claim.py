@@ -57,8 +57,13 @@ class Part:
 
     @classmethod
     def mean(cls, what: str, predicted: float, draws: Draws, **more: Any) -> Part:
-        """Return a part that measures the mean of independent draws, ± its standard error."""
+        """Return a part that measures the mean of independent draws, ± its standard error.
+
+        Raises PluginError if there are no draws.
+        """
         values = torch.as_tensor(draws, dtype=torch.float64).reshape(-1)
+        if not len(values):
+            raise PluginError(f"the part {what!r}: found no draws; allowed one or more")
         error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
         return cls(what, predicted, values.mean().item(), error, draws=len(values), **more)
 

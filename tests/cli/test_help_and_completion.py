@@ -59,6 +59,10 @@ def test_options_stand_below_the_heading_of_their_group(command: str, headings: 
         ("deepstack plot --where outcome=", {"trained", "learnt", "damaged"}),
         ("deepstack report --where scheme=deepnorm,post_l", {"deepnorm,post_ln"}),
         ("deepstack ls --where tags=", set()),
+        ("deepstack plot results --schemes=", {"pre_ln", "deepnorm"}),
+        ("deepstack plot results --schemes=post_ln,pre", {"post_ln,pre_ln"}),
+        ("deepstack ls --where=scheme=pre", {"pre_ln"}),
+        ("deepstack ls --sort=lr --where=dept", {"depth="}),
         ("deepstack ls --sort model.dep", {"model.depth"}),
     ],
 )

@@ -263,6 +263,12 @@ def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_pa
     assert not list(tmp_path.rglob("status.json"))
 
 
+def test_recomputed_dropout_is_not_captured_in_cuda_graphs() -> None:
+    given = with_overrides(Config(), DROPOUT | RECOMPUTE | {"runtime.cuda_graph": True})
+    with pytest.raises(ConfigError, match=r"cuda_graph.* needs runtime.recompute_every=0 with dr"):
+        choose_fast_paths(given, **GPU)
+
+
 @pytest.mark.parametrize(
     ("changes", "fusible"),
     [

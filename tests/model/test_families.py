@@ -69,6 +69,12 @@ def test_generated_tokens_are_the_most_probable_ones() -> None:
     for without in (perturbed().model, model):
         with pytest.raises(ConfigError, match="allowed decoder"):
             generate(without, target[:, :2], 4)
+    for begin, length in ((0, 2), (1, 0)):
+        with pytest.raises(ConfigError, match=f"length={length} after {begin} tokens; allowed"):
+            generate(model, target[:, :begin], length, source=source)
+    with pytest.raises(ConfigError, match="all these positions are filled") as caught:
+        generate(model, target[:, :1], model.seq_len + 1, source=source)
+    assert caught.value.key == "task.seq_len"
     with pytest.raises(ConfigError, match="a source of 9 tokens, allowed at most 8"):
         generate(model, target[:, :1], 2, source=torch.zeros(1, 9, dtype=torch.int64))
 

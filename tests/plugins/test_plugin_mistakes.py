@@ -62,6 +62,18 @@ SCHEMES = [
     ("def resdiual(self, x, G, norm):\n    return x", "did you mean residual"),
     (POST_LN + "final_norms = True", "has no final_norms; did you mean final_norm"),
     ("families = 'encodr',", r"families is \('encodr',\); allowed: some of enc"),
+    ("families = 'encoder', ['x']", r"families is \('encoder', \['x'\]\); allowed: some of enc"),
+    (POST_LN + "families = 3", "own.py:5: .*families is 3; allowed: some of enc"),
+    (POST_LN + "norms_per_sublayer = '2'", "own.py:5: .*sublayer is '2'; allowed a whole number"),
+    (POST_LN + "stream_norms = -1", "stream_norms is -1; allowed a whole number from 0 on"),
+    (POST_LN + "stream_norms = 2", "own.py:8: the stream is one tensor; allowed a tuple of 2, re"),
+    (POST_LN + "stream_norms = 1", "own.py:8: the stream is one tensor; allowed a tuple of 1, re"),
+    (
+        "stream_norms = 2\ndef enter(self, x):\n    return x, x, x\n"
+        "def layer(self, x, a, f):\n    return x",
+        "own.py:11: the stream is a tuple of 3; allowed a tuple of 2, re",
+    ),
+    (POST_LN + "final_norm = 'no'", "final_norm is 'no'; allowed True or False"),
     (
         POST_LN + "def gain(self, role, layer, depth):\n    return 1.0",
         r"line 10: gain takes self; .* @classmethod def gain\(cls, role, layer, dep",
@@ -83,6 +95,10 @@ SCHEMES = [
     (SLOT.format("after_activation", 0.5), "model.dropout: found 0, .* slots.after_act"),
     (INIT + ONES.format("layer"), r"layer 2 has the parameter scale \(2,\), layer 1 .* \(1,\)"),
     (INIT + f"if layer == 2:\n        {ONES.format(1)}", r"\(1,\), layer 1 no parameter scale"),
+    (
+        INIT + "self.scale = parameter(3, role='scheem', start='one')",
+        r"own.py:12: parameter\(3,\): unknown role 'scheem'; did you mean 'scheme'\?",
+    ),
     (INIT + "self.map = torch.nn.Linear(8, 3)", r"map.weight is torch's.*s.parameter\(3, 8, role="),
     (
         "shared = parameter(1, role='scheme', start='one')\n" + INIT + "self.scale = self.shared",
@@ -99,6 +115,15 @@ SCHEMES = [
     (
         POST_LN + "@classmethod\ndef head_factor(cls):\n    return float('nan')",
         r"own.py:10: head_factor\(\) gave nan; allowed a finite number >= 0",
+    ),
+    *(
+        (f"{POST_LN}@classmethod\ndef {method}:\n    {body}", rf"own.py:10: {wanted}")
+        for method, body, wanted in (
+            ("extra_memory(cls, sizes)", "pass", r"extra_memory\(StackSizes\(.*gave None; all"),
+            ("extra_flops(cls, sizes)", "return '3'", "extra_flops.*gave '3'; allowed a finite"),
+            ("alpha(cls, depth)", "return '3'", r"alpha\(2\) gave '3'; allowed .* or None"),
+            ("beta(cls, depth)", "return float('inf')", r"beta\(2\) gave inf; allowed a finite"),
+        )
     ),
     (RESIDUAL + "return norm(x + torch.rand(()) * G(x))", "draws random numbers in eval"),
 ]

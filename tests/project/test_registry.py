@@ -90,3 +90,4 @@ def test_many_names_are_the_nearest_and_a_command_that_lists_all() -> None:
     assert text.startswith("unknown word 'stable_rank_q'; allowed: effective_rank, xx_")
     assert text.endswith(" and 13 more (list words)") and text.count(", ") == 7
     assert unknown("word", "zz", names[:8], "list words").endswith(", xx_7")
+    assert unknown("value", "0", ["0", "1"]) == "unknown value '0'; allowed: 0, 1"

@@ -102,6 +102,11 @@ def test_rates_by_depth_make_one_step_of_adam_the_same_at_every_depth() -> None:
 # -- the rule -------------------------------------------------------------------------------------
 
 
+def test_a_mean_of_no_draws_is_refused() -> None:
+    with pytest.raises(PluginError, match="the part 'x': found no draws; allowed one or more"):
+        Part.mean("x", 1.0, [])
+
+
 @pytest.mark.parametrize(
     ("decision", "part"),
     [
