@@ -86,7 +86,7 @@ FAULTS = (
     Fault(
         "mean_time_of_a_step", "records",
         "return statistics.median(times)", "return statistics.mean(times)",
-        "records/test_many_runs.py::test_the_time_of_a_step_is_the_median_of_the_latest",
+        "records/test_runs.py::test_the_time_of_a_step_is_the_median_of_the_latest",
     ),
     Fault(
         "ramp_without_end", "schemes",
@@ -127,7 +127,7 @@ FAULTS = (
     Fault(
         "memory_of_the_smallest_runs", "cli",
         "for cell in todo)[-workers:]", "for cell in todo)[:workers]",
-        "records/test_run_numbers.py::test_a_plan_ends_with_the_memory_and_time_of_all_runs",
+        "sweeps/test_sweeps.py::test_a_plan_ends_with_the_memory_and_time_of_all_runs",
     ),
 )  # fmt: skip
 
