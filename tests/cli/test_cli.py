@@ -1,8 +1,10 @@
-"""The command line, as its user meets it."""
+"""The command line, as its user meets it: commands, help, lists and completion."""
 
 import json
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
 from io import StringIO
@@ -11,17 +13,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import QUICK
+from helpers import QUICK, ROOT
 from helpers.command_line import TINY, succeed, typed
 from helpers.terminals import terminal
 from rich.console import Console
+from typer.main import get_command
+from typer.testing import CliRunner
 
+from deepstack.cli import app
+from deepstack.cli import list_command as lists
+from deepstack.cli.app import COMMANDS
+from deepstack.cli.declarations import declarations
 from deepstack.cli.display import Display
+from deepstack.cli.finding import next_command, run_finding, sweep_finding
 from deepstack.cli.output import emit_json
 from deepstack.config import Config, json_schema, load_config, parse_config, with_overrides
+from deepstack.config.load import example_paths
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.plots import CHARTS
 from deepstack.records import Run, RunFolder, find_runs
+from deepstack.tasks import TASKS
 from deepstack.training import Started
 
 
@@ -166,3 +177,170 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
     assert "frontier is not drawn: needs finished runs of two learning rates" in result.stderr
     chosen = typed("plot", "update_vs_depth", tmp_path / "one", "--to", tmp_path / "x")
     assert len(chosen.stdout.splitlines()) == 4
+
+
+# --- train and sweep end with a finding in words and the next command -----------------------------
+
+
+PUBLISHED = ROOT / "results/published/schemes_and_depth"
+
+
+def test_a_run_is_described_and_a_sweep_by_depth() -> None:
+    for name, sentence in (
+        ("deepnorm", "DeepNorm with 48 layers has learned from context: 0.41 nats below"),
+        ("post_ln", "Post-LN with 48 layers has learned nothing from context: it ends"),
+    ):
+        (path,) = PUBLISHED.glob(f"{name}-d48-s0-*")
+        text = run_finding(Run(path)) or ""
+        assert text.startswith(sentence) and "the unigram" in text
+    assert sweep_finding(find_runs(PUBLISHED))[1:] == [
+        "6 layers: Pre-LN 3 of 3 (0.46), DeepNorm 3 of 3 (0.42), Post-LN 3 of 3 (0.32)",
+        "48 layers: Pre-LN 3 of 3 (0.40), DeepNorm 3 of 3 (0.36), Post-LN 0 of 3",
+        "200 layers: Pre-LN 3 of 3 (0.39), DeepNorm 3 of 3 (0.34), Post-LN 0 of 3",
+    ]
+
+
+def test_train_names_another_scheme_and_then_the_charts(run: Path, tmp_path: Path) -> None:
+    words, one = ["train", "quick", "model.scheme=deepnorm"], Run(run)
+    assert next_command(one, words) == "deepstack train quick model.scheme=post_ln"
+    other = ["train", QUICK, *TINY, "model.scheme=post_ln", "--out", tmp_path]
+    shown = typed(*other)
+    assert "validation loss" in shown.stderr and "unigram" in shown.stderr
+    assert f"next: deepstack plot {tmp_path / 'quick'}" in shown.stderr
+    assert typed(*other, "-q").stderr == ""
+    assert next_command(one, words) == f"deepstack plot {tmp_path / 'quick'}"
+
+
+def test_a_diverged_run_and_a_damaged_one_are_no_obstacle(tmp_path: Path) -> None:
+    words = ["train", QUICK, *TINY, "train.max_loss=0.1", "--out", tmp_path]
+    shown = typed(*words)
+    assert shown.exit_code == 0 and "DeepNorm with 2 layers diverged at step 1." in shown.stderr
+    assert typed(*words, "--fail-on-divergence").exit_code == 4
+    (run,) = find_runs(tmp_path)
+    (run.path / "evals.csv").write_text("step\n")
+    assert sweep_finding(find_runs(tmp_path)) == []
+
+
+# --- help texts are whole and show an example; the shell completes words --------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_is_whole_and_shows_an_example(command: str) -> None:
+    summaries = typed("--help").stdout
+    assert command in summaries and "..." not in summaries.replace("[ARGS]...", "")
+    text = typed(command, "--help").stdout
+    words = shlex.split(" ".join(text.partition("Example: ")[2].split()))
+    assert words[:2] == ["deepstack", command]
+    assert all(word in text.partition("Example: ")[0] for word in words if word[:2] == "--")
+
+
+@pytest.mark.parametrize(
+    ("command", "headings"),
+    [
+        ("sweep", ["Grid", "Resources", "Clusters", "Best value of a setting"]),
+        ("plot", ["Selection of runs", "Files", "The charts metric and map", "Appearance"]),
+        ("ls", ["Selection of runs"]),
+        ("train", []),
+    ],
+)
+def test_options_stand_below_the_heading_of_their_group(command: str, headings: list[str]) -> None:
+    text = typed(command, "--help").stdout
+    assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == ["Arguments", *headings, "Options"]
+    options = get_command(app).commands[command].params  # type: ignore[attr-defined]
+    names = [one.opts[0] for one in options if one.param_type_name == "option"]
+    listed = re.findall(r"^  (?:-q, )?(--[\w-]+)", text, re.MULTILINE)
+    assert sorted(listed) == sorted([*names, "--help"])
+
+
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("deepstack ", set(COMMANDS)),
+        ("deepstack train --fail", {"--fail-on-divergence"}),
+        ("deepstack train qu", {"quick"}),
+        ("deepstack train quick model.d", {"model.depth=", "model.d_model="}),
+        ("deepstack train quick model.scheme=pre", {"pre_ln", "pre_ln_scaled"}),
+        ("deepstack train quick train.optimizer=", {"adamw", "sgd"}),
+        ("deepstack sweep quick runtime.fused=true,f", {"true,false"}),
+        ("deepstack plot loss_vs_", {"loss_vs_step", "loss_vs_lr"}),
+        ("deepstack list sch", {"schemes"}),
+        ("deepstack run ", set(COMMANDS)),
+        ("deepstack ls --where dept", {"depth="}),
+        ("deepstack plot --where outcome=", {"trained", "learnt", "damaged"}),
+        ("deepstack report --where scheme=deepnorm,post_l", {"deepnorm,post_ln"}),
+        ("deepstack ls --where tags=", set()),
+        ("deepstack plot results --schemes=", {"pre_ln", "deepnorm"}),
+        ("deepstack plot results --schemes=post_ln,pre", {"post_ln,pre_ln"}),
+        ("deepstack ls --where=scheme=pre", {"pre_ln"}),
+        ("deepstack ls --sort=lr --where=dept", {"depth="}),
+        ("deepstack ls --sort model.dep", {"model.depth"}),
+    ],
+)
+def test_completion(line: str, some: set[str], here: Path) -> None:
+    (here / "configs").mkdir()
+    (here / "configs" / "quick.yaml").touch()
+    words = line.replace("=", " = ")  # as bash splits it
+    last = len(words.split()) - (not line.endswith(" "))
+    environment = {"COMP_WORDS": words, "COMP_CWORD": str(last)}
+    environment["_DEEPSTACK_COMPLETE"] = "complete_bash"
+    shown = CliRunner().invoke(app, [], prog_name="deepstack", env=environment).stdout
+    offered = set(shown.split())
+    assert some <= offered and bool(some) == bool(offered)
+    start = line.split(" ")[-1].rpartition("=")[2]
+    assert all(word.startswith(start) for word in offered)
+
+
+def test_examples_are_used_by_name(here: Path) -> None:
+    listed = typed("list", "configs").stdout
+    assert all(name in listed for name in example_paths())
+    assert succeed("train", "quick", *TINY, "-q").startswith("results/quick/deepnorm-")
+    assert "deepnorm" in typed("check", "quick").stdout
+    assert typed("sweep", "quick", *TINY, "seed=0,1", "--dry-run").exit_code == 0
+    # A config starts from an example.
+    assert typed("init", "--from", "quick").stdout.strip() == "quick.yaml"
+    assert (here / "quick.yaml").read_text().endswith(example_paths()["quick"].read_text())
+
+
+# --- `deepstack list` reads declarations from the source ------------------------------------------
+
+
+PROGRAM = """
+import sys
+from deepstack.cli import app
+
+def run(words, heavy):
+    try:
+        app(words)
+    except SystemExit:
+        pass
+    assert not set(heavy.split()) & set(sys.modules), words
+
+for words in (["--help"], ["train", "--help"], ["check", "nothing.yaml"]):
+    run(words, "torch pandas matplotlib numpy scipy")
+for kind in sys.argv[1:]:
+    run(["list", kind], "torch matplotlib")
+"""
+
+
+def test_help_errors_and_lists_import_no_torch() -> None:
+    command = [sys.executable, "-c", PROGRAM, *lists.KINDS]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "nothing.yaml: no such file" in result.stderr
+    assert all(word in result.stdout for word in ("deepnorm", "grad_norm", "C36", "loss_vs_step"))
+
+
+def test_every_task_is_declared_for_completion() -> None:
+    assert list(declarations("tasks", "task")) == TASKS.names()
+
+
+@pytest.mark.parametrize("kind", lists.DECLARED)
+def test_the_tables_have_the_values_of_the_registries(kind: str) -> None:
+    short, rows = lists.DECLARED[kind](), lists.KINDS[kind]()
+    assert len(short) > 5 and len(short) == len(rows)
+    full = {row["name"]: row for row in rows}
+    for row in short:
+        if "source" in row:
+            full[row["name"]]["source"] = {"title": full[row["name"]]["source"]["title"]}
+        assert row == {key: full[row["name"]][key] for key in row}
+        assert row.get("description") or row.get("equation") or row.get("source"), row

@@ -4,6 +4,7 @@ import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from pathlib import Path
 from time import sleep
@@ -11,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from helpers import record_runs
 from helpers.command_line import succeed, typed
 from helpers.record_runs import HOLDER, make_run, python
 
@@ -39,13 +41,7 @@ def out(tmp_path: Path) -> Path:
     return results
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, locks aside: taking one writes who has it."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != ".lock"
-    }
+contents = partial(record_runs.contents, without=".lock")  # taking a lock writes who has it
 
 
 def test_a_run_goes_to_the_trash_with_every_byte(out: Path) -> None:

@@ -63,20 +63,21 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 }  # fmt: skip
 
 
-GOOD = """
-name: good
-model: {d_model: 12, n_heads: 3, scheme_options: {a: 1.0, c: true}}
+AWKWARD = """
+name: on
+seed: 2147483647
+model: {d_model: 12, n_heads: 3, scheme_options: {a: 1.0, b: 1, c: true, d: 'true'}}
 task:
-  texts: ['1e3', "tab\\tend\\n", é, 😀]
-train:
-  lr: 3e-4
-  trainable: [q, w1]
-  clip: null
-sweep:
-  grid:
-    model.depth: [6, 48]
-    train.betas: [[0.9, 0.98], [0.9, 0.95]]
+  name: markov
+  texts: ['1e3', '~', 'null', "a'b", 'c"d', 'e\\f', ': ', '- x', '#', '', ' a ', "tab\\tend\\n"]
+  more: [é, 😀, "\\u202e", '1_000', '.nan', 0.1, 1e300, -5e-324, 1e22, 123456789012, '0x1f']
+  letters: "\\r\\u200b\\xa0"
+  path: ../some file.txt
+  nothing: null
+train: {lr: 3e-4, betas: [0, 0.5], clip: null, trainable: [q, w1], lr_factors: {k: 0, head: 2.5}}
+log: {layers_every: 10}
 """
+GOOD = AWKWARD + "sweep: {grid: {model.depth: [6, 48], train.betas: [[0.9, 0.98], [0.9, 0.95]]}}\n"
 
 
 HOSTILE: dict[str, str | bytes] = {

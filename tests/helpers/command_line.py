@@ -12,6 +12,17 @@ TINY = [
 ]  # fmt: skip
 
 
+PLUGIN = '''
+from deepstack.schemes import Scheme
+
+class Own(Scheme, name="own", label="Own", paper="none"):
+    """x <- x + G(x)."""
+
+    def residual(self, x, G, norm):
+        return x + G(x)
+'''
+
+
 def typed(*words: object, **options: Any) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words], **options)
 

@@ -40,9 +40,10 @@ def make_run(
     return folder
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    """Return the bytes of every file below a folder."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def contents(folder: Path, without: str = "") -> dict[str, bytes]:
+    """Return the bytes of every file below a folder, except those named `without`."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != without)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def end(folder: RunFolder, step: int = 3) -> RunFolder:

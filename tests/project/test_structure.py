@@ -31,10 +31,6 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 NEEDS_NO_TORCH = ("config", "records", "analysis", "plots", "reports", "trackers")
 
 
-def package_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
 @cache
 def imports_of(path: Path) -> list[str]:
     """Return the full name of every imported module or object, also of imports in functions."""
@@ -51,7 +47,7 @@ def imports_of(path: Path) -> list[str]:
 def test_packages_import_only_from_lower_levels() -> None:
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        package = package_of(path)
+        package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         if package in ("__init__", "__main__"):
             continue
         for name in imports_of(path):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from helpers.ended_runs import flip
@@ -50,11 +51,6 @@ def add(path: Path) -> None:
     """Add a row that the run has not written."""
     with open(path, "ab") as file:
         file.write(b"11,1.0\n")
-
-
-def end(path: Path) -> None:
-    """End the process, as far as its run can tell."""
-    raise KeyboardInterrupt
 
 
 @dataclass
@@ -134,6 +130,7 @@ def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
 def lost(out: Path, at: int, config: Config = SMALL) -> Path:
     """Stop a run after four steps, resume it, and lose it after the rows of step `at`."""
     steps = interrupted(config, out, 4).steps_path
+    end = Mock(side_effect=KeyboardInterrupt)  # the end of the process, as far as its run can tell
     with pytest.raises(KeyboardInterrupt):
         deepstack.train(config, out=out, observer=Change(end, at=at))
     return steps

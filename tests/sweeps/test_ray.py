@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 from helpers.cluster_results import free_ports
 from helpers.ended_runs import TINY
+from helpers.record_runs import contents
 from helpers.small_runs import data_of
 
 import deepstack
@@ -31,11 +32,6 @@ from deepstack.sweeps.ray_node import Order, is_shared, work
 BASE = with_overrides(Config(), TINY | {"train.steps": 4})
 
 
-def contents(folder: RunFolder) -> dict[Path, bytes]:
-    files = [path for path in folder.path.rglob("[!.]*") if path.is_file()]
-    return {path.relative_to(folder.path): path.read_bytes() for path in files}
-
-
 class Pair:
     """A folder on a node, and the sweep's copy of it."""
 
@@ -46,7 +42,7 @@ class Pair:
     def send(self) -> FolderChanges:
         changes = self.source.changes()
         write_changes(self.here, changes)
-        assert contents(self.node) == contents(self.here)
+        assert contents(self.node.path, ".draft") == contents(self.here.path)
         return changes
 
 

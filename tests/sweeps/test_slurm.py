@@ -85,11 +85,8 @@ class Node:
     """Runs a script as Slurm would, with a run that does what `does` says, and a scontrol."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
-        self.out, self.bin, self.log = (
-            folder / "it's a $HOME folder",
-            folder / "bin",
-            folder / "log",
-        )
+        self.out, self.bin = folder / "it's a $HOME folder", folder / "bin"
+        self.log = folder / "log"
         self.bin.mkdir()
         self.log.touch()
         program(self.bin / "scontrol", f'echo "$@" >> {self.log}')

@@ -127,8 +127,6 @@ def test_the_vocabulary_may_be_larger_but_not_smaller(tmp_path: Path) -> None:
         build(path, vocab_size=999)
 
 
-STATE = b'{"_data_files": [{"filename": "../a.arrow"}]}'
-
 UNFIT: list[tuple[str, bytes | Callable[[Path], object], str]] = [
     ("a.bin", b"", "is empty"),
     ("a.bin", b"abc", "has 3 bytes, no whole number of uint16 tokens"),
@@ -141,7 +139,7 @@ UNFIT: list[tuple[str, bytes | Callable[[Path], object], str]] = [
     ("a.npy", lambda f: npy(f, -RAMP), "found token -"),
     ("a.npy", lambda f: npy(f, np.array([{}, print], dtype=object)), "cannot read"),  # a pickle
     ("a.npy", lambda f: os.truncate(npy(f), 8000), "cannot read"),
-    ("state.json", STATE, "is no state of a saved"),
+    ("state.json", b'{"_data_files": [{"filename": "../a.arrow"}]}', "is no state of a saved"),
 ]
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import closing, redirect_stderr
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers.sampling import some
@@ -112,20 +113,6 @@ def test_closed_and_full_streams_stop_and_change_nothing(
         assert last == "deepstack: the output cannot be written: No space left on device"
 
 
-class Gone(io.StringIO):
-    """A terminal whose window was closed."""
-
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, *text: str) -> int:
-        raise OSError(5, "Input/output error")
-
-    flush = write  # type: ignore[assignment]
-
-
 def test_a_terminal_that_goes_away_does_not_stop_the_run(
     references: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +120,10 @@ def test_a_terminal_that_goes_away_does_not_stop_the_run(
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with redirect_stderr(Gone()), observe(quiet=False) as observer:
+    gone = Mock(wraps=io.StringIO(), encoding="utf-8")  # a terminal whose window was closed
+    gone.isatty.return_value = True
+    gone.write.side_effect = gone.flush.side_effect = OSError(5, "Input/output error")
+    with redirect_stderr(gone), observe(quiet=False) as observer:
         assert isinstance(observer, Display)
         run = deepstack.train(CONFIGS["plain"], out=tmp_path, observer=observer)
     assert data_of(run) == references["plain"]

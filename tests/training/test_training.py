@@ -1,4 +1,4 @@
-"""Training: same config, same bytes, interrupted or not; divergence is a result."""
+"""Training: same config, same bytes; divergence is a result; costs grow with the length."""
 
 import math
 from itertools import product
@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers.record_runs import python
 from helpers.sampling import some
 from helpers.small_runs import data_of, only_run, small, step_of, stop_at
 from safetensors.torch import load_file
@@ -18,11 +19,13 @@ from safetensors.torch import load_file
 import deepstack
 from deepstack.config import disk_estimate, with_overrides
 from deepstack.errors import Interrupted, ResourceError
+from deepstack.records import RunFolder
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
 from deepstack.training import to_device
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import learning_rate
+from deepstack.training.snapshot_writer import LayerRecords
 
 
 def test_a_run_folder_explains_itself(tmp_path: Path) -> None:
@@ -172,9 +175,7 @@ def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(tmp_path: 
 def test_lack_of_memory_is_a_result_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def greedy(*_: object, **__: object) -> None:
-        torch.empty(2**60)
-
+    greedy = Mock(side_effect=lambda *_, **__: torch.empty(2**60))
     monkeypatch.setattr("deepstack.training.run.make_optimizer", greedy)
     message = r"out of memory in building the model after step 0 \(estimate"
     with pytest.raises(ResourceError, match=message) as caught:
@@ -226,3 +227,56 @@ def test_an_error_of_our_own_is_kept_with_its_traceback(tmp_path: Path) -> None:
     run = only_run(tmp_path / "runs")
     assert run.state == "failed" and "Traceback" in run.folder.log_path.read_text()
     ends.finished.assert_called_once_with("failed", run.status["step"])
+
+
+# --- what grows with the length of a run grows in proportion, counted in bytes and rows -----------
+
+
+class Counting(RunFolder):
+    """A run folder that counts the records it is given to write."""
+
+    records = 0
+
+    def write_layers(self, values: Any, steps: Any) -> None:
+        self.records += len(steps)
+        super().write_layers(values, steps)
+
+
+def seen(step: int) -> dict[str, torch.Tensor]:
+    return {"a": torch.tensor([step, step + 0.5]), "b": torch.tensor([-step, 1.0])}
+
+
+def test_records_of_layers_are_not_written_anew_at_every_look(tmp_path: Path) -> None:
+    folder = Counting(tmp_path)
+    records = LayerRecords(folder)
+    written = {}
+    for step in range(1000):
+        records.add(step, seen(step))
+        steps, values = folder.read_layers("a")
+        assert step + 1 - len(steps) <= len(steps) / 32 and values[-1, 0] == steps[-1]
+        written[step + 1] = folder.records
+    assert written[1000] < 40 * 1000 and written[1000] < 2.5 * written[500]
+    records.write()
+    before = folder.records
+    records.write()
+    assert folder.records == before
+    for name in ("a", "b"):
+        steps, values = folder.read_layers(name)
+        assert steps.tolist() == list(range(1000))
+        assert np.array_equal(values, np.stack([seen(s)[name] for s in steps]))
+
+
+DEEP = """
+import threading
+from helpers.snapshots import ToyModel
+toy = ToyModel(**{"model.depth": 300, "model.d_model": 2, "model.n_heads": 1})
+threading.stack_size(2**17)
+thread = threading.Thread(target=lambda: print(len(toy.snapshots())))
+thread.start()
+thread.join()
+"""
+
+
+def test_a_look_takes_no_more_of_the_stack_the_deeper_a_model_is() -> None:
+    process = python(DEEP)
+    assert (process.communicate()[0].strip(), process.returncode) == ("1", 0)

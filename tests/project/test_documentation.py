@@ -1,20 +1,23 @@
-"""The README: its commands exist, its snippet runs, its table is the code's."""
+"""The README, tutorials, examples and files around the package: their commands and code work."""
 
 import ast
 import inspect
 import re
 import shlex
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from helpers import ROOT
-from helpers.command_line import succeed, typed
+from helpers.command_line import TINY, succeed, typed
 
 import deepstack
 from deepstack.cli.app import COMMANDS
-from deepstack.records import find_runs
+from deepstack.records import Run, find_runs
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -125,3 +128,115 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
         name = path.relative_to(ROOT).as_posix()
         assert path.exists() or name.startswith("reference/"), target  # the site generates these
         assert "results" not in path.parts or name == "results/README.md", target
+
+
+# --- the package's name, version, extras and workflow ---------------------------------------------
+
+
+def load(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def test_the_package_has_its_own_name_one_version_and_every_extra_that_is_named() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == "deepstack-studies" and "version" in project["dynamic"]
+    assert project["scripts"] == {"deepstack": "deepstack.cli:main"}
+    assert load("CITATION.cff")["version"] == deepstack.__version__
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deepstack/**/*.py")):
+        for extras in re.findall(r"'?\.\[([a-z,]+)\]'", path.read_text(encoding="utf-8")):
+            assert set(extras.split(",")) <= set(project["optional-dependencies"]), path
+
+
+def test_the_workflow_calls_the_script_and_issue_templates_are_forms() -> None:
+    assert {"run": ".ci/run"} in load(".github/workflows/ci.yml")["jobs"]["ci"]["steps"]
+    assert "mkdocs build --strict" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    for name in ("bug", "scheme"):
+        assert {"name", "description", "body"} <= {*load(f".github/ISSUE_TEMPLATE/{name}.yml")}
+
+
+# --- tutorials and examples: their files work, and so do the commands beside them -----------------
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with every file that a tutorial shows."""
+    monkeypatch.chdir(tmp_path)
+    for page in ROOT.glob("docs/tutorials/*.md"):
+        text = page.read_text(encoding="utf-8")
+        for name, code in re.findall(r'```python title="(.*?)"\n(.*?)```', text, re.DOTALL):
+            (tmp_path / name).write_text(code, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.scheme=damped", "model.scheme_options.power=0.25", "--plugin", "my_scheme.py"],
+        ["task.name=majority", "--plugin", "my_task.py"],
+    ],
+    ids=["scheme", "task"],
+)
+def test_a_plugin_of_a_tutorial_trains(words: list[str], files: Path) -> None:
+    succeed("train", "quick", *TINY, *words, "-q")
+    assert [run.state for run in find_runs("results")] == ["done"]
+
+
+def test_the_model_of_a_tutorial_is_measured(files: Path) -> None:
+    code = (files / "my_model.py").read_text().replace("range(20)", "range(3)")
+    exec(compile(code, "my_model.py", "exec"), {})
+    (run,) = find_runs("results/mine")
+    assert run.state == "done" and len(run.steps) == 3 and (run.steps.model_update > 0).all()
+
+
+# --- examples/first_study.ipynb -------------------------------------------------------------------
+
+
+NOTEBOOK = ROOT / "examples" / "first_study.ipynb"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the notebook's own libraries
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    client.NotebookClient(notebook, timeout=600, resources=resources).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    text = "".join(output.get("text", "") for output in outputs)
+    gains = {
+        tuple(line.split()[:2]): float(line.split()[3])
+        for line in text.splitlines()
+        if " nats " in line
+    }
+    assert len(gains) == 4 and gains["post_ln", "48"] < 0.1 < gains["deepnorm", "48"]
+    assert "results/first_study/report.html" in text
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    assert '"output_type"' not in text and '"execution_count": 1' not in text
+
+
+# --- examples/optuna_study.py ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_search_finds_the_best_of_its_runs(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="needs the extra [optuna]")
+    command = [sys.executable, str(ROOT / "examples" / "optuna_study.py"), *map(str, TINY)]
+    printed = []
+    for _ in range(2):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]  # the second time from finished runs
+    runs = find_runs(tmp_path / "results" / "optuna")
+    assert 1 < len(runs) <= 12
+    best = min(
+        (run for run in runs if run.state == "done"), key=lambda run: run.evals.loss.iloc[-1]
+    )
+    path = tmp_path / printed[0].split()[-1]
+    assert Run(path).evals.loss.iloc[-1] == best.evals.loss.iloc[-1]
+    assert best.get("model.scheme") in printed[0]
