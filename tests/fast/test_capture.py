@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,35 +17,17 @@ from deepstack.fast import CapturedStep, Measured, Update
 from deepstack.fast.step import Shard
 
 
-class Stream:
-    def __init__(self, *device: int) -> None: ...
-
-    def wait_stream(self, other: Any) -> None: ...
-
-
-class Graph:
-    """A CUDA graph of nothing."""
-
-    def __init__(self) -> None:
-        self.held = True
-
-    def reset(self) -> None:
-        self.held = False
-
-    def replay(self) -> None: ...
-
-
 class Held:
     """What a function that fails has in a local variable."""
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     """The graphs that are begun."""
-    begun: list[Graph] = []
+    begun: list[Mock] = []
 
     @contextmanager
-    def graph(one: Graph, **how: Any) -> Iterator[None]:
+    def graph(one: Mock, **how: Any) -> Iterator[None]:
         begun.append(one)
         try:
             yield
@@ -52,21 +35,20 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
             raise RuntimeError("a capture that was ended by an error") from None
 
     stand_ins = {
-        "CUDAGraph": Graph, "Stream": Stream, "graph": graph, "stream": nullcontext,
-        "current_stream": Stream, "graph_pool_handle": object, "synchronize": lambda: None,
-        "get_rng_state": lambda: None,
+        "CUDAGraph": lambda: Mock(), "Stream": Mock(), "graph": graph, "stream": nullcontext,
+        "current_stream": Mock(), "graph_pool_handle": object, "synchronize": Mock(),
+        "get_rng_state": Mock(),
     }  # fmt: skip
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    module = import_module("deepstack.fast.capture")
-    monkeypatch.setattr(module, "abandon", lambda pools, random: None)
+    monkeypatch.setattr(import_module("deepstack.fast.capture"), "abandon", Mock())
     return begun
 
 
 class FailingStep:
     """A step of which the part `where` fails in its first capture, and must leave nothing then."""
 
-    def __init__(self, where: str, graphs: list[Graph], parts: Any) -> None:
+    def __init__(self, where: str, graphs: list[Mock], parts: Any) -> None:
         self.where, self.graphs, self.begun = where, graphs, 0
         self.failed: weakref.ref[Held] | None = None
         self.calls: list[str] = []
@@ -84,7 +66,7 @@ class FailingStep:
         self.calls.append(part)
         if self.failed:
             assert self.failed() is None
-            assert not any(graph.held for graph in self.graphs[: self.begun])
+            assert all(graph.reset.called for graph in self.graphs[: self.begun])
         elif part == self.where and self.graphs:
             held, self.begun = Held(), len(self.graphs)
             self.failed = weakref.ref(held)
@@ -95,7 +77,7 @@ class FailingStep:
 @pytest.mark.parametrize("where", ["gradients", "probe", "nowhere"])
 @pytest.mark.parametrize("parts", [None, lambda every, between: nullcontext()])
 def test_a_capture_that_fails_holds_nothing_and_is_made_in_parts_or_not_at_all(
-    where: str, parts: Any, graphs: list[Graph]
+    where: str, parts: Any, graphs: list[Mock]
 ) -> None:
     step = FailingStep(where, graphs, parts)
     gc.collect()
@@ -113,5 +95,5 @@ def test_a_capture_that_fails_holds_nothing_and_is_made_in_parts_or_not_at_all(
     else:
         size = " of 250 layers each" if step.failed else ""
         assert step.lines[0].startswith(f"captured a step as CUDA graphs{size} in ")
-        assert [graph.held for graph in graphs] == [False] * step.begun + [True] * 3
+        assert [graph.reset.called for graph in graphs] == [True] * step.begun + [False] * 3
         assert not step.calls
