@@ -250,7 +250,3 @@ def test_what_lies_inside_of_the_sublayers_of_a_decoder() -> None:
     )
     assert not sub_ln.cross_attention.slots and set(sub_ln.attention.slots) == {"before_out"}
     assert set(fixup.cross_attention.slots) == {"before_cross_out"}
-
-
-def test_ds_init_shrinks_the_matrices_of_cross_attention_too() -> None:
-    assert [SCHEMES["ds_init"].gain(f"cross_{role}", 4, 9) for role in "qkvo"] == [0.5] * 4

@@ -117,6 +117,7 @@ def test_fold_keeps_the_function_under_other_settings(changes: dict[str, Any]) -
         {"model__norm__kind": "rms", "model__norm__bias": False},
         {"model__family": "encoder_decoder"},
         {"model__norm__gain": False},
+        {"model__scheme": "complete_p", "model__scheme_options": {"base_width": 4}},
     ],
 )
 def test_a_tied_head_keeps_the_last_gain_unless_untied(changes: dict[str, Any]) -> None:

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from deepstack.config import Config
 from deepstack.model import build_model
 from deepstack.model.build import Built
-from deepstack.model.fold import compare, fold
-from deepstack.model.plain import values_of
 from deepstack.training.optimizer import make_optimizer
 
 BASE, M, VOCAB, SEQ = 8, 4, 11, 6
@@ -98,13 +96,6 @@ def test_matrices_of_a_fixed_deviation_shrink_and_heads_of_a_fixed_width_keep_th
     gain = built.schemes["encoder"].gain
     assert (gain("w1", 1), gain("embedding", 0)) == (0.5, 1)
     assert not built.model.schemes[0].slots
-
-
-def test_folding_the_norms_keeps_the_function_when_it_unties_the_head() -> None:
-    config, built = config_of(), built_of()
-    folded = fold(config, built, untie=True)
-    assert folded[0].model.head == "separate"
-    assert compare((config, values_of(built.model)), folded, TOKENS).equal
 
 
 class MupModel(nn.Module):
