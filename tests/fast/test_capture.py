@@ -4,7 +4,6 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from importlib import import_module
 from typing import Any
 from unittest.mock import Mock
@@ -45,55 +44,51 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     return begun
 
 
-class FailingStep:
-    """A step of which the part `where` fails in its first capture, and must leave nothing then."""
-
-    def __init__(self, where: str, graphs: list[Mock], parts: Any) -> None:
-        self.where, self.graphs, self.begun = where, graphs, 0
-        self.failed: weakref.ref[Held] | None = None
-        self.calls: list[str] = []
-        self.lines: list[str] = []
-        zero = torch.zeros(())
-        update = Update(
-            [Shard(lambda inputs, targets: self.call("gradients"), [], [])],
-            lambda: (zero, zero),
-            lambda value, norm: Measured(value, norm, {}),
-        )
-        captured = CapturedStep(update, lambda: self.call("probe"), self.lines.append, parts=parts)
-        self.run = partial(captured, zero, zero)
-
-    def call(self, part: str) -> dict[str, Tensor]:
-        self.calls.append(part)
-        if self.failed:
-            assert self.failed() is None
-            assert all(graph.reset.called for graph in self.graphs[: self.begun])
-        elif part == self.where and self.graphs:
-            held, self.begun = Held(), len(self.graphs)
-            self.failed = weakref.ref(held)
-            raise torch.OutOfMemoryError("out of memory")
-        return {}
-
-
 @pytest.mark.parametrize("where", ["gradients", "probe", "nowhere"])
 @pytest.mark.parametrize("parts", [None, lambda every, between: nullcontext()])
 def test_a_capture_that_fails_holds_nothing_and_is_made_in_parts_or_not_at_all(
     where: str, parts: Any, graphs: list[Mock]
 ) -> None:
-    step = FailingStep(where, graphs, parts)
+    calls: list[str] = []
+    lines: list[str] = []
+    failed: list[weakref.ref[Held]] = []
+    failed_graphs: list[Mock] = []
+
+    def call(part: str) -> dict[str, Tensor]:
+        """Fail in the first capture if the part is `where`; nothing may be left of that later."""
+        calls.append(part)
+        if failed:
+            assert failed[0]() is None
+            assert all(graph.reset.called for graph in failed_graphs)
+        elif part == where and graphs:
+            held = Held()
+            failed.append(weakref.ref(held))
+            failed_graphs.extend(graphs)
+            raise torch.OutOfMemoryError("out of memory")
+        return {}
+
+    zero = torch.zeros(())
+    update = Update(
+        [Shard(lambda inputs, targets: call("gradients"), [], [])],
+        lambda: (zero, zero),
+        lambda value, norm: Measured(value, norm, {}),
+    )
+    step = CapturedStep(update, lambda: call("probe"), lines.append, parts=parts)
     gc.collect()
     gc.disable()
     try:
         for _ in range(5):
-            step.calls.clear()
-            step.run()
+            calls.clear()
+            step(zero, zero)
     finally:
         gc.enable()
-    assert (step.failed is None) == (where == "nowhere")
-    if step.failed and parts is None:
+    assert bool(failed) == (where != "nowhere")
+    if failed and parts is None:
         reason = "kernels are launched one by one; a step cannot be captured: out of memory"
-        assert step.lines == [reason] and step.calls == ["gradients", "probe"]
+        assert lines == [reason] and calls == ["gradients", "probe"]
     else:
-        size = " of 250 layers each" if step.failed else ""
-        assert step.lines[0].startswith(f"captured a step as CUDA graphs{size} in ")
-        assert [graph.reset.called for graph in graphs] == [True] * step.begun + [False] * 3
-        assert not step.calls
+        size = " of 250 layers each" if failed else ""
+        assert lines[0].startswith(f"captured a step as CUDA graphs{size} in ")
+        are_reset = [graph.reset.called for graph in graphs]
+        assert are_reset == [True] * len(failed_graphs) + [False] * 3
+        assert not calls

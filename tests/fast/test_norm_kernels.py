@@ -21,7 +21,6 @@ close = partial(helpers.kernels.close, error=2e-6)
 def test_the_norm_of_a_sum_and_its_gradients(
     shape: tuple[int, ...], gain: bool, bias: bool, added: str | None, device: str, kernels: Any
 ) -> None:
-    torch.manual_seed(0)
     kind = HALF[device] if added == "half" else torch.float32
     x = torch.randn(shape, device=device)
     y = None if added is None else torch.randn(shape, device=device).to(kind)
@@ -58,7 +57,6 @@ def test_the_norm_of_a_sum_and_its_gradients(
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter's numpy
 def test_what_lies_apart_in_memory_and_what_is_no_number(device: str, kernels: Any) -> None:
-    torch.manual_seed(0)
     x = torch.randn(8, 96, device=device)[:, ::3]
     x[2, 1], x[5, 0] = float("nan"), float("inf")
     right = F.layer_norm(x, (32,))

@@ -22,7 +22,6 @@ WIDE = [(1, 512, 8, 64), (4, 300, 4, 128), (2, 1000, 3, 48)]
 
 def drawn(sequences: int, seq: int, heads: int, head: int, device: str) -> Tensor:
     """[q, k, v] of all tokens."""
-    torch.manual_seed(0)
     return torch.randn(sequences * seq, 3 * heads * head).to(device)
 
 

@@ -14,7 +14,6 @@ LARGE = [(512, 1536, 512), (512, 512, 512), (512, 2048, 512), (512, 512, 2048)]
 
 def drawn(rows: int, columns: int, depth: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """x, W and b."""
-    torch.manual_seed(0)
     shapes = (rows, depth), (columns, depth), (columns,)
     x, weight, bias = (torch.randn(shape).to(device) for shape in shapes)
     return x, weight, bias

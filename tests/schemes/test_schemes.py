@@ -23,23 +23,14 @@ PUBLISHED = [(name, family) for name in SCHEMES.names() for family in SCHEMES[na
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
-def test_alpha_is_the_published_one(name: str) -> None:
-    published = PAPERS[name].alpha
+def test_alpha_and_gains_are_the_papers(name: str) -> None:
+    scheme, paper = SCHEMES[name], PAPERS[name]
+    outside = [(role, 0) for role in ("embedding", "position", "head")]
     for depth in DEPTHS:
-        wanted = pytest.approx(published(depth)) if published else None
-        assert SCHEMES[name].alpha(depth) == wanted
-
-
-@pytest.mark.parametrize("name", SCHEMES.names())
-def test_gains_are_the_papers(name: str) -> None:
-    wanted = PAPERS[name].gain
-    for depth in DEPTHS:
-        for layer in (1, 2, depth):
-            for role in IN_LAYERS:
-                found = SCHEMES[name].gain(role, layer, depth)
-                assert found == pytest.approx(wanted(role, layer, depth)), (role, layer, depth)
-    for role in ("embedding", "position", "head"):
-        assert SCHEMES[name].gain(role, 0, 100) == pytest.approx(wanted(role, 0, 100))
+        assert scheme.alpha(depth) == (paper.alpha and pytest.approx(paper.alpha(depth)))
+        for role, layer in (*outside, *product(IN_LAYERS, (1, 2, depth))):
+            wanted = paper.gain(role, layer, depth)
+            assert scheme.gain(role, layer, depth) == pytest.approx(wanted), (role, layer, depth)
 
 
 @pytest.mark.parametrize(("name", "family"), PUBLISHED)
