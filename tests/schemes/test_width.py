@@ -79,11 +79,8 @@ def test_initial_values_and_multipliers(
     x = torch.randn(2, m * BASE)
     expected = plain.model.head(x, plain.model.embedding) * factor * deviation
     assert torch.allclose(built.model.head(x, built.model.embedding), expected, atol=1e-6)
-    projections = []
-    for one in (built, plain):
-        attention: Any = one.model.layers[0].get_submodule("attention")
-        projections.append(attention.project(torch.ones(1, 3, m * BASE)))
-    (q, k, _), (q0, k0, _) = projections
+    attentions: Any = [one.model.layers[0].attention for one in (built, plain)]
+    (q, k, _), (q0, k0, _) = (one.project(torch.ones(1, 3, m * BASE)) for one in attentions)
     assert torch.allclose(q, q0 / math.sqrt(m)) and torch.equal(k, k0)
     if m == 1:
         assert all(built.optim(role) == (1, 1, 1) for role in ADAM)
