@@ -4,9 +4,9 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from importlib import import_module
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,35 +16,17 @@ from deepstack.fast import CapturedStep, Measured, Update
 from deepstack.fast.step import Shard
 
 
-class Stream:
-    def __init__(self, *device: int) -> None: ...
-
-    def wait_stream(self, other: Any) -> None: ...
-
-
-class Graph:
-    """A CUDA graph of nothing."""
-
-    def __init__(self) -> None:
-        self.held = True
-
-    def reset(self) -> None:
-        self.held = False
-
-    def replay(self) -> None: ...
-
-
 class Held:
     """What a function that fails has in a local variable."""
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     """The graphs that are begun."""
-    begun: list[Graph] = []
+    begun: list[Mock] = []
 
     @contextmanager
-    def graph(one: Graph, **how: Any) -> Iterator[None]:
+    def graph(one: Mock, **how: Any) -> Iterator[None]:
         begun.append(one)
         try:
             yield
@@ -52,66 +34,61 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
             raise RuntimeError("a capture that was ended by an error") from None
 
     stand_ins = {
-        "CUDAGraph": Graph, "Stream": Stream, "graph": graph, "stream": nullcontext,
-        "current_stream": Stream, "graph_pool_handle": object, "synchronize": lambda: None,
-        "get_rng_state": lambda: None,
+        "CUDAGraph": lambda: Mock(), "Stream": Mock(), "graph": graph, "stream": nullcontext,
+        "current_stream": Mock(), "graph_pool_handle": object, "synchronize": Mock(),
+        "get_rng_state": Mock(),
     }  # fmt: skip
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    module = import_module("deepstack.fast.capture")
-    monkeypatch.setattr(module, "abandon", lambda pools, random: None)
+    monkeypatch.setattr(import_module("deepstack.fast.capture"), "abandon", Mock())
     return begun
-
-
-class FailingStep:
-    """A step of which the part `where` fails in its first capture, and must leave nothing then."""
-
-    def __init__(self, where: str, graphs: list[Graph], parts: Any) -> None:
-        self.where, self.graphs, self.begun = where, graphs, 0
-        self.failed: weakref.ref[Held] | None = None
-        self.calls: list[str] = []
-        self.lines: list[str] = []
-        zero = torch.zeros(())
-        update = Update(
-            [Shard(lambda inputs, targets: self.call("gradients"), [], [])],
-            lambda: (zero, zero),
-            lambda value, norm: Measured(value, norm, {}),
-        )
-        captured = CapturedStep(update, lambda: self.call("probe"), self.lines.append, parts=parts)
-        self.run = partial(captured, zero, zero)
-
-    def call(self, part: str) -> dict[str, Tensor]:
-        self.calls.append(part)
-        if self.failed:
-            assert self.failed() is None
-            assert not any(graph.held for graph in self.graphs[: self.begun])
-        elif part == self.where and self.graphs:
-            held, self.begun = Held(), len(self.graphs)
-            self.failed = weakref.ref(held)
-            raise torch.OutOfMemoryError("out of memory")
-        return {}
 
 
 @pytest.mark.parametrize("where", ["gradients", "probe", "nowhere"])
 @pytest.mark.parametrize("parts", [None, lambda every, between: nullcontext()])
 def test_a_capture_that_fails_holds_nothing_and_is_made_in_parts_or_not_at_all(
-    where: str, parts: Any, graphs: list[Graph]
+    where: str, parts: Any, graphs: list[Mock]
 ) -> None:
-    step = FailingStep(where, graphs, parts)
+    calls: list[str] = []
+    lines: list[str] = []
+    failed: list[weakref.ref[Held]] = []
+    failed_graphs: list[Mock] = []
+
+    def call(part: str) -> dict[str, Tensor]:
+        """Fail in the first capture if the part is `where`; nothing may be left of that later."""
+        calls.append(part)
+        if failed:
+            assert failed[0]() is None
+            assert all(graph.reset.called for graph in failed_graphs)
+        elif part == where and graphs:
+            held = Held()
+            failed.append(weakref.ref(held))
+            failed_graphs.extend(graphs)
+            raise torch.OutOfMemoryError("out of memory")
+        return {}
+
+    zero = torch.zeros(())
+    update = Update(
+        [Shard(lambda inputs, targets: call("gradients"), [], [])],
+        lambda: (zero, zero),
+        lambda value, norm: Measured(value, norm, {}),
+    )
+    step = CapturedStep(update, lambda: call("probe"), lines.append, parts=parts)
     gc.collect()
     gc.disable()
     try:
         for _ in range(5):
-            step.calls.clear()
-            step.run()
+            calls.clear()
+            step(zero, zero)
     finally:
         gc.enable()
-    assert (step.failed is None) == (where == "nowhere")
-    if step.failed and parts is None:
+    assert bool(failed) == (where != "nowhere")
+    if failed and parts is None:
         reason = "kernels are launched one by one; a step cannot be captured: out of memory"
-        assert step.lines == [reason] and step.calls == ["gradients", "probe"]
+        assert lines == [reason] and calls == ["gradients", "probe"]
     else:
-        size = " of 250 layers each" if step.failed else ""
-        assert step.lines[0].startswith(f"captured a step as CUDA graphs{size} in ")
-        assert [graph.held for graph in graphs] == [False] * step.begun + [True] * 3
-        assert not step.calls
+        size = " of 250 layers each" if failed else ""
+        assert lines[0].startswith(f"captured a step as CUDA graphs{size} in ")
+        are_reset = [graph.reset.called for graph in graphs]
+        assert are_reset == [True] * len(failed_graphs) + [False] * 3
+        assert not calls

@@ -15,7 +15,6 @@ KERNELS = "small_kernels"
 def test_products(shape: tuple[int, int, int], precision: str, device: str, kernels: Any) -> None:
     rows, depth, columns = shape
     kind = dtype_of(precision, device)
-    torch.manual_seed(0)
     x = torch.randn(rows, depth, device=device).to(kind)
     weight = torch.randn(columns, depth, device=device)
     bias, gate = torch.randn(columns, device=device), torch.randn(rows, columns, device=device)
@@ -30,7 +29,6 @@ def test_products(shape: tuple[int, int, int], precision: str, device: str, kern
 
 
 def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
-    torch.manual_seed(0)
     wide, weight = torch.randn(16, 96, device=device), torch.randn(24, 32, device=device)
     assert close(kernels.product(wide[:, ::3], weight), wide[:, ::3] @ weight.t())
     dy = torch.ones(1, 1, device=device).expand(16, 32)  # as of a sum
@@ -55,7 +53,6 @@ def test_attention(
 ) -> None:
     batch, seq, heads, head = shape
     kind = dtype_of(precision, device)
-    torch.manual_seed(0)
     qkv = torch.randn(batch * seq, 3 * heads * head, device=device).to(kind)
     dy = torch.randn(batch * seq, heads * head, device=device).to(kind)
     exact = qkv.double().requires_grad_()

@@ -22,16 +22,19 @@ WIDE = [(1, 512, 8, 64), (4, 300, 4, 128), (2, 1000, 3, 48)]
 
 def drawn(sequences: int, seq: int, heads: int, head: int, device: str) -> Tensor:
     """[q, k, v] of all tokens."""
-    torch.manual_seed(0)
     return torch.randn(sequences * seq, 3 * heads * head).to(device)
 
 
-def right(qkv: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
-    """The same in float64."""
+def assert_exact(
+    kernels: Any, qkv: Tensor, seq: int, heads: int, causal: bool, error: float = 1e-6, **more: Any
+) -> None:
+    """Assert that the attention is nearly that in float64, and equal bit for bit if repeated."""
     head = qkv.shape[1] // 3 // heads
     q, k, v = qkv.double().view(-1, seq, 3, heads, head).permute(2, 0, 3, 1, 4)
     y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return y.transpose(1, 2).reshape(len(qkv), -1)
+    found, again = (kernels.split_attention(qkv, seq, heads, causal, **more) for _ in range(2))
+    assert error_of(found, y.transpose(1, 2).reshape(len(qkv), -1)) < error
+    assert torch.equal(found, again)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -39,10 +42,7 @@ def right(qkv: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
 def test_it_is_as_exact_as_fp32(
     shape: tuple[int, int, int, int], causal: bool, device: str, kernels: Any
 ) -> None:
-    qkv, (_, seq, heads, _) = drawn(*shape, device), shape
-    found = kernels.split_attention(qkv, seq, heads, causal)
-    assert error_of(found, right(qkv, seq, heads, causal)) < 1e-6
-    assert torch.equal(found, kernels.split_attention(qkv, seq, heads, causal))
+    assert_exact(kernels, drawn(*shape, device), *shape[1:3], causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -50,11 +50,7 @@ def test_it_is_as_exact_as_fp32(
 def test_any_blocks(blocks: tuple[int, int], causal: bool, device: str, kernels: Any) -> None:
     settings = kernels.Blocks(*blocks, warps=4, stages=2)
     for seq in (64, 75):
-        qkv = drawn(1, seq, 2, 32, device)
-        found = kernels.split_attention(qkv, seq, 2, causal, settings=settings)
-        assert error_of(found, right(qkv, seq, 2, causal)) < 1e-6
-        again = kernels.split_attention(qkv, seq, 2, causal, settings=settings)
-        assert torch.equal(found, again)
+        assert_exact(kernels, drawn(1, seq, 2, 32, device), seq, 2, causal, settings=settings)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -63,19 +59,15 @@ def test_weights_of_any_size(causal: bool, device: str, kernels: Any) -> None:
     for size in (0.0, 1e-15, 4.0):
         qkv = drawn(1, 80, 1, 16, device)
         qkv[:, :32] *= size
-        found = kernels.split_attention(qkv, 80, 1, causal)
-        assert error_of(found, right(qkv, 80, 1, causal)) < 2e-6
+        assert_exact(kernels, qkv, 80, 1, causal, error=2e-6)
     qkv = drawn(1, 80, 1, 16, device)
     qkv[:, :16] = 8.0
     qkv[:, 16:32] = torch.arange(80, device=device)[:, None] - 300.0  # exact
-    found = kernels.split_attention(qkv, 80, 1, causal)
-    assert error_of(found, right(qkv, 80, 1, causal)) < 1e-6
+    assert_exact(kernels, qkv, 80, 1, causal)
 
 
 def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
-    qkv = drawn(2, 20, 4, 24, device)[:, ::4]
-    found = kernels.split_attention(qkv, 20, 1, False)
-    assert error_of(found, right(qkv, 20, 1, False)) < 1e-6
+    assert_exact(kernels, drawn(2, 20, 4, 24, device)[:, ::4], 20, 1, False)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -14,10 +14,20 @@ LARGE = [(512, 1536, 512), (512, 512, 512), (512, 2048, 512), (512, 512, 2048)]
 
 def drawn(rows: int, columns: int, depth: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """x, W and b."""
-    torch.manual_seed(0)
     shapes = (rows, depth), (columns, depth), (columns,)
     x, weight, bias = (torch.randn(shape).to(device) for shape in shapes)
     return x, weight, bias
+
+
+def assert_exact(kernels: Any, x: Tensor, weight: Tensor, error: float = 5e-7, **more: Any) -> None:
+    """Assert that the product is nearly that in float64, and equal bit for bit if repeated."""
+    right = x.double() @ weight.double().t()
+    if more.get("bias") is not None:
+        right += more["bias"].double()
+    right = right.clamp(min=0) if more.get("relu") else right
+    found, again = (kernels.split_product(x, weight, **more) for _ in range(2))
+    assert error_of(found, right) < error
+    assert torch.equal(found, again)
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -27,12 +37,8 @@ def test_it_is_as_exact_as_fp32(
     shape: tuple[int, int, int], biased: bool, relu: bool, device: str, kernels: Any
 ) -> None:
     x, weight, b = drawn(*shape, device)
-    bias = b if biased else None
-    right = x.double() @ weight.double().t() + (b.double() if biased else 0.0)
-    right = right.clamp(min=0) if relu else right
-    found = kernels.split_product(x, weight, bias, relu=relu)
-    assert error_of(found, right) < (1e-6 if shape in LARGE else 5e-7)
-    assert torch.equal(found, kernels.split_product(x, weight, bias, relu=relu))
+    error = 1e-6 if shape in LARGE else 5e-7
+    assert_exact(kernels, x, weight, error, bias=b if biased else None, relu=relu)
 
 
 @pytest.mark.parametrize("parts", [1, 3, 16])
@@ -41,25 +47,20 @@ def test_any_tiles_and_parts(
     tile: tuple[int, int, int], parts: int, device: str, kernels: Any
 ) -> None:
     x, weight, bias = drawn(70, 50, 130, device)
-    right = (x.double() @ weight.double().t() + bias.double()).clamp(min=0)
     settings = kernels.Tiles(*tile, warps=4, stages=2, parts=parts)
-    found = kernels.split_product(x, weight, bias, relu=True, settings=settings)
-    assert error_of(found, right) < 1e-6
-    again = kernels.split_product(x, weight, bias, relu=True, settings=settings)
-    assert torch.equal(found, again)
+    assert_exact(kernels, x, weight, 1e-6, bias=bias, relu=True, settings=settings)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1e15])
 def test_any_size(size: float, device: str, kernels: Any) -> None:
     x, weight, _ = drawn(20, 24, 100, device)
-    x, weight = x * size * torch.logspace(0, 3, 20, device=device)[:, None], weight / size**0.5
-    assert error_of(kernels.split_product(x, weight), x.double() @ weight.double().t()) < 5e-7
+    x = x * size * torch.logspace(0, 3, 20, device=device)[:, None]
+    assert_exact(kernels, x, weight / size**0.5)
 
 
 def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
     wide, weight, _ = drawn(20, 24, 96, device)
-    x, weight = wide[:, ::3], weight[:, :32].contiguous()
-    assert error_of(kernels.split_product(x, weight), x.double() @ weight.double().t()) < 5e-7
+    assert_exact(kernels, wide[:, ::3], weight[:, :32].contiguous())
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -82,12 +83,8 @@ def test_what_is_not_finite(parts: int, device: str, kernels: Any) -> None:
 
 
 def test_large_numbers_do_not_overflow(device: str, kernels: Any) -> None:
-    most = 0.99 * torch.finfo(torch.float32).max
-    x = torch.full((16, 1), most, device=device)
-    weight = torch.full((16, 1), -0.25, device=device)
-    assert torch.allclose(
-        kernels.split_product(x, weight), torch.tensor(-most / 4, device=device), rtol=1e-6
-    )
+    x = torch.full((16, 1), 0.99 * torch.finfo(torch.float32).max, device=device)
+    assert_exact(kernels, x, torch.full((16, 1), -0.25, device=device))
 
 
 def test_none(device: str, kernels: Any) -> None:

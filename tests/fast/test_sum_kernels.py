@@ -14,7 +14,6 @@ KERNELS = "sum_kernels"
 def test_the_gate_of_a_relu(
     shape: tuple[int, int], precision: str, device: str, kernels: Any
 ) -> None:
-    torch.manual_seed(0)
     kind = dtype_of(precision, device)
     y = torch.relu(torch.randn(shape, device=device)).to(kind)
     dy = torch.randn(shape, device=device).to(kind)
@@ -35,7 +34,6 @@ def test_heads_side_by_side(
     shape: tuple[int, int, int, int], apart: bool, precision: str, device: str, kernels: Any
 ) -> None:
     batch, heads, seq, head = shape
-    torch.manual_seed(0)
     kind = dtype_of(precision, device)
     layout = (batch, seq, heads, head) if apart else shape
     parts = [torch.randn(layout, device=device).to(kind) for _ in range(3)]

@@ -7,18 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 One = Callable[[Tensor], Tensor]
 
 
 def norm(module: Any) -> One:
-    def apply(z: Tensor) -> Tensor:
-        mean = z.mean(-1, keepdim=True)
-        variance = ((z - mean) ** 2).mean(-1, keepdim=True)
-        return module.gain * (z - mean) / torch.sqrt(variance + 1e-5) + module.bias
-
-    return apply
+    return lambda z: F.layer_norm(z, z.shape[-1:], module.gain, module.bias, eps=1e-5)
 
 
 def real_former(p: Any, stream: Any, mean: bool = False) -> tuple[Tensor, Tensor]:

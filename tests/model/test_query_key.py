@@ -1,6 +1,5 @@
 """Queries and keys: rotary positions, and norms before the logits."""
 
-import cmath
 import math
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from helpers import scheme_pieces
 from helpers.family_models import perturbed
 from helpers.gradients import assert_same_gradients
+from helpers.scheme_literals import norm
 from torch import Tensor
 
 from deepstack.fast.fuse import fused_sublayer
@@ -18,15 +18,11 @@ from deepstack.model.query_key import Rotation
 
 
 def turned(h: Tensor, first: int = 0) -> Tensor:
-    """Pairs of coordinates as complex numbers, times e^(i p θ), one by one."""
-    found = h.clone()
-    for index in torch.cartesian_prod(*map(torch.arange, h.shape[:-1])):
-        row, p = tuple(index.tolist()), first + int(index[-1])
-        for i in range(h.shape[-1] // 2):
-            pair = complex(h[row][2 * i].item(), h[row][2 * i + 1].item())
-            pair *= cmath.exp(1j * p * 10000 ** (-2 * i / h.shape[-1]))
-            found[row][2 * i], found[row][2 * i + 1] = pair.real, pair.imag
-    return found
+    """Pairs of coordinates as complex numbers, times e^(i p θ)."""
+    pairs = torch.view_as_complex(h.unflatten(-1, (-1, 2)))
+    angles = 10000 ** (-2 * torch.arange(pairs.shape[-1]) / h.shape[-1])
+    positions = torch.arange(first, first + h.shape[-2])[:, None]
+    return torch.view_as_real(pairs * torch.exp(1j * positions * angles)).flatten(-2)
 
 
 def test_a_rotation_turns_pairs_by_their_angles() -> None:
@@ -51,15 +47,14 @@ def test_attention_is_its_equation(family: str, kind: str, rotary: bool, normed:
     attention = layer.attention
 
     def norm(h: Tensor, module: Any) -> Tensor:
-        centred = h - h.mean(-1, keepdim=True) if kind == "layer" else h
-        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        return scaled * module.gain + module.bias
+        normed = {"layer": F.layer_norm, "rms": F.rms_norm}[kind]
+        return normed(h, h.shape[-1:], module.gain, eps=1e-5) + module.bias
 
     def qkv(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = parts.detach()
+        q, k, v = parts
         if normed:
             q, k = norm(q, attention.qk.q_norm), norm(k, attention.qk.k_norm)
-        return (turned(q.detach()), turned(k.detach()), v) if rotary else (q, k, v)
+        return (turned(q), turned(k), v) if rotary else (q, k, v)
 
     def masked(logits: Tensor) -> Tensor:
         future = torch.ones(6, 6).triu(1).bool() & torch.tensor(family == "decoder")
@@ -105,13 +100,10 @@ def test_queries_and_keys_across_are_normed_and_not_turned() -> None:
     cross = model.decoder.layers[1].cross_attention
     x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
 
-    def heads(h: Tensor) -> Tensor:
-        return h.view(2, -1, 2, 8).transpose(1, 2)
-
-    q = heads(x @ cross.q.T + cross.q_bias)
-    k, v = map(heads, (memory @ cross.kv.T + cross.kv_bias).chunk(2, dim=-1))
-    q = F.layer_norm(q, (8,), cross.qk.q_norm.gain, cross.qk.q_norm.bias)
-    k = F.layer_norm(k, (8,), cross.qk.k_norm.gain, cross.qk.k_norm.bias)
-    y = (q @ k.mT / math.sqrt(8)).softmax(-1) @ v
+    k, v = (memory @ cross.kv.T + cross.kv_bias).chunk(2, dim=-1)
+    projected = x @ cross.q.T + cross.q_bias, k, v
+    q, k, v = (h.view(2, -1, 2, 8).transpose(1, 2) for h in projected)
+    q, k = norm(cross.qk.q_norm)(q), norm(cross.qk.k_norm)(k)
+    y = F.scaled_dot_product_attention(q, k, v)
     expected = y.transpose(1, 2).reshape(2, 5, 16) @ cross.o.T + cross.o_bias
     torch.testing.assert_close(cross(x, memory), expected, rtol=1e-4, atol=1e-5)

@@ -17,7 +17,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.family": "decoder", "model.scheme": "t_fixup"}, "allowed.*encoder_decoder"),
     (BOTH | {"model.scheme": "keel"}, "has no equations here"),
     (BOTH | {"model.scheme": "real_former"}, "no equations here"),
-    ({"model.family": "decoder", "model.scheme": "mv_split"}, "no equations here"),
     (MERGED | {"model.scheme": "deepnorm"}, "three sublayers"),
     # norms, queries and keys
     ({"model.family": "decoder", "model.norm.kind": "batch"}, "those after it"),

@@ -55,8 +55,7 @@ def test_packed_q_k_v_start_as_one_wide_matrix(name: str, given: dict[str, Any])
     undone = ("v", "cross_v") if name == "t_fixup" else ()
     for role, tensors in separate.items():
         ratio = math.sqrt(0.5) if role in PACKED and role not in undone else 1.0
-        for one, other in zip(tensors, packed[role], strict=True):
-            torch.testing.assert_close(other, ratio * one)
+        torch.testing.assert_close(packed[role], [ratio * one for one in tensors])
 
 
 @pytest.mark.parametrize(("qkv", "low", "high"), [("packed", 8.2, 9.1), ("separate", 10.5, 11.5)])
@@ -67,10 +66,6 @@ def test_admin_s_profile_is_near_the_published_one(qkv: str, low: float, high: f
     one.calibrate(torch.randint(257, (8, 64), generator=torch.Generator().manual_seed(0)))
     omega = one.model.schemes[-1].each("omega")[-1]
     assert low < omega.detach().mean().item() < high
-
-
-def before_decoders(key: str, value: torch.Tensor) -> tuple[str, torch.Tensor]:
-    return key.removeprefix("encoder."), value
 
 
 def with_last_norms_in_every_layer(key: str, value: torch.Tensor) -> tuple[str, torch.Tensor]:
@@ -85,7 +80,10 @@ def with_last_norms_in_every_layer(key: str, value: torch.Tensor) -> tuple[str, 
 
 @pytest.mark.parametrize(
     ("scheme", "earlier"),
-    [("pre_ln", before_decoders), ("siamese_norm", with_last_norms_in_every_layer)],
+    [
+        ("pre_ln", lambda key, value: (key.removeprefix("encoder."), value)),
+        ("siamese_norm", with_last_norms_in_every_layer),
+    ],
 )
 def test_an_earlier_checkpoint_goes_on(scheme: str, earlier: Any, tmp_path: Path) -> None:
     config = small(model__scheme=scheme, task__name="copy", train__eval_every=0)

@@ -15,14 +15,23 @@ from deepstack.model.stack import run_layers
 from deepstack.schemes import SCHEMES, StackNorm
 
 
-@pytest.mark.parametrize("name", SCHEMES.names())
-@pytest.mark.parametrize("depth", [4, 9])
-def test_a_layer_is_its_equation(name: str, depth: int) -> None:
-    model = perturbed(name, depth)
+@pytest.mark.parametrize(
+    ("name", "depth", "options"),
+    [
+        (name, depth, options)
+        for name in SCHEMES
+        for depth, options in ((4, {}), (9, {}), *((7, one) for one in PAPERS[name].options))
+    ],
+)
+def test_a_layer_is_its_equation(name: str, depth: int, options: dict[str, Any]) -> None:
+    model = perturbed(name, depth, model__scheme_options=options)
     torch.manual_seed(2)
-    stream = model.last.enter(torch.randn(2, 6, D))
+    x = torch.randn(2, 6, D)
+    stream, entry = model.last.enter(x), model.last.entry_norm
+    expected = PAPERS[name].enter(norm(entry)(x) if entry else x, **options)
+    torch.testing.assert_close(stream, expected)
     for l, layer in enumerate(model.layers, start=1):
-        expected = PAPERS[name].layer(pieces(layer, l, depth), stream)
+        expected = PAPERS[name].layer(pieces(layer, l, depth), stream, **options)
         torch.testing.assert_close(layer(stream), expected, rtol=1e-5, atol=2e-5)
         fuse([layer])
         stream = layer(stream)
@@ -43,18 +52,6 @@ def test_a_layer_of_three_sublayers_is_its_equation(name: str) -> None:
         p: Any = SimpleNamespace(s=layer.scheme, l=l, N=4, each=lambda each=each: each)
         expected = equation(p, stream)
         stream = layer(stream, memory)
-        torch.testing.assert_close(stream, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"), [(name, one) for name in SCHEMES for one in PAPERS[name].options]
-)
-def test_a_stack_with_options_is_its_equation(name: str, options: dict[str, Any]) -> None:
-    model, paper = perturbed(name, 7, model__scheme_options=options), PAPERS[name]
-    x = torch.randn(2, 6, D)
-    stream, expected = model.last.enter(x), paper.enter(x, **options)
-    for l, layer in enumerate(model.layers, start=1):
-        stream, expected = layer(stream), paper.layer(pieces(layer, l, 7), expected, **options)
         torch.testing.assert_close(stream, expected, rtol=1e-4, atol=1e-4)
 
 

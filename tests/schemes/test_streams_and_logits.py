@@ -107,12 +107,10 @@ def test_fused_matrices_are_trained_under_frozen_tables(name: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 4, 9])
 def test_sinkhorn_goes_to_a_doubly_stochastic_matrix(n: int) -> None:
-    torch.manual_seed(0)
     R = torch.randn(n, n, 50, dtype=torch.float64)
     found = sinkhorn(R, 500)
-    ones = torch.ones(n, 50, dtype=torch.float64)
-    torch.testing.assert_close(found.sum(0), ones)
-    torch.testing.assert_close(found.sum(1), ones)
+    sums = torch.cat([found.sum(0), found.sum(1)])
+    torch.testing.assert_close(sums, torch.ones_like(sums))
     assert (found > 0).all() and torch.linalg.matrix_norm(found.movedim(2, 0), 2).max() < 1 + 1e-9
     torch.testing.assert_close(sinkhorn(R + 1000, 20), sinkhorn(R, 20))  # no overflow
 
