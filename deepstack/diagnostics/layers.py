@@ -22,7 +22,7 @@ Values = Tensor | Mapping[str, Tensor]
 Function = TypeVar("Function", bound="Callable[[Snapshot], Values]")
 
 ATTENTIONS = ("attention", "cross_attention")
-SUBLAYERS = (*ATTENTIONS, "feed_forward")
+SUBLAYERS = ("attention", "cross_attention", "feed_forward")  # `deepstack list` reads it
 
 
 @dataclass
