@@ -20,12 +20,10 @@ from helpers.command_line import typed
 from matplotlib.figure import Figure
 from scipy import stats
 
-from deepstack.diagnostics import ModelUpdate
 from deepstack.errors import PluginError
 from deepstack.theory import CLAIMS, Curves, Finding, Line, Part, all_claims, claim, repeats
 from deepstack.theory import report as reporting
 from deepstack.theory.claim import Decision, standard_errors
-from deepstack.theory.claim_stack import Trial
 from deepstack.theory.sources import LAYER_CAKE
 
 PAGE = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
@@ -39,7 +37,7 @@ def published(section: str) -> tuple[str, list[list[str]]]:
 
 
 PUBLISHED = {s.split("\n")[0]: published(s) for s in re.split(r"^## ", PAGE, flags=re.M)[1:]}
-ONCE = ["C2", "C5", "C11", "C12", "C17", "C19", "C25", "C38", "C43"]  # others are measured twice
+ONCE = ["C2", "C5", "C12", "C17", "C19", "C25", "C38", "C43"]  # others are measured twice
 # Of every module of theory/ but training.py, whose claims take five seconds or more.
 BY_DEFAULT = [*ONCE, "C6", "C18", "C22", "C28", "C37"]
 
@@ -80,23 +78,6 @@ def test_a_claim_is_measured_and_judged(name: str) -> None:
     if name not in ONCE:
         for one, other in zip(result.parts, CLAIMS[name].measure(0).parts, strict=True):
             assert one.what.startswith("time") or one == other
-
-
-def test_rates_by_depth_make_one_step_of_adam_the_same_at_every_depth() -> None:
-    def update(scheme: str, depth: int) -> float:
-        """Mean ‖ΔF‖ of two seeds."""
-        adam: dict[str, Any] = {"optimizer": "adam", "lr": 1e-5, "trainable": "all", "clip": None}
-        trials = [Trial(seed, scheme=scheme, depth=depth, **adam) for seed in (0, 1)]
-        updates = [ModelUpdate(trial.model, trial.probe) for trial in trials]
-        for trial in trials:
-            trial.run(1)
-        return float(np.mean([update.measure()["model_update"].item() for update in updates]))
-
-    depths = (6, 24, 96)
-    plain, by_depth = ([update(s, n) for n in depths] for s in ("deepnorm", "deepnorm_rates"))
-    assert np.polyfit(np.log(depths), np.log(plain), 1)[0] > 0.6
-    assert abs(np.polyfit(np.log(depths), np.log(by_depth), 1)[0]) < 0.1
-    assert plain[0] == by_depth[0]  # at the base depth nothing is changed
 
 
 # -- the rule -------------------------------------------------------------------------------------
