@@ -71,12 +71,12 @@ class Tokenizer:
     def encode(self, texts: Iterable[str]) -> Tokens:
         """Return the tokens of one document, whose text comes in pieces.
 
-        Encodes pieces that end with a line, to need little memory.
+        Encodes pieces that end with a line, where there are lines, to need little memory.
         """
         arrays, rest = [np.array(self.end[:0], dtype=self.dtype)], ""
         for text in chain(texts, [None]):
             rest += text or ""
-            cut = len(rest) if text is None else rest.rfind("\n") + 1
+            cut = len(rest) if text is None else rest.rfind("\n") + 1 or len(rest)
             piece, rest = rest[:cut], rest[cut:]
             ids = self.library.encode(piece, add_special_tokens=False).ids
             arrays.append(np.array(ids, dtype=self.dtype))

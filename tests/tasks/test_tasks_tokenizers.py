@@ -58,10 +58,6 @@ def test_text_becomes_the_tokens_of_the_tokenizer(tokenizer: Path, tmp_path: Pat
     task = build(path, tokenizer=str(tokenizer))
     assert all_tokens(path, tokenizer=str(tokenizer)) == encoded(tokenizer, TEXT)
     assert task.vocab_size == 400 and task.memory == 2 * task.data["tokens"]
-    without_lines = TEXT.replace("\n", " ") * 30
-    path = tmp_path / "b.txt"
-    path.write_text(without_lines, encoding="utf-8")
-    assert all_tokens(path, tokenizer=str(tokenizer)) == encoded(tokenizer, without_lines)
     assert task.data["tokenizer"] == {
         "name": "tokenizer.json",
         "sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
