@@ -57,7 +57,10 @@ def validated(
             continue
         try:
             adapter: TypeAdapter[Any] = TypeAdapter(options[key].annotation, config=STRICT)
-            result[key] = adapter.validate_json(json.dumps(value))  # a list may be a tuple
+            if isinstance(value, list):  # in JSON a list may be a tuple
+                result[key] = adapter.validate_json(json.dumps(value, default=str))
+            else:
+                result[key] = adapter.validate_python(value)
         except PydanticUserError as error:
             raise PluginError(f"{kind} {name!r}: option {key!r}: {error.message}") from error
         except ValidationError as error:

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -21,12 +21,12 @@ PREFIX = "deepstack_plugin_"
 """Prefix of the names of plugins' modules."""
 
 
-class Registry(dict[str, T]):
+class Registry(Mapping[str, T]):
     """The objects of one kind by name, sorted; a wrong name raises ConfigError with the nearest."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__()
         self.kind = kind
+        self._objects: dict[str, T] = {}
 
     def register(self, name: str, obj: T) -> None:
         """Add an object.  Raise PluginError for an invalid name, or one that another object has.
@@ -39,16 +39,23 @@ class Registry(dict[str, T]):
             raise PluginError(
                 f"the {self.kind} name {name!r} is already taken by {origin}; choose another name"
             )
-        self[name] = obj
-        for known in sorted(self):  # a dict keeps the order in which names are added
-            self[known] = self.pop(known)
+        self._objects[name] = obj
 
     def __getitem__(self, name: str) -> T:
-        if isinstance(name, str) and name in self:
-            return super().__getitem__(name)
+        if name in self:
+            return self._objects[name]
         far = nearest(str(name), self) is None
         plugin_hint = f"; a {self.kind} of your own comes with --plugin FILE" if far else ""
         raise ConfigError(unknown(self.kind, name, self) + plugin_hint)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._objects
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._objects))
+
+    def __len__(self) -> int:
+        return len(self._objects)
 
     def __repr__(self) -> str:
         return f"Registry of {len(self)} {self.kind}s: {', '.join(self)}"
@@ -93,7 +100,8 @@ def unknown(kind: str, name: object, choices: Iterable[str], command: str = "") 
     lists them, the message has the nearest ones and the command.
     """
     word, names = str(name), list(choices)
-    near = None if word in names else nearest(word, names)  # such as the text '0' for 0
+    # The same word has another type, such as the text '0' for the number 0.
+    near = None if word in names else nearest(word, names)
     more = len(names) - MOST_CHOICES
     shown = word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..."
     if near and more > 0:

@@ -34,17 +34,17 @@ FAULTS = (
         "gains_decay", "training",
         'if bank.start in ("matrix", "table") else',
         'if bank.start in ("matrix", "table", "one") else',
-        "training/test_schedule.py::test_matrices_and_tables_decay_and_nothing_else",
+        "training/test_decay_ramp_dropout.py::test_matrices_and_tables_decay_and_nothing_else",
     ),
     Fault(
         "ramp_one_step_late", "training",
         "self.built.at_step(step)", "self.built.at_step(step - 1)",
-        "training/test_schedule.py::test_a_ramp_has_its_value_at_every_step_of_a_run",
+        "training/test_decay_ramp_dropout.py::test_a_ramp_has_its_value_at_every_step_of_a_run",
     ),
     Fault(
         "dropout_masks_repeat", "training",
         "dropout_seed(self.config.seed, step,", "dropout_seed(self.config.seed, 1,",
-        "training/test_schedule.py::test_dropout_differs_between_steps",
+        "training/test_decay_ramp_dropout.py::test_dropout_differs_between_steps",
     ),
     Fault(
         "bits_are_nats", "training",
@@ -91,7 +91,7 @@ FAULTS = (
     Fault(
         "ramp_without_end", "schemes",
         "min(1.0, step / self.ramp_steps)", "step / self.ramp_steps",
-        "training/test_schedule.py::test_a_ramp_has_its_value_at_every_step_of_a_run[branch_norm]",
+        "training/test_decay_ramp_dropout.py::test_a_ramp_has_its_value_at_every_step_of_a_run[branch_norm]",
     ),
     Fault(
         "unigram_of_held_out_text", "tasks",

@@ -291,7 +291,7 @@ def pair_runs(
 
     A pair has equal seed, depth and other varying settings, except for settings that these
     determine, such as a learning rate chosen for each scheme.  Raises ConfigError if no run is a
-    baseline, or several runs are for one.
+    baseline, or if a run has baselines that differ in other settings.
     """
     runs = [run for choice in choices for run in choice.runs]
     name, _, value = against.rpartition("=")

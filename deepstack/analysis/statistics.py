@@ -130,7 +130,7 @@ def seed_coefficient(wide: pd.DataFrame, degree: int = 1) -> Mean:
     n is 0 with too few columns for this degree, or if a value is not above 0.
     """
     complete = wide.dropna()
-    if wide.shape[1] <= degree or not (complete > 0).all(axis=None):
+    if wide.shape[1] <= degree or (wide <= 0).any(axis=None):
         return mean_of([])
     log_x = np.log(complete.columns.to_numpy(float))
     logs = np.log(complete.to_numpy(float))

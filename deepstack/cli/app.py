@@ -101,7 +101,7 @@ class Group(TyperGroup):
             flush_stdout()
             raise typer.Exit(0) from None
         except Exception as error:
-            if suggest := SUGGESTIONS.get(type(error).__name__):
+            if suggest := CORRECTIONS.get(type(error).__name__):
                 suggest(error)
                 raise
             if (bug := bug_in(error)) is None:
@@ -169,12 +169,12 @@ def drop_prefix(error: Any) -> None:
     error.message = error.message.removeprefix("Value error, ")
 
 
-SUGGESTIONS = {
+CORRECTIONS = {
     "NoSuchOption": suggest_option,
     "UsageError": suggest_for_extra_words,
     "BadParameter": drop_prefix,
 }
-"""By the names of classes that are private to typer."""
+"""The functions that improve an error's message, by its class, which is private to typer."""
 
 app = typer.Typer(
     cls=Group,

@@ -5,6 +5,7 @@ import html
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -118,10 +119,12 @@ def page_of_text(text: str) -> str:
 
 def files_of_runs(folder: str) -> list[object]:
     """Return sizes and times of all entries of all runs."""
-    try:
-        return [(path, stamp(path)) for run in find_runs(folder) for path in run.path.iterdir()]
-    except (NothingMatchedError, OSError):  # of a run that was removed meanwhile
-        return []
+    files: list[object] = []
+    with suppress(NothingMatchedError):
+        for run in find_runs(folder):
+            with suppress(OSError):  # of a run that was removed meanwhile
+                files += [(path, stamp(path)) for path in run.path.iterdir()]
+    return files
 
 
 class PageHandler(BaseHTTPRequestHandler):

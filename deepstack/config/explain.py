@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
-from deepstack.config.model_schema import Section
 from deepstack.config.roles import ROLES
 from deepstack.config.schema import Config, KeyPath, dotted_key, schema_at, sections, setting_keys
+from deepstack.config.section import Section
 from deepstack.errors import ConfigError
 from deepstack.registry import nearest, unknown
 from deepstack.yaml_reader import Node, Problem, parse_scalar, quote, shorten
@@ -98,7 +98,7 @@ def _problem(path: KeyPath, error: Any, tree: Node) -> Problem:
     node, key, kind = tree.at(path), dotted_key(path), error["type"]
     key_where = node.key_where or node.where
     if kind == "extra_forbidden":
-        return Problem(key_where, key, _unknown_key(path))
+        return Problem(key_where, key, _unknown_key(path, node))
     if error["loc"][-1] == "[key]":
         word, names = str(path[-1]), ROLES if kind == "literal_error" else ()
         allowed = ", ".join(names) or PATTERNS[IDENTIFIER]
@@ -115,15 +115,17 @@ def _problem(path: KeyPath, error: Any, tree: Node) -> Problem:
     return Problem(node.where, key, text)
 
 
-def _unknown_key(path: KeyPath) -> str:
+def _unknown_key(path: KeyPath, node: Node) -> str:
     word, siblings = str(path[-1]), schema_at(path[:-1])["properties"]
     text = f"found the {unknown('key', word, siblings)}"
     if nearest(word, siblings):
         return text
     if near := suggest_key(path):
         return f"found the unknown key {quote(word)}{hint_for(near)}"
-    is_option = path[:-1] in ((), ("model",)) and re.fullmatch(IDENTIFIER, word)
-    return f"{text}; an option of a scheme: model.scheme_options.{word}" if is_option else text
+    is_value = not isinstance(node.value, dict | list) and re.fullmatch(IDENTIFIER, word)
+    if path[:-1] in ((), ("model",)) and is_value:
+        return f"{text}; an option of a scheme: model.scheme_options.{word}"
+    return text
 
 
 def _wrong_value(path: KeyPath, node: Node) -> str:

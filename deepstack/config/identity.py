@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from deepstack.allowed import PATTERNS, RUN_NAME
-from deepstack.config.model_schema import LONGEST_NAME
 from deepstack.config.schema import Config
+from deepstack.config.section import LONGEST_NAME
 from deepstack.errors import ConfigError
 from deepstack.yaml_reader import quote
 

@@ -1,105 +1,24 @@
-"""The base of all sections, with shared types and checks, and the settings of the model."""
+"""The settings of the model: stack, norms, initialisation."""
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from deepstack.allowed import IDENTIFIER
-from deepstack.yaml_reader import refuse_forbidden
-
-LONGEST_NAME = 64
-
-Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=LONGEST_NAME)]
-Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
-
-
-def _readable(value: Any) -> Any:
-    # YAML cannot hold such a character, so the run's config.yaml could not be read back
-    if isinstance(value, str) and (refusal := refuse_forbidden(value)):
-        raise PydanticCustomError("relation", refusal)
-    return value
-
-
-Scalar = Annotated[bool | int | float | str, AfterValidator(_readable)]
-
-
-def as_tuple(value: Any) -> Any:
-    # YAML knows lists only; the models are immutable and hold tuples
-    return tuple(value) if isinstance(value, list) else value
-
-
-def as_dict(value: Any) -> Any:
-    # `model:` with only comments below it is an empty section
-    return {} if value is None else value
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-    _fill_empty = model_validator(mode="before")(as_dict)
-
-
-def unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
-    """Return a validator that refuses settings which other settings make meaningless.
-
-    rules: for each field, other keys of its section and the values under which the field is used;
-    no values mean all but 0 and null.  Under any other value only the field's default is allowed.
-    """
-
-    def check(section: type[Section], value: Any, info: Any) -> Any:
-        usual = section.model_fields[info.field_name].default
-        for key, allowed in rules[info.field_name].items():
-            name = key.rpartition(".")[2]
-            if value == usual or name not in info.data:
-                continue
-            other = info.data[name]
-            if other not in allowed if allowed else not other:
-                wanted = f"{key}={' or '.join(allowed)}" if allowed else f"another {key}"
-                shown, setting, default = map(_json, (value, other, usual))
-                text = (
-                    f"found {shown}, unused under {key}={setting}; allowed {default}, or {wanted}"
-                )
-                raise PydanticCustomError("relation", text)
-        return value
-
-    return field_validator(*rules)(classmethod(check))
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, default=BaseModel.model_dump).strip('"')
-
-
-def divisor_of(field: str, *keys: str) -> Any:
-    """Return a validator that allows a field only divisors of the settings at some keys."""
-
-    def check(value: Any, info: Any) -> Any:
-        for key in keys:
-            total = info.data.get(key.rpartition(".")[2])
-            if value and total and total % value:
-                text = f"found {value}; allowed a divisor of {key} = {total}"
-                raise PydanticCustomError("relation", text)
-        return value
-
-    return field_validator(field)(check)
-
+from deepstack.config.section import (
+    Fraction,
+    Identifier,
+    Scalar,
+    Section,
+    as_dict,
+    divisor_of,
+    unused_without,
+)
 
 Family = Literal["encoder", "decoder", "encoder_decoder"]
 Distribution = Literal[

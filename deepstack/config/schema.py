@@ -20,11 +20,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from deepstack.allowed import RUN_NAME, Schema, alternatives, schema_of
-from deepstack.config.model_schema import (
+from deepstack.config.model_schema import Model
+from deepstack.config.roles import Role, in_order
+from deepstack.config.section import (
     LONGEST_NAME,
     Fraction,
     Identifier,
-    Model,
     Scalar,
     Section,
     as_dict,
@@ -32,7 +33,6 @@ from deepstack.config.model_schema import (
     divisor_of,
     unused_without,
 )
-from deepstack.config.roles import Role, in_order
 from deepstack.notebook import html_table
 from deepstack.yaml_reader import quote_key
 

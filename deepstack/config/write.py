@@ -59,6 +59,8 @@ def one_line(value: Any) -> str:
     """Return a value on one line: false, 0.001, null, [a, b]."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(one_line, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{one_line(key)}: {one_line(v)}" for key, v in value.items()) + "}"
     if isinstance(value, float):
         return repr(float(value))  # of NumPy's too; JSON writes inf and nan as other words
     if isinstance(value, str) and _PLAIN.fullmatch(value) and parse_scalar(value) == value:

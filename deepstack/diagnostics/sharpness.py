@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -91,6 +90,8 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> Ei
     residual is below TOLERANCE times the value.  It keeps three vectors and no basis: rounding
     then repeats eigenvalues that have converged, and leaves the largest as it is.
     """
+    from scipy.linalg import eigh_tridiagonal
+
     v, before, beta = start / start.norm(), torch.zeros_like(start), 0.0
     diagonal: list[float] = []
     beside: list[float] = []

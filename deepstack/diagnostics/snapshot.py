@@ -93,7 +93,7 @@ def boundaries(
             number += 1
             stream = replace(layer(stream, memory))
             yield side, number, stream
-        memory = stack.leave(stream)
+        memory = None if stack is model.last else stack.leave(stream)
 
 
 @torch.no_grad()
@@ -205,11 +205,13 @@ def gradient_norms(
     measured: list[list[Tensor]] = []
     states: dict[str, list[Tensor]] = {side: [] for side in model.stacks}
     replace = partial(cut, measured=measured, known=set())
+    # Detached, so that the backward pass ends at the first sublayer.
     inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
     for side, _, x in boundaries(model, inputs, replace):
         states[side].append(visible(x).detach())
     value = of(model.last.leave(x))
     tensors = [*parameters, *(tensor for of_one in measured for tensor in of_one)]
+    # A scheme may own a parameter that its layers do not use; its gradient is 0.
     gradients = torch.autograd.grad(value, tensors, allow_unused=True)
     nothing = value.new_zeros(1)
     norms = torch._foreach_norm([nothing if g is None else g for g in gradients])

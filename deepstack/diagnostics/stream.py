@@ -71,7 +71,7 @@ def angular_distance(snapshot: Snapshot) -> Tensor:
     def turns(states: Tensor) -> Tensor:
         unit = states / states.norm(dim=-1, keepdim=True)
         before, after = unit[:-1], unit[1:]
-        # as exact for small angles, where the cosine is nearly 1
+        # arccos(c) loses half of the digits near c = 1 (Kahan 2006, section 12).
         half = torch.atan2((after - before).norm(dim=-1), (after + before).norm(dim=-1))
         return half.mean(dim=(1, 2)) * (2 / math.pi)
 
@@ -140,7 +140,8 @@ def token_distance(snapshot: Snapshot) -> Tensor:
 
     def distances(states: Tensor) -> Tensor:
         unit = states / states.norm(dim=-1, keepdim=True)
-        # 1 − the mean cosine of all pairs is the variance of the unit vectors
+        # The variance of the unit vectors is the mean of 1 − cos over all pairs; computed from
+        # cosines it would lose digits near cos = 1.
         squares = (unit - unit.mean(dim=2, keepdim=True)).square().sum(dim=(2, 3))
         values = (squares / (unit.shape[2] - 1)).mean(dim=1)
         return torch.where(values < ROUNDING, 0.0, values)

@@ -17,7 +17,7 @@ from deepstack.schemes import LayerNorm, Tap
 from deepstack.schemes.norms import RMSNorm
 from deepstack.schemes.tap import tapped
 
-# z counts as alpha x + G(x) if the rest is at most this share of it.
+# Largest ‖z − α x − G(x)‖/‖z‖ that counts as rounding.
 SAME = 1e-4
 
 
@@ -99,6 +99,7 @@ class SublayerTap(Tap):
     def norm(self, norm: Callable[[Tensor], Tensor], z: Tensor, last: bool) -> Tensor:
         if not last:
             return norm(z)
+        # The gradient by this view is that through the norm alone.
         self.norm_input = z = z.view_as(z)
         self.norm_output = out = norm(z)
         self.calls[-1].z = z.detach()
@@ -111,10 +112,11 @@ class SublayerTap(Tap):
         ends_in_norm = x is self.norm_output
         reads_x = len(self.branch_inputs) == 1 and self.branch_inputs[0] is self.x
         self.calls[-1].sums = ends_in_norm and reads_x
-        if x.shape == self.x.shape:
+        if x.shape == self.x.shape:  # otherwise x is not the stream to which G is added
             total = self.norm_input if ends_in_norm else x
             assert total is not None
             self.record_gradient("sum", total)
+        # A tensor kept here would keep the graph of the layers before it; see free_graph.
         del self.x, self.branch_inputs, self.norm_input, self.norm_output
 
     def record_gradient(self, name: str, y: Tensor) -> None:

@@ -55,7 +55,7 @@ class Bank:
             parameter.grad = torch.zeros(size, device=device)
 
     def of_layers(self) -> Iterator[RoleParameter]:
-        """The parameter of each layer: a view, whose gradient is a view too."""
+        """Yield the parameter of each layer, a view whose gradient is also a view."""
         starts = iter(self.starts)
         for parameter in self.parameters:
             assert parameter.grad is not None

@@ -40,7 +40,7 @@ def parameter(*shape: int, role: str | tuple[str, ...], start: Start) -> RolePar
 
     Raises PluginError for an unknown role or start, or a matrix without exactly two axes.
     """
-    roles, problem = role if isinstance(role, tuple) else (role,), ""
+    roles, problem = (role,) if isinstance(role, str) else tuple(role), ""
     if wrong := [each for each in roles if each not in ROLES]:
         problem = unknown("role", wrong[0], ROLES)
     elif start not in WORDS if isinstance(start, str) else not isinstance(start, Real):

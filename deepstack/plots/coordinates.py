@@ -37,9 +37,9 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
     """Size of a coordinate of the stream and of its change, by layer, over width or depth."""
     drawing = Drawing([run for run in runs if int(run.get(WIDTH, 0))], options, but=OF_WIDTH)
     tables = {s: coordinates(s.runs, options.at_step) for s in drawing.series}
-    sizes = {size for table in tables.values() for size in swept(table)}
-    require(sizes, "needs runs of two widths (model.d_model) or two depths")
-    over, other = ("width", "depth") if "width" in sizes else ("depth", "width")
+    axes_swept = {axis for table in tables.values() for axis in swept(table)}
+    require(axes_swept, "needs runs of two widths (model.d_model) or two depths")
+    over, other = ("width", "depth") if "width" in axes_swept else ("depth", "width")
     able = [s for s, table in tables.items() if over in swept(table)]
     shown = [group.series[0] for group in drawing.setting_groups(MOST_PANELS, able)]
     everything = pd.concat([tables[s] for s in shown])

@@ -216,7 +216,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing.entry("right-hand side of the theorem", color=GREY, ls=":", lw=1.0)
     drawing.notes += note
     left = len(runs) - len(tables)
-    drawing.note(f"{left} of {len(runs)} runs without a right-hand side", when=left)
+    drawing.note(f"{left} of {len(runs)} runs have no right-hand side of the theorem", when=left)
     if without := [run for run in tables if run not in used]:
         named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
         drawing.note(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 COLUMNS = "columns.json"
-PARTS = {"columns": dict, "scalars": dict, "about": dict, "notes": list}  # of that file
+# The keys of columns.json and the types of their values.
+PARTS = {"columns": dict, "scalars": dict, "about": dict, "notes": list}
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 

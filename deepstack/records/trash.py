@@ -39,6 +39,8 @@ def to_trash(
     trash = _trash_of(Path(out)) / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     # A run moves with its study if that is chosen too.
     moves = [(path, trash / below) for path, below in chosen.items() if path.parent not in chosen]
+    with trouble(trash):
+        trash.mkdir(parents=True)
     for path, target in moves:
         with trouble(path):
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -130,7 +130,7 @@ def check_layers(schemes: Sequence[Any], base: Any) -> None:
     One tensor stores a parameter for all layers, one row each; so each layer needs the same ones.
     """
     owners: dict[int, str] = {}  # of each parameter, by identity
-    first: dict[str, str] = {}
+    first: dict[str, str] | None = None
     for scheme in schemes:
         check_attributes(scheme, base)
         shapes = {}
@@ -147,7 +147,7 @@ def check_layers(schemes: Sequence[Any], base: Any) -> None:
                     f"start; make it as {as_parameter(value)}"
                 )
             shapes[name] = f"the parameter {name} {tuple(value.shape)}"
-        first = first or shapes
+        first = shapes if first is None else first
         for name in first | shapes:
             here, there = (every.get(name, f"no parameter {name}") for every in (shapes, first))
             if here != there:

@@ -59,7 +59,7 @@ class DLCL(PreLN, name="dlcl", label="DLCL", paper="arXiv:1906.01787", static=Tr
         return self.after(*x)
 
     def after(self, y: Tensor, history: tuple[Tensor, ...]) -> Stream:
-        """Return the input of the next layer, given the output y, (batch, seq, d), and all y."""
+        """Return the next layer's input, and the history with the output y, (batch, seq, d)."""
         history = (*history, self.output_norm(y))
         weights = self.weights[: len(history)] + 1 / len(history)
         with in_full_precision(y):

@@ -1,4 +1,4 @@
-"""Schemes that normalise a sublayer's input or output; some of them are also Post-LN in part."""
+"""Pre-LN and its variants, and schemes that combine it with Post-LN."""
 
 import math
 from functools import partial

@@ -60,8 +60,9 @@ class Source:
         with files.open_file(path) as file:
             data = file.read()
         self._sent[name] = (len(data), stat.st_mtime_ns, hashlib.sha256(data).hexdigest())
-        stays = size if hashlib.sha256(data[:size]).hexdigest() == digest else 0
-        return [(name, stays, data[stays:])]
+        if hashlib.sha256(data[:size]).hexdigest() != digest:
+            return [(name, 0, data)]
+        return [(name, size, data[size:])] if len(data) > size else []
 
 
 def visible_files(folder: Path) -> list[str]:

@@ -148,7 +148,7 @@ def memory_budget(given: str | None = None) -> int:
     except ValueError:
         with suppress(ValueError):
             size = SIZE.validate_python(given)
-    if size < 1:
+    if given is not None and size < 1:
         raise ConfigError(
             f"--memory: found {given!r}; allowed a size with its unit such as 8GB or 512MiB, or a "
             "share of what is free, at most 1, such as 0.5"

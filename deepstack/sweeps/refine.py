@@ -28,7 +28,7 @@ class Optimum(NamedTuple):
     """The best value of a setting among those that a search has tried.
 
     inside: whether greater and smaller neighbours at the final ratio are worse.  losses: value ->
-    mean final validation loss over the choosing seeds, infinite if one of them diverged.
+    mean final validation loss over the choosing seeds, infinite if one of their runs is not done.
     reported: the same at the best value over the reported seeds; None without `select_seeds`.
     """
 
@@ -65,7 +65,7 @@ class Search:
 
     @property
     def best(self) -> int:
-        """The index of the least loss; without a finite loss, the smallest value tried, or 0."""
+        """The index of the least loss; the smallest without a finite loss, and 0 at first."""
         return min(sorted(self.losses), key=self.losses.__getitem__, default=0)
 
     def value(self, index: int) -> float:

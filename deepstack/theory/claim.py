@@ -110,7 +110,8 @@ class Part:
         return "undecided", math.ceil(self.draws * (interval / limit) ** 2) or None
 
 
-# `Part.mean` of a number that the claim does not state, or that it bounds.
+# `Part.mean` of a number that the claim does not state (beside), bounds from above (at_most) or
+# bounds from below (at_least).
 beside = partial(Part.mean, stated=False)
 at_most = partial(Part.mean, relation="<=")
 at_least = partial(Part.mean, relation=">=")

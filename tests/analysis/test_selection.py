@@ -183,7 +183,9 @@ def test_a_baseline_with_several_values_of_its_own_option_is_refused(tmp_path: P
 # --- tags and notes -------------------------------------------------------------------------
 
 
-def test_tags_and_notes_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tags_and_notes_are_shown_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw_only(monkeypatch)
     folder = end(make_run(tmp_path / "study" / "run"))
     other = end(make_run(tmp_path / "study" / "other"))
@@ -193,6 +195,8 @@ def test_tags_and_notes_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert problems(folder) == [] and typed("verify", tmp_path).exit_code == 0
     listed = typed("ls", tmp_path).stdout
     assert "good, keep" in listed and "loss falls <late>" in listed
+    for condition, name in (("tag=good", "run"), ("tag!=good", "other")):
+        assert list(deepstack.load_runs(tmp_path, where=condition)["run"]) == [name]
     page = tmp_path / "page.html"
     assert typed("report", tmp_path, "--to", page, "-q").exit_code == 0
     assert "loss falls &lt;late&gt;" in page.read_text()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import deepstack
 from deepstack.config import with_overrides
 from deepstack.diagnostics.attribution import attribute, first_order, parts_of
-from deepstack.errors import ConfigError
+from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.fast.fuse import fuse
 from deepstack.schemes import NORMS, SCHEMES
 
@@ -243,3 +243,5 @@ def test_shares_against_depth_and_the_exponent_of_each_role(tmp_path: Path) -> N
     text = words(chart)
     assert any(t.startswith("norm gain: 1.000 ±") for t in text)
     assert any("do not add up" in t for t in text) and "part / sum of parts" in text
+    with pytest.raises(NothingMatchedError, match="no run has a row for step 7"):
+        make_chart("attribution_vs_depth", tmp_path, at_step=7)

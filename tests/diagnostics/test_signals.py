@@ -1,4 +1,4 @@
-"""Initial signals and single diagnostics: gradients by the stream, noise scale, spectral norms."""
+"""Initial signals, the gradient noise scale, the loss without a layer, and single diagnostics."""
 
 import json
 import math
@@ -31,6 +31,8 @@ from deepstack.schemes import SCHEMES
 from deepstack.sweeps.initial_signals import START, Signals
 from deepstack.tasks import IGNORE
 from deepstack.training import mean_loss
+
+# --- initial signals -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,9 @@ def test_the_command_prints_rows_and_draws_the_chart(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_it_is_that_of_the_gradients_of_single_sequences(changes: dict[str, Any]) -> None:
+def test_noise_is_that_of_the_gradients_of_single_sequences(
+    changes: dict[str, Any],
+) -> None:
     family = SCHEMES[changes.get("model__scheme", "pre_ln")].families[0]
     toy = ToyModel(**{"model__family": family} | changes)
     targets = toy.targets.clone()
@@ -274,7 +278,7 @@ def test_layers_are_spread_over_the_depth() -> None:
             assert chosen[0] == 0 and 0 < gaps.min() and gaps.max() - gaps.min() <= 1
 
 
-# --- signals ---------------------------------------------------------------------------------
+# --- single diagnostics ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms", "batch", "dynamic_tanh"])

@@ -25,6 +25,6 @@ REGISTRIES: tuple[Registry[Any], ...] = (
 def restored_names() -> Iterator[None]:
     """Forget on exit the names and plugins that the block has added, as a new process would."""
     with ExitStack() as stack:
-        for names in (*REGISTRIES, plugins.LOADED):
+        for names in (*(registry._objects for registry in REGISTRIES), plugins.LOADED):
             stack.enter_context(patch.dict(names))
         yield

@@ -109,8 +109,8 @@ def prepare_training() -> None:
     from deepstack.training import meta
     from deepstack.training.run import TrainingRun
 
-    for name in {*DIAGNOSTICS} - {*KEPT_DIAGNOSTICS}:
-        del DIAGNOSTICS[name]
+    kept = {name: DIAGNOSTICS._objects[name] for name in KEPT_DIAGNOSTICS}
+    DIAGNOSTICS._objects = kept
     # Git's own processes would not survive the watcher of system calls.
     vars(meta)["git_state"] = dict
     begin, save, finish = TrainingRun.begin, TrainingRun.save, TrainingRun.finish

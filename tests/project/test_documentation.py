@@ -36,7 +36,7 @@ PAGES = [path for place in PLACES for path in sorted(ROOT.glob(place))]
 USED = [line for line in LINES if line.startswith("deepstack ") and "--plugin" not in line]
 
 
-def test_it_is_short_and_its_commands_stand_there_to_the_letter() -> None:
+def test_the_readme_is_short_and_its_commands_stand_there_to_the_letter() -> None:
     lines = README.splitlines()
     assert len(lines) <= 130 and USED[0] == "deepstack train configs/quick.yaml"
     for command in (
@@ -81,7 +81,7 @@ def test_every_command_shown_is_one_that_is_understood(line: str) -> None:
         succeed("check", config, *overrides, "model.depth=6")
 
 
-def test_the_snippet_runs(
+def test_the_snippet_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -224,7 +224,7 @@ def test_the_notebook_is_kept_without_outputs() -> None:
 
 
 @pytest.mark.slow
-def test_the_search_finds_the_best_of_its_runs(tmp_path: Path) -> None:
+def test_the_optuna_search_finds_the_best_of_its_runs(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="needs the extra [optuna]")
     command = [sys.executable, str(ROOT / "examples" / "optuna_study.py"), *map(str, TINY)]
     printed = []

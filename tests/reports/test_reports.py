@@ -285,7 +285,7 @@ def test_a_broken_chart_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "report.html").read_bytes() == once
 
 
-def test_where_there_is_nothing_to_report(tmp_path: Path) -> None:
+def test_unreadable_runs_and_a_file_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     (run / "steps.csv").write_text("a,b\n1,2\n")
     for call in (report, compare):

@@ -32,7 +32,7 @@ def harmless(name: Path, before: bytes, now: bytes) -> bool:
     return is_cut and all(int(line.split(b",")[0]) > STEPS - INTERVAL for line in missing)
 
 
-@pytest.mark.parametrize(("flips", "cuts"), [(4, 2), pytest.param(150, 30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("flips", "cuts"), [(4, 2), pytest.param(300, 60, marks=pytest.mark.slow)])
 def test_no_damage_is_silent(flips: int, cuts: int, harness: Harness) -> None:
     # A run that was killed with all rows on disk, as its last checkpoint was to be written.
     (first, *_) = [call for call in harness.alone.calls if call.path.name == f".draft-{STEPS}"]

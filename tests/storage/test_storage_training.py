@@ -24,9 +24,9 @@ FEW: dict[str, Trials] = {
 }
 MANY: dict[str, Trials] = {
     "all kills": trials.kills,
-    "many kills again": lambda harness: trials.kills_again(harness, trials.at_random(harness, 50)),
+    "many kills again": lambda harness: trials.kills_again(harness, trials.at_random(harness, 100)),
     "all kills at the end": lambda harness: trials.kills_again(harness, trials.at_the_end(harness)),
-    "many random kills": lambda harness: trials.random_kills(harness, 100),
+    "many random kills": lambda harness: trials.random_kills(harness, 200),
     "a full disk at every call": lambda h: trials.refusals(h, kinds=trials.REFUSALS[1:2]),
     "errors from every call on": lambda h: trials.refusals(h, kinds=trials.REFUSALS[4:5]),
     "more refusals": lambda harness: trials.refusals(harness, every=12),
@@ -60,7 +60,7 @@ def test_a_signal_saves_and_a_second_ctrl_c_ends_at_once(
     assert harness.go_on(out, ended.promised) == []
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_signals_at_any_moment(times: int, harness: Harness) -> None:
     """One signal or two at random times; what comes before the handlers is not told apart."""
     random, length = Random(0), harness.alone.seconds

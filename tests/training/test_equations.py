@@ -1,4 +1,4 @@
-"""The training loss and Muon, against their literal equations."""
+"""Label smoothing, the spectral penalty and Muon, against their literal equations."""
 
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,11 @@ from deepstack.training import make_optimizer, mean_loss, muon
 from deepstack.training.muon import Muon
 from deepstack.training.penalty import SpectralPenalty
 
+# --- label smoothing ---------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("count", [None, 7.0])
-def test_it_is_its_formula_over_predicted_positions(count: float | None) -> None:
+def test_label_smoothing_is_its_formula_over_predicted_positions(count: float | None) -> None:
     logits, targets = torch.randn(2, 3, 5), torch.tensor([[1, IGNORE, 4], [0, 2, IGNORE]])
     total = 0.0
     for row, target in zip(logits.flatten(0, 1), targets.flatten(), strict=True):
@@ -32,7 +34,7 @@ def test_it_is_its_formula_over_predicted_positions(count: float | None) -> None
     torch.testing.assert_close(mean_loss(logits, targets, count, smoothing=0.1), wanted)
 
 
-def test_evaluation_stays_plain_and_shards_are_equal(tmp_path: Path) -> None:
+def test_label_smoothing_leaves_evaluation_plain_and_shards_equal(tmp_path: Path) -> None:
     plain, smooth, sharded = (
         deepstack.train(small(train__label_smoothing=smoothing, train__shards=shards), out=tmp_path)
         for smoothing, shards in ((0.0, 1), (0.2, 1), (0.2, 2))
@@ -97,7 +99,7 @@ def test_the_gradient_is_that_of_the_sum_of_squared_norms(
     assert 0.3 / 2 * penalty.squares().item() == pytest.approx(total, rel=1e-3)
 
 
-def test_it_is_nothing_where_it_is_off_and_a_share_where_it_is_shared() -> None:
+def test_the_spectral_penalty_is_nothing_where_off_and_a_share_where_shared() -> None:
     loss = torch.tensor(2.0, requires_grad=True)
     assert made(0.0)[1](loss) is loss
     one, half = (made(0.2, size=size) for size in (1, 2))
@@ -111,7 +113,9 @@ def test_it_is_nothing_where_it_is_off_and_a_share_where_it_is_shared() -> None:
     assert moved == {"encoder.layers.feed_forward.w1"}
 
 
-def test_a_run_with_it_has_smaller_norms_and_logs_the_tasks_loss(tmp_path: Path) -> None:
+def test_a_run_with_the_spectral_penalty_has_smaller_norms_and_logs_the_tasks_loss(
+    tmp_path: Path,
+) -> None:
     plain = deepstack.train(config(), out=tmp_path / "a")
     held = deepstack.train(config(train__spectral_penalty=1.0), out=tmp_path / "c")
     assert held.name != plain.name
