@@ -153,6 +153,12 @@ def test_a_power_law_is_fitted_with_the_error_of_its_seeds() -> None:
     assert row.linearity == pytest.approx(0.5)
 
 
+def test_a_role_that_does_not_move_f_has_no_exponent_even_if_that_seed_lacks_a_depth() -> None:
+    table = updates(lambda n, s: 0.0 if s == 2 else n**0.5)
+    (row,) = role_exponents(table[(table["seed"] < 2) | (table["depth"] < 48)])
+    assert row.exponent is None
+
+
 def test_a_bend_shows_as_curvature_and_is_followed_by_interpolation() -> None:
     table = updates(lambda n, s: np.exp(0.3 * np.log(n) ** 2))
     (row,) = role_exponents(table)
