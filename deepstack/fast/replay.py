@@ -125,7 +125,9 @@ def bind_recording(recording: Recording, replaced: Iterable[tuple[Tensor, Tensor
         number_of[old.untyped_storage()]: number_of[new.untyped_storage()] for old, new in replaced
     }
     used = [*(call.used for call in recording.calls), recording.kept]
-    offsets, total = layout([numbers - before.keys() for numbers in used], recording.sizes)
+    # `numbers - before.keys()` would go through all of `before` for every call.
+    new = [{number for number in numbers if number not in before} for numbers in used]
+    offsets, total = layout(new, recording.sizes)
     memory = torch.empty(total, dtype=torch.uint8).untyped_storage()
 
     @cache
@@ -155,7 +157,7 @@ def layout(used: Sequence[Set[int]], sizes: Sequence[int]) -> tuple[dict[int, in
     free = defaultdict[int, list[int]](list)  # by size: many results have equal sizes
     total = 0
     for index, numbers in enumerate(used):
-        for number in sorted(numbers - offsets.keys()):
+        for number in sorted(number for number in numbers if number not in offsets):
             size = padded(sizes[number])
             if free[size]:
                 offsets[number] = free[size].pop()

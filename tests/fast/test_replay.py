@@ -21,7 +21,7 @@ from torch import Tensor
 
 from deepstack.config import Config
 from deepstack.fast import Measured, ReplayedStep, Update
-from deepstack.fast.recording import FUNCTIONS, Recording
+from deepstack.fast.recording import FUNCTIONS, Call, Recording, TensorRef, map_nested
 from deepstack.fast.replay import bind_recording, layout, padded
 from deepstack.fast.step import Shard
 from deepstack.records import Run
@@ -232,6 +232,43 @@ def test_no_two_results_share_memory_while_both_are_read(seed: int) -> None:
         for (start, end), (following, _) in pairwise([*living, (total, total)]):
             assert start % 64 == 0 and end <= following
     assert total < sum(map(padded, sizes)), "no memory was used twice"
+
+
+class CountedInt(int):
+    """An integer that counts how often a dict or a set looks it up."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        CountedInt.lookups += 1
+        return int.__hash__(self)
+
+
+def lookups_of_binding(layers: int) -> int:
+    """How often binding the recording of a stack looks a storage up: its work in any unit."""
+    weights = [torch.eye(4) for _ in range(layers)]
+    with torch.no_grad(), Recording() as recording:
+        hidden = torch.ones(2, 4)
+        for weight in weights:
+            hidden = hidden + F.linear(hidden, weight).relu_()
+    recording.finish(hidden)
+
+    def counted(reference: TensorRef) -> TensorRef:
+        return reference._replace(number=CountedInt(reference.number))
+
+    recording.before = {CountedInt(n): storage for n, storage in recording.before.items()}
+    recording.calls = [
+        Call(function, *map_nested((args, kwargs), counted, TensorRef), {*map(CountedInt, used)})
+        for function, args, kwargs, used in recording.calls
+    ]
+    assert len(recording.calls) > 3 * layers and len(recording.before) == layers
+    CountedInt.lookups = 0
+    bind_recording(recording)
+    return CountedInt.lookups
+
+
+def test_the_work_of_binding_a_recording_is_linear_in_depth() -> None:
+    assert lookups_of_binding(100) <= 2.2 * lookups_of_binding(50)
 
 
 ATEN = torch.ops.aten
