@@ -51,6 +51,8 @@ class Task:
     levels, level_of: the numbers k of steps that answers take, each with its own accuracy in
     evals.csv, and Batch -> the k of each predicted position, (batch, target).
     unigram: frequencies of the tokens among the `masked` targets of the training data, (tokens,).
+    guess: Batch -> P(true) at the `masked` positions, (count,), of the best predictor that reads
+    the query and not the data it asks about. None: that predictor is the unigram.
     memory: bytes of data that the task holds in memory.
     bytes_per_token: of the held-out text, if a loss per byte can be computed from one per token.
     """
@@ -63,6 +65,7 @@ class Task:
     data: dict[str, Any] = field(default_factory=dict)
     exact_loss: Callable[[Batch], float] | None = None
     unigram: NDArray[np.float64] | None = None
+    guess: Callable[[Batch], NDArray[np.float64]] | None = None
     levels: tuple[int, ...] = ()
     level_of: Callable[[Batch], NDArray[np.int64]] | None = None
     memory: int = 0
@@ -103,11 +106,16 @@ class Task:
         return None if self.exact_loss is None else self.exact_loss(batch)
 
     def unigram_loss(self, batch: Batch) -> float | None:
-        """Return the mean of -ln p(true), p the unigram, over the `masked` positions, in nats.
+        """Return the mean of -ln p(true) over the `masked` positions, in nats.
 
-        This is the loss of a predictor without context.  None without such positions or a unigram.
+        p is the best prediction without context: `guess`, else the unigram.  None without such
+        positions, or without either of the two.
         """
-        if self.unigram is None or not batch.masked.any():
+        if not batch.masked.any():
+            return None
+        if self.guess is not None:
+            return float(-np.log(self.guess(batch)).mean())
+        if self.unigram is None:
             return None
         return float(-np.log(self.unigram[batch.targets[batch.masked]]).mean())
 

@@ -28,6 +28,10 @@ VALIDATION_COLUMNS = {
     "unigram_loss": ("L", "nats", "Loss of the unigram on the very same positions."),
     "optimal_loss": ("L*", "nats", "Bayes-optimal loss of the very same validation positions."),
 }
+# Of a task whose query narrows the answer down.
+GUESS_COLUMN = {
+    "unigram_loss": ("L", "nats", "Least loss without the data, on the very same positions."),
+}
 COMPUTE = {
     "flops": ("C", "FLOPs", "Forward and backward passes of the training batches up to this step."),
 }
@@ -97,15 +101,14 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
     set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
     """
     config, evals = run.config, run.evaluation.answer_columns
+    validation = VALIDATION_COLUMNS | (GUESS_COLUMN if run.task.guess else {})
     scheme = SCHEMES[config.model.scheme]
     logs = run.snapshots.columns()
     attribution = logs.get("attribution", {})
     others = logs.get("noise_scale", {}) | logs.get("sharpness", {})
     coarse = steps_below_resolution(config, run.built)
     return {
-        "columns": entries(
-            STEPS_COLUMNS | VALIDATION_COLUMNS | evals | TIMING_COLUMNS | COMPUTE | others
-        ),
+        "columns": entries(STEPS_COLUMNS | validation | evals | TIMING_COLUMNS | COMPUTE | others),
         "layers": entries(describe()),
         "attribution": entries(attribution),
         "scheme": {

@@ -228,7 +228,7 @@ TASKS_OF = [
 
 @pytest.mark.parametrize(("task", "family"), TASKS_OF)
 def test_every_task_trains_every_family(task: str, family: str, tmp_path: Path) -> None:
-    own: dict[str, Any] = {"task__n": 2} if task == "hops" else {}
+    own: dict[str, Any] = {"task__n": 3, "task__max_k": 1} if task == "hops" else {}
     if task == "tokens":
         own["task__path"] = str(tmp_path / "tokens.bin")
         (np.arange(20_000) * 7 % 50).astype("<u2").tofile(own["task__path"])

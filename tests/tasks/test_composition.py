@@ -11,16 +11,24 @@ import pytest
 import torch
 from helpers.configs import config_with
 from helpers.plot_runs import make_chart, make_run, rows
+from numpy.typing import NDArray
 
 import deepstack
 from deepstack.config import Config
+from deepstack.errors import ConfigError
 from deepstack.tasks import IGNORE, Batch, build_task
 from deepstack.training.evaluation import Evaluation
 
 
-@pytest.mark.parametrize(("n", "max_k", "seq_len"), [(2, 1, 6), (5, 7, 22), (8, 40, 32)])
-def test_hops_follow_the_pairs_of_their_own_sequence(n: int, max_k: int, seq_len: int) -> None:
-    built = build_task("hops", {"n": n, "max_k": max_k}, seq_len=seq_len, seed=3)
+@pytest.mark.parametrize(
+    ("n", "max_k", "one_cycle", "seq_len"),
+    [(2, 1, False, 6), (5, 7, False, 22), (8, 40, False, 32), (5, 2, True, 22), (17, 8, True, 64)],
+)
+def test_hops_follow_the_pairs_of_their_own_sequence(
+    n: int, max_k: int, one_cycle: bool, seq_len: int
+) -> None:
+    options = {"n": n, "max_k": max_k, "one_cycle": one_cycle}
+    built = build_task("hops", options, seq_len=seq_len, seed=3)
     batch = built.train_batch(1, 40)
     level = built.level_of(batch)
     asked = Counter()
@@ -37,12 +45,33 @@ def test_hops_follow_the_pairs_of_their_own_sequence(n: int, max_k: int, seq_len
     assert not (batch.inputs[0, : 2 * n] == batch.inputs[1, : 2 * n]).all() or n == 2
 
 
-def test_one_cycle_comes_back_after_all_elements() -> None:
-    built = build_task("hops", {"n": 7, "max_k": 8, "one_cycle": True}, seq_len=94, seed=0)
+def test_no_way_along_one_cycle_is_shorter_than_k() -> None:
+    built = build_task("hops", {}, seq_len=64, seed=0)
     batch = built.train_batch(1, 50)
-    k = built.level_of(batch)[:, 15::2]
-    start, answer = batch.inputs[:, 14::2], batch.targets[:, 15::2]
-    assert ((answer == start) == (k == 7)).all() and (k == 7).any()
+    for line, target in zip(batch.inputs, batch.targets, strict=True):
+        image = dict(zip(line[:34:2].tolist(), line[1:34:2].tolist(), strict=True))
+        for at in range(34, 64, 2):
+            start, k = line[at].item(), line[at + 1].item() - 16
+            way = [start]
+            while len(way) < 17:
+                way.append(image[way[-1]])
+            steps = way.index(target[at + 1].item())
+            assert len(set(way)) == 17 and min(steps, 17 - steps) == k
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"n": 8}, "task.max_k: found 8 with task.n=8; .* task.max_k=3, task.n=17 or task.one"),
+        ({"n": 16, "max_k": 8}, "give task.max_k=7, task.n=17 or task.one_cycle=false"),
+        ({"n": 2, "max_k": 1}, "give task.n=3 or task.one_cycle=false"),
+    ],
+)
+def test_hops_past_half_of_the_cycle_are_refused(options: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ConfigError, match=advice) as raised:
+        build_task("hops", options, seq_len=64, seed=0)
+    assert raised.value.key == "task.max_k"
+    assert build_task("hops", {**options, "one_cycle": False}, seq_len=64, seed=0)
 
 
 @pytest.mark.parametrize("degree", [2, 3, 5])
@@ -66,7 +95,60 @@ def test_unigrams_are_the_frequencies_of_the_answers() -> None:
         expected = built.unigram * counts.sum()
         deviation = (counts - expected) / np.sqrt(expected)
         assert (deviation**2).mean() < 2 and built.optimal_loss(batch) == 0
-        assert built.references["uniform_entropy"] == pytest.approx(built.unigram_loss(batch))
+        assert built.references["uniform_entropy"] == pytest.approx(np.log(len(built.unigram)))
+
+
+OWN, NONE = "own token", "no token"
+# A task, and the tokens that a predictor reads that does not look at the data asked about.
+BLIND = {
+    "copy, decoder": ("copy", "decoder", 6, {"vocab_size": 3}, OWN),
+    "copy, encoder-decoder": ("copy", "encoder_decoder", 4, {"vocab_size": 3}, OWN),
+    "reverse, encoder": ("reverse", "encoder", 4, {"vocab_size": 3}, OWN),
+    "reverse, encoder, odd": ("reverse", "encoder", 3, {"vocab_size": 3}, OWN),
+    "reverse, decoder": ("reverse", "decoder", 5, {"vocab_size": 3}, OWN),
+    "reverse, encoder-decoder": ("reverse", "encoder_decoder", 3, {"vocab_size": 3}, OWN),
+    "markov, encoder": ("markov", "encoder", 6, {"states": 3}, OWN),
+    "markov, decoder": ("markov", "decoder", 4, {"states": 3}, NONE),
+    "markov, encoder-decoder": ("markov", "encoder_decoder", 4, {"states": 3}, NONE),
+    "hops": ("hops", "encoder", 16, {"n": 5, "max_k": 2}, "own token and the one before"),
+    "hops, any cycles": (
+        "hops", "encoder", 20, {"n": 4, "max_k": 6, "one_cycle": False},
+        "own token and the one before",
+    ),
+    "group": ("group", "decoder", 3, {"degree": 2}, OWN),
+    "group of six": ("group", "decoder", 4, {"degree": 3}, OWN),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_no_prediction_without_the_data_is_better_than_the_reference(name: str) -> None:
+    """A predictor that counts answers by position and the tokens read there learns nothing more."""
+    task, family, seq_len, options, read = BLIND[name]
+    built = build_task(task, options, seq_len=seq_len, seed=1, family=family)
+    batch = built.train_batch(1, 20_000)
+    of_all = batch.targets != IGNORE
+    references = {"masked": (batch.masked, built.unigram_loss(batch))}
+    without = built.references.get("context_free_entropy", built.references.get("uniform_entropy"))
+    if without and (name.startswith(("reverse", "group", "hops")) or family == "decoder"):
+        references["all"] = (of_all, without)
+    for where, reference in references.values():
+        if not where.any():
+            continue
+        at = np.broadcast_to(np.arange(where.shape[1]), where.shape)[where]
+        own = batch.inputs[:, -where.shape[1] :]
+        seen = {NONE: 0 * own, OWN: own}.get(read, own * 1000 + np.roll(own, 1, axis=1))[where]
+        keys = 0 if read not in (OWN, NONE) else at * 10**9
+        loss = counted_loss(keys + seen, batch.targets[where])
+        assert loss == pytest.approx(reference, abs=0.01)
+
+
+def counted_loss(seen: NDArray[np.int64], answers: NDArray[np.int64]) -> float:
+    """Return the entropy of the answers given what is seen, by counting, in nats."""
+    numbers = np.unique(seen, return_inverse=True)[1]
+    counts = np.zeros((numbers.max() + 1, answers.max() + 1))
+    np.add.at(counts, (numbers, answers), 1)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return float(-np.log(shares[numbers, answers]).mean())
 
 
 class Oracle(torch.nn.Module):
@@ -97,7 +179,7 @@ def test_accuracy_of_each_k_and_the_largest_solved(most: int, solved: int) -> No
 
 def test_a_run_logs_accuracies_and_a_chart_shows_the_largest_k(tmp_path: Path) -> None:
     config = {
-        "task.name": "hops", "task.n": 2, "task.max_k": 2, "task.seq_len": 12, "train.steps": 2,
+        "task.name": "hops", "task.n": 5, "task.max_k": 2, "task.seq_len": 18, "train.steps": 2,
         "model.family": "decoder", "model.d_model": 8, "model.depth": 1,
     }  # fmt: skip
     run = deepstack.train(config_with(config), out=tmp_path)
@@ -105,6 +187,10 @@ def test_a_run_logs_accuracies_and_a_chart_shows_the_largest_k(tmp_path: Path) -
     shares = sorted([last["accuracy_1"], last["accuracy_2"]])
     assert 0 <= shares[0] <= last["accuracy"] <= shares[1] <= 1
     assert {"accuracy_1", "solved"} <= set(run.columns["columns"])
+    assert "without the data" in run.columns["columns"]["unigram_loss"]["description"]
+    assert last["unigram_loss"] == pytest.approx(np.log(4))
+    # The folder states every option, so a run of older defaults stays what it was.
+    assert "  one_cycle: true" in (run.path / "config.yaml").read_text().splitlines()
     assert f"  solved {last['solved']:.0f}" in run.folder.log_path.read_text()
     make_run(tmp_path / "two", depth=6, seed=0, solved=3)
     make_run(tmp_path / "two", depth=6, seed=1, solved=5)

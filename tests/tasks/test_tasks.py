@@ -35,12 +35,12 @@ def test_batches_depend_on_seed_stream_and_step_alone(name: str) -> None:
         drawn = [built.train_batch(1, 4), built.train_batch(0, 4), built.probe_batch(4)]
         return [*drawn, built.validation_batch(1, 4), built.validation_batch(0, 4)]
 
-    built = build(name)
+    built = build(name, 64)
     first = batches(built)
     for a, b in zip(first, batches(built), strict=True):
         assert all(map(np.array_equal, a, b))
-    for a, b in itertools.combinations([*first, build(name, seed=1).train_batch(1, 4)], 2):
-        assert a.inputs.shape == (4, 32) and not np.array_equal(a.inputs, b.inputs)
+    for a, b in itertools.combinations([*first, build(name, 64, 1).train_batch(1, 4)], 2):
+        assert a.inputs.shape == (4, 64) and not np.array_equal(a.inputs, b.inputs)
 
 
 MEMORY = r"""
