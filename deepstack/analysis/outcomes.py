@@ -6,7 +6,7 @@ Files hold these four values; readers see the words of OUTCOME_WORDS.
 from collections.abc import Sequence
 
 from deepstack.analysis.settings import require
-from deepstack.analysis.statistics import last_row
+from deepstack.analysis.statistics import context_free_loss, last_row
 from deepstack.records import Run
 
 # The values in files, and the words that charts and printed tables show for them.
@@ -14,7 +14,7 @@ OUTCOME_WORDS = {
     "trained": "learnt", "stalled": "at chance", "above": "worse", "diverged": "diverged"
 }  # fmt: skip
 OUTCOMES = tuple(OUTCOME_WORDS)
-# Nats between a loss and the unigram's on the same positions that count as a difference.
+# Nats between a loss and the one without context, on the same positions, that count.
 CLEAR = 0.1
 
 
@@ -26,7 +26,7 @@ def in_words(outcomes: str) -> str:
 
 
 def margin(run: Run) -> float | None:
-    """Return L - L_0, the final validation loss minus the unigram's loss, in nats.
+    """Return L - L_0, the final validation loss minus the loss without context, in nats.
 
     None without an evaluation or anything to compare with.
     """
@@ -35,23 +35,15 @@ def margin(run: Run) -> float | None:
 
 
 def loss_and_floor(run: Run) -> tuple[float | None, float | None]:
-    """Return L and L_0, the final validation loss and the unigram's loss, in nats.
+    """Return L and L_0, the final validation loss and that without context, in nats.
 
-    L is taken where [MASK] is shown, L_0 is the unigram's loss on the same positions, of the same
-    row of evals.csv.  A run that has no such column, or no [MASK], is compared with the entropies
-    that it states.  A missing value is None.
+    L is taken where [MASK] is shown, if anywhere; L_0 is `context_free_loss` on the same positions.
+    A missing value is None.
     """
-    if not len(run.evals):
-        return None, None
-    row = run.evals.iloc[[-1]]
-    stated = run.columns.get("references", {})
-    loss = last_row(row, "loss_masked")
-    if loss is not None:
-        floor = last_row(row, "unigram_loss") or stated.get("unigram_entropy")
-    else:
-        loss = last_row(row, "loss")
-        floor = stated.get("context_free_entropy") or stated.get("uniform_entropy")
-    return loss, None if floor is None else float(floor)
+    row = run.evals.iloc[-1:]
+    column = "loss" if last_row(row, "loss_masked") is None else "loss_masked"
+    loss = last_row(row, column)
+    return loss, context_free_loss(run, column) if len(row) else None
 
 
 def outcome(run: Run) -> str | None:
@@ -70,5 +62,5 @@ def runs_with_outcome(runs: Sequence[Run]) -> list[Run]:
     """Return the runs that have an outcome. Raises NothingMatchedError when there is none."""
     return require(
         [run for run in runs if outcome(run)],
-        "no finished run has a validation loss that can be compared with a unigram's",
+        "no finished run has a validation loss that can be compared with one without context",
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deepstack.analysis.settings import require
+from deepstack.analysis.settings import DATA, require, values_of
 from deepstack.records import ENDED, Run
 
 if TYPE_CHECKING:
@@ -193,25 +193,53 @@ def loss_column(runs: Sequence[Run]) -> str:
 
 def mask_note(runs: Sequence[Run]) -> str:
     """Return a note on the positions of the loss, if they are not all predicted positions."""
-    evals = [run.evals for run in runs if len(run.evals)]
-    parts = any(last_row(rows, "loss") != last_row(rows, "loss_masked") for rows in evals)
-    return ON_MASK if has_mask_loss(runs) and parts else ""
+    if not has_mask_loss(runs) or not any(map(shows_tokens, runs)):
+        return ""
+    has_mask = all(_stated(run, "unigram_entropy") is not None for run in runs)
+    return ON_MASK if has_mask else " of hidden answers"
+
+
+def shows_tokens(run: Run) -> bool:
+    """Return whether some predicted positions show a token: their loss is not that on [MASK]."""
+    of_all, masked = (last_row(run.evals, name) for name in ("loss", "loss_masked"))
+    return of_all is None or masked is None or not math.isclose(of_all, masked, rel_tol=1e-5)
+
+
+def context_free_loss(run: Run, column: str) -> float | None:
+    """Return the validation loss in nats of the best predictor without context: that at chance.
+
+    column: of the loss that it is compared with.  It is `unigram_loss` of evals.csv, the mean over
+    the positions of `loss_masked`.  A run without it, or one whose `loss` has positions that show a
+    token, is compared with an entropy that its task states.  None if nothing is known.
+    """
+    logged = last_row(run.evals, "unigram_loss")
+    if logged is not None and (column == "loss_masked" or not shows_tokens(run)):
+        return logged
+    first = "unigram_entropy" if column == "loss_masked" else "context_free_entropy"
+    values = (_stated(run, name) for name in (first, "uniform_entropy"))
+    return next((value for value in values if value is not None), None)
 
 
 def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
-    """Return the reference levels of the validation loss: on [MASK] alone nothing can be copied."""
-    first = "unigram_entropy" if has_mask_loss(runs) else "context_free_entropy"
-    levels = reference_levels(runs, [first, "uniform_entropy", "bayes_loss"])
-    return levels or reference_levels(runs, ["unigram_entropy"])
+    """Return the reference levels of the validation loss: name and value.
+
+    Each is a mean over the runs of one task, as tables have it (see `context_free_loss`).
+    """
+    column = loss_column(runs)
+    levels = mean_levels(runs, lambda run: context_free_loss(run, column))
+    optima = mean_levels(runs, lambda run: last_row(run.evals, "optimal_loss"))
+    return [("context_free", y) for y in levels] + [("optimal_loss", y) for y in optima]
 
 
 def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
-    """Return the reference levels of the training loss, which is over all predicted positions."""
-    levels = reference_levels(runs, ["context_free_entropy", "uniform_entropy"])
-    unigram = reference_levels(runs, ["unigram_entropy"])
-    # If all predicted positions show [MASK], both levels are equal: draw one line with one name.
-    same = {value for _, value in levels} == {value for _, value in unigram}
-    return unigram if same or not levels else levels
+    """Return the level without context of a training loss over positions that show a token.
+
+    Empty if the validation loss has the same positions: then its level is that of both.
+    """
+    if not mask_note(runs):
+        return []
+    levels = mean_levels(runs, lambda run: _stated(run, "context_free_entropy"))
+    return [("training", y) for y in levels]
 
 
 def final_value(run: Run, column: str) -> float:
@@ -226,13 +254,13 @@ def training_flops(run: Run) -> float:
     return float(flops) * int(run.steps["step"].max()) if len(run.steps) else math.nan
 
 
-def reference_levels(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, float]]:
-    """Return name and value of the runs' levels (see `distinct_levels`)."""
-    return [
-        (name, value)
-        for name in names
-        for value in distinct_levels(_reference(run, name) for run in runs)
-    ]
+def mean_levels(runs: Sequence[Run], value: Callable[[Run], float | None]) -> list[float]:
+    """Return the mean value over the runs of each task and its data (see `distinct_levels`)."""
+    tasks: dict[tuple[Any, ...], list[float | None]] = {}
+    for run in runs:
+        keys = sorted(key for key in run.flat_config if key.startswith("task."))
+        tasks.setdefault((*keys, *values_of(run, [*keys, DATA])), []).append(value(run))
+    return distinct_levels(mean_of(values).value for values in tasks.values())
 
 
 def distinct_levels(values: Iterable[float | None]) -> list[float]:
@@ -245,8 +273,7 @@ def distinct_levels(values: Iterable[float | None]) -> list[float]:
     return levels[:3]
 
 
-def _reference(run: Run, name: str) -> float | None:
-    if name == "bayes_loss" and "optimal_loss" in run.evals:
-        return last_row(run.evals, "optimal_loss")
+def _stated(run: Run, name: str) -> float | None:
+    """Return a reference loss that the task of a run states, or None."""
     value = run.columns.get("references", {}).get(name)
-    return float(value) if isinstance(value, (int, float)) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

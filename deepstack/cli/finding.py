@@ -69,4 +69,5 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
 
 def guess_of(run: Run) -> str:
     """Return the name of the loss that `analysis.outcomes` compares with."""
-    return "the unigram" if "unigram_loss" in run.evals else "a guess without context"
+    is_unigram = "unigram_entropy" in run.columns.get("references", {})
+    return "the unigram" if is_unigram else "a guess without context"

@@ -40,10 +40,9 @@ from deepstack.records.cells import counted
 
 VALIDATION = "validation loss"
 LEVELS: dict[str, tuple[str, Any]] = {
-    "unigram_entropy": ("unigram entropy", DASHES[1]),
-    "context_free_entropy": ("best without context", DASHES[2]),
-    "uniform_entropy": ("uniform guess", DASHES[3]),
-    "bayes_loss": ("Bayes optimum", "-"),
+    "context_free": ("best without context", DASHES[1]),
+    "training": ("training loss without context (expected)", DASHES[2]),
+    "optimal_loss": ("Bayes optimum", "-"),
 }
 
 

@@ -29,9 +29,9 @@ OUTCOME_COLOURS = {
     "diverged": "#000000",
 }
 MEANING = (
-    f"learnt: final validation loss more than {CLEAR:g} nats below the unigram's on the same "
-    f"positions; at chance: within {CLEAR:g} nats of it; worse: further above it; diverged: the "
-    "loss left the finite numbers or train.max_loss"
+    f"learnt: final validation loss more than {CLEAR:g} nats below the best predictor without "
+    f"context on the same positions; at chance: within {CLEAR:g} nats of it; worse: further above "
+    "it; diverged: the loss left the finite numbers or train.max_loss"
 )
 ROW, GAP = 0.13, 0.07  # height of a map's row in inches; free margin of a cell
 RATE_ROW = 0.15
@@ -43,7 +43,8 @@ EDGE: dict[str, Any] = {"color": "#D01C1C", "lw": 1.6, "zorder": 3, "solid_capst
 def draw_cell(panel: Panel, x: float, y: float, cell: Sequence[Run], row: dict[str, Any]) -> None:
     """A box around (x, y), divided among the outcomes of its seeds; a row of the table for each.
 
-    row: its other columns.  Its value is the mean distance of its n seeds from the unigram.
+    row: its other columns.  Its value is the mean distance of its n seeds from the loss without
+    context.
     """
     left, width = x - 0.5 + GAP / 2, 1 - GAP
     for name, colour in OUTCOME_COLOURS.items():

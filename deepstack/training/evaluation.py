@@ -55,8 +55,8 @@ TOKENS_AT_ONCE = {"cpu": 2**11, "cuda": 2**14}
 class Evaluation:
     """Validation loss over all predicted positions, and over those whose token is not shown.
 
-    The second is compared with the unigram entropy: where a masked position may show its own byte,
-    copying is enough to get below the entropy of all predicted positions.
+    The second is compared with the unigram's on the same positions: where a masked position may
+    show its own byte, copying is enough to get below the entropy of all predicted positions.
     """
 
     def __init__(self, task: Task, train: conf.Train, device: torch.device) -> None:

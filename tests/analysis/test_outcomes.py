@@ -12,6 +12,7 @@ from helpers.plot_runs import caption, make_chart, make_run, rows, words
 from helpers.report_pages import draw_only
 
 from deepstack.analysis.outcomes import CLEAR, margin, outcome
+from deepstack.analysis.statistics import context_free_loss
 from deepstack.records import EVALS_COLUMNS, Run
 from deepstack.reports import report
 
@@ -58,7 +59,13 @@ def test_the_unigram_is_that_of_the_same_positions(tmp_path: Path) -> None:
     # What an older run, or one without [MASK], is compared with.
     assert margin(evaluated(run, 2.4, None)) == pytest.approx(2.4 - 9.0)
     assert margin(evaluated(run, None, None, loss=2.2)) == pytest.approx(2.2 - 7.0)
+    # Where all predicted positions show [MASK], both losses have the same positions.
+    both = evaluated(run, 2.4, UNIGRAM, loss=2.4)
+    assert context_free_loss(both, "loss") == context_free_loss(both, "loss_masked") == UNIGRAM
+    assert context_free_loss(evaluated(run, 2.4, UNIGRAM), "loss") == 7.0
+    assert context_free_loss(evaluated(run, 2.4, 0.0), "loss_masked") == 0.0  # a text of one byte
     uniform = Run(make_run(tmp_path, references={"uniform_entropy": 3.0}))
+    assert margin(evaluated(uniform, 2.4, None)) == pytest.approx(2.4 - 3.0)
     assert margin(evaluated(uniform, None, None, loss=2.2)) == pytest.approx(2.2 - 3.0)
     unknown = Run(make_run(tmp_path, references={}))
     assert margin(evaluated(unknown, None, None)) is None and outcome(unknown) is None
@@ -77,7 +84,8 @@ def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
             run_with(tmp_path / "study", result, scheme="post_ln", depth=48, lr=lr, seed=seed)
     make_run(tmp_path / "study", scheme="rezero", state="interrupted")
     chart = make_chart("outcomes", tmp_path)
-    assert f"more than {CLEAR:g} nats below the unigram's on the same positions" in caption(chart)
+    meaning = f"more than {CLEAR:g} nats below the best predictor without context on the same"
+    assert meaning in caption(chart)
     assert "left out: 1 run without an outcome" in caption(chart)
     assert "ReZero" not in set(chart.data["series"])
     (axes,) = chart.figure.axes

@@ -11,7 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, words
+from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, words, write_table
 from helpers.sampling import some
 from matplotlib.transforms import Bbox
 
@@ -21,28 +21,29 @@ from deepstack.plots import CHARTS, draw
 from deepstack.plots.files import FORMATS
 from deepstack.plots.page import Page
 from deepstack.plots.style import deepstack_style
-from deepstack.records import RunFolder
+from deepstack.records import Run, RunFolder
 
 LOST: Any = {"state": "diverged", "updates": [math.nan], "losses": [math.nan]}
 ZEROS = np.zeros((2, 6))
+OF_TRAINING = "training loss without context (expected)"
 
 # --- the other charts ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("masked", "expected", "level", "value"),
-    [(2.5, 2.5, "unigram entropy", 3.26), (None, 2.0, "best without context", 2.98)],
+    ("masked", "expected", "value"),
+    [(2.5, 2.5, 3.26), (None, 2.0, 2.98)],
 )
 def test_each_loss_is_compared_with_what_it_can_be_compared_with(
-    tmp_path: Path, masked: float | None, expected: float, level: str, value: float
+    tmp_path: Path, masked: float | None, expected: float, value: float
 ) -> None:
     make_runs(tmp_path, depth=(6, 18), masked=masked, optimal=1.75)
     chart = make_chart("loss_vs_step", tmp_path)
     assert len(chart.figure.axes) == 1
     levels = rows(chart, kind="level")
     assert dict(zip(levels["series"], levels["y"], strict=True)) == {
-        "best without context": 2.98, level: value, "Bayes optimum": 1.75
-    }  # fmt: skip
+        "best without context": value, "Bayes optimum": 1.75,
+    } | ({OF_TRAINING: 2.98} if masked else {})  # fmt: skip
     for kind, points in (
         ("training", [[1, 3.9], [2, 3.8], [3, 3.7], [4, 3.6], [5, 3.5]]),
         ("validation", [[0, expected], [5, expected]]),
@@ -51,7 +52,26 @@ def test_each_loss_is_compared_with_what_it_can_be_compared_with(
         assert drawn.to_numpy() == pytest.approx(np.array(points))
     final = make_chart("final_loss_vs_depth", tmp_path)
     assert rows(final, kind="point")["y"].tolist() == [expected] * 2
-    assert rows(final, kind="level")["series"].tolist() == [level, "Bayes optimum"]
+    assert rows(final, kind="level")["series"].tolist() == ["best without context", "Bayes optimum"]
+
+
+def test_charts_draw_the_unigram_loss_that_tables_and_outcomes_have(tmp_path: Path) -> None:
+    """Of the same held-out positions, the mean over seeds; entropies are not drawn."""
+    losses = {0: 3.0, 1: 3.5}
+    for path in make_runs(tmp_path / "study", depth=(6, 18), seed=(0, 1), lr=(1e-3, 1e-2)):
+        unigram = losses[Run(path).get("seed")]
+        write_table(
+            RunFolder(path), "evals", ("step", "loss", "loss_masked", "unigram_loss"),
+            [(0, 5.0, 5.0, unigram), (5, unigram - 0.5, unigram - 0.5, unigram)],
+        )  # fmt: skip
+    levels = [
+        rows(make_chart(name, tmp_path), kind="level")
+        for name in ("loss_vs_step", "final_loss_vs_depth", "loss_vs_lr")
+    ]
+    for one in levels:  # all predicted positions show [MASK]: training has the same level
+        assert dict(zip(one["series"], one["y"], strict=True)) == {"best without context": 3.25}
+    assert deepstack.compare(tmp_path)["unigram"].tolist() == pytest.approx([3.25] * 4)
+    assert rows(make_chart("outcomes", tmp_path))["value"].to_numpy() == pytest.approx(-0.5)
 
 
 def test_a_seed_that_diverged_or_did_not_end_has_no_final_loss(tmp_path: Path) -> None:
