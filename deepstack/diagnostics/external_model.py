@@ -187,7 +187,8 @@ class ExternalModel:
             return call_model(self.model, self.batch)
         if not isinstance(self._source, nn.Module):
             return self._source(self.model, self.batch)
-        with outputs_of([self._source], as_float) as calls:
+        # a copy: a later module may overwrite the output in place
+        with outputs_of([self._source], lambda x: as_float(x).clone()) as calls:
             call_model(self.model, self.batch)
         return calls[-1][1] if calls else None
 

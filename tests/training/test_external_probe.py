@@ -155,6 +155,23 @@ def test_a_mapping_with_the_last_hidden_state_holds_f() -> None:
     assert tensor_of({"logits": 2 * F, "last_hidden_state": F}) is F
 
 
+@pytest.mark.parametrize(
+    "after", [nn.ReLU(inplace=True), nn.Dropout(0.0, inplace=True), nn.Hardtanh(inplace=True)]
+)
+def test_f_is_read_before_a_later_module_overwrites_it(after: nn.Module, tmp_path: Path) -> None:
+    norm = nn.LayerNorm(D)
+    model = nn.Sequential(encoder(2, dropout=0.0), norm, after, nn.Linear(D, D)).eval()
+    x = batch_of(0)
+
+    def literal() -> Tensor:
+        return nn.functional.layer_norm(model[0](x), (D,), norm.weight, norm.bias).detach()
+
+    start = literal()
+    run = probed(tmp_path / "run", 3, model, hidden="1")
+    moved = (literal() - start).norm(dim=-1).mean().item()
+    assert run.steps["model_update"].iloc[-1] == pytest.approx(moved, rel=2e-5)
+
+
 def test_attribution_is_that_of_a_model_with_one_group_changed(tmp_path: Path) -> None:
     model = encoder(dropout=0.0)
     start = copy.deepcopy(model)
