@@ -1,7 +1,7 @@
 """The model: tables, one or two stacks of layers, and a head that maps F to logits."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
@@ -120,7 +120,7 @@ class Transformer(nn.Module):
         self.head = HEADS[model.head](vocab_size, d)
         self.head.factor = next(iter(schemes.values())).head_factor
         self.infers = False  # whether a pass without gradients uses torch's inference mode
-        self.batch_norms = [norm for norm in self.modules() if isinstance(norm, BatchNorm)]
+        self.batch_norms = [norm for _, norm in self.named_batch_norms()]
 
     @property
     def stacks(self) -> Mapping[str, Stack]:
@@ -181,6 +181,10 @@ class Transformer(nn.Module):
             before.enter_context(self.replace_runner(lambda _: run_layers))
             yield
 
+    def named_batch_norms(self) -> list[tuple[str, BatchNorm]]:
+        """Return every batch norm with its path: `encoder.layers.0.…`, `encoder.final_norm`."""
+        return [(name, m) for name, m in self.named_modules() if isinstance(m, BatchNorm)]
+
     def averages(self) -> dict[str, Tensor]:
         """Return the running averages of all batch norms, concatenated; empty without any."""
         return {
@@ -188,10 +192,16 @@ class Transformer(nn.Module):
             for name in (BatchNorm.REMEMBERED if self.batch_norms else ())
         }
 
-    def load_averages(self, state: dict[str, Tensor]) -> None:
-        """Load the running averages that `averages` returned from a checkpoint."""
-        for name in BatchNorm.REMEMBERED if self.batch_norms else ():
-            buffers = [norm.get_buffer(name) for norm in self.batch_norms]
+    def load_averages(
+        self, state: dict[str, Tensor], norms: Sequence[BatchNorm] | None = None
+    ) -> None:
+        """Load the running averages that `averages` returned from a checkpoint.
+
+        norms: the batch norms that they belong to, in order; by default all of the model.
+        """
+        norms = self.batch_norms if norms is None else norms
+        for name in BatchNorm.REMEMBERED if norms else ():
+            buffers = [norm.get_buffer(name) for norm in norms]
             parts = state[f"running.{name}"].split([len(buffer) for buffer in buffers])
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part)

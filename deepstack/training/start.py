@@ -24,7 +24,7 @@ KEY = "model.start"
 OUTSIDE = {"embedding", "position", "head"}  # roles whose shape may differ
 FREE = {"start", "grow", "head", "init", "dropout"}  # settings of `model` that may differ
 DEPTHS = {"depth", "decoder_depth"}
-OUTPUTS = {"o", "w2", "cross_o"}  # roles whose products are added to the stream
+OUTPUTS = {"o", "w2", "cross_o"}  # roles whose products, and biases, are added to the stream
 
 
 def grown_rows(grow: str, before: int, after: int) -> list[int]:
@@ -69,10 +69,12 @@ class Start:
         Raises ConfigError, naming both values, for another difference of the two runs.
         """
         here, there = (with_defaults(c).model.model_dump() for c in (config, self.config))
+        for model in (here, there):  # null: the encoder's
+            model["decoder_depth"] = model["decoder_depth"] or model["depth"]
         grow = config.model.grow
         for key, value in here.items():
             recorded, more = there[key], ""
-            if key in DEPTHS and recorded:
+            if key in DEPTHS:
                 most = 2 * recorded if grow == "middle" else math.inf
                 if grow and recorded <= value <= most:
                     continue
@@ -83,6 +85,8 @@ class Start:
                     f"{KEY}: {recorded}{more}",
                     key=f"model.{key}",
                 )
+        if grow == "identity":
+            refuse_identity(here, there)
         lines = []
         for bank in built.banks:
             weights = self.weights.get(bank.key)
@@ -97,23 +101,53 @@ class Start:
 
     def load_into(self, built: Built, grow: str | None) -> None:
         """Overwrite the parameters that fit, after `check`; the others keep their values."""
+        added = {bank.key for bank in built.banks if OUTPUTS & set(bank.roles)}
+        added |= {f"{key}_bias" for key in added}
         for bank in built.banks:
             there, values = self.weights.get(bank.key), bank.values().clone()
             if there is None or there.shape[1:] != values.shape[1:]:
                 continue
             if bank.in_layers and grow:
                 there = there[grown_rows(grow, len(there), len(values))]
-            if len(there) < len(values) and OUTPUTS & set(bank.roles):
+            if len(there) < len(values) and bank.key in added:
                 values.zero_()
             values[: len(there)] = there
             bank.copy_(values)
         built.banks.tie()
-        if not grow and any(name.startswith("running.") for name in self.weights):
-            built.model.load_averages(dict(self.weights))
+        if not grow or grow == "identity":
+            self._load_averages(built)
+
+    def _load_averages(self, built: Built) -> None:
+        """Load the running averages of the batch norms of all layers that the other run has.
+
+        New layers, all of which follow the others, have none yet.
+        """
+        depth = with_defaults(self.config).model.depth
+        named = [(name.split("."), norm) for name, norm in built.model.named_batch_norms()]
+        kept = [norm for path, norm in named if path[1] != "layers" or int(path[2]) < depth]
+        if kept and any(name.startswith("running.") for name in self.weights):
+            built.model.load_averages(dict(self.weights), kept)
 
     def record(self) -> dict[str, Any]:
         """Return `start` of meta.json."""
         return {"run": self.path, "step": self.config.train.steps, "sha256": self.sha256}
+
+
+def refuse_identity(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Raise ConfigError for new layers that cannot add 0, from `model` of both configurations."""
+    deeper = {key for key in DEPTHS if here[key] != there[key]}
+    loops = here["unique_layers"]
+    if loops and deeper:
+        found = f"model.unique_layers={loops}, whose further layers repeat trained ones"
+    elif here["decoder_attention"] == "average" and "decoder_depth" in deeper:
+        found = "model.decoder_attention=average, whose gates add a share of x"
+    else:
+        return
+    raise ConfigError(
+        f"model.grow: found identity with {found}, so that new layers add more than 0; allowed: "
+        "stack, interleave, middle",
+        key="model.grow",
+    )
 
 
 def start_of(config: conf.Config, vocab_size: int) -> Start | None:

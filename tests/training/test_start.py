@@ -128,6 +128,61 @@ def test_a_grown_stack_has_the_copies_or_the_same_function(
         assert torch.equal(shallow.model.hidden(tokens), built.model.hidden(tokens))
 
 
+@pytest.mark.parametrize(
+    ("changes", "new"),
+    [
+        ({"model__init__distribution": "torch_linear"}, {}),
+        ({"model__init__distribution": "torch_linear", "runtime__banks": False}, {}),
+        ({"model__norm__kind": "batch", "model__scheme": "sub_ln"}, {}),
+        (
+            {"model__init__distribution": "torch_linear", "model__family": "encoder_decoder"},
+            {"model__decoder_depth": 3},
+        ),
+        (
+            {"model__init__distribution": "torch_linear", "model__family": "encoder_decoder",
+             "model__decoder_attention": "merged", "model__gated": True},
+            {"model__decoder_depth": 4},
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_identity_keeps_the_last_hidden_state_bit_for_bit(
+    changes: dict[str, Any], new: dict[str, Any], tmp_path: Path
+) -> None:
+    """With biases that are drawn, and under the running averages of batch norms."""
+    changes = {"model__depth": 2, **changes}
+    shallow_run = deepstack.train(small(**PARENT | changes), out=tmp_path)
+    shallow, _ = started(config_from(shallow_run, **changes))
+    deep = {**changes, "model__depth": 4, "model__grow": "identity", **new}
+    built, _ = started(config_from(shallow_run, **deep))
+    length = 16 if "model__family" in changes else 8  # source and target
+    tokens = torch.randint(0, 6, (4, length), generator=torch.Generator().manual_seed(0))
+    for which in ("own", "followed"):
+        with torch.no_grad(), shallow.model.statistics(which), built.model.statistics(which):
+            assert torch.equal(shallow.model.hidden(tokens), built.model.hidden(tokens)), which
+    if "torch_linear" in changes.values():  # only what is added is 0
+        assert built.state()["encoder.layers.attention.qkv_bias"][2:].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__unique_layers": 1}, "identity with model.unique_layers=1, whose further layers"),
+        (
+            {"model__family": "encoder_decoder", "model__decoder_attention": "average"},
+            "identity with model.decoder_attention=average, whose gates add a share of x",
+        ),
+    ],
+)
+def test_identity_is_refused_where_new_layers_add_more_than_zero(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    run = deepstack.train(small(**PARENT, **changes), out=tmp_path)
+    config = config_from(run, **changes, model__depth=4, model__grow="identity")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        deepstack.train(config, out=tmp_path)
+
+
 # --- more steps of a finished run, as a new run that names its parent -----------------------------
 
 
