@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.registries import restored_names
+from helpers.sampling import is_put_off
 
 from deepstack.cli.signals import SIGNALS
 
@@ -36,11 +37,16 @@ FAST = ("analysis", "config", "records", "schemes", "tasks", "training/test_trai
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the fast tests, and skip tests of a GPU if there is none or if it is hidden."""
+    """Mark the fast tests and those put off, and skip tests of a GPU that is missing or hidden."""
     folder = Path(__file__).parent
     for item in items:
+        if is_put_off(item):
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+            item.add_marker("full")
         path = item.path.relative_to(folder).as_posix()
-        if path.startswith(FAST) and not any(map(item.get_closest_marker, ("slow", "others"))):
+        if path.startswith(FAST) and not any(
+            map(item.get_closest_marker, ("slow", "full", "others"))
+        ):
             item.add_marker("fast")
     if not torch.cuda.is_available():
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""

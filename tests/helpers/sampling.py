@@ -1,9 +1,43 @@
-"""Long tables of cases: some of them in the default run, the others among the slow tests."""
+"""Long tables of cases: which of them the default run, the slow tests and the full tests try.
 
-from collections.abc import Iterable
-from typing import Any
+The rest of a table rotates: ROTATION is a number of the commit, so each commit tries another part.
+`pytest -m full` tries all of it.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
+
+from helpers import ROOT, TESTS
+
+T = TypeVar("T")
+
+
+def find_rotation() -> int:
+    """Return DEEPSTACK_ROTATION, else the first digits of the commit, else 0."""
+    given = os.environ.get("DEEPSTACK_ROTATION", "")
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"]
+    try:
+        return int(given) if given else int(subprocess.check_output(command, text=True), 16)
+    except (OSError, subprocess.CalledProcessError):  # no repository
+        return 0
+
+
+ROTATION = find_rotation()
+
+
+def one_of_each(cases: Sequence[T], kind: Callable[[T], Hashable]) -> list[T]:
+    """Return one case of each kind, in their order; ROTATION chooses it."""
+    kinds: dict[Hashable, list[T]] = {}
+    for case in cases:
+        kinds.setdefault(kind(case), []).append(case)
+    chosen = {id(group[ROTATION % len(group)]) for group in kinds.values()}
+    return [case for case in cases if id(case) in chosen]
 
 
 def some(cases: Iterable[Any], every: int, first: int = 0) -> list[Any]:
@@ -15,6 +49,40 @@ def some(cases: Iterable[Any], every: int, first: int = 0) -> list[Any]:
     return [
         case
         if at % every == first
-        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        else pytest.param(
+            *(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow(turn=at)
+        )
         for at, case in enumerate(cases)
     ]
+
+
+@cache
+def changed_packages() -> frozenset[str]:
+    """Return the packages whose code or tests the commits of the last day change."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        day = int(subprocess.check_output([*git, "log", "-1", "--format=%ct"], text=True)) - 86400
+        log = [
+            *git,
+            "log",
+            f"--since={day}",
+            "--name-only",
+            "--format=",
+            "--",
+            "deepstack",
+            "tests",
+        ]
+        paths = map(Path, subprocess.check_output(log, text=True).splitlines())
+        return frozenset(path.parts[1].removesuffix(".py") for path in paths)
+    except (OSError, subprocess.CalledProcessError):
+        return frozenset()
+
+
+def is_put_off(item: pytest.Item) -> bool:
+    """Return whether a slow case of `some` waits for another commit.
+
+    Half of them do, unless the package that they test has changed.
+    """
+    turns = [mark.kwargs["turn"] for mark in item.iter_markers("slow") if "turn" in mark.kwargs]
+    package = item.path.relative_to(TESTS).parts[0]
+    return bool(turns) and package not in changed_packages() and (sum(turns) + ROTATION) % 2 == 1

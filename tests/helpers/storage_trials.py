@@ -12,13 +12,14 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
+from helpers.sampling import ROTATION, one_of_each
 from helpers.storage_calls import FAIL_ON, FAIL_ONCE, KILL_AMID, KILL_BEFORE, SHORT, Call
 from helpers.storage_disk import WAYS, Disk, write_out
-from helpers.storage_harness import Ended, Harness
+from helpers.storage_harness import LOGS, Ended, Harness
 
 KILLED = -9
 RESOURCES = 5
@@ -32,25 +33,53 @@ REFUSALS = (
 )
 
 
-def numbers(harness: Harness, every: int, about: str) -> list[int]:
-    """Every so-manieth call, or of those alone that are about files with this in their path."""
+Choice = Callable[[Sequence[Call]], Sequence[Call]]
+
+
+def all_calls(calls: Sequence[Call]) -> Sequence[Call]:
+    """Return every call."""
+    return calls
+
+
+def each(number: int) -> Choice:
+    """Return a choice of every `number`-th call."""
+    return lambda calls: calls[::number]
+
+
+def kind_of(call: Call) -> tuple[str, str]:
+    """Return the kind of a call and the kind of its file: paths without numbers and draft names."""
+    names = [re.sub(r"\d+", "N", name) for name in call.path.parts[-3:]]
+    if call.path.suffix == ".npy" or call.path.name.endswith(".npy.new"):
+        names[-1] = "layers"  # the files of all diagnostics are written by one function
+    drafts = ["draft" if name.startswith(".tmp") else name for name in names]
+    return call.kind, "/".join(drafts)
+
+
+def one_a_kind(calls: Sequence[Call]) -> Sequence[Call]:
+    """Return one call of each kind; another one at another commit."""
+    return one_of_each(calls, kind_of)
+
+
+def chosen_calls(harness: Harness, choice: Choice, about: str) -> Sequence[Call]:
+    """Return the chosen calls, of those with `about` in their path."""
     calls = [call for call in harness.alone.calls if call.kind != "mark"]
-    chosen = [call.number for call in calls if about in f"{call.path} {call.target}"][::every]
+    chosen = choice([call for call in calls if about in f"{call.path} {call.target}"])
     assert chosen, about
     return chosen
 
 
-def kills(harness: Harness, every: int = 1, about: str = "") -> Iterator[str]:
+def kills(harness: Harness, choice: Choice = all_calls, about: str = "") -> Iterator[str]:
     """A kill at a call; then the same command."""
-    chosen = numbers(harness, every, about)
-    writes = {call.number for call in harness.alone.calls if call.kind == "write"}
-    for number in chosen:
+    chosen = chosen_calls(harness, choice, about)
+    kinds = {kind_of(call) for call in chosen}
+    following = {call.number - 1: kind_of(call) for call in harness.alone.calls}
+    for call in chosen:
         # Before the next call, the disk is as behind any other call.
-        is_behind_another = number + 1 in chosen and number not in writes
+        is_behind_another = call.kind != "write" and following.get(call.number) in kinds
         for mode in (KILL_BEFORE,) if is_behind_another else (KILL_BEFORE, KILL_AMID):
             out = harness.new()
-            ended = harness.run(out, mode, number)
-            where = f"killed at call {number}, mode {mode}"
+            ended = harness.run(out, mode, call.number)
+            where = f"killed at call {call.number}, mode {mode}"
             yield from continued(where, harness, out, ended, KILLED)
 
 
@@ -81,18 +110,19 @@ def kills_again(harness: Harness, pairs: Sequence[tuple[int, int]]) -> Iterator[
         yield from continued(where, harness, out, again, again.code and KILLED, ended.promised)
 
 
-def at_random(harness: Harness, count: int) -> list[tuple[int, int]]:
+def at_random(harness: Harness, count: int, seed: int = 0) -> list[tuple[int, int]]:
     """So many pairs of calls."""
-    random, total = Random(0), harness.alone.count
+    random, total = Random(seed), harness.alone.count
     return [(random.randint(1, total), random.randint(1, total)) for _ in range(count)]
 
 
-def at_the_end(harness: Harness, every: int = 1) -> list[tuple[int, int]]:
+def at_the_end(harness: Harness, choice: Choice = all_calls) -> list[tuple[int, int]]:
     """The call between the last checkpoint and the status 'done'; each of the run that ends so."""
     drafts = [call for call in harness.alone.calls if call.path.name == ".status.json.new"]
     first, out = max(call.number for call in drafts if call.kind == "create"), harness.new()
     harness.run(out, KILL_BEFORE, first)
-    return [(first, second) for second in range(1, harness.run(out).count, every)]
+    calls = [call for call in harness.run(out).calls if call.kind != "mark"]
+    return [(first, call.number) for call in choice(calls)]
 
 
 def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
@@ -109,19 +139,29 @@ def random_kills(harness: Harness, wanted: int, seed: int = 0) -> Iterator[str]:
 
 
 def refusals(
-    harness: Harness, every: int = 1, about: str = "", kinds: Sequence[tuple[int, int]] = REFUSALS
+    harness: Harness,
+    choice: Choice = all_calls,
+    about: str = "",
+    kinds: Sequence[tuple[int, int]] = REFUSALS,
 ) -> Iterator[str]:
     """The disk refuses: exit 5 and one line; once it takes what it is given, the same command."""
-    for number in numbers(harness, every, about):
+    for call in chosen_calls(harness, choice, about):
         for mode, error in kinds:
             name = errno.errorcode.get(error, "short")
             out = harness.new()
-            ended = harness.run(out, mode, number, error)
-            where = f"{name} at call {number}, mode {mode}"
+            ended = harness.run(out, mode, call.number, error)
+            where = f"{name} at call {call.number}, mode {mode}"
             refused = [call for call in ended.calls if call.failed == error and error]
             for line in answered(ended, refused, os.strerror(error)):
                 yield f"{where}: {line}"
             yield from continued(where, harness, out, ended, ended.code)
+
+
+def rotating_refusals(harness: Harness) -> Iterator[str]:
+    """One kind of refusal at one call of each kind, both chosen by ROTATION."""
+    for number, call in enumerate(chosen_calls(harness, one_a_kind, "")):
+        kind = REFUSALS[(ROTATION + number) % len(REFUSALS)]
+        yield from refusals(harness, lambda calls, call=call: [call], kinds=[kind])
 
 
 def answered(ended: Ended, refused: Sequence[Call], cause: str) -> Iterator[str]:
@@ -136,30 +176,39 @@ def answered(ended: Ended, refused: Sequence[Call], cause: str) -> Iterator[str]
 
 
 def power_cuts(
-    harness: Harness, every: int = 1, about: str = "", after: int = 0, seed: int = 0
+    harness: Harness,
+    choice: Choice = all_calls,
+    about: str = "",
+    after: int = 0,
+    seed: int = 0,
+    tried: set[int] | None = None,
 ) -> Iterator[str]:
     """What a power cut behind each call may leave; then the same command.
 
     after: the run that is cut is one that goes on after a kill behind this call; what was killed
-    had synced as much as its calls say.
+    had synced as much as its calls say.  tried: contents of disks that need no further trial.
     """
     out, promise = harness.new(), 0
+    tried = set() if tried is None else tried
     disk = Disk(out)
     if after:
         killed = harness.run(out, KILL_AMID, after)
         promise = killed.promised
         for call in killed.calls:
             disk.follow(call)
-    calls, tried = harness.run(out).calls, set[int]()
-    for i, call in enumerate(calls):
+    calls = harness.run(out).calls
+    files = [call for call in calls if call.kind != "mark"]
+    chosen = choice([call for call in files if about in f"{call.path} {call.target}"])
+    numbers = {call.number for call in (*chosen, files[-1])}
+    for call in calls:
         disk.follow(call)
         if call.kind == "mark":
             promise = max(promise, call.place)
-        if about not in f"{call.path} {call.target}" or (i % every and i != len(calls) - 1):
+        if call.kind == "mark" or call.number not in numbers:
             continue
         for way in WAYS[1:]:
-            found = disk.after_cut(way, seed + i)
-            content = hash((promise, frozenset(found.items())))
+            found = disk.after_cut(way, seed + call.number)
+            content = hash((promise, frozenset(map(comparable, found.items()))))
             if content in tried:
                 continue
             tried.add(content)
@@ -170,6 +219,22 @@ def power_cuts(
             where = f"power cut ({way}) behind {call.kind} {call.path.name} (call {call.number})"
             yield from (f"{where}: {line}" for line in wrong)
             shutil.rmtree(left)
+
+
+def comparable(file: tuple[Path, bytes | None]) -> tuple[str, bytes | None]:
+    """Return name and content of a file without times, process ids and draft names."""
+    path, data = file
+    if data is not None and path.suffix in ("", ".json", ".new", ".txt", ".csv"):
+        if path.name not in LOGS and "checkpoint" not in path.parts:
+            data = re.sub(rb"\d+", b"N", data)
+    return re.sub(r"\.tmp\w+", "draft", str(path)), data
+
+
+def power_cuts_after_kills(harness: Harness, choice: Choice = all_calls) -> Iterator[str]:
+    """Power cuts of a run, and of runs that go on after a kill; no content of a disk twice."""
+    tried = set[int]()
+    for after in (0, 50, 150, 250):
+        yield from power_cuts(harness, choice, after=after, tried=tried)
 
 
 def two_writers(harness: Harness, about: str = "") -> Iterator[str]:

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from helpers.ended_runs import flip
+from helpers.sampling import ROTATION
 from helpers.storage_calls import KILL_BEFORE
 from helpers.storage_harness import LOGS, Harness
 from helpers.storage_run import INTERVAL, STEPS
@@ -32,11 +33,18 @@ def harmless(name: Path, before: bytes, now: bytes) -> bool:
     return is_cut and all(int(line.split(b",")[0]) > STEPS - INTERVAL for line in missing)
 
 
-@pytest.mark.parametrize(("flips", "cuts"), [(4, 2), pytest.param(300, 60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("flips", "cuts"),
+    [
+        (4, 2),
+        pytest.param(50, 10, marks=pytest.mark.slow),
+        pytest.param(300, 60, marks=pytest.mark.full),
+    ],
+)
 def test_no_damage_is_silent(flips: int, cuts: int, harness: Harness) -> None:
     # A run that was killed with all rows on disk, as its last checkpoint was to be written.
     (first, *_) = [call for call in harness.alone.calls if call.path.name == f".draft-{STEPS}"]
-    start, random = harness.new(), Random(flips)
+    start, random = harness.new(), Random(flips + ROTATION)
     assert harness.run(start, KILL_BEFORE, first.number).code == -9
     for number in range(flips + cuts):
         out = harness.new()

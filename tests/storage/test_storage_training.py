@@ -10,17 +10,40 @@ from random import Random
 
 import pytest
 from helpers import storage_trials as trials
+from helpers.sampling import ROTATION
 from helpers.storage_harness import Harness, rows_of
 from helpers.storage_run import STEPS
 
 Trials = Callable[[Harness], Iterator[str]]
 FEW: dict[str, Trials] = {
-    "kills": lambda harness: trials.kills(harness, every=240),
+    "kills": lambda harness: trials.kills(harness, trials.each(240)),
     "kills again": lambda harness: trials.kills_again(harness, trials.at_random(harness, 1)),
-    "kills at the end": lambda harness: trials.kills_again(harness, trials.at_the_end(harness, 30)),
+    "kills at the end": lambda harness: trials.kills_again(
+        harness, trials.at_the_end(harness, trials.each(30))
+    ),
     "random kills": lambda harness: trials.random_kills(harness, 2),
-    "refusals": lambda harness: trials.refusals(harness, 250, kinds=trials.REFUSALS[1:3]),
-    "power cuts": lambda harness: trials.power_cuts(harness, every=300),
+    "refusals": lambda harness: trials.refusals(
+        harness, trials.each(250), kinds=trials.REFUSALS[1:3]
+    ),
+    "power cuts": lambda harness: trials.power_cuts(harness, trials.each(300)),
+}
+# One call of each kind: `pytest -m slow` tries another one at each commit.
+SOME: dict[str, Trials] = {
+    "a kill at a call of each kind": lambda harness: trials.kills(harness, trials.one_a_kind),
+    "a second kill at a call of each kind": lambda harness: trials.kills_again(
+        harness, trials.at_the_end(harness, trials.one_a_kind)
+    ),
+    "some kills again": lambda harness: trials.kills_again(
+        harness, trials.at_random(harness, 20, ROTATION)
+    ),
+    "some random kills": lambda harness: trials.random_kills(harness, 30, ROTATION),
+    "a full disk at a call of each kind": lambda harness: trials.refusals(
+        harness, trials.one_a_kind, kinds=trials.REFUSALS[1:2]
+    ),
+    "a refusal at a call of each kind": trials.rotating_refusals,
+    "a power cut at a call of each kind": lambda harness: trials.power_cuts_after_kills(
+        harness, trials.one_a_kind
+    ),
 }
 MANY: dict[str, Trials] = {
     "all kills": trials.kills,
@@ -29,18 +52,19 @@ MANY: dict[str, Trials] = {
     "many random kills": lambda harness: trials.random_kills(harness, 200),
     "a full disk at every call": lambda h: trials.refusals(h, kinds=trials.REFUSALS[1:2]),
     "errors from every call on": lambda h: trials.refusals(h, kinds=trials.REFUSALS[4:5]),
-    "more refusals": lambda harness: trials.refusals(harness, every=12),
-    "all power cuts": trials.power_cuts,
-    "power cuts after kills": lambda harness: (
-        line for after in (50, 150, 250) for line in trials.power_cuts(harness, after=after)
-    ),
+    "more refusals": lambda harness: trials.refusals(harness, trials.each(12)),
+    "all power cuts": trials.power_cuts_after_kills,
 }
-KINDS = [*FEW, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MANY)]
+KINDS = [
+    *FEW,
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in SOME),
+    *(pytest.param(kind, marks=pytest.mark.full) for kind in MANY),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_goes_on_as_if_nothing_had_been(kind: str, harness: Harness) -> None:
-    assert list((FEW | MANY)[kind](harness)) == []
+    assert list((FEW | SOME | MANY)[kind](harness)) == []
 
 
 # --- signals --------------------------------------------------------------------------------
@@ -60,10 +84,13 @@ def test_a_signal_saves_and_a_second_ctrl_c_ends_at_once(
     assert harness.go_on(out, ended.promised) == []
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "times",
+    [2, pytest.param(20, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.full)],
+)
 def test_signals_at_any_moment(times: int, harness: Harness) -> None:
     """One signal or two at random times; what comes before the handlers is not told apart."""
-    random, length = Random(0), harness.alone.seconds
+    random, length = Random(ROTATION), harness.alone.seconds
     for _ in range(times):
         out, number = harness.new(), random.choice((2, 15))
         first, gap = random.uniform(0, length), random.choice((None, 0.0, 0.01))
@@ -79,7 +106,12 @@ def test_signals_at_any_moment(times: int, harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("starters", "rounds"), [(3, 2), pytest.param(20, 20, marks=pytest.mark.slow)]
+    ("starters", "rounds"),
+    [
+        (3, 2),
+        pytest.param(8, 5, marks=pytest.mark.slow),
+        pytest.param(20, 20, marks=pytest.mark.full),
+    ],
 )
 def test_one_of_several_works_and_the_others_are_told_in_two_seconds(
     starters: int, rounds: int, harness: Harness
@@ -122,7 +154,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "rooms", [(0, 160), pytest.param(range(0, 400, 8), marks=pytest.mark.slow)]
+    "rooms",
+    [
+        (0, 160),
+        pytest.param(range(0, 400, 40), marks=pytest.mark.slow),
+        pytest.param(range(0, 400, 8), marks=pytest.mark.full),
+    ],
 )
 def test_a_full_disk_is_refused_or_ends_the_run_and_space_lets_it_go_on(
     rooms: Sequence[int], small_disk: Path, harness: Harness
