@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -32,6 +31,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack import config as conf
+from deepstack import torchrun
+from deepstack.ending import Stop
 from deepstack.errors import ConfigError, DeepstackError, ResourceError
 from deepstack.parameters.banks import Bank, Banks, padded_size
 
@@ -116,17 +117,26 @@ ALONE = RankGroup()
 class TorchRankGroup(RankGroup):
     """The group of a rank that torchrun started: gloo between CPUs, NCCL between GPUs."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, launch: torchrun.Launch, stop: Stop) -> None:
         if not dist.is_initialized():
+            store = torchrun.meet(launch, stop, TIMEOUT)
             # Imported later (optimizers do), its functions would keep the group as a default
             # argument, and its threads would outlive the group.
             import_module("torch.distributed.nn.functional")
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             which = device if device.type == "cuda" else None
-            dist.init_process_group(backend, timeout=TIMEOUT, device_id=which)
+            dist.init_process_group(
+                backend,
+                timeout=TIMEOUT,
+                device_id=which,
+                store=store,
+                rank=launch.rank,
+                world_size=launch.size,
+            )
             atexit.register(destroy_group)
+        torchrun.has_joined = True
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.on_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.on_host = launch.on_host
 
     def from_rank0(self, function: Callable[[], Any]) -> Any:
         message = b""
@@ -200,9 +210,13 @@ class TorchRankGroup(RankGroup):
         return share
 
 
-def join_ranks(device: torch.device) -> RankGroup:
-    """Join the group of ranks that torchrun started; return a group of one without torchrun."""
-    return TorchRankGroup(device) if started_by_torchrun() else ALONE
+def join_ranks(device: torch.device, stop: Stop = lambda: None) -> RankGroup:
+    """Join the group of ranks that torchrun started; return a group of one without torchrun.
+
+    stop: ends the wait for other ranks with Interrupted once it returns a signal's number.
+    """
+    launch = torchrun.launch()
+    return ALONE if launch is None else TorchRankGroup(device, launch, stop)
 
 
 def parallelism(config: conf.Config, ranks: RankGroup) -> str | None:
@@ -211,13 +225,14 @@ def parallelism(config: conf.Config, ranks: RankGroup) -> str | None:
 
 
 def started_by_torchrun() -> bool:
-    """Return whether the environment holds this process's rank, as torchrun sets it."""
-    return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
+    """Return whether torchrun started this process as one of several ranks."""
+    return torchrun.launch() is not None
 
 
 def local_rank() -> int:
     """Return the rank of this process on its host, the number of its GPU; 0 without torchrun."""
-    return int(os.environ["LOCAL_RANK"]) if started_by_torchrun() else 0
+    launch = torchrun.launch()
+    return 0 if launch is None else launch.local_rank
 
 
 def destroy_group() -> None:

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import deepstack
+from deepstack import torchrun
 from deepstack.cli.completion import cut_word_at_equals
 from deepstack.cli.output import log, printable_streams
 from deepstack.ending import flush_stdout, one_line_endings
@@ -89,10 +90,10 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except DeepstackError as error:
-            # all processes of torchrun raise the same error; one on each host reports it
-            common = isinstance(error, ConfigError | Interrupted)
-            if str(error) and not (common and os.environ.get("LOCAL_RANK", "0") != "0"):
-                log(f"deepstack: {error}")
+            common = isinstance(error, ConfigError | Interrupted)  # all ranks raise it
+            speaker = torchrun.speaker() if common else ""
+            if str(error) and speaker is not None:
+                log(f"deepstack: {speaker}{error}")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             raise typer.Exit(128 + signal.SIGINT) from None
@@ -202,6 +203,8 @@ def version(
     if version:
         typer.echo(f"deepstack {deepstack.__version__}")
         raise typer.Exit()
+    if ctx.invoked_subcommand not in ("train", "rerun"):
+        torchrun.forget_launch()  # no other command trains one run together with other processes
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit()

@@ -1,12 +1,12 @@
 """The command `deepstack train CONFIG [key=value …]`."""
 
 import gc
-import os
 import sys
 from pathlib import Path
 
 import typer
 
+from deepstack import torchrun
 from deepstack.cli import options as opt
 from deepstack.cli.output import log, show_work
 from deepstack.cli.signals import stop_on_signal
@@ -35,7 +35,7 @@ def train_command(
     A finished run is not trained again; an interrupted one continues at its last checkpoint.
     Several processes train one run under torchrun: torchrun --nproc-per-node=2 -m deepstack train.
     """
-    is_rank0 = os.environ.get("RANK", "0") == "0"
+    is_rank0 = torchrun.is_rank0()
     if extend is not None and RunFolder(config).exists():
         config = RunFolder(config).config_path
     settings = load_config(config, overrides)

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from deepstack import config as conf
+from deepstack import torchrun
 from deepstack.records import trouble
 
 POLL_SECONDS = 0.05
@@ -69,6 +70,7 @@ class ForkServer:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-c", CODE, self.folder, Path(__file__).parents[2]],
                 cwd=cwd,
+                env=torchrun.without_launch(),  # each run trains alone, whatever started the sweep
                 stdin=other_end.fileno(),
                 stdout=subprocess.DEVNULL,
                 # A Ctrl-C on the terminal reaches only the sweep, which passes it on once.

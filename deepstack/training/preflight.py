@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.distributed import RankGroup, join_ranks, parallelism
+from deepstack.ending import Stop
 from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.fast import FastPaths, Measured, Step, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
@@ -78,6 +79,7 @@ def preflight(
     command: str = "",
     saves: bool = True,
     parent: Parent | None = None,
+    stop: Stop | None = None,
 ) -> Iterator[Prepared | Run]:
     """Check everything that can stop a run, lock its folder and yield the parts of the run.
 
@@ -85,7 +87,8 @@ def preflight(
     and torch has the run's threads and determinism.  A refused run leaves no folder behind.
 
     saves: whether the run saves checkpoints, which must fit on the disk.  parent: the recorded run
-    from which a new one begins.  Raises ConfigError, PluginError and ResourceError.
+    from which a new one begins.  stop: see `train`; it ends the wait for other ranks.  Raises
+    ConfigError, PluginError, ResourceError and Interrupted.
     """
     plugins.refuse_while_loading("deepstack.train")
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
@@ -99,7 +102,7 @@ def preflight(
     check_scheme(config)
     start = start_of(config, task.vocab_size)
     device = choose_device(config.runtime)
-    ranks = join_ranks(device)
+    ranks = join_ranks(device, stop or (lambda: None))
     ranks.share(config.train.batch_size)
     refuse_cut_settings(config, ranks)
     with (

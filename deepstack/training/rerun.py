@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
+from deepstack import torchrun
 from deepstack.distributed import started_by_torchrun
 from deepstack.ending import Stop
 from deepstack.errors import (
@@ -48,7 +49,10 @@ def record_of(run: str | Path, *, compared: bool = False) -> Record:
     """Return a run to train again.  Raises ConfigError if its config alone does not repeat it."""
     folder = existing_run(run)
     if started_by_torchrun():
-        raise ConfigError("rerun: found several processes (torchrun); allowed one")
+        raise ConfigError(
+            "rerun: found several processes (torchrun); allowed one, so first: "
+            f"unset {' '.join(torchrun.NEEDED)}"
+        )
     config = recorded_config(folder)
     if "environment" not in folder.read_meta():
         raise NothingMatchedError(f"{folder.path} has no record of its environment in meta.json")

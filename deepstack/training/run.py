@@ -90,6 +90,7 @@ def train(
         allow_env_change=allow_env_change,
         command=command,
         parent=parent,
+        stop=stop,
     ) as prepared:
         if isinstance(prepared, Run):
             return prepared

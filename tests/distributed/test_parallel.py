@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from helpers.small_runs import only_run, weights_of
 import deepstack
 from deepstack.config import Config, load_config, with_overrides
 from deepstack.distributed import RankGroup
-from deepstack.errors import ConfigError
+from deepstack.errors import ConfigError, Interrupted
 from deepstack.records import Run
 from deepstack.training.preflight import refuse_cut_settings
 
@@ -121,10 +123,66 @@ def test_a_signal_stops_all_processes_and_one_goes_on(tmp_path: Path) -> None:
         deepstack.train(load_config(Path(QUICK), overrides=overrides), out=out, study="quick")
 
 
-def test_what_all_refuse_is_said_once() -> None:
-    for rank, is_told in (("0", True), ("1", False)):
-        refused = typed("train", QUICK, "model.depth=0", env={"LOCAL_RANK": rank})
+def rank_environment(rank: int, size: int = 2) -> dict[str, str]:
+    """Return the variables that torchrun would set for this rank, with a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+    return dict(zip(names, map(str, (rank, rank, size, "127.0.0.1", port)), strict=True))
+
+
+def test_ranks_that_have_met_report_a_common_error_once_and_others_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrong = "train", QUICK, "model.depth=0"
+    for environment in ({"LOCAL_RANK": "1"}, rank_environment(1, size=1), {"RANK": "1"}):
+        refused = typed(*wrong, env=environment)
+        assert refused.exit_code == 2 and refused.stderr.startswith("deepstack: model.depth=0")
+    refused = typed(*wrong, env=rank_environment(1))
+    assert refused.exit_code == 2 and refused.stderr.startswith("deepstack: rank 1 of 2: model.dep")
+    refused = typed(*wrong, env=rank_environment(1) | {"RANK": "one"})
+    assert refused.exit_code == 2 and "RANK: found 'one'" in refused.stderr
+    monkeypatch.setattr("deepstack.torchrun.has_joined", True)
+    for rank, is_told in ((0, True), (1, False)):
+        refused = typed(*wrong, env=rank_environment(rank))
         assert refused.exit_code == 2 and bool(refused.stderr) == is_told
+
+
+@pytest.mark.parametrize(("rank", "absent"), [(0, "the other ranks"), (1, "rank 0")])
+def test_a_waiting_rank_names_the_absent_ones_and_stops_on_a_signal(
+    rank: int,
+    absent: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("deepstack.torchrun.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("deepstack.distributed.TIMEOUT", timedelta(seconds=10))
+    for name, value in rank_environment(rank).items():
+        monkeypatch.setenv(name, value)
+    printed: list[str] = []
+
+    def stop() -> int | None:
+        printed.append(capfd.readouterr().err)
+        return signal.SIGTERM if "unset RANK" in "".join(printed) else None
+
+    with pytest.raises(Interrupted, match=f"waiting for {absent}") as error:
+        deepstack.train(CONFIG, out=tmp_path, stop=stop)
+    assert error.value.exit_code == 128 + signal.SIGTERM
+    assert f"rank {rank} of 2 waits for {absent} at 127.0.0.1:" in "".join(printed)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_group_of_one_rank_needs_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = rank_environment(0, size=1)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", int(environment["MASTER_PORT"])))
+        used.listen()
+        config = with_overrides(CONFIG, {"train.steps": 1, "log.layers_every": 0})
+        assert deepstack.train(config, out=tmp_path).state == "done"
 
 
 def test_an_error_in_one_process_ends_all(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from helpers import ROOT, TESTS
 PACKAGE = ROOT / "deepstack"
 
 # A package imports only from the levels above its own line.
-BASE = "allowed ending errors gc_control notebook registry options plugins"
+BASE = "allowed ending errors gc_control notebook registry options plugins torchrun"
 LEVELS = (
     tuple(BASE.split()),
     ("yaml_reader",),

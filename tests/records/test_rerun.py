@@ -221,8 +221,9 @@ def test_what_is_no_run_or_has_no_row(
     assert result.exit_code == 7 and "no row" in result.stderr
     folder.meta_path.unlink()
     assert rerun(folder.path).exit_code == 7
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="several processes"):
         check(trained["done"])
 
