@@ -214,17 +214,36 @@ def ray_address(words: Sequence[str]) -> str | None:
 
 
 def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
-    """Write the job array; print its script, or submit it and print the job's number."""
-    from deepstack.sweeps.slurm import submit, write_array
+    """Write the job arrays; print their scripts, or submit them and print the jobs' numbers.
+
+    Several arrays with a number of workers run one after the other, so that the number holds.
+    """
+    from deepstack.sweeps.slurm import submit, write_arrays
 
     if not todo:
         log("no run is left to submit")
         return
-    script = write_array(todo, **order)
-    typer.echo(submit(script) if submitted else script)
+    scripts = write_arrays(todo, **order)
+    runs, several = counted("{} runs", len(todo)), len(scripts) > 1
+    parts = f", in {len(scripts)} arrays because of MaxArraySize" if several else ""
+    in_turn = bool(order["workers"]) and several
     if not submitted:
-        runs = counted("{} runs", len(todo))
-        log(f"{runs}; submit them with: sbatch {shlex.quote(str(script))}")
+        for script in scripts:
+            typer.echo(script)
+        first = "one after the other has ended, " if in_turn else ""
+        commands = " && ".join(f"sbatch {shlex.quote(str(script))}" for script in scripts)
+        log(f"{runs}{parts}; submit them {first}with: {commands}")
+        return
+    job: str | None = None
+    for number, script in enumerate(scripts):
+        try:
+            job = submit(script, after=job if in_turn else None)
+        except ResourceError as error:
+            if not number:
+                raise
+            left = ", ".join(shlex.quote(str(path)) for path in scripts[number:])
+            raise ResourceError(f"{error}; still to submit: {left}") from error
+        typer.echo(job)
 
 
 def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -10,7 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
+from typing import Any
 
+from deepstack import torchrun
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import files
 from deepstack.sweeps.plan import Cell, config_yaml, requirements_of, train_arguments
@@ -18,6 +21,11 @@ from deepstack.sweeps.plan import Cell, config_yaml, requirements_of, train_argu
 # Slurm signals the script this many seconds before its time is up, so that the run can save.
 SAVE_SECONDS = 60
 STARTS_AT_MOST = 5
+# The number of tasks of an array where Slurm's configuration cannot be read: Slurm's own default.
+MAX_ARRAY_SIZE = 1001
+# Options of sbatch for the same resource: Slurm refuses some pairs of them, and adds up others.
+MEMORY_OPTIONS = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
+GPU_OPTIONS = ("-G", "--gres", "--gpus", "--gpus-per-node", "--gpus-per-socket", "--gpus-per-task")
 
 SCRIPT = Template("""\
 #!/bin/bash
@@ -31,6 +39,8 @@ $runs
 run=$${runs[$$SLURM_ARRAY_TASK_ID]}
 here=$folder
 cd -- $cwd || exit 1
+# Each run trains alone, also if a group of ranks submitted this array.
+unset $variables "$${!$prefix@}"
 
 saved_step() {
   sed -n 's/^ *"step": *\\([0-9]*\\).*/\\1/p' "$$here/../$$run/status.json" 2>/dev/null | head -n 1
@@ -71,6 +81,27 @@ exit "$$code"
 """)
 
 
+def write_arrays(cells: Sequence[Cell], study: str, out: Path, **options: Any) -> list[Path]:
+    """Write as many job arrays as Slurm's MaxArraySize demands; return the paths of the scripts.
+
+    options: see `write_array`.
+    """
+    size = max_array_size()
+    parts = [cells[start : start + size] for start in range(0, len(cells), size)]
+    return [write_array(part, study, out, **options) for part in parts]
+
+
+def max_array_size() -> int:
+    """Return the largest number of tasks of an array, from `scontrol show config` if it answers."""
+    try:
+        command = ["scontrol", "show", "config"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        shown = ""
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown, re.M)
+    return max(1, int(match[1])) if match else MAX_ARRAY_SIZE
+
+
 def write_array(
     cells: Sequence[Cell],
     study: str,
@@ -84,8 +115,9 @@ def write_array(
 
     Each run is one task of the array, with the cores, memory and GPU of the largest run; `workers`
     tasks run at a time.  hours: time limit of one start; a run that needs longer saves and is
-    requeued.  directives: more options of sbatch, as '--partition=x'.  Raises ConfigError for an
-    invalid option, and for a folder that sbatch could not name.
+    requeued.  directives: more options of sbatch, as '--partition=x'; one that asks for memory or
+    GPUs replaces the computed one.  Raises ConfigError for an invalid option, and for a folder that
+    sbatch could not name.
     """
     for line in directives:
         if not line.startswith("-") or not line.isprintable():
@@ -109,7 +141,7 @@ def write_array(
         "--open-mode=append",
         "--requeue",
         f"--signal=B:USR1@{SAVE_SECONDS}",
-        *resources(cells),
+        *resources(cells, directives),
         *([] if hours is None else [f"--time={max(1, math.ceil(60 * hours))}"]),
         *directives,
     ]
@@ -122,32 +154,45 @@ def write_array(
         folder=shlex.quote(str(folder)),
         cwd=shlex.quote(os.getcwd()),
         most=STARTS_AT_MOST,
+        variables=" ".join(torchrun.VARIABLES),
+        prefix=torchrun.PREFIX,
         command=f'{train} "$here/$run.yaml" {arguments}',
     )
     files.replace(script, text.encode())
     return script
 
 
-def resources(cells: Sequence[Cell]) -> list[str]:
-    """Return sbatch options for the cores, memory (MiB) and GPU of the largest cell."""
+def resources(cells: Sequence[Cell], directives: Sequence[str] = ()) -> list[str]:
+    """Return sbatch options for the cores, memory (MiB) and GPU of the largest cell.
+
+    directives: the user's options; what they ask for is left out.
+    """
     import torch
 
     # Of the nodes nothing is known, so 'auto' takes a GPU if this machine has one.
     has_gpu = torch.cuda.is_available()
     required = [requirements_of(cell, has_gpu=has_gpu) for cell in cells]
-    return [
-        f"--cpus-per-task={max(run.cores for run in required)}",
-        f"--mem={math.ceil(max(run.memory for run in required) / 2**20)}M",
-        *(["--gres=gpu:1"] if any(run.gpu_memory for run in required) else []),
-    ]
+    asked = {re.split(r"[= ]", line)[0] for line in directives}
+    options = [f"--cpus-per-task={max(run.cores for run in required)}"]
+    if asked.isdisjoint(MEMORY_OPTIONS):
+        options.append(f"--mem={math.ceil(max(run.memory for run in required) / 2**20)}M")
+    if asked.isdisjoint(GPU_OPTIONS) and any(run.gpu_memory for run in required):
+        options.append("--gres=gpu:1")
+    return options
 
 
-def submit(script: Path) -> str:
-    """Submit the script with sbatch and return the job's number; ResourceError if that fails."""
-    command = f"sbatch {shlex.quote(str(script))}"
+def submit(script: Path, after: str | None = None) -> str:
+    """Submit the script with sbatch and return the job's number; ResourceError if that fails.
+
+    after: the number of a job that must end first.
+    """
+    words = [] if after is None else [f"--dependency=afterany:{after}"]
+    command = shlex.join(["sbatch", *words, str(script)])
     if shutil.which("sbatch") is None:
         raise ResourceError(f"there is no sbatch here; on a machine of the cluster: {command}")
-    result = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)
+    result = subprocess.run(
+        ["sbatch", "--parsable", *words, str(script)], capture_output=True, text=True
+    )
     if result.returncode:
         error = result.stderr.strip() or f"exit code {result.returncode}"
         raise ResourceError(f"{command}: {error}")

@@ -15,7 +15,7 @@ from deepstack.config import Config, load_config, with_overrides
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import RunFolder
 from deepstack.sweeps import Cell
-from deepstack.sweeps.slurm import STARTS_AT_MOST, submit, write_array
+from deepstack.sweeps.slurm import STARTS_AT_MOST, max_array_size, submit, write_array
 from deepstack.training import run_name
 
 MEBI = 2**20
@@ -44,13 +44,46 @@ def test_the_array_has_what_its_largest_run_needs(tmp_path: Path) -> None:
         "--requeue",
         "--signal=B:USR1@60",
         "--cpus-per-task=3",
-        "--mem=1200M",
         "--time=61",
         *more,
     ]
+    assert "--mem=1200M" in directives(write_array([small, large], "s", tmp_path))
     assert load_config(tmp_path / "s" / "slurm" / "large.yaml") == large.config
     gpu = cell_of(tmp_path, "gpu", runtime__device="cuda")
     assert "--gres=gpu:1" in directives(write_array([small, gpu], "s", tmp_path))
+    for option in ("--mem-per-cpu=2G", "--mem-per-gpu 9G", "--gpus=a100:1", "-G 1"):
+        lines = directives(write_array([small, gpu], "s", tmp_path, directives=[option]))
+        kind = "--mem" if "mem" in option else "--g"
+        assert [line for line in lines if line.startswith((kind, "-G"))] == [option]
+
+
+def test_a_sweep_above_max_array_size_is_submitted_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    log = tmp_path / "log"
+    program(tmp_path / "sbatch", f'echo "$@" >> {log}; wc -l < {log}')
+    words = ["sweep", "--depths", "1,2,3,4,5", "--schemes", "post_ln", "--out", str(tmp_path)]
+    for limit, ends in ((2, ["0-1", "0-1", "0-0"]), (5, ["0-4"])):
+        program(tmp_path / "scontrol", f'echo "MaxArraySize            = {limit}"')
+        shown = typed(*words, "--study", f"s{limit}", "--slurm")
+        scripts = [Path(line) for line in shown.stdout.splitlines()]
+        arrays = [[line for line in directives(p) if line.startswith("--array")] for p in scripts]
+        assert arrays == [[f"--array={end}"] for end in ends]
+        assert all(f"sbatch {script}" in shown.stderr for script in scripts)
+        runs = [line for p in scripts for line in p.read_text().splitlines() if line[:3] == "  p"]
+        assert len(set(runs)) == 5
+    program(tmp_path / "scontrol", 'echo "MaxArraySize            = 3"')
+    assert typed(*words, "--submit").stdout.split() == ["1", "2"]
+    assert "dependency" not in log.read_text()
+    assert typed(*words, "--submit", "--workers", "1").stdout.split() == ["3", "4"]
+    assert log.read_text().splitlines()[3].startswith("--parsable --dependency=afterany:3 ")
+    program(tmp_path / "sbatch", 'case "$2" in *-6.sh) exit 1;; esac; echo 9')
+    refused = typed(*words, "--submit")
+    assert refused.exit_code == 5 and refused.stdout.split() == ["9"]
+    assert "still to submit: " in refused.stderr and "/array-6.sh" in refused.stderr
+    (tmp_path / "scontrol").unlink()
+    assert max_array_size() == 1001
 
 
 def test_a_task_finds_its_folder_and_no_script_that_may_still_wait_is_overwritten(
