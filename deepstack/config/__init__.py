@@ -1,9 +1,7 @@
 """Configurations: their settings, reading and checking them, and estimates.  No torch."""
 
 from deepstack.config.estimate import StackSizes as StackSizes
-from deepstack.config.estimate import available_memory as available_memory
 from deepstack.config.estimate import disk_estimate as disk_estimate
-from deepstack.config.estimate import machine_memory as machine_memory
 from deepstack.config.estimate import memory_estimate as memory_estimate
 from deepstack.config.estimate import memory_terms as memory_terms
 from deepstack.config.estimate import parameter_count as parameter_count
@@ -24,6 +22,9 @@ from deepstack.config.load import load_config as load_config
 from deepstack.config.load import locate as locate
 from deepstack.config.load import parse_config as parse_config
 from deepstack.config.load import with_overrides as with_overrides
+from deepstack.config.machine import available_memory as available_memory
+from deepstack.config.machine import cores as cores
+from deepstack.config.machine import machine_memory as machine_memory
 from deepstack.config.model_schema import Family as Family
 from deepstack.config.model_schema import Init as Init
 from deepstack.config.model_schema import Model as Model

@@ -1,13 +1,13 @@
-"""Estimates of a run from its configuration: parameters, memory and disk; the machine's memory."""
+"""Estimates of a run from its configuration: parameters, memory and disk."""
 
 import math
 import os
-import re
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from deepstack.config.machine import machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
 from deepstack.config.schema import Config
@@ -320,29 +320,6 @@ def on_gpu(config: Config) -> bool:
         return config.runtime.device == "cuda"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
     return Path("/dev/nvidiactl").exists() and not hidden
-
-
-def machine_memory() -> int:
-    """Return the bytes of memory of this machine, or less under the limit of a cgroup."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        text = _read_if_there("/sys/fs/cgroup", name).strip()
-        limits += [int(text)] if text.isdecimal() else []
-    return min(limits)
-
-
-def available_memory() -> int:
-    """Return the bytes that can be used now without swapping, within a cgroup's limit."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read_if_there("/proc/meminfo"), re.M)
-    total = machine_memory()
-    return min(total, 1024 * int(match[1])) if match else total
-
-
-def _read_if_there(*path: str) -> str:
-    try:
-        return Path(*path).read_text()
-    except OSError:
-        return ""
 
 
 def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None:

@@ -15,7 +15,7 @@ from deepstack.errors import ConfigError
 from deepstack.sweeps.fork_server import ForkServer, Process
 from deepstack.sweeps.plan import Cell, requirements_of, train_arguments
 from deepstack.sweeps.pool import Launcher
-from deepstack.training import choose_device, choose_threads, cores
+from deepstack.training import choose_device, choose_threads
 
 # The share of the free memory that all runs together may use.
 SHARE = 0.9
@@ -73,7 +73,7 @@ class Local(Launcher):
 def default_workers(cells: Sequence[Cell]) -> int:
     """Return the cores divided by the threads of the widest run, also for runs on a GPU."""
     threads = max((choose_threads(cell.config) for cell in cells), default=1)
-    return max(cores() // threads, 1)
+    return max(conf.cores() // threads, 1)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from deepstack.records import RunFolder
 from deepstack.sweeps.folder_sync import FolderChanges, Source, write_changes
 from deepstack.sweeps.fork_server import ForkServer, Process
 from deepstack.sweeps.plan import train_arguments
-from deepstack.training import cores
 
 POLL_SECONDS = 0.1
 EXCHANGE_SECONDS = 1.0
@@ -126,7 +125,7 @@ def start(server: ForkServer, order: Order, out: str, scratch: Path) -> Process:
     if order.resources.get("num_gpus"):
         gpu, memory = os.environ.get("CUDA_VISIBLE_DEVICES", ""), None
     else:  # other runs may use the rest of this node
-        share = conf.machine_memory() * int(order.resources.get("num_cpus", 1)) // cores()
+        share = conf.machine_memory() * int(order.resources.get("num_cpus", 1)) // conf.cores()
         gpu, memory = "", max(int(order.resources.get("memory", 0)), share)
     return server.start(order.config, arguments, {"CUDA_VISIBLE_DEVICES": gpu}, memory=memory)
 

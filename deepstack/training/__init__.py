@@ -3,7 +3,6 @@
 from deepstack.training.environment import bf16_support as bf16_support
 from deepstack.training.environment import choose_device as choose_device
 from deepstack.training.environment import choose_threads as choose_threads
-from deepstack.training.environment import cores as cores
 from deepstack.training.environment import device_is_here as device_is_here
 from deepstack.training.environment import memory_limit as memory_limit
 from deepstack.training.environment import memory_needed as memory_needed

@@ -81,17 +81,11 @@ def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:
     if isinstance(config.runtime.threads, int):
         return config.runtime.threads
     if config.train.shards > 1:
-        return min(config.train.shards, cores())
+        return min(config.train.shards, conf.cores())
     tokens = config.train.batch_size * config.task.seq_len / ranks.size
     if tokens * config.model.d_model * conf.width_inside(config) < SMALL_PRODUCT:
         return 1
-    return max(1, cores() // ranks.on_host)
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    affinity = hasattr(os, "sched_getaffinity")
-    return (len(os.sched_getaffinity(0)) if affinity else os.cpu_count()) or 1
+    return max(1, conf.cores() // ranks.on_host)
 
 
 def use_deterministic(on: bool, device: torch.device) -> None:

@@ -97,7 +97,7 @@ def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_workers_times_threads_are_no_more_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "cores", lambda: 8)
+    monkeypatch.setattr(local.conf, "cores", lambda: 8)
     assert default_workers([cell(GB), cell(GB, threads=3)]) == 2
     assert default_workers([cell(GB)]) == 8
 
