@@ -18,6 +18,7 @@ from deepstack.analysis.settings import (
     SCHEME,
     SEED,
     depth_of,
+    edge_of,
     one_run_per_seed,
     owner_of,
     setting_value,
@@ -263,9 +264,8 @@ def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
     edges = []
     for key, value in values.items():
         tried = {v for run in runs if isinstance(v := setting_value(run, key), int | float)}
-        if len(tried) > 1 and value in (min(tried), max(tried)):
-            edges.append("lowest" if value == min(tried) else "highest")
-    return Choice(best, values, ", ".join(edges))
+        edges.append(edge_of(value, tried))
+    return Choice(best, values, ", ".join(filter(None, edges)))
 
 
 def varying_key(word: str, varying: Sequence[str], runs: Sequence[Run], option: str) -> str:

@@ -7,7 +7,7 @@ An option belongs to a scheme or a task: only labels of its owner name it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -228,6 +228,14 @@ def by_value(runs: Sequence[Run], value: Callable[[Run], Any]) -> dict[float, li
     for run in runs:
         members.setdefault(float(value(run)), []).append(run)
     return {value: one_run_per_seed(members[value]) for value in sorted(members)}
+
+
+def edge_of(value: float, tried: Iterable[float]) -> str:
+    """Return 'lowest' or 'highest' if a value is a limit of several that were tried, else ''."""
+    values = set(tried)
+    if len(values) < 2 or value not in (min(values), max(values)):
+        return ""
+    return "lowest" if value == min(values) else "highest"
 
 
 def split_series(runs: Sequence[Run], but: Sequence[str] = ()) -> tuple[list[Series], list[str]]:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.comparison import Choice, choices
 from deepstack.analysis.fit import Fit
+from deepstack.analysis.learning import learning_of, rate_sentence
 from deepstack.analysis.outcomes import CLEAR, loss_and_floor, margin
 from deepstack.analysis.settings import (
+    LR,
     SEED,
     TASK,
     depth_of,
     scheme_label,
     split_series,
+    value_text,
 )
 from deepstack.analysis.statistics import (
     Mean,
@@ -56,13 +59,18 @@ def finding_of(
 ) -> dict[str, Any]:
     """Return the finding of a study: sentences, a row for each depth, and lists.
 
-    best: the settings of these runs that are chosen, full.
+    best: the settings of these runs that are chosen, full; the learning rate is chosen anyway where
+    a setting and depth has several.
     updates: the table of the chart update_vs_depth, or None if it is not drawn.
     """
+    learning = learning_of(runs)
+    if any(one.rate is not None for one in learning):
+        best = list(dict.fromkeys([*best, LR]))
     depths = best_of_depths(runs, best)
     exponents = exponents_of(updates)
     diverged, failed = failed_runs(runs)
-    sentences = [leader_sentence(depths[-1])] if depths else []
+    sentences = list(filter(None, [rate_sentence(learning, MOST_NAMES)]))
+    sentences += [leader_sentence(depths[-1])] if depths else []
     sentences += exponent_sentences(exponents)
     if failed:
         sentences.append(f"No better than a predictor without context: {listed(failed)}.")
@@ -127,7 +135,7 @@ def candidate_of(label: str, choice: Choice, column: str) -> Candidate | None:
         return None
     floor = mean_of([loss_and_floor(run)[1] for run in choice.runs]).value
     for key, value in choice.values.items():
-        label += f", {key.rpartition('.')[2]} {value}"
+        label += f", {key.rpartition('.')[2]} {value_text(value)}"
     return Candidate(scheme_label(choice.runs[0]), label, losses, floor)
 
 
@@ -171,7 +179,9 @@ def exponents_of(updates: pd.DataFrame | None) -> list[dict[str, Any]]:
     for row in updates[updates["kind"] == "fit"].to_dict("records"):
         fit = Fit(row["exponent"], row.get("standard_error", math.nan), 0.0, int(row["n"]))
         name = str(row["series"]).replace("\u00a0", " ")
-        steps.setdefault(name, {})[str(row["panel"])] = str(fit)
+        # A panel is named for its step, after the scheme or setting that it shows.
+        step = str(row["panel"]).rpartition(": ")[2]
+        steps.setdefault(name, {})[step] = str(fit)
     return [{"name": name, "steps": texts} for name, texts in steps.items()]
 
 

@@ -6,10 +6,13 @@ import statistics
 from pathlib import Path
 
 import pytest
-from helpers.plot_runs import make_run, make_runs, update, without_layout
+from helpers.plot_runs import make_chart, make_run, make_runs, update, without_layout
 from helpers.report_pages import Page, draw_only
 from scipy.stats import t
 
+from deepstack.analysis.settings import split_series
+from deepstack.cli.finding import sweep_finding
+from deepstack.plots.drawing import MOST_LINES
 from deepstack.records import find_runs
 from deepstack.reports import report
 from deepstack.reports.finding import best_of_depths, finding_of
@@ -92,6 +95,53 @@ def test_a_study_in_which_nothing_learns_has_no_best_scheme(tmp_path: Path) -> N
         "No better than a predictor without context: DeepNorm, N = 6 (1 of 1); Pre-LN, N = 6 "
         "(1 of 1).",
         "No run diverged.",
+    ]
+
+
+def test_a_study_of_rates_is_described_at_the_best_rate_of_each_setting(tmp_path: Path) -> None:
+    """Not by counts over rates, and without the names of panels."""
+    losses = {0.016: 2.9, 0.064: 2.6, 0.256: 3.4}
+    make_runs(
+        tmp_path, scheme=("deepnorm", "post_ln", "pre_ln"), depth=(6, 12), lr=(*losses,),
+        seed=(0, 1), masked=lambda scheme, depth, lr, seed: losses[lr]
+        + {"deepnorm": 0.0, "pre_ln": 0.1 - lr, "post_ln": 1.0}[scheme] + 0.01 * seed,
+    )  # fmt: skip
+    runs = find_runs(tmp_path)
+    assert len(split_series(runs)[0]) > MOST_LINES  # each scheme has a panel for each step
+    sentences = finding_of(runs, (), make_chart("update_vs_depth", tmp_path).data)["sentences"]
+    assert sentences[:2] == [
+        "At N = 12, DeepNorm learns at its best rate (0.064): 2 of 2 seeds; Pre-LN learns at its "
+        "best rate (0.064): 2 of 2 seeds; Post-LN learns at no rate.",
+        "At N = 12, DeepNorm, lr 0.064 has the lowest validation loss, 2.605 nats: 0.036 below "
+        "Pre-LN, lr 0.064 (95 % interval 0.036 to 0.036, 2 seeds).",
+    ]
+    starts = [words.split(",")[0] for words in sentences if "a power of the depth" in words]
+    assert starts == ["After step 1", "After step 5"]
+    one_rate = finding_of([run for run in runs if run.get("train.lr") == 0.064], (), None)
+    assert "rate" not in " ".join(one_rate["sentences"])
+    assert sweep_finding(runs) == [
+        "runs that learned from context at the best rate, and nats below the unigram (mean of "
+        "these):",
+        *(
+            f"{n} layers: DeepNorm at its best rate (0.064) 2 of 2 (0.65), Pre-LN at its best rate "
+            "(0.064) 2 of 2 (0.62), Post-LN at its best rate (0.064) 0 of 2"
+            for n in (6, 12)
+        ),
+    ]
+    of_one = [r for r in runs if r.get("model.scheme") == "deepnorm" and r.get("train.lr") < 0.1]
+    words = "DeepNorm{} at its best rate (0.064, the highest tried)"
+    assert words.format(" learns") in finding_of(of_one, (), None)["sentences"][0]
+    assert words.format("") + " 2 of 2" in sweep_finding(of_one)[1]
+
+
+def test_a_sweep_counts_the_seeds_of_each_setting(tmp_path: Path) -> None:
+    make_runs(
+        tmp_path, seed=(0, 1), config=({"train.optimizer": "sgd"}, {"train.optimizer": "adam"}),
+        lr=lambda config, seed: 0.1 if config["train.optimizer"] == "sgd" else 0.01,
+        masked=lambda config, seed: 3.3 if config["train.optimizer"] == "sgd" else 2.76,
+    )  # fmt: skip
+    assert sweep_finding(find_runs(tmp_path))[1:] == [
+        "6 layers: optimizer adam 2 of 2 (0.50), optimizer sgd 0 of 2"
     ]
 
 
