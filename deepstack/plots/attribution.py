@@ -132,7 +132,7 @@ def draw_stack(above: Panel, below: Panel, table: pd.DataFrame, colours: dict[st
     above.axes.stackplot(shares.index, shares.fillna(0.0).T, **style)
     ratio = seed_statistics(table.assign(value=table["sum"] / table["whole"]), "x")
     ratio["value"] = groups["whole"].mean().to_numpy()
-    below.level(1.0, None, "parts add up to the whole")
+    below.level(1.0, None, "parts add up to the whole")  # both panels have one name
     dots: Any = {"marker": markers(len(ratio)), "ms": 2.4}
     below.lines(SUM, ratio, kind="ratio", color="black", **dots)
 

@@ -89,17 +89,30 @@ class Table:
         return frame.dropna(axis="columns", how="all")
 
 
+class LineStyle(NamedTuple):
+    """How the rows of one series and kind look.
+
+    dash: lengths of dashes and gaps in line widths, '' for a solid line, None for points without
+    one.  hollow: whether points are hollow.  bars: whether deviations are bars and not a band.
+    """
+
+    colour: str
+    dash: str | None
+    hollow: bool = False
+    bars: bool = False
+
+
 class PanelRows(NamedTuple):
     """The rows of the table that a panel shows: those of its name and kinds.
 
-    axes: the place of its axes among those of panels.  styles: colour of each series that is a
-    line, and whether it is dashed.
+    axes: the place of its axes among those of panels.  styles: of each kind and series that is a
+    line, points or a level.
     """
 
     name: str
     axes: int
     kinds: list[str]
-    styles: dict[str, tuple[str, bool]]
+    styles: dict[str, dict[str, LineStyle]]
 
 
 @dataclass

@@ -28,7 +28,7 @@ from deepstack.analysis.settings import (
     label_of,
     split_series,
 )
-from deepstack.plots.chart import COLUMNS, Chart, Options, PanelRows, Table
+from deepstack.plots.chart import COLUMNS, Chart, LineStyle, Options, PanelRows, Table
 from deepstack.plots.page import Handle, Page
 from deepstack.plots.panel import CROWDED, MARKS, Panel, PointArtists, place_side_by_side
 from deepstack.plots.style import (
@@ -87,7 +87,7 @@ class Drawing:
         if options.schemes:
             self.series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
         self.panels: list[Panel] = []
-        self.shown: dict[Panel, tuple[dict[str, None], dict[str, tuple[str, bool]]]] = {}
+        self.shown: dict[Panel, tuple[dict[str, None], dict[str, dict[str, LineStyle]]]] = {}
         self.notes: list[str] = []
         self.handles: dict[str, Handle] = {}
         self.fits: dict[str, dict[str, Fit | None]] = {}  # of each line of the legend, by place

@@ -18,6 +18,7 @@ from matplotlib.transforms import ScaledTranslation
 from deepstack.analysis.fit import Fit
 from deepstack.analysis.settings import evenly_spaced
 from deepstack.analysis.statistics import SOME_DIVERGED
+from deepstack.plots.chart import LineStyle
 from deepstack.plots.style import DASHES, DIVERGED_MARKER, GREY, layer_axis
 
 if TYPE_CHECKING:
@@ -56,11 +57,10 @@ class Panel:
         line: colour and style of the line of these rows, if they have one.
         """
         kinds, styles = self.drawing.shown.setdefault(self, ({}, {}))
-        kinds |= dict.fromkeys(rows["kind"] if "kind" in rows else [values["kind"]])
-        if line is not None and values.get("kind") != "level":
-            dash = line.get("ls", line.get("linestyle", "-"))
-            style = to_hex(line["color"]), dash not in ("-", "none")
-            styles.setdefault(str(values["series"]), style)
+        here = dict.fromkeys(rows["kind"] if "kind" in rows else [values["kind"]])
+        kinds |= here
+        for kind in here if line is not None else ():
+            styles.setdefault(kind, {}).setdefault(str(values["series"]), line_style(line, kind))
         columns = {"panel": self.name} | values
         for row in rows.to_dict("records"):
             self.drawing.table.add(**{str(k): v for k, v in row.items() if v != ""} | columns)
@@ -211,8 +211,11 @@ class Panel:
         style: Any = {"color": GREY, "lw": 0.9, "ls": dash}
         self.axes.axhline(y, zorder=1.5, **style)
         self.drawing.entry(label, **style)
-        if series:
-            self.drawing.table.add(panel=self.name, series=series, kind="level", y=y)
+        if series is None:
+            return
+        self.drawing.table.add(panel=self.name, series=series, kind="level", y=y)
+        styles = self.drawing.shown.setdefault(self, ({}, {}))[1]
+        styles.setdefault("level", {})[series] = line_style(style, "level")
 
     def published(self) -> None:
         """Draw published values as crosses on top of the runs' own, and add them to the table."""
@@ -227,6 +230,15 @@ class Panel:
             self.axes.plot(x, y, zorder=2.5, **style)
             self.drawing.entry(str(label), **style)
             self.add(group[["x", "y"]], series=label, kind="reference")
+
+
+def line_style(line: Mapping[str, Any], kind: str) -> LineStyle:
+    """Return the style of rows of a kind that are drawn with these keywords of `plot`."""
+    dash = line.get("ls", line.get("linestyle", "-"))
+    lengths = {"-": "", "none": None, ":": "1 1.6", "--": "4 1.6"}
+    text = lengths[dash] if isinstance(dash, str) else " ".join(map(str, dash[1]))
+    bars = text is None or kind in ("point", "best")
+    return LineStyle(to_hex(line["color"]), text, line.get("mfc") == "white", bars)
 
 
 def place_side_by_side(point_artists: PointArtists) -> None:

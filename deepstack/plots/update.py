@@ -209,7 +209,7 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             else:
                 panel.points(s.label, part, style)
             panel.add_fit(s.label, fit_points(part), label)
-    ratio.level(1.0, None, EQUAL[1])
+    ratio.level(1.0, *EQUAL)
     drawing.value_axis(typeset("‖ΔF‖ and the right-hand side"), [right, measured], log=True)
     drawing.value_axis("right-hand side / ‖ΔF‖", [ratio], log=True, include=1.0)
     drawing.depth_axes(depths)

@@ -253,18 +253,23 @@
       this.build();
     }
 
-    style(series, panel) {  // [colour, whether it is dashed] of the figure's line
+    // Colour, dash (null without a line), hollow points and bars, as in the figure.
+    style(series, panel, kind) {
+      const styles = [panel, ...this.panels].filter(Boolean).map((p) => p.styles);
       const place = Math.max(this.series.indexOf(series), 0) % PALETTE.length;
-      const [colour, dashed] = [panel, ...this.panels].map((p) => p && p.styles[series])
-        .find(Boolean) || [this.legendColours[series.replace(/_/g, " ")] || PALETTE[place], false];
-      return [readable(colour), dashed];
+      const known = styles.map((s) => (s[kind] || {})[series]).find(Boolean) ||
+        styles.flatMap((s) => Object.values(s)).map((s) => s[series]).find(Boolean);
+      const [colour, dash, hollow, bars] = known ||
+        [this.legendColours[series.replace(/_/g, " ")] || PALETTE[place], "", false, false];
+      const lengths = dash && dash.split(" ").map((part) => 1.6 * Number(part)).join(" ");
+      return {colour: readable(colour), dash: lengths, hollow, bars};
     }
 
-    key(series, panel) {
-      const [colour, dashed] = this.style(series, panel), key = make("span", {class: "key"});
-      key.style.background = dashed
-        ? `repeating-linear-gradient(90deg, ${colour} 0 5px, transparent 5px 7px)` : colour;
-      return key;
+    key({colour, dash, hollow}) {
+      if (dash !== null) return make("svg", {class: "key", width: 22, height: 8}, make("line",
+        {x1: 0, x2: 22, y1: 4, y2: 4, stroke: colour, "stroke-width": 2, "stroke-dasharray": dash}));
+      return make("svg", {class: "key", width: 10, height: 10}, make("circle", {cx: 5, cy: 5, r: 3.4,
+        stroke: colour, "stroke-width": 1.4, fill: hollow ? "var(--paper)" : colour}));
     }
 
     isLog(panel, axis) { return panel[`log_${axis}`] !== this.flipped[axis]; }
@@ -338,10 +343,9 @@
         }));
         return;
       }
-      const levels = new Set(this.rows.filter((r) => r.kind === "level").map((r) => r.series));
-      this.legend.replaceChildren(...this.series.filter((name) => name && !levels.has(name)).map((name) => {
+      this.legend.replaceChildren(...this.series.filter(Boolean).map((name) => {
         const button = make("button", {type: "button", "aria-pressed": String(!this.off.has(name)),
-          title: "Click: on or off. Double click: only this one."}, this.key(name), name);
+          title: "Click: on or off. Double click: only this one."}, this.key(this.style(name)), name);
         button.addEventListener("click", () => this.toggle(name));
         button.addEventListener("dblclick", () => {
           this.off = new Set(this.series.filter((other) => other !== name));
@@ -354,7 +358,25 @@
         button.addEventListener("click", () => { this.off.clear(); this.draw(); });
         this.legend.append(button);
       }
-      this.legend.hidden = this.series.length < 2;
+      this.legend.append(...this.kindKeys(), ...this.levelKeys());
+      this.legend.hidden = this.series.length < 2 && this.legend.querySelector("span") === null;
+    }
+
+    // What points without a line mean beside lines: `validation` beside `training`.
+    kindKeys() {
+      const lines = new Map();
+      for (const {styles} of this.panels) for (const [kind, of] of Object.entries(styles))
+        if (kind !== "level" && kind !== "reference") lines.set(kind, Object.values(of)[0]);
+      const isMixed = new Set([...lines.values()].map(([, dash]) => dash === null)).size > 1;
+      const grey = readable("#555555");
+      return isMixed ? [...lines].map(([kind, [, dash, hollow]]) => make("span", {},
+        this.key({colour: grey, dash: dash === null ? null : "", hollow}), clean(kind))) : [];
+    }
+
+    levelKeys() {
+      const levels = this.rows.filter((r) => r.kind === "level" && !Number.isFinite(r.x));
+      return [...new Set(levels.map((row) => row.series))].map((name) => make("span",
+        {class: "level"}, this.key(this.style(name, null, "level")), name));
     }
 
     toggle(name) {
@@ -424,9 +446,12 @@
       f.svg.append(make("path", {class: "axis", fill: "none",
         d: `M${f.left} ${f.top}V${f.bottom}H${f.right}`}));
       this.labelAxes(f, panel);
-      for (const row of levels) f.svg.append(make("line", {x1: f.left, x2: f.right,
-        y1: y.place(row.y), y2: y.place(row.y), class: "axis", "stroke-dasharray": "5 3"},
+      for (const row of levels) {
+        const {colour, dash} = this.style(row.series, panel, "level");
+        f.svg.append(make("line", {class: "level", x1: f.left, x2: f.right, y1: y.place(row.y),
+          y2: y.place(row.y), stroke: colour, "stroke-width": 1.2, "stroke-dasharray": dash},
         make("title", {}, `${row.series} ${shortNumber(row.y)}`)));
+      }
       for (const curve of this.curves(rows)) this.drawCurve(f, curve, panel, x, y, logY);
       this.addHover(f, box, panel, rows, levels, x, y);
     }
@@ -446,26 +471,25 @@
     }
 
     drawCurve(f, {series, kind, points}, panel, x, y, logY) {
-      const [colour, dashed] = this.style(series, panel);
+      const {colour, dash, hollow, bars} = this.style(series, panel, kind);
       const inside = (v) => Math.min(Math.max(v, f.top), f.bottom);
       const known = points.filter((p) => Number.isFinite(p.low) && Number.isFinite(p.high));
       const bottom = (p) => logY && p.low <= 0 ? f.bottom : inside(y.place(p.low));
-      if (known.length > 1) {
+      if (known.length > 1 && !bars) {
         const upper = known.map((p) => `${x.place(p.x)} ${inside(y.place(p.high))}`);
         const lower = known.map((p) => `${x.place(p.x)} ${bottom(p)}`).reverse();
         f.svg.append(make("path", {d: `M${[...upper, ...lower].join("L")}Z`, fill: colour,
           "fill-opacity": 0.16}));
       } else for (const p of known) f.svg.append(make("line", {x1: x.place(p.x), x2: x.place(p.x),
-        y1: bottom(p), y2: inside(y.place(p.high)), stroke: colour, "stroke-opacity": 0.5,
-        "stroke-width": 3}));
+        class: "bar", y1: bottom(p), y2: inside(y.place(p.high)), stroke: colour,
+        "stroke-width": 1.2}));
       const joined = kind === "point" ? points.filter((p) => p.mark !== "diverged") : points;
       const path = joined.map((p) => `${x.place(p.x).toFixed(1)} ${y.place(p.y).toFixed(1)}`);
-      if (kind !== "reference") f.svg.append(make("path", {d: `M${path.join("L")}`, fill: "none",
-        stroke: colour, "stroke-width": 1.6, class: "curve",
-        ...(dashed ? {"stroke-dasharray": "6 3"} : {})}));
+      if (kind !== "reference" && dash !== null) f.svg.append(make("path", {d: `M${path.join("L")}`,
+        fill: "none", stroke: colour, "stroke-width": 1.6, class: "curve", "stroke-dasharray": dash}));
       if (points.length <= 24) for (const p of points) f.svg.append(make("circle", {
         cx: x.place(p.x), cy: y.place(p.y), r: 3.2, stroke: colour, "stroke-width": 1.4,
-        fill: p.mark ? "var(--paper)" : colour}));
+        fill: p.mark || hollow ? "var(--paper)" : colour}));
     }
 
     addHover(f, box, panel, rows, levels, x, y) {
@@ -498,7 +522,7 @@
           if (row.x !== place) text += ` at ${shortNumber(row.x)}`;
           if (row.mark) text += `, ${clean(row.mark)}`;
           return make("div", {class: row === nearest && height !== null ? "near" : ""},
-            this.key(row.series, panel), text);
+            this.key(this.style(row.series, panel, row.kind)), text);
         });
         if (values.length > shown.length)
           lines.push(make("div", {}, `and ${values.length - shown.length} more`));
@@ -568,7 +592,7 @@
         const total = cell.reduce((sum, row) => sum + (row.n || 1), 0);
         let at = f.left + j * wide + 1.5;
         const words = cell.map((row) => `${row.n || 1} ${row.kind}` +
-          (Number.isFinite(row.value) ? ` (${shortNumber(row.value)} nats from unigram)` : ""));
+          (Number.isFinite(row.value) ? ` (${shortNumber(row.value)} nats from the loss without context)` : ""));
         for (const row of cell) {
           const part = (wide - 3) * (row.n || 1) / total;
           f.svg.append(make("rect", {x: at, y: f.top + i * high + 1.5, width: part, height: high - 3,

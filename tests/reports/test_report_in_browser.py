@@ -44,6 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         return report(root).as_uri()
 
 
+LOSS_LEVELS = ["training loss without context (expected)", "best without context"]
 COMPARED = "[...document.querySelectorAll('table')].find(t => t.textContent.includes('ms a step'))"
 CELLS = f"[...({COMPARED}).tBodies[0].rows].filter(r => !r.hidden).map(r => r.cells[%d].innerText)"
 
@@ -106,13 +107,13 @@ def test_the_mouse_and_the_keyboard_show_values_of_a_chart(browser: Browser, pag
     browser.open(page)
     figure = show(browser, "final_loss_vs_depth")
     tips = f"{figure}.querySelector('.tip:not([hidden])')"
-    box = browser.run(f"{figure}.querySelector('svg').getBoundingClientRect().toJSON()")
+    box = browser.run(f"{figure}.querySelector('.panel svg').getBoundingClientRect().toJSON()")
     browser.move(box["right"] - 15, box["y"] + 60)
     tip = browser.wait_for(f"{tips}?.innerText")
     assert tip.startswith("depth N (layers) 48") and "DeepNorm 2.053" in tip and "n = 2" in tip
     browser.move(box["x"] + box["width"] / 2, box["y"] - 40)
     browser.wait_for(f"{tips} === null")
-    browser.run(f"{figure}.querySelector('svg').focus()")
+    browser.run(f"{figure}.querySelector('.panel svg').focus()")
     browser.press("ArrowRight")
     tip = browser.wait_for(f"{tips}?.innerText")
     assert tip.startswith("depth N (layers) 6") and "DeepNorm 2.011" in tip
@@ -138,6 +139,28 @@ def test_series_and_scales_of_a_chart_change(browser: Browser, page: str) -> Non
     browser.run(f"{figure}.querySelector('.paper').click()")
     assert browser.run(f"{figure}.querySelector('img').checkVisibility()")
     assert not browser.run(f"{figure}.querySelector('.panels').checkVisibility()")
+
+
+def test_validation_losses_are_points_and_the_legend_names_every_line(
+    browser: Browser, page: str
+) -> None:
+    """As in the printed figure: circles with bars, no line and no band between two of them."""
+    browser.open(page)
+    figure = show(browser, "loss_vs_step")
+    panel = f"{figure}.querySelectorAll('.panel > svg')[0]"  # DeepNorm, two depths, two seeds
+    count = f"{panel}.querySelectorAll(%r).length"
+    assert browser.run(count % "path.curve") == browser.run(count % "path[fill-opacity]") == 2
+    assert browser.run(count % "line.bar") == 4
+    assert browser.run(count % "circle[fill='var(--paper)']") == 4
+    assert browser.run(count % "line.level") == 2
+    legend = browser.run(f"[...{figure}.querySelectorAll('.legend > span')].map(s => s.innerText)")
+    assert legend == ["training", "validation", *LOSS_LEVELS]
+    dashes = f"[...{figure}.querySelectorAll('{{}}')].map(l => l.getAttribute('stroke-dasharray'))"
+    drawn = browser.run(dashes.format(".panel > svg line.level"))
+    assert (
+        set(drawn) == set(browser.run(dashes.format(".legend .level line")))
+        and len(set(drawn)) == 2
+    )
 
 
 def test_every_chart_is_drawn_without_an_error(browser: Browser, page: str) -> None:

@@ -208,8 +208,8 @@ def test_lines_that_coincide_keep_their_colours(tmp_path: Path) -> None:
     make_runs(tmp_path, scheme=SCHEMES, layers=np.ones((5, 6)))
     for name in ("update_vs_step", "sharpness_vs_step"):
         (panel,) = describe_figure(make_chart(name, tmp_path))["panels"]
-        styles = [(scheme_style(scheme)["color"].lower(), False) for scheme in SCHEMES]
-        assert list(panel["styles"].values()) == styles and panel["kinds"] == ["line"]
+        styles = [(scheme_style(scheme)["color"].lower(), "", False, False) for scheme in SCHEMES]
+        assert list(panel["styles"]["line"].values()) == styles and panel["kinds"] == ["line"]
 
 
 def test_a_page_fetches_nothing(whole: Path) -> None:
