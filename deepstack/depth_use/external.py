@@ -13,7 +13,8 @@ from deepstack import config as conf
 from deepstack.depth_use.layered import Layered, Sample
 from deepstack.depth_use.measure import MEASURES, Request, measure_all
 from deepstack.depth_use.runs import HELD_OUT, TRAINING, draw
-from deepstack.diagnostics.external_model import Layers, find_layers, find_module
+from deepstack.diagnostics.external_calls import Layers, find_module
+from deepstack.diagnostics.external_layers import find_layers
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Analysis, RunFolder, sha256, write_analysis
 from deepstack.tasks import task_of
@@ -56,7 +57,7 @@ def analyze_model(
     for name in what:
         MEASURES[name]
     modules = dict(model.named_modules())
-    name, stack = find_layers(modules, layers)
+    name, stack = find_layers(model, batch, layers)
     if not callable(head):
         names = [head] if isinstance(head, str) else head
         head = nn.Sequential(*(find_module(modules, name) for name in names))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.diagnostics import evaluating
-from deepstack.diagnostics.external_model import call_model, tensor_of, undisturbed
+from deepstack.diagnostics.external_calls import call_model, tensor_of, undisturbed
 from deepstack.errors import ConfigError
 from deepstack.model import Transformer
 from deepstack.schemes import Tap

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.diagnostics import describe, model_update
+from deepstack.diagnostics.external_calls import Layers
 from deepstack.diagnostics.external_model import (
     ExternalModel,
     Groups,
     Hidden,
-    Layers,
     as_float,
     names_by_child,
     names_by_group,
@@ -68,7 +68,7 @@ class Probe:
     function of model and batch; by default the model's output (its `last_hidden_state` if it has
     one).  Logits are refused.  Every position counts, including padding.
     layers: the name of the layers' container, or a list of layers; by default the longest
-    ModuleList; () for no values by layer.
+    ModuleList whose members pass on a stream as wide as F; () for no values by layer.
     groups: name -> patterns of parameter names ("*.self_attn.*"); by default one group for each
     child of a layer and of the model.
     every: steps between two rows of steps.csv (the first step always has one).  A row takes one
@@ -116,7 +116,7 @@ class Probe:
             if groups is None
             else names_by_group(list(self.subject.parameters), groups)
         )
-        self.name = name or type(model).__name__
+        self.name = name or type(self.subject.model).__name__
         self.config = self._config(config or {})
         self.at = 0  # the number of the last step
         self._last_F = self.subject.initial.clone()
@@ -293,7 +293,7 @@ class Probe:
                 "trained": sum(p.numel() for p in subject.parameters.values()),
                 "total": sum(p.numel() for p in self.model.parameters()),
             },
-            "model": f"{type(self.model).__module__}.{type(self.model).__qualname__}",
+            "model": f"{type(subject.model).__module__}.{type(subject.model).__qualname__}",
             "hidden": subject.f_name,
             "layers": subject.layers_name,
             "groups": self.groups,

@@ -14,7 +14,7 @@ from helpers.probe_models import D, WithHead, adamw, batch_of, encoder, loop, pr
 from torch import Tensor, nn
 
 import deepstack
-from deepstack.diagnostics.external_model import tensor_of
+from deepstack.diagnostics.external_calls import tensor_of
 from deepstack.errors import ConfigError
 
 # -- training goes on as it would have -------------------------------------------------------------
