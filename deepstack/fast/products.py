@@ -26,23 +26,34 @@ FP32_ERROR = 1e-6
 
 
 def choose_library(
-    setting: Literal["auto", "mkl", "onednn"], largest: float, threads: bool = False
+    setting: Literal["auto", "mkl", "onednn"],
+    largest: float,
+    threads: bool = False,
+    bf16: bool = False,
 ) -> Library:
     """Return the library for a run's products; 'auto' is oneDNN on AMD processors with AVX-512.
 
     largest: multiplications of the run's largest product.  threads: whether several threads may
-    multiply at the same time: then no setting of the process may select oneDNN.  Raises ConfigError
-    if oneDNN is asked for and this torch or processor does not compute fp32 products by it.
+    multiply at the same time: then no setting of the process may select oneDNN.  bf16: whether
+    they multiply in bf16 too.  Raises ConfigError if oneDNN is asked for and this torch or
+    processor does not compute these products by it.
     """
+    lacks_bf16 = threads and bf16 and not onednn_has_bf16()
     if setting == "onednn" and not onednn_is_fp32():
         raise ConfigError(
             "runtime.products: found onednn, which does not multiply in full fp32 precision with "
             "this torch and processor; use auto or mkl",
             key="runtime.products",
         )
+    if setting == "onednn" and lacks_bf16:
+        raise ConfigError(
+            "runtime.products: found onednn, which has no bf16 products for shards on this "
+            "processor; use auto or mkl",
+            key="runtime.products",
+        )
     if setting == "auto":
         is_faster = largest >= LARGE_PRODUCT and is_amd_with_avx512() and onednn_is_fp32()
-        setting = "onednn" if is_faster else "mkl"
+        setting = "onednn" if is_faster and not lacks_bf16 else "mkl"
     return "onednn_linear" if setting == "onednn" and threads else setting
 
 
@@ -67,6 +78,13 @@ def onednn_is_fp32() -> bool:
     exact = a.double() @ b.double()
     error = (with_onednn(torch.mm)(a, b).double() - exact).norm() / exact.norm()
     return float(error) < FP32_ERROR
+
+
+def onednn_has_bf16() -> bool:
+    """Return whether oneDNN has products in bf16 on this processor."""
+    return bool(
+        torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def with_onednn(function: Callable[..., Any]) -> Callable[..., Any]:

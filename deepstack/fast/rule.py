@@ -138,7 +138,8 @@ def fast_paths_of(
             )
         return paths
     shards = config.train.shards
-    library = choose_library(runtime.products, layer / shards, threads=shards > 1)
+    bf16 = config.train.precision == "bf16"
+    library = choose_library(runtime.products, layer / shards, threads=shards > 1, bf16=bf16)
     return replace(paths, products=library)
 
 

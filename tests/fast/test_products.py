@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,14 @@ import deepstack
 from deepstack.errors import ConfigError
 from deepstack.fast import fast_paths_of, products
 from deepstack.fast.fused_sublayers import Product
-from deepstack.fast.products import FP32_ERROR, LARGE_PRODUCT, choose_library
+from deepstack.fast.products import (
+    FP32_ERROR,
+    LARGE_PRODUCT,
+    ProductFunctions,
+    choose_library,
+    linear_addmm,
+    linear_addmm_,
+)
 from deepstack.training.environment import fingerprint
 
 CPU = torch.device("cpu")
@@ -44,12 +52,25 @@ def test_large_products_and_their_gradients_are_exact_in_fp32(tokens: int) -> No
 
 
 @NEEDS_ONEDNN
-def test_a_library_takes_effect_and_leaves_no_setting_behind(tmp_path: Path) -> None:
-    one, other = (
-        run(tmp_path / name, runtime__products=name, runtime__replay=False)
-        for name in ("onednn", "mkl")
-    )
-    assert not one.steps["loss"].equals(other.steps["loss"])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_products_for_threads_scale_the_product_alone(alpha: float) -> None:
+    a, b, bias, total = torch.randn(96, 32), torch.randn(32, 8), torch.randn(8), torch.randn(96, 8)
+    product = alpha * (a.double() @ b.double())
+    assert error_of(linear_addmm(bias, a, b, alpha), bias.double() + product) < FP32_ERROR
+    added = linear_addmm_(total.clone(), a, b, alpha)
+    assert error_of(added, total.double() + product) < FP32_ERROR
+
+
+@NEEDS_ONEDNN
+def test_a_library_takes_effect_and_leaves_no_setting_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = ProductFunctions(*(Mock(wraps=function) for function in products.ONEDNN))
+    monkeypatch.setitem(products.BY_LIBRARY, "onednn", counted)
+    other = run(tmp_path / "mkl", runtime__products="mkl", runtime__replay=False)
+    assert not any(function.called for function in counted)
+    one = run(tmp_path / "onednn", runtime__products="onednn", runtime__replay=False)
+    assert counted.addmm.called and counted.mm.called and counted.addmm_.called
     torch.testing.assert_close(
         one.steps["loss"].iloc[-1], other.steps["loss"].iloc[-1], rtol=1e-4, atol=0
     )
@@ -89,12 +110,30 @@ def test_onednn_is_refused_where_it_rounds_or_has_no_effect(
         choose_library("onednn", LARGE_PRODUCT)
 
 
+def test_threads_take_onednn_in_bf16_only_on_a_processor_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, has_it in {
+        "is_amd_with_avx512": 1,
+        "onednn_is_fp32": 1,
+        "onednn_has_bf16": 0,
+    }.items():
+        monkeypatch.setattr(products, name, lambda has_it=has_it: bool(has_it))
+    in_bf16 = small(runtime__products="onednn", train__shards=2, train__precision="bf16")
+    with pytest.raises(ConfigError, match="no bf16 products for shards on this processor; use"):
+        fast_paths_of(in_bf16, CPU)
+    assert choose_library("auto", LARGE_PRODUCT, threads=True, bf16=True) == "mkl"
+    assert choose_library("auto", LARGE_PRODUCT, threads=True) == "onednn_linear"
+    assert choose_library("onednn", LARGE_PRODUCT, bf16=True) == "onednn"
+
+
 @NEEDS_ONEDNN
 def test_other_kernels_of_onednn_have_another_fingerprint() -> None:
     code = (
         "import torch; from deepstack.training.environment import fingerprint; "
         "print(fingerprint(torch.device('cpu'), bf16=False))"
     )
-    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    # The oldest kernels of oneDNN: the processor takes newer ones by itself.
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "SSE41"}
     other = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
     assert other.strip() != fingerprint(CPU, bf16=False), "a resume under these kernels is refused"
