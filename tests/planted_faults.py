@@ -1,21 +1,27 @@
 """Plants small faults in a copy of the source, and runs the tests that should notice them.
 
-    python tests/planted_faults.py            all faults
-    python tests/planted_faults.py --only dropout_masks_repeat
+    python tests/planted_faults.py                                  all faults
+    python tests/planted_faults.py --only dropout_masks_repeat …    these
 
-Exits 1 if a fault passes its tests, or if they fail without a fault.
+Exits 1 if a fault passes its tests, or if they fail without a fault (`--trust`: not tried).
+Every run of tests is a fork of this process, which imports PyTorch and pytest once, and never
+deepstack.
 """
 
 import argparse
+import compileall
+import importlib
 import os
+import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+# Imported once for all runs of tests: modules that take long and read nothing of the copy.
+SHARED = ("torch", "pytest", "numpy", "pandas", "pydantic", "scipy.optimize", "typer")
 
 
 class Fault(NamedTuple):
@@ -129,6 +135,154 @@ FAULTS = (
         "for cell in todo)[-workers:]", "for cell in todo)[:workers]",
         "sweeps/test_sweeps.py::test_a_plan_ends_with_the_memory_and_time_of_all_runs",
     ),
+    # nine
+    Fault(
+        "cross_attention_of_new_layers_acts", "training",
+        'OUTPUTS = {"o", "w2", "cross_o"}', 'OUTPUTS = {"o", "w2"}',
+        "training/test_start.py::test_identity_keeps_the_last_hidden_state_bit_for_bit",
+    ),
+    Fault(
+        "threshold_from_the_second_beta", "training",
+        'if train.optimizer == "sgd" else train.betas[0]',
+        'if train.optimizer == "sgd" else train.betas[1]',
+        "diagnostics/test_sharpness.py::test_a_quadratic_diverges_above_the_threshold_alone",
+    ),
+    Fault(
+        "absolute_tolerance_of_a_resume", "records",
+        "rel_tol=tolerance)", "rel_tol=tolerance, abs_tol=tolerance)",
+        "records/test_records.py::test_the_tolerance_is_relative_for_small_numbers_too",
+    ),
+    Fault(
+        "residual_of_a_sum_of_squares", "analysis",
+        "math.sqrt(np.mean(error**2))", "math.sqrt(np.sum(error**2))",
+        "analysis/test_fits.py::test_the_residual_of_a_law_is_the_root_of_a_mean",
+    ),
+    Fault(
+        "inside_without_the_upper_neighbour", "sweeps",
+        "{self.best - 1, self.best + 1} <=", "{self.best - 1} <=",
+        "sweeps/test_searches.py::test_a_best_value_lies_inside_with_both_neighbours_only",
+    ),
+    Fault(
+        "only_failed_seeds_make_a_loss_infinite", "sweeps",
+        'any(run.state != "done" for run in runs)', 'all(run.state != "done" for run in runs)',
+        "sweeps/test_searches.py::test_a_run_that_failed_after_an_evaluation_has_no_loss",
+    ),
+    Fault(
+        "noise_is_never_the_first_token", "tasks",
+        "random.integers(0, vocabulary, tokens.shape)",
+        "random.integers(1, vocabulary, tokens.shape)",
+        "tasks/test_tasks_text.py::test_masks_are_exact_and_split_as_asked",
+    ),
+    Fault(
+        "share_of_signal_is_biased", "theory",
+        "(square - mean.square()) * batches / (batches - 1)", "square - mean.square()",
+        "theory/test_claims.py::test_the_share_of_signal_is_unbiased_for_few_batches",
+    ),
+    # twenty
+    Fault(
+        "a_run_moves_without_its_study", "records",
+        "in chosen.items() if path.parent not in chosen]", "in chosen.items()]",
+        "cli/test_rm.py::test_a_study_goes_whole_and_its_runs_with_it",
+    ),
+    Fault(
+        "rules_match_excluded_cells", "config",
+        "            cells = others\n", "            pass\n",
+        "config/test_config.py::test_a_mistake_and_its_message",
+    ),
+    Fault(
+        "sgd_rate_of_the_head_grows_with_width", "schemes",
+        '1.0 if role in (*MATRICES, "head") else m', "1.0 if role in MATRICES else m",
+        "schemes/test_width.py::test_factors_of_training_follow_the_papers_tables",
+    ),
+    Fault(
+        "levels_of_group_from_0", "tasks",
+        "levels = np.arange(1, seq_len + 1)", "levels = np.arange(seq_len)",
+        "tasks/test_composition.py::test_accuracy_of_each_k_and_the_largest_solved",
+    ),
+    Fault(
+        "hadamard_over_the_root_of_its_rows", "model",
+        "/ math.sqrt(len(hadamard))", "/ math.sqrt(n_out)",
+        "model/test_model.py::test_zero_identity_is_identity_or_hadamard",
+    ),
+    Fault(
+        "a_bias_is_scaled_with_its_product", "fast",
+        ".mul_(alpha).add_(bias)", ".add_(bias).mul_(alpha)",
+        "fast/test_products.py::test_products_for_threads_scale_the_product_alone",
+    ),
+    Fault(
+        "a_decoder_layer_counts_from_its_own_stack", "diagnostics",
+        "        before += len(stack.layers)\n", "        before = 0\n",
+        "diagnostics/test_divergence.py::test_gradients_of_a_decoder_come_after_those_of_its_encoder",
+    ),
+    Fault(
+        "muon_by_the_inverse_ratio", "training",
+        "max(1.0, n_out / n_in)", "max(1.0, n_in / n_out)",
+        "training/test_equations.py::test_updates_are_those_of_the_equation"
+        " training/test_equations.py::test_torchs_muon_takes_the_same_steps",
+    ),
+    Fault(
+        "middle_layer_one_too_high", "analysis",
+        "(len(by_layer) - 1) // 2", "len(by_layer) // 2",
+        "analysis/test_fits.py"
+        "::test_values_per_coordinate_are_of_the_first_the_middle_and_the_last_layer",
+    ),
+    Fault(
+        "diverged_seeds_in_losses_by_compute", "plots",
+        "== depth and not has_diverged(run)]\n            at =", "== depth]\n            at =",
+        "plots/test_charts_of_sweeps_and_layers.py::test_a_diverged_seed_is_not_in_the_loss_of_its_budget",
+    ),
+    Fault(
+        "minutes_rounded_down", "sweeps",
+        "math.ceil(60 * hours)", "int(60 * hours)",
+        "sweeps/test_slurm.py::test_the_array_has_what_its_largest_run_needs",
+    ),
+    Fault(
+        "time_left_of_all_steps", "cli",
+        "(steps - step) * step_ms", "steps * step_ms",
+        "cli/test_progress.py::test_a_running_run_has_speed_and_time_left",
+    ),
+    Fault(
+        "deviation_of_probes_as_error", "depth_use",
+        "values.std().item() / math.sqrt(probes)", "values.std().item()",
+        "depth_use/test_measures.py"
+        "::test_the_error_of_a_jacobians_distance_is_its_spread_over_probes",
+    ),
+    Fault(
+        "agreement_over_the_other_norm", "theory",
+        "((a - b).norm() / b.norm())", "((a - b).norm() / a.norm())",
+        "theory/test_claims.py::test_agreement_is_relative_to_the_second_argument",
+    ),
+    Fault(
+        "diverged_seeds_of_the_runs_of_all_depths", "reports",
+        "{len(ends)} of {len(there)}, at", "{len(ends)} of {len(s.runs)}, at",
+        "reports/test_report_finding.py",
+    ),
+    Fault(
+        "norm_counts_repeated_layers", "parameters",
+        "b.gradient_rows()[: unique if b.in_layers else None]", "b.gradient_rows()",
+        "model/test_unique_layers.py::test_a_step_is_that_of_shared_parameters",
+    ),
+    Fault(
+        "a_rank_of_all_hosts_as_that_of_this_one", "",
+        "launch is None else launch.local_rank", "launch is None else launch.rank",
+        "distributed/test_parallel.py::test_the_gpu_of_a_rank_has_its_number_on_this_host",
+    ),
+    Fault(
+        "summaries_of_the_last_step_again", "trackers",
+        "if step > after and len(finite)", "if step >= after and len(finite)",
+        "trackers/test_trackers.py",
+    ),
+    Fault(
+        "penalty_of_ntk_without_its_factor", "training",
+        "return square / n_in if self.scaled else square", "return square",
+        "training/test_equations.py::test_the_gradient_is_that_of_the_sum_of_squared_norms",
+    ),
+    Fault(
+        "stable_rank_of_ntk_is_too_large", "diagnostics",
+        "squares = {role: s / snapshot.matrices[role].shape[2] for role, s in squares.items()}",
+        "squares = dict(squares)",
+        "diagnostics/test_diagnostics_forward.py",
+    ),
 )  # fmt: skip
 
 
@@ -145,39 +299,82 @@ def file_of(fault: Fault, root: Path = ROOT) -> Path:
     return next(path for path, count in counts.items() if count)
 
 
-def passes(tests: str, fault: Fault | None = None) -> bool:
-    """Return whether the tests pass in a copy of the repository, with the fault planted in it."""
-    with TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "results", "__pycache__"))
-        if fault is not None:
-            path = file_of(fault, copy)
-            text = path.read_text(encoding="utf-8").replace(fault.old, fault.new)
-            path.write_text(text, encoding="utf-8")
-        words = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *tests.split()]
-        done = subprocess.run(
-            words, cwd=copy / "tests", env=os.environ | {"PYTHONPATH": str(copy)},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    if done.returncode > 1:  # pytest did not run the tests
-        raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}")
-    return done.returncode == 0
+class Copy:
+    """A copy of the repository in a folder, in which one fault at a time is planted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "copy"
+        shutil.copytree(ROOT, self.root, ignore=shutil.ignore_patterns(".*", "results"))
+        compileall.compile_dir(self.root / "deepstack", quiet=1)
+        self.output = folder / "output"
+
+    def first_failure(self, tests: str, fault: Fault | None = None) -> str | None:
+        """Return the first error of the tests, run with a fault, or None if they pass."""
+        if fault is None:
+            return self._run(tests)
+        path = file_of(fault, self.root)
+        kept = path.read_text(encoding="utf-8")
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            compiled.unlink()  # it may have the time and the size of the changed file
+        path.write_text(kept.replace(fault.old, fault.new), encoding="utf-8")
+        try:
+            return self._run(tests)
+        finally:
+            path.write_text(kept, encoding="utf-8")
+
+    def _run(self, tests: str) -> str | None:
+        pid = os.fork()
+        if pid == 0:
+            self._be_pytest(tests)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        output = self.output.read_text(encoding="utf-8", errors="replace")
+        if code not in (0, 1):  # pytest did not run the tests
+            raise RuntimeError(f"pytest {tests}: exit code {code}\n{output}")
+        errors = re.findall(r"^E +(.*)", output, re.M)
+        return None if code == 0 else (errors or ["failed"])[0]
+
+    def _be_pytest(self, tests: str) -> None:
+        """Run pytest in this forked process, on the copy's source, and end the process."""
+        code = 3
+        try:
+            file = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            os.chdir(self.root / "tests")
+            os.environ["PYTHONPATH"] = str(self.root)
+            sys.path[:] = [str(self.root), *(p for p in sys.path if Path(p) != ROOT / "tests")]
+            sys.dont_write_bytecode = True
+            assert "deepstack" not in sys.modules
+            pytest = importlib.import_module("pytest")
+            words = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", "", *tests.split()]
+            code = int(pytest.main(words))
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
 
 
 def main() -> int:
     """Plant the faults one after the other and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=[fault.name for fault in FAULTS], help="one fault")
-    only = parser.parse_args().only
-    faults = [fault for fault in FAULTS if only in (None, fault.name)]
-    if not passes(" ".join(fault.tests for fault in faults)):
-        print("the tests fail without a fault")
-        return 1
+    names = [fault.name for fault in FAULTS]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="FAULT", help="these faults")
+    parser.add_argument("--trust", action="store_true", help="the tests pass without a fault")
+    given = parser.parse_args()
+    faults = [fault for fault in FAULTS if fault.name in (given.only or names)]
+    for module in SHARED:
+        importlib.import_module(module)
     missed = 0
-    for fault in faults:
-        passed = passes(fault.tests, fault)
-        missed += passed
-        print(f"{'NOT NOTICED' if passed else 'noticed':12} {fault.name}", flush=True)
+    with TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        every = " ".join(dict.fromkeys(" ".join(fault.tests for fault in faults).split()))
+        if not given.trust and (error := copy.first_failure(every)):
+            print(f"the tests fail without a fault: {error}")
+            return 1
+        for fault in faults:
+            error = copy.first_failure(fault.tests, fault)
+            missed += error is None
+            print(f"{'noticed' if error else 'NOT NOTICED':12} {fault.name:34} {error or ''}"[:150])
+            sys.stdout.flush()
     print(f"{len(faults) - missed} of {len(faults)} faults were noticed")
     return 1 if missed else 0
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import deepstack
-from deepstack.analysis.coordinates import verdict
+from deepstack.analysis.coordinates import coordinates, verdict
 from deepstack.analysis.scaling_law import fit_law, law_table
 from deepstack.analysis.transfer import Losses, transfer
 from deepstack.errors import ConfigError, NothingMatchedError
@@ -43,6 +43,16 @@ def test_a_law_without_noise_is_found_exactly() -> None:
     assert (law.E.value, law.a.value) == pytest.approx((E, A), rel=1e-6)
     assert law.c.value == pytest.approx(C * 1e11**A, rel=1e-5)
     assert law.residual < 1e-8 and (law.n, law.seeds) == (6, 6)
+
+
+def test_the_residual_of_a_law_is_the_root_of_a_mean() -> None:
+    losses = noisy_losses(0, noise=0.05)
+    law = fit_law(DEPTHS, losses, draws=5)
+    squares = [
+        (sum(here.values()) / 6 - law.E.value - law.c.value / x**law.a.value) ** 2
+        for x, here in zip(DEPTHS, losses, strict=True)
+    ]
+    assert law.residual == pytest.approx(math.sqrt(sum(squares) / 6), rel=1e-9) and sum(squares)
 
 
 def test_intervals_hold_the_true_values_most_of_the_time() -> None:
@@ -219,6 +229,21 @@ def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:
     assert sorted(rows(chart, kind="fit")["exponent"]) == pytest.approx(sorted(printed))
     lines = rows(chart, kind="point", series="depth 16, last")
     assert lines["x"].tolist() == [*widths, *widths] and lines["n"].tolist() == [3] * 6
+
+
+def test_values_per_coordinate_are_of_the_first_the_middle_and_the_last_layer(
+    tmp_path: Path,
+) -> None:
+    for depth in (4, 5):
+        path = make_run(tmp_path, depth=depth, config={"model.d_model": 25})
+        norms = np.arange(1.0, depth + 1) * 5
+        values = {"stream_norm": np.array([norms]), "stream_update": np.array([10 * norms])}
+        RunFolder(path).write_layers(values, [5])
+    table = coordinates(find_runs(tmp_path), 5).set_index(["quantity", "depth", "layer"])["value"]
+    for depth, wanted in {4: (1.0, 2.0, 4.0), 5: (1.0, 3.0, 5.0)}.items():  # 5 is the root of 25
+        for layer, value in zip(("first", "middle", "last"), wanted, strict=True):
+            assert table["size", depth, layer] == pytest.approx(value)
+            assert table["update", depth, layer] == pytest.approx(10 * value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Every analysis against a slow literal version, and on stacks whose answer is known."""
 
 import math
+import statistics
 from itertools import accumulate
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from deepstack.analysis.effective_depth import effective_depth
 from deepstack.depth_use import COLUMNS, MEASURES, Request, measure_all
+from deepstack.depth_use.jacobian import distance_from_identity
 from deepstack.depth_use.layered import Sample, StackLayers
 from deepstack.errors import ConfigError
 from deepstack.records import Analysis
@@ -224,6 +226,16 @@ def test_jacobians_are_those_of_whole_matrices() -> None:
         assert abs(result.arrays["from_identity"][i] - exact) < 4 * error
         assert result.arrays["spectral_norm"][i] == pytest.approx(sum(norms) / 2, rel=1e-2)
         assert result.arrays["spectral_norm_max"][i] == pytest.approx(max(norms), rel=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of forward mode
+def test_the_error_of_a_jacobians_distance_is_its_spread_over_probes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(8, 8, generator=generator, dtype=torch.float64)
+    x = torch.zeros(1, 1, 8, dtype=torch.float64)
+    drawn = [distance_from_identity(lambda x: x @ matrix, x, 32, generator) for _ in range(200)]
+    estimates, errors = zip(*drawn, strict=True)
+    assert statistics.stdev(estimates) == pytest.approx(statistics.mean(errors), rel=0.2)
 
 
 def test_every_so_many_layers_are_changed() -> None:

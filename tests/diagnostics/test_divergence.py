@@ -41,6 +41,18 @@ def test_gradients_are_looked_at_from_the_top_after_tables_and_head(banks: bool)
     assert culprit(model, TOKENS, None) == ("embedding", None)
 
 
+def test_gradients_of_a_decoder_come_after_those_of_its_encoder() -> None:
+    """Layer 2 of the decoder is the sixth of both stacks: the encoder has four."""
+    both = {"model__family": "encoder_decoder", "model__decoder_depth": 3}
+    model = build_model(small(task__name="reverse", **both), vocab_size=257)
+    model.banks.zero_gradients()
+    tokens = torch.ones(2, 32, dtype=torch.long)
+    for layer in (3, 6):
+        weight = model.model.layers[layer - 1].get_parameter("feed_forward.w2_bias")
+        weight.grad.view(-1)[0] = math.inf
+        assert culprit(model, tokens, lambda: torch.ones(())) == ("backward", layer)
+
+
 HUGE = {"train__lr": 1e6, "train__clip": None}
 
 

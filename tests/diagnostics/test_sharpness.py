@@ -145,7 +145,7 @@ def test_products_are_differences_of_gradients_in_every_scheme(scheme: str) -> N
 
 @pytest.mark.parametrize(("optimizer", "beta"), [("sgd", 0.0), ("sgd", 0.8), ("adam", 0.9)])
 def test_a_quadratic_diverges_above_the_threshold_alone(optimizer: str, beta: float) -> None:
-    momentum = {"momentum": beta} if optimizer == "sgd" else {"betas": (beta, 0.9)}
+    momentum = {"momentum": beta} if optimizer == "sgd" else {"betas": (beta, 0.95)}
     train = Train(optimizer=optimizer, lr=0.1, schedule="constant", warmup_steps=0, **momentum)
     for factor in (0.98, 1.02):
         curvature = factor * stability_threshold(train, 7)
@@ -153,7 +153,7 @@ def test_a_quadratic_diverges_above_the_threshold_alone(optimizer: str, beta: fl
         if optimizer == "sgd":
             steps: Any = torch.optim.SGD([theta], lr=0.1, momentum=beta)
         else:  # epsilon is P: the second moment is far below it
-            steps = torch.optim.Adam([theta], lr=0.1, betas=(beta, 0.9), eps=1.0)
+            steps = torch.optim.Adam([theta], lr=0.1, betas=(beta, 0.95), eps=1.0)
         sizes = []
         for _ in range(800):
             theta.grad = curvature * theta.detach()

@@ -23,7 +23,7 @@ from helpers.small_runs import only_run, weights_of
 
 import deepstack
 from deepstack.config import Config, load_config, with_overrides
-from deepstack.distributed import RankGroup
+from deepstack.distributed import RankGroup, local_rank
 from deepstack.errors import ConfigError, Interrupted
 from deepstack.records import Run
 from deepstack.training.preflight import refuse_cut_settings
@@ -211,6 +211,16 @@ def test_shares_are_equal_and_cover_the_batch() -> None:
     with pytest.raises(ConfigError, match="found 2; allowed a multiple of 3") as error:
         ranks.share(2)
     assert error.value.key == "train.batch_size"
+
+
+def test_the_gpu_of_a_rank_has_its_number_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = {"MASTER_ADDR": "a.host", "MASTER_PORT": "29500"}
+    numbers = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (address | numbers).items():
+        monkeypatch.setenv(name, value)
+    assert local_rank() == 1
+    monkeypatch.delenv("MASTER_PORT")
+    assert local_rank() == 0, "without torchrun there is one process"
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,16 @@ def test_loss_against_flops_has_a_line_for_each_depth(tmp_path: Path) -> None:
     assert len(chart.data) == 6
 
 
+def test_a_diverged_seed_is_not_in_the_loss_of_its_budget(tmp_path: Path) -> None:
+    for steps, state, loss in ((10, "done", 2.0), (40, "done", 1.5), (40, "diverged", 9.0)):
+        make_run(
+            tmp_path, steps=steps, seed=int(state == "diverged"), lr=1e-3 * steps,
+            state=state, masked=loss, flops=10**11,
+        )  # fmt: skip
+    line = rows(make_chart("loss_vs_compute", tmp_path))
+    assert line["x"].tolist() == [1e12, 4e12] and line["y"].tolist() == [2.0, 1.5]
+
+
 # --- the use of depth ------------------------------------------------------------------------
 
 

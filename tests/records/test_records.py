@@ -120,6 +120,14 @@ def test_within_a_tolerance_the_row_on_disk_stays(tmp_path: Path, reference: byt
             write_rows(path, [row], 19, tolerance=1e-3)
 
 
+def test_the_tolerance_is_relative_for_small_numbers_too(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    write_rows(path, [(1, 2.0, 1e-6)])
+    write_rows(path, [(1, 2.0, 1.0005e-6)], 0, tolerance=1e-3)
+    with pytest.raises(DifferenceError):
+        write_rows(path, [(1, 2.0, 2e-6)], 0, tolerance=1e-3)
+
+
 def test_timing_is_appended_and_the_last_of_a_step_counts(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     for first in (1, 2):

@@ -227,6 +227,13 @@ def test_a_search_leaves_values_that_diverge_and_ends_at_its_limit() -> None:
     assert search_for(lambda value: math.inf).optimum({}).value is None
 
 
+@pytest.mark.parametrize("losses", [[3.0, 2.0], [2.0, 3.0], [3.0, 2.0, 4.0]])
+def test_a_best_value_lies_inside_with_both_neighbours_only(losses: list[float]) -> None:
+    search = Search(1.0, 1.26, MOST)
+    search.losses |= dict(enumerate(losses))
+    assert search.optimum({}).inside is (len(losses) == 3)
+
+
 def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(tmp_path: Path) -> None:
     quick = small_runs.small(train__lr=1e-2, train__steps=4, log__layers_every=0)
     study = Study(quick, {"model.depth": [1, 2], "seed": [7, 8]})
@@ -254,6 +261,7 @@ def test_a_run_that_failed_after_an_evaluation_has_no_loss(tmp_path: Path) -> No
     for state in ("failed", "diverged"):
         run.folder.write_status(state, int(run.steps["step"].iloc[-1]))
         assert mean_loss([Run(run.path)]) == math.inf
+        assert mean_loss([run, Run(run.path)]) == math.inf, "one seed of two"
     assert mean_loss([]) == math.inf
 
 

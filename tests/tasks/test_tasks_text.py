@@ -85,6 +85,7 @@ def test_masks_are_exact_and_split_as_asked(mask_split: tuple[float, float, floa
         assert abs(observed - share) <= 5 * math.sqrt(share * (1 - share) / n)
     if random > 0.3:
         counts = np.bincount(batch.inputs[predicted][changed & ~masked], minlength=256)
+        assert counts.min() > 0, "every byte is noise, the first and the last too"
         chi_squared = ((counts - counts.mean()) ** 2).sum() / counts.mean()
         assert chi_squared < 600  # 255 degrees of freedom, but less of frequent bytes
 

@@ -9,8 +9,10 @@ import random
 import re
 import statistics
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,8 +27,10 @@ from deepstack.theory import CLAIMS, Curves, Finding, Line, Part, all_claims, cl
 from deepstack.theory import report as reporting
 from deepstack.theory.claim import Decision, standard_errors
 from deepstack.theory.claim_stack import small_stack
+from deepstack.theory.gradients import signal_share
 from deepstack.theory.norms import fold
 from deepstack.theory.sources import LAYER_CAKE
+from deepstack.theory.statistics import agreement
 
 PAGE = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
 
@@ -96,6 +100,28 @@ def test_fold_leaves_no_gain_and_no_bias() -> None:
 
 
 # -- the rule -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [2, 5])
+def test_the_share_of_signal_is_unbiased_for_few_batches(batches: int) -> None:
+    """‖E g‖² is the mean product of gradients of two different batches."""
+    g = torch.randn(batches, 3, 4, generator=torch.Generator().manual_seed(0)).double() + 0.5
+    drawn = iter(g)
+    bank = Mock()
+    stack = Mock(layer_banks=[bank])
+    stack.backward = lambda t: setattr(bank, "gradients", Mock(return_value=next(drawn)))
+    norm, share = signal_share(stack, batches)
+    for layer in range(3):
+        products = [float(a @ b) for a, b in permutations(g[:, layer], 2)]
+        squares = [float(a @ a) for a in g[:, layer]]
+        wanted = (sum(products) / len(products)) / (sum(squares) / batches)
+        assert float(share[layer]) == pytest.approx(wanted, rel=1e-9)
+        assert float(norm[layer]) == pytest.approx(sum(map(math.sqrt, squares)) / batches)
+
+
+def test_agreement_is_relative_to_the_second_argument() -> None:
+    b = torch.tensor([3.0, 4.0])
+    assert [agreement(a, b) for a in (b, 3 * b, 0 * b)] == pytest.approx([1.0, -1.0, 0.0])
 
 
 def test_a_mean_of_no_draws_is_refused() -> None:
