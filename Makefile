@@ -10,4 +10,4 @@ test:
 fix:
 	ruff check --fix . ; ruff format .
 bench:
-	deepstack bench configs/bench_narrow.yaml
+	python -m benchmarks configs/bench_narrow.yaml

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from deepstack.bench import bench, report
+from benchmarks.peers import bench, report
 from deepstack.cli.output import emit
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
 from deepstack.records import Run

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepstack.bench import shape_config
-from deepstack.bench.rows import WARM_UP
+from benchmarks.peers import shape_config
+from benchmarks.peers.rows import WARM_UP
 from deepstack.training.timing import temporary_run
 
 NUMBERS = 2**18  # of an array: the caches hold it, and not 200 of them

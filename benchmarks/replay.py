@@ -12,7 +12,7 @@ import statistics
 from contextlib import closing
 from pathlib import Path
 
-from deepstack.bench.rows import WARM_UP
+from benchmarks.peers.rows import WARM_UP
 from deepstack.config import load_config
 from deepstack.training import timed_steps
 

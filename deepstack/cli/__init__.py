@@ -3,6 +3,6 @@
 from deepstack.ending import one_line_endings
 
 with one_line_endings():  # an interrupt or a lack of memory may come during the imports
-    from deepstack.cli.app import app, main
+    from deepstack.cli.app import Command, app, main, reported_errors
 
-__all__ = ["app", "main"]
+__all__ = ["Command", "app", "main", "reported_errors"]

@@ -8,7 +8,8 @@ import re
 import shlex
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -41,7 +42,6 @@ EXAMPLES = {
     "init": "deepstack init mine.yaml --from quick",
     "list": "deepstack list schemes",
     "theory": "deepstack theory --claim C9",
-    "bench": "deepstack bench small --peers torch",
     "export": "deepstack export results/quick/RUN --to model.safetensors",
     "verify": "deepstack verify results/",
     "rerun": "deepstack rerun results/quick/RUN --check",
@@ -58,6 +58,7 @@ COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("resume", "continue"), _CONTINUE),
     **dict.fromkeys(("show", "status", "runs"), "did you mean 'ls'?"),
     **dict.fromkeys(("delete", "remove"), "did you mean 'rm'?"),
+    "bench": "it is a tool of the source tree: python -m benchmarks",
 }
 OPTIONS_ELSEWHERE = {
     **dict.fromkeys(("resume", "continue", "ckpt"), _CONTINUE),
@@ -69,11 +70,38 @@ SYNONYMS = {"out": "to", "tag": "where tag=WORD"}
 """Options of some commands, and those of the others that do the same."""
 
 
-class Group(TyperGroup):
-    """Prints the errors of commands in a few lines on stderr and sets the exit code.
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Print the errors of a command in a few lines on stderr and set the exit code.
 
     A bug in deepstack keeps its traceback; a bug in a plugin shows the plugin's line.
     """
+    try:
+        yield
+    except DeepstackError as error:
+        common = isinstance(error, ConfigError | Interrupted)  # all ranks raise it
+        speaker = torchrun.speaker() if common else ""
+        if str(error) and speaker is not None:
+            log(f"deepstack: {speaker}{error}")
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None
+    except BrokenPipeError:
+        # The reader of stdout has closed it, as `| head` does; the work itself is done.
+        flush_stdout()
+        raise typer.Exit(0) from None
+    except Exception as error:
+        if suggest := CORRECTIONS.get(type(error).__name__):
+            suggest(error)
+            raise
+        if (bug := bug_in(error)) is None:
+            raise
+        log(f"deepstack: {bug}")
+        raise typer.Exit(DeepstackError.exit_code) from None
+
+
+class Group(TyperGroup):
+    """The group of all commands, which reports their errors."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         cut_word_at_equals()
@@ -87,28 +115,8 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with reported_errors():
             return super().invoke(ctx)
-        except DeepstackError as error:
-            common = isinstance(error, ConfigError | Interrupted)  # all ranks raise it
-            speaker = torchrun.speaker() if common else ""
-            if str(error) and speaker is not None:
-                log(f"deepstack: {speaker}{error}")
-            raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(128 + signal.SIGINT) from None
-        except BrokenPipeError:
-            # The reader of stdout has closed it, as `| head` does; the work itself is done.
-            flush_stdout()
-            raise typer.Exit(0) from None
-        except Exception as error:
-            if suggest := CORRECTIONS.get(type(error).__name__):
-                suggest(error)
-                raise
-            if (bug := bug_in(error)) is None:
-                raise
-            log(f"deepstack: {bug}")
-            raise typer.Exit(DeepstackError.exit_code) from None
 
 
 class Command(TyperCommand):
@@ -210,8 +218,8 @@ def version(
         raise typer.Exit()
 
 
-def main() -> None:
-    """Run the `deepstack` command."""
+def main(application: typer.Typer = app) -> None:
+    """Run the `deepstack` command, or another application."""
     # At exit the system frees all memory at once. Without this, the garbage collector would walk
     # over all objects of torch to free them one by one.
     atexit.register(gc.freeze)
@@ -221,7 +229,7 @@ def main() -> None:
             with suppress(OSError):  # a fork may have replaced a file by a terminal
                 stream.reconfigure(errors="backslashreplace")
     with one_line_endings():
-        app()
+        application()
 
 
 def open_closed_streams() -> None:

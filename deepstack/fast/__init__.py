@@ -5,8 +5,9 @@ its training step.
 """
 
 from deepstack.fast.accelerate import compiled, enable_fast_paths, step_recorder
-from deepstack.fast.capture import CapturedStep
+from deepstack.fast.capture import CapturedStep, on
 from deepstack.fast.gpu.available import triton_version
+from deepstack.fast.products import Library, product_functions, use_onednn
 from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths, choose_fast_paths, fast_paths_of
 from deepstack.fast.step import Measured, Step, Update, make_step
@@ -14,6 +15,7 @@ from deepstack.fast.step import Measured, Step, Update, make_step
 __all__ = [
     "CapturedStep",
     "FastPaths",
+    "Library",
     "Measured",
     "ReplayedStep",
     "Step",
@@ -23,6 +25,9 @@ __all__ = [
     "enable_fast_paths",
     "fast_paths_of",
     "make_step",
+    "on",
+    "product_functions",
     "step_recorder",
     "triton_version",
+    "use_onednn",
 ]

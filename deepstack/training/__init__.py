@@ -3,9 +3,11 @@
 from deepstack.training.environment import bf16_support as bf16_support
 from deepstack.training.environment import choose_device as choose_device
 from deepstack.training.environment import choose_threads as choose_threads
+from deepstack.training.environment import cpu as cpu
 from deepstack.training.environment import device_is_here as device_is_here
 from deepstack.training.environment import memory_limit as memory_limit
 from deepstack.training.environment import memory_needed as memory_needed
+from deepstack.training.environment import peak_memory_mb as peak_memory_mb
 from deepstack.training.environment import torch_settings as torch_settings
 from deepstack.training.evaluation import mean_loss as mean_loss
 from deepstack.training.evaluation import to_device as to_device
@@ -21,6 +23,7 @@ from deepstack.training.preflight import choose_folder as choose_folder
 from deepstack.training.preflight import refuse_cut_settings as refuse_cut_settings
 from deepstack.training.preflight import refuse_missing_plugins as refuse_missing_plugins
 from deepstack.training.preflight import run_name as run_name
+from deepstack.training.recorder import is_out_of_memory as is_out_of_memory
 from deepstack.training.resume import Trained as Trained
 from deepstack.training.resume import load_trained as load_trained
 from deepstack.training.run import train as train

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import typer
 from typer.testing import CliRunner
 
 from deepstack.cli import app
@@ -23,19 +24,19 @@ class Own(Scheme, name="own", label="Own", paper="none"):
 '''
 
 
-def typed(*words: object, **options: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words], **options)
+def typed(*words: object, program: typer.Typer = app, **options: Any) -> Any:
+    return CliRunner().invoke(program, [str(word) for word in words], **options)
 
 
-def succeed(*words: object) -> str:
+def succeed(*words: object, **options: Any) -> str:
     """Return what a command prints that must not fail."""
-    done = typed(*words)
+    done = typed(*words, **options)
     assert done.exit_code == 0, done.stderr
     return str(done.stdout).strip()
 
 
-def refusal(exit_code: int, *words: object) -> str:
+def refusal(exit_code: int, *words: object, **options: Any) -> str:
     """Return the message of a command that must fail with this exit code."""
-    done = typed(*words)
+    done = typed(*words, **options)
     assert done.exit_code == exit_code, done.output
     return str(done.stderr)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from deepstack.bench.peers import import_torchscale
+from benchmarks.peers.peers import import_torchscale
 from deepstack.config import Config
 from deepstack.model import build_model
 from helpers.configs import config_with

@@ -5,8 +5,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.peers.peers import PEERS
 from deepstack import plugins
-from deepstack.bench.peers import PEERS
 from deepstack.depth_use import MEASURES
 from deepstack.diagnostics import DIAGNOSTICS
 from deepstack.plots import CHARTS

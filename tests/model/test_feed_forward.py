@@ -14,8 +14,8 @@ from helpers.gradients import assert_same_gradients
 from helpers.small_runs import small
 
 import deepstack
-from deepstack.bench.peers import shape_of
-from deepstack.bench.products import Products
+from benchmarks.peers.peers import shape_of
+from benchmarks.peers.products import Products
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.model import build_model
 from deepstack.model.sublayers import ACTIVATIONS

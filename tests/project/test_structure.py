@@ -24,7 +24,7 @@ LEVELS = (
     ("fast", "reports", "trackers"),
     ("diagnostics",),
     ("training",),
-    ("theory", "sweeps", "bench", "depth_use"),
+    ("theory", "sweeps", "depth_use"),
     ("cli",),
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
@@ -69,7 +69,7 @@ def test_files_have_at_most_400_lines() -> None:
 def test_benchmarks_import_existing_names() -> None:
     """No other test runs the scripts in benchmarks/."""
     missing = []
-    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+    for path in sorted((ROOT / "benchmarks").rglob("*.py")):
         for name in imports_of(path):
             module, _, attribute = name.rpartition(".")
             if module.split(".")[0] == "deepstack":

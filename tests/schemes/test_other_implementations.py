@@ -26,7 +26,7 @@ from helpers.others_stacks import (
 )  # fmt: skip
 from torch import Tensor
 
-from deepstack.bench.peers import import_library
+from benchmarks.peers.peers import import_library
 from deepstack.schemes import stack_schemes
 from deepstack.schemes.hyper_connections import mix
 

@@ -1,4 +1,4 @@
-"""Runs one row of a benchmark, step by step: python -m deepstack.bench.worker
+"""Runs one row of a benchmark, step by step: python -m benchmarks.peers.worker
 
 Requests and answers pass through stdin, a connection.  The first request is (row, config, files of
 plugins).  'step' runs one step, 'products' times the matrix products; each has one answer.  The end
@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepstack import config as conf
-from deepstack import plugins
-from deepstack.bench.peers import (
+from benchmarks.peers.peers import (
     PEERS,
     PeerModel,
     PeerTrainer,
@@ -28,15 +26,22 @@ from deepstack.bench.peers import (
     import_library,
     shape_of,
 )
-from deepstack.bench.products import Products
-from deepstack.bench.rows import LOGGED, VARIANTS, Row
+from benchmarks.peers.products import Products
+from benchmarks.peers.rows import LOGGED, VARIANTS, Row
+from deepstack import config as conf
+from deepstack import plugins
 from deepstack.errors import DeepstackError
-from deepstack.fast import fast_paths_of
-from deepstack.fast.products import use_onednn
+from deepstack.fast import fast_paths_of, use_onednn
 from deepstack.tasks import Task, task_of
-from deepstack.training import choose_device, mean_loss, timed_steps, to_device, torch_settings
-from deepstack.training.environment import peak_memory_mb
-from deepstack.training.recorder import is_out_of_memory
+from deepstack.training import (
+    choose_device,
+    is_out_of_memory,
+    mean_loss,
+    peak_memory_mb,
+    timed_steps,
+    to_device,
+    torch_settings,
+)
 
 
 def answers(row: Row, config: conf.Config, requests: Iterable[str]) -> Iterator[dict[str, Any]]:

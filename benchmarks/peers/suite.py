@@ -1,12 +1,12 @@
-"""The shapes that `deepstack bench` knows by name, and suites of them."""
+"""The shapes that `python -m benchmarks` knows by name, and suites of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.peers.measure import bench, usual_peers
+from benchmarks.peers.report import report
+from benchmarks.peers.rows import Row
 from deepstack import config as conf
-from deepstack.bench.measure import bench, usual_peers
-from deepstack.bench.report import report
-from deepstack.bench.rows import Row
 from deepstack.errors import ConfigError
 from deepstack.registry import unknown
 

@@ -14,16 +14,15 @@ from typing import Any
 import torch
 
 import deepstack
+from benchmarks.peers.peers import PEERS
+from benchmarks.peers.rows import LOGGED, UNLOGGED, Row, RowError, RowProcess
 from deepstack import config as conf
-from deepstack.bench.peers import PEERS
-from deepstack.bench.rows import LOGGED, UNLOGGED, Row, RowError, RowProcess
 from deepstack.errors import ConfigError
 from deepstack.fast import fast_paths_of
 from deepstack.model import build_model
 from deepstack.schemes import scheme_memory
 from deepstack.tasks import task_of
-from deepstack.training import choose_device, choose_threads
-from deepstack.training.environment import cpu
+from deepstack.training import choose_device, choose_threads, cpu
 
 # The memory of a peer over deepstack's estimate for the same shape (1.06 to 1.21 at 1000 narrow
 # layers), and the share of the memory that all rows may use to be measured in turns.

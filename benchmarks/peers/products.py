@@ -6,9 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from deepstack.bench.peers import Shape
-from deepstack.fast.capture import on
-from deepstack.fast.products import Library, product_functions
+from benchmarks.peers.peers import Shape
+from deepstack.fast import Library, on, product_functions
 
 Call = tuple[Callable[..., Tensor], Tensor, Tensor, Tensor]
 

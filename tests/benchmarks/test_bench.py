@@ -1,4 +1,4 @@
-"""deepstack bench: the same shape in all rows, rows that take turns, messages on missing peers."""
+"""python -m benchmarks: one shape in all rows, rows that take turns, messages on missing peers."""
 
 import json
 from functools import partialmethod
@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from deepstack import config as conf
-from deepstack.bench import (
+from benchmarks.__main__ import app
+from benchmarks.peers import (
     PEERS,
     Peer,
     PeerModel,
@@ -26,10 +26,11 @@ from deepstack.bench import (
     shape_of,
     suite,
 )
-from deepstack.bench.peers import ShapeError
-from deepstack.bench.products import Products
-from deepstack.bench.rows import LOGGED, OWN, UNLOGGED, Row, RowError, RowProcess
-from deepstack.bench.worker import build_peer, peer_optimizers, peer_steps
+from benchmarks.peers.peers import ShapeError
+from benchmarks.peers.products import Products
+from benchmarks.peers.rows import LOGGED, OWN, UNLOGGED, Row, RowError, RowProcess
+from benchmarks.peers.worker import build_peer, peer_optimizers, peer_steps
+from deepstack import config as conf
 from deepstack.model import build_model
 from deepstack.tasks import Task, build_task
 from deepstack.training import mean_loss
@@ -53,7 +54,7 @@ def config_of(**values: object) -> conf.Config:
 def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(tmp_path: Path) -> None:
     PEERS.register("absent", Peer("Absent", "no_such_package", lambda shape: None))
     words = ["--steps", 2, "--json", "--peers", "torch,absent", "--chart", tmp_path / "rows.png"]
-    result = typed("bench", QUICK, *TINY, *words)
+    result = typed(QUICK, *TINY, *words, program=app)
     assert result.exit_code == 0, result.stderr
     assert "Absent: no_such_package is not installed; pip install '.[bench]'" in result.stderr
     found = json.loads(result.stdout)
@@ -85,7 +86,7 @@ def test_bench_measures_deepstack_and_a_peer_and_names_what_is_missing(tmp_path:
     ],
 )
 def test_a_mistake_is_refused_before_a_run(words: list[str], code: int, message: str) -> None:
-    result = typed("bench", QUICK, *TINY, *words)
+    result = typed(QUICK, *TINY, *words, program=app)
     assert result.exit_code == code and message in result.stderr
     assert len(result.stderr.strip().splitlines()) <= 3 and result.stdout == ""
 
@@ -162,7 +163,7 @@ def test_a_suite_has_one_row_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(suite.SUITES, "cpu", ("narrow", "wide"))
     tiny = ["model.depth=2", "model.d_model=8", "model.n_heads=2", "task.seq_len=8"]
     words = ["--suite", "cpu", *tiny, "--steps", 1, "--peers", "torch,torch+bf16", "--json"]
-    found = json.loads(succeed("bench", *words))
+    found = json.loads(succeed(*words, program=app))
     assert [row["shape"] for row in found["rows"]] == ["narrow", "wide"]
     for row, each in zip(found["rows"], found["reports"], strict=True):
         assert row["fastest_peer"] == "nn.TransformerEncoder"
@@ -174,7 +175,7 @@ def test_a_suite_has_one_row_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_named_shape_is_a_config() -> None:
     config = shape_config("medium", ["model.depth=3"])
     assert (config.model.depth, config.model.d_model, config.train.batch_size) == (3, 256, 16)
-    assert "did you mean 'medium'?" in refusal(2, "bench", "mediun")
+    assert "did you mean 'medium'?" in refusal(2, "mediun", program=app)
 
 
 def test_a_peer_with_other_layers_is_refused() -> None:

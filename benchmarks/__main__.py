@@ -1,10 +1,13 @@
-"""The command `deepstack bench CONFIG [key=value …]`."""
+"""Times training steps beside other libraries': python -m benchmarks CONFIG [key=value …]."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from deepstack.cli import Command, main, reported_errors
 from deepstack.cli import options as opt
 from deepstack.cli.output import emit, emit_json, log
 from deepstack.config import load_config
@@ -24,7 +27,19 @@ COLUMNS = {
 """JSON names and titles of the table's columns; the JSON has further ones."""
 
 
-def bench_command(
+class Bench(Command):
+    """A command that is a program of its own and reports its errors."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with reported_errors():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False)
+
+
+@app.command(cls=Bench)
+def bench(
     config: Path | None = typer.Argument(
         None, metavar="CONFIG", help="A YAML file, or narrow, small, medium or wide."
     ),
@@ -43,17 +58,17 @@ def bench_command(
     Each row runs in its own process, and the rows take turns. The peers are torch, torchscale,
     x_transformers, bert and jax; pip install '.[bench]' installs them. torch+onednn, torch+bf16,
     jax+fp32 and deepstack+shards are rows of another precision, library or number of threads.
-    Examples: deepstack bench medium; deepstack bench --suite cpu --peers torch,torch+onednn,jax
+    Examples: python -m benchmarks medium; python -m benchmarks --suite cpu --peers torch,jax
     """
     if no_peers and peers:
         raise ConfigError("bench: found --peers and --no-peers; allowed one of them")
     names = None if peers is None else [name.strip() for name in peers.split(",")]
     names = [] if no_peers else names
     if suite is not None:
-        from deepstack.bench import run_suite
+        from benchmarks.peers import run_suite
 
         overrides = [*([str(config)] if config else []), *overrides]
-        command = opt.command_line()
+        command = command_line()
         timed = run_suite(suite, overrides, steps=steps, peers=names, command=command, say=log)
         emit_json(timed) if json else emit(timed["rows"], False)
         return
@@ -62,24 +77,24 @@ def bench_command(
     if config.suffix or config.exists():
         settings = load_config(config, overrides)
     else:
-        from deepstack.bench import shape_config
+        from benchmarks.peers import shape_config
 
         settings = shape_config(str(config), overrides)
     wanted = sorted(set(opt.whole_numbers("--depths", depths))) if depths else []
     if len(wanted) == 1:
         raise ConfigError(f"--depths: found {depths}; allowed two or more depths, as in 6,48,200")
     if chart is not None:
-        from deepstack.bench import refuse_chart
+        from benchmarks.peers import refuse_chart
 
         refuse_chart(chart)
     opt.load_plugins(plugin)
-    from deepstack.bench import bench as time_rows
-    from deepstack.bench import draw_rows
-    from deepstack.bench import report as make_report
+    from benchmarks.peers import bench as time_rows
+    from benchmarks.peers import draw_rows
+    from benchmarks.peers import report as make_report
 
     with opt.located(config, overrides):
         measured = time_rows(settings, steps=steps, peers=names, depths=wanted, say=log)
-    result = make_report(settings, measured, opt.command_line(), str(config))
+    result = make_report(settings, measured, command_line(), str(config))
     show(result, json)
     if chart is not None:
         draw_rows(result, chart)
@@ -88,7 +103,7 @@ def bench_command(
 
 def show(result: dict[str, Any], as_json: bool) -> None:
     """Print a bench report as JSON, or as its three tables."""
-    from deepstack.bench import where
+    from benchmarks.peers import where
 
     if as_json:
         emit_json(result)
@@ -102,3 +117,12 @@ def show(result: dict[str, Any], as_json: bool) -> None:
         keys = ("exponent", "standard_error")
         names = ("step_ms", "memory_mb")
         emit([{first: n, **{k.replace("_", " "): fits[n][k] for k in keys}} for n in names], False)
+
+
+def command_line() -> str:
+    """Return the command that the user has typed, quoted for a shell."""
+    return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main(app)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from typing import Any
 
+from benchmarks.peers.peers import PEERS
 from deepstack import config as conf
 from deepstack import plugins
-from deepstack.bench.peers import PEERS
 from deepstack.errors import ConfigError, DeepstackError
 from deepstack.registry import unknown
 
@@ -113,7 +113,7 @@ class RowProcess:
         self._connection, other_end = Pipe()
         with other_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "deepstack.bench.worker"],
+                [sys.executable, "-m", "benchmarks.peers.worker"],
                 stdin=other_end.fileno(),
                 stdout=self._errors,
                 stderr=self._errors,

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.measure import Measured
+from benchmarks.peers.rows import LOGGED, PRODUCTS_LABEL, UNLOGGED, RowProcess
 from deepstack import config as conf
-from deepstack.analysis.fit import power_law
-from deepstack.bench.measure import Measured
-from deepstack.bench.rows import LOGGED, PRODUCTS_LABEL, UNLOGGED, RowProcess
+from deepstack.analysis import power_law
 from deepstack.errors import ConfigError
 
 

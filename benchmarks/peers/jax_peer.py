@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.peers.peers import PeerTrainer, Shape, ShapeError, TrainStep, peer
 from deepstack import config as conf
-from deepstack.bench.peers import PeerTrainer, Shape, ShapeError, TrainStep, peer
 from deepstack.tasks import IGNORE
 from deepstack.training import choose_threads
 
