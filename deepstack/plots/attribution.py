@@ -16,9 +16,9 @@ from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing, Group
-from deepstack.plots.page import typeset
 from deepstack.plots.panel import Panel, markers
 from deepstack.plots.style import COLOURS, DASHES, MARKERS, MORE_COLOURS, shade, step_axis
+from deepstack.plots.texts import typeset
 from deepstack.plots.update import ceiling_of
 from deepstack.records import Run
 
@@ -239,7 +239,7 @@ def update_by_role(runs: list[Run], *, options: Options) -> Chart:
     drawing.depth_axes(depths)
     drawing.value_axis(typeset("‖ΔF_{role}‖"), drawing.panels, log=True)
     drawing.note(f"step {step}")
-    meaning = "a role: the distance that F moves if its change alone is applied to θ$_0$"
+    meaning = typeset("a role: the distance that F moves if its change alone is applied to θ_0")
     return drawing.finish("Model update by parameter role against depth", meaning)
 
 

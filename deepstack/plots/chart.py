@@ -119,7 +119,8 @@ class PanelRows(NamedTuple):
 class Chart:
     """A figure, the table of exactly the values in it, its title, and its caption as text.
 
-    panels: the rows that each panel shows, for pages that draw the table again.
+    panels: the rows that each panel shows, for pages that draw the table again.  notice: a line for
+    the user on letters that the font lacks, or ''.
     """
 
     figure: Figure
@@ -127,6 +128,7 @@ class Chart:
     title: str
     caption: str = ""
     panels: Sequence[PanelRows] = ()
+    notice: str = ""
 
 
 ChartFunction = Callable[..., Chart]

@@ -18,8 +18,8 @@ from deepstack.analysis.settings import WIDTH, require
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
-from deepstack.plots.page import typeset
 from deepstack.plots.style import DASHES, GREY, MARKERS, depth_axis, shades
+from deepstack.plots.texts import typeset
 from deepstack.records import Run
 
 MOST_PANELS = 3

@@ -15,9 +15,9 @@ from deepstack.analysis.statistics import points_of
 from deepstack.analysis.tidy import array_statistics
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
-from deepstack.plots.page import typeset
 from deepstack.plots.panel import AT_CHANCE, Panel
 from deepstack.plots.style import DASHES, GREY
+from deepstack.plots.texts import typeset
 from deepstack.records import Analysis, Run
 
 MOST_LINES = 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +40,7 @@ from deepstack.plots.style import (
     shade,
     step_axis,
 )
+from deepstack.plots.texts import font_note, plain
 from deepstack.records import Run
 
 T = TypeVar("T")
@@ -332,15 +332,18 @@ class Drawing:
         caption = [*self.notes, *notes, *caption_of(self.runs, self.depth_settings)]
         subtitle = title_of(self.runs, self.series)
         handles = [*self.handles.values(), *self._explanations()]
+        names = {str(row.get(key) or "") for row in self.table.rows for key in ("panel", "series")}
+        labels = [str(handle.get_label()) for handle in handles]
+        notice = font_note([title, subtitle, *caption, *names, *labels])
+        caption += filter(None, [notice])
         figure = self.page.finish(title, subtitle, caption, handles, legend_title)
         text = "\n".join([f"{title}. {subtitle}.", *caption, ""]).replace("\u00a0", " ")
-        caption_text = re.sub(r"\$_\{(.*?)\}\$", r"_\1", text)
         panels = [
             PanelRows(panel.name or "", self.page.axes.index(panel.axes), shown, styles)
             for panel, (kinds, styles) in self.shown.items()
             if (shown := [kind for kind in kinds if kind not in ("level", "reference")])
         ]
-        return Chart(figure, self.table.frame(), title, caption_text, panels)
+        return Chart(figure, self.table.frame(), title, plain(text), panels, notice)
 
     def _add_exponents(self) -> str | None:
         """Add exponents to the labels of lines; return the legend's title, which names the places.

@@ -110,6 +110,7 @@ def draw(
         refuse_unknown_diagnostic(options.diagnostic, every)
     new_paths: list[Path] = []
     broken: list[str] = []
+    notices: dict[str, None] = {}
     any_readable = False
     for study, members in studies.items():
         base = Path(folders[0]) if RunFolder(folders[0]).exists() else study
@@ -122,7 +123,12 @@ def draw(
         ordered = options.ordered or sort is not None
         shown = dataclasses.replace(options, reference=reference, ordered=ordered)
         draw_them = partial(
-            draw_study, charts=charts, target=target, options=shown, formats=formats
+            draw_study,
+            charts=charts,
+            target=target,
+            options=shown,
+            formats=formats,
+            notices=notices,
         )
         paths, errors = use_readable(members, skipped, draw_them)
         new_paths += paths
@@ -134,7 +140,7 @@ def draw(
         raise BrokenChartError("\n".join([*skipped, *broken]), new_paths)
     if not new_paths:  # the error says it all
         raise (NothingMatchedError if any_readable else ResourceError)("\n".join(skipped))
-    for line in skipped:
+    for line in [*skipped, *list(notices)[:1]]:
         say(line)
     return new_paths
 
@@ -145,8 +151,12 @@ def draw_study(
     target: Path,
     options: Options,
     formats: Sequence[str],
+    notices: dict[str, None],
 ) -> tuple[list[Path], list[DeepstackError]]:
-    """Draw charts of the runs of one study; return the files, and an error a chart not drawn."""
+    """Draw charts of the runs of one study; return the files, and an error a chart not drawn.
+
+    notices: gets the notice of each chart that has one.
+    """
     paths: list[Path] = []
     errors: list[DeepstackError] = []
     for name, function in charts.items() if runs else ():
@@ -154,6 +164,7 @@ def draw_study(
         if isinstance(result, DeepstackError):
             errors.append(result)
             continue
+        notices |= dict.fromkeys(filter(None, [result.notice]))
         try:
             paths += save(result, target, name, formats, options)
         except ResourceError as error:
@@ -233,7 +244,7 @@ def read_reference(
         if not path.is_file():
             continue
         try:
-            table = pd.read_csv(path, comment="#")
+            table = read_texts(path)
             missing = [name for name in REFERENCE_COLUMNS if name not in table]
             if missing:
                 raise ValueError(f"no column {', '.join(missing)}")
@@ -242,6 +253,17 @@ def read_reference(
             raise ConfigError(f"{path}: {error}; expected chart,x,y,label") from error
         tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else None
+
+
+def read_texts(path: Path) -> pd.DataFrame:
+    """Return a table in which each cell is a text as written: `None`, `NA`, `007`, `a # b`.
+
+    A line that begins with # is a comment; an empty `panel` is missing.
+    """
+    lines = [line for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
+    content = "\n".join(line for line in lines if not line.startswith("#"))
+    table = pd.read_csv(io.StringIO(content), dtype=str, keep_default_na=False)
+    return table.assign(panel=table["panel"].replace("", None)) if "panel" in table else table
 
 
 def figure(runs: Runs, name: str, /, **options: Any) -> Figure:

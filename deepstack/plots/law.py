@@ -24,6 +24,7 @@ from deepstack.plots.curves import curve_rows, draw_group
 from deepstack.plots.drawing import Drawing, Group
 from deepstack.plots.loss import loss_label
 from deepstack.plots.style import COLOURS, depth_axis, number_axis, shades
+from deepstack.plots.texts import typeset_power
 from deepstack.records import Run
 
 COMPUTE = "training FLOPs"
@@ -167,4 +168,4 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     drawing.entry(words, patch=True, color=COLOURS[1], alpha=0.3, lw=0)
     drawing.notes += means_note(runs)
     x_name = {"depth": "depth", "width": "width", "compute": "training FLOPs"}[law]
-    return drawing.finish(f"Law of the loss, E + c x$^{{-a}}$, x = {x_name}")
+    return drawing.finish(f"Law of the loss, E + c {typeset_power('x', '−a')}, x = {x_name}")

@@ -15,9 +15,10 @@ from deepstack.analysis.tidy import array_statistics, seed_statistics
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing
-from deepstack.plots.page import axis_label, typeset
+from deepstack.plots.page import axis_label
 from deepstack.plots.panel import Panel, is_drawable, markers
 from deepstack.plots.style import COLOURS, DASHES, GREY, extent, layer_axis, shades
+from deepstack.plots.texts import typeset
 from deepstack.records import Run
 
 MOST_STEPS = 7

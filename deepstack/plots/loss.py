@@ -35,6 +35,7 @@ from deepstack.plots.drawing import Drawing, Group
 from deepstack.plots.page import axis_label
 from deepstack.plots.panel import EDGE_RATE, Panel
 from deepstack.plots.style import DASHES, GREY, number_axis, shades
+from deepstack.plots.texts import typeset_power
 from deepstack.records import Run
 from deepstack.records.cells import counted
 
@@ -222,7 +223,7 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         law = [anchor * (depth / depths[0]) ** power for depth in depths]
         look: Any = {"color": GREY, "ls": dash, "lw": 0.8}
         panel.lines(name, pd.DataFrame({"x": depths, "y": law}), kind="law", zorder=1.5, **look)
-        drawing.entry(f"{typeset_power(name)} ({source})", **look)
+        drawing.entry(f"{typeset_law(name)} ({source})", **look)
     panel.published()
     drawing.depth_axes(depths)
     drawing.value_axis("best learning rate", [panel], log=True)
@@ -240,7 +241,7 @@ def losses_of_depths(runs: Sequence[Run]) -> Losses:
     return {n: at for n, at in losses.items() if math.isfinite(mean_curve(at, seeds)[1].min())}
 
 
-def typeset_power(name: str) -> str:
+def typeset_law(name: str) -> str:
     """Return `N^(−1/2)` with its exponent raised."""
-    base, _, power = name.partition("^")
-    return f"${base}^{{{power.strip('()')}}}$"
+    base, _, exponent = name.partition("^")
+    return typeset_power(base, exponent.strip("()"))

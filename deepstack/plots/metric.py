@@ -49,6 +49,7 @@ from deepstack.plots.drawing import Drawing, is_wide
 from deepstack.plots.page import axis_label
 from deepstack.plots.panel import CROWDED, markers
 from deepstack.plots.style import MARKERS, number, number_axis, scheme_style, shades
+from deepstack.plots.texts import drawn
 from deepstack.records import Run
 
 MOST_NUMBERS = 64  # cells of a map up to which each shows its number
@@ -260,7 +261,7 @@ def label_axis(
         words = [number(v) if isinstance(v, (int, float)) else str(v) for v in categories]
         limits = (-0.5, len(categories) - 0.5)
         axes.set(**{f"{which}ticks": range(len(words)), f"{which}lim": limits})
-        axes.set(**{f"{which}ticklabels": words})
+        axes.set(**{f"{which}ticklabels": list(map(drawn, words))})
         axes.tick_params(axis=which, length=0)
         if which == "x" and max(map(len, words)) * len(words) > 24:
             axes.tick_params(axis="x", labelrotation=90)
@@ -269,7 +270,7 @@ def label_axis(
     log = bool((x > 0).all()) and is_wide(x) and across != LAYER
     number_axis(axes, which, x.tolist(), log)
     if log and across not in (STEP, LAYER) and len(set(x)) <= 6:
-        axes.set_xticks(sorted(set(x)), [number(v) for v in sorted(set(x))])
+        axes.set_xticks(sorted(set(x)), [drawn(number(v)) for v in sorted(set(x))])
 
 
 def quantity_label(runs: Sequence[Run], quantity: Quantity) -> str:

@@ -18,6 +18,7 @@ from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import LINE, wrap
 from deepstack.plots.panel import Panel
 from deepstack.plots.style import LETTER, STYLE, number
+from deepstack.plots.texts import drawn
 from deepstack.records import Run
 from deepstack.records.cells import counted
 
@@ -66,7 +67,8 @@ def map_axes(axes: Axes, depths: Sequence[int], rows: Sequence[str], width: floa
     """
     axes.set(xlim=(-0.5, len(depths) - 0.5), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xticks(range(len(depths)), list(map(str, depths)))
-    axes.set_yticks(range(len(rows)), list(rows))
+    labels = ["\n".join(map(drawn, row.split("\n"))) for row in rows]
+    axes.set_yticks(range(len(rows)), labels)
     beside = LETTER * max(len(line) for row in rows for line in row.split("\n"))
     if LETTER * (len(str(depths[-1])) + 1) > (width - beside) / len(depths):
         axes.tick_params(axis="x", labelrotation=90)

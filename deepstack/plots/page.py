@@ -1,7 +1,6 @@
 """A figure with title, panels, legends and caption, on matplotlib's constrained layout."""
 
 import io
-import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from deepstack.plots.style import COLUMN, GREY, PAGE, STYLE, log_axis
+from deepstack.plots.texts import coded, drawn, is_typeset, strip, typeset
 from deepstack.records import Run
 
 Handle = Line2D | Patch
@@ -121,7 +121,8 @@ class Page:
         """Wrap titles and labels, and keep a label that neighbours share at the outer one only."""
         width = (self.width - 0.55) / self.columns - 0.1
         for i, axes in reversed(list(enumerate(self.axes))):
-            axes.set_title("\n".join(wrap(axes.get_title(loc="left"), SUBTITLE, width)))
+            title = wrap(axes.get_title(loc="left"), SUBTITLE, width)
+            axes.set_title("\n".join(map(drawn, title)))
             before = self.axes[i - 1]
             if i % self.columns and before.get_ylabel() == axes.get_ylabel():
                 axes.set_ylabel("")
@@ -129,11 +130,13 @@ class Page:
             self._wrap_label(axes, self.height)
         for axes, lower in zip(self.axes, self.axes[self.columns :], strict=False):
             axes.set_xlabel("" if axes.get_xlabel() == lower.get_xlabel() else axes.get_xlabel())
+        for axes in self.axes:
+            axes.set_xlabel(drawn(axes.get_xlabel()))
 
     def _wrap_label(self, axes: Axes, inches: float) -> None:
         """Break the label of a y axis of this length between words."""
         lines = wrap(axes.get_ylabel(), STYLE["axes.labelsize"], inches, break_long_words=False)
-        axes.set_ylabel("\n".join(lines))
+        axes.set_ylabel("\n".join(map(drawn, lines)))
 
     def _legend(self, handles: Sequence[Handle], width: float, title: str | None) -> Legend:
         """Return a legend with as many columns as fit into the width, the rows filled evenly.
@@ -142,14 +145,18 @@ class Page:
         """
         size = STYLE["legend.fontsize"]
         line = (STYLE["legend.handlelength"] + STYLE["legend.handletextpad"] + 1.5) * size / 72
-        labels = ["\n".join(wrap(str(each.get_label()), size, width - line)) for each in handles]
+        texts = [wrap(str(each.get_label()), size, width - line) for each in handles]
+        # matplotlib leaves out a label that begins with an underscore.
+        labels = ["\n".join(map(drawn, lines)) for lines in texts]
+        labels = [f"\u00a0{label}" if label.startswith("_") else label for label in labels]
+        heading = "\n".join(map(drawn, wrap(title or "", size, width))) or None
         rows = range(1, len(handles) + 1)
         for columns in sorted({-(-len(handles) // n) for n in rows}, reverse=True):
             legend = self.figure.legend(
                 handles=list(handles),
                 labels=labels,
                 ncols=columns,
-                title="\n".join(wrap(title or "", size, width)) or None,
+                title=heading,
                 alignment="left",
                 bbox_to_anchor=(0, 1),
                 loc="upper left",
@@ -165,7 +172,7 @@ class Page:
         total = float(self.figure.get_figheight())
         for text, size, weight, colour in lines:
             style: Any = {"fontsize": size, "weight": weight, "color": colour, "va": "top"}
-            self.figure.text(PAD / self.width, y / total, text, **style)
+            self.figure.text(PAD / self.width, y / total, drawn(text), **style)
             y -= size * LINE / 72
 
 
@@ -179,6 +186,7 @@ def wrap(text: str, size: float, width: float, weight: str = "normal", **options
     A no-break space is no such place.  The middle of a text of more than LONGEST letters is left
     out.  options: of `textwrap.wrap`.
     """
+    text = coded(text).replace("\n", " ")
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
     lines: list[str] = []
@@ -193,13 +201,9 @@ def wrap(text: str, size: float, width: float, weight: str = "normal", **options
 def text_width(text: str, size: float, weight: str) -> float:
     """Return the inches of a line of text in the figure's font."""
     font = FontProperties(size=size, weight=weight)
-    is_math = text.count("$") % 2 == 0 and "$" in text
-    return float(text_to_path.get_text_width_height_descent(text, font, is_math)[0]) / 72
-
-
-def typeset(symbol: str) -> str:
-    """Indices of a symbol as subscripts: ‖F_0‖_F, θ_{t−1}."""
-    return re.sub(r"_(?:\{([^}]*)\}|(\w))", lambda m: f"$_{{{m[1] or m[2]}}}$", symbol)
+    is_math = is_typeset(text)
+    shown = drawn(text) if is_math else strip(text)
+    return float(text_to_path.get_text_width_height_descent(shown, font, is_math)[0]) / 72
 
 
 def axis_label(

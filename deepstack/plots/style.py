@@ -20,6 +20,7 @@ from matplotlib.ticker import (
 )
 
 from deepstack.errors import ConfigError
+from deepstack.plots.texts import drawn, typeset_power
 from deepstack.registry import unknown
 
 T = TypeVar("T")
@@ -181,7 +182,7 @@ def log_axis(axes: Axes, which: str, low: float, high: float) -> None:
     axis.set_major_locator(LogLocator(subs=digits, numticks=7))
     if sum(low <= tick <= high for tick in axis.get_majorticklocs()) < 2:
         axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: drawn(number(value))))
     axis.set_minor_locator(LogLocator(subs=range(1, 10), numticks=7))
     axis.set_minor_formatter(NullFormatter())
 
@@ -240,10 +241,10 @@ def number(value: float) -> str:
     """A tick label: a plain number where it is short, a power of ten where not."""
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{value:.10g}"
-    power = math.floor(math.log10(abs(value)) + 1e-9)
-    digit = value / 10.0**power
+    exponent = math.floor(math.log10(abs(value)) + 1e-9)
+    digit = value / 10.0**exponent
     front = "" if abs(digit - 1) < 1e-9 else f"{digit:.3g}·"
-    return f"{front}$10^{{{power}}}$"
+    return front + typeset_power("10", exponent)
 
 
 def extent(values: Sequence[float], margin: float = 0.06) -> tuple[float, float]:

@@ -24,9 +24,10 @@ from deepstack.analysis.statistics import (
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing, Group
-from deepstack.plots.page import axis_label, typeset
+from deepstack.plots.page import axis_label
 from deepstack.plots.panel import Panel
 from deepstack.plots.style import GREY
+from deepstack.plots.texts import typeset
 from deepstack.records import Run
 
 RIGHT, RATIO = "right-hand side", "right-hand side / measured"
@@ -97,7 +98,7 @@ def update_label(runs: Sequence[Run], column: str) -> str:
 
 def draw_unrelated(panel: Panel, group: Group, column: str) -> None:
     """Draw the distances of unrelated states in this panel, at most three."""
-    words = "√2·‖F$_0$‖" if column == "model_update" else "√2"
+    words = typeset("√2·‖F_0‖") if column == "model_update" else "√2"
     distances = sorted(unrelated_distance(run, column) for run in group.runs)
     for value in distinct_levels(distances):
         panel.level(value, "unrelated states", f"unrelated states, {words}")

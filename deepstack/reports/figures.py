@@ -79,8 +79,9 @@ def describe_axes(axes: Sequence[Axes], index: int) -> dict[str, Any]:
 def plain(text: str) -> str:
     """Return a label without mathtext and line breaks: `‖F₀‖`."""
     text = re.sub(
-        r"\$_\{?([^}$]*)\}?\$",
+        r"(?<!\\)\$_\{?([^}$]*)\}?\$",
         lambda m: m[1].translate(SUBSCRIPT) if m[1].isdigit() else f"_{m[1]}",
         text,
     )
-    return " ".join(re.sub(r"\$\\?(?:mathregular)?\{?([^$]*?)\}?\$", r"\1", text).split())
+    text = re.sub(r"(?<!\\)\$\\?(?:mathregular)?\{?([^$]*?)\}?\$", r"\1", text)
+    return " ".join(text.replace(r"\$", "$").split())

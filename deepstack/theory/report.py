@@ -158,7 +158,9 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> None:
 
 def lowered(label: str) -> str:
     """Return a label with the indices of symbols as subscripts: θ_l, β_LN, d_head."""
-    return re.sub(r"_(?:\{([^}]*)\}|([A-Za-z]+|\d+))", lambda m: f"$_{{{m[1] or m[2]}}}$", label)
+    from deepstack.plots.texts import typeset_index
+
+    return re.sub(r"_(?:\{([^}]*)\}|([A-Za-z]+|\d+))", lambda m: typeset_index(m[1] or m[2]), label)
 
 
 def lines(axes: Axes, curves: Curves) -> list[Line2D]:

@@ -72,7 +72,7 @@ def make_run(
         for name in outer:
             place = place.setdefault(name, {})
         place[last] = value
-    folder.write_config(json.dumps({"seed": seed, **sections}))
+    folder.write_config(json.dumps({"seed": seed, **sections}, ensure_ascii=False))
     known = {"unigram_entropy": 3.26, "context_free_entropy": 2.98}
     about = {"name": scheme, "label": SCHEMES[scheme].label, "normalised": normalised}
     folder.write_columns(
