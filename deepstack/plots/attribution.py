@@ -15,7 +15,8 @@ from deepstack.analysis.statistics import last_row, points_of, shared_step
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.config import ROLES
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing, Group
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.group import Group
 from deepstack.plots.panel import Panel, markers
 from deepstack.plots.style import COLOURS, DASHES, MARKERS, MORE_COLOURS, shade, step_axis
 from deepstack.plots.texts import typeset
@@ -229,7 +230,7 @@ def update_by_role(runs: list[Run], *, options: Options) -> Chart:
         for role in roles:
             values = table[(table["role"] == role) & np.isfinite(table["value"])]
             rows = seed_statistics(values, "depth")
-            rows = rows[rows["y"] > 0].assign(mark="")
+            rows = drawing.above_zero(rows).assign(mark="")
             style = role_style(role, roles)
             panel.points(role, rows, style)
             words = role.replace("_", " ")

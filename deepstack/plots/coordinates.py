@@ -57,7 +57,7 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
         for value, layer in product(colours, layers):
             chosen = table[(table["layer"] == layer) & (table[other] == value)]
             rows = seed_statistics(chosen, over)
-            rows = rows[rows["y"] > 0].assign(mark="")
+            rows = drawing.above_zero(rows).assign(mark="")
             style = {"color": colours[value]} | LINE_STYLES[layer]
             panel.points(f"{other} {value}, {layer}", rows, style)
         depth_axis(panel.axes, table[over].tolist())

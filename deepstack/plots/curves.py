@@ -10,10 +10,11 @@ from deepstack.analysis.settings import require
 from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.drawing import Drawing, Group, is_wide
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.group import Group
 from deepstack.plots.page import axis_label
 from deepstack.plots.panel import CROWDED, Panel
-from deepstack.plots.style import DASHES, GREY, step_axis
+from deepstack.plots.style import DASHES, GREY, is_wide, step_axis
 from deepstack.records import Run
 
 MOST_POINTS = 2000
@@ -117,7 +118,6 @@ def draw_curves(
         math.ceil(rows.groupby("curve").size().max() / MOST_POINTS) for rows in tables if len(rows)
     )
     log = is_wide(pd.concat(tables)["y"]) and options.y_scale != "lin"
-    zeros = False
     if len(runs) > 1:
         drawing.explain(groups, max(group.curves for group in groups))
     if name:
@@ -129,8 +129,7 @@ def draw_curves(
     ):
         prepare(panel, group)
         step_axis(panel.axes, first_step, int(steps.max()))  # its scale places error bars
-        drawable = rows[rows["y"] > 0] if log else rows
-        zeros |= len(drawable) < len(rows)
+        drawable = drawing.above_zero(rows) if log else rows
         draw_group(panel, group, thinned(drawable, stride), kind=kind)
         for overlay in overlays:
             more = curve_rows(group, overlay.column, overlay.source)
@@ -140,7 +139,6 @@ def draw_curves(
             draw_group(panel, group, more, **style)
     drawing.value_axis(y_label, drawing.panels, log=log)
     drawing.step_axes()
-    drawing.note("zeros are not drawn", when=zeros)
     drawing.note(f"mean over {width} rows", when=width > 1)
     drawing.note(f"one step in {stride} is drawn", when=stride > 1)
     return drawing.finish(title, *notes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar
@@ -28,12 +27,21 @@ from deepstack.analysis.settings import (
     split_series,
 )
 from deepstack.plots.chart import COLUMNS, Chart, LineStyle, Options, PanelRows, Table
+from deepstack.plots.group import Group, scheme_of
 from deepstack.plots.page import Handle, Page
-from deepstack.plots.panel import CROWDED, MARKS, Panel, PointArtists, place_side_by_side
+from deepstack.plots.panel import (
+    CROWDED,
+    MARKS,
+    Panel,
+    PointArtists,
+    place_side_by_side,
+    split_hidden,
+)
 from deepstack.plots.style import (
     COLUMN,
     GREY,
     depth_axis,
+    is_wide,
     number_axis,
     scheme_style,
     setting_style,
@@ -42,32 +50,11 @@ from deepstack.plots.style import (
 )
 from deepstack.plots.texts import font_note, plain
 from deepstack.records import Run
+from deepstack.records.cells import counted
 
 T = TypeVar("T")
 MOST_LINES = 6  # series in a panel; more have a panel for each scheme
 MOST_PANELS = 15
-WIDE = 12  # ratio of the ends of an axis of values from which it is logarithmic
-
-
-@dataclass(frozen=True)
-class Group:
-    """The series and depths that one panel shows; name: None for the only panel."""
-
-    name: str | None
-    series: Sequence[Series]
-    depths: Sequence[int]
-
-    @property
-    def label(self) -> str:
-        return self.name or self.series[0].label
-
-    @property
-    def curves(self) -> int:
-        return len(self.series) * len(self.depths)
-
-    @property
-    def runs(self) -> list[Run]:
-        return [run for s in self.series for n in self.depths for run in s.at(n)]
 
 
 class Drawing:
@@ -96,6 +83,7 @@ class Drawing:
         self.has_bands = False
         self.spread = "± 1 standard deviation"  # the meaning of bands and bars
         self.seeds: set[int] = set()
+        self.hidden = 0  # points that a logarithmic axis does not show
 
         self.depths = sorted({depth for s in self.series for depth in s.depths})
         self.by_depth = False  # whether colours tell depths apart
@@ -219,6 +207,11 @@ class Drawing:
             look = self.style(s, n) if curves is None else self.curve_style(s, n, curves)
             self.entry(f"N = {n}" if self.by_depth else s.label, **look)
 
+    def above_zero(self, rows: pd.DataFrame, column: str = "y") -> pd.DataFrame:
+        """Return the rows that a logarithmic axis shows; the caption counts the others."""
+        self.hidden += int((rows[column] <= 0).sum())
+        return rows[rows[column] > 0]
+
     def note(self, text: str, when: object = True) -> None:
         """Add a note to the caption, if the condition holds."""
         if when:
@@ -327,6 +320,12 @@ class Drawing:
                 panel.axes.text(0.5, 0.5, "no value", **style)
         if self.options.x_scale is not None:
             self._scale_x(self.options.x_scale == "log")
+        self.table.rows, lost = split_hidden(self.table.rows)
+        self.hidden += lost
+        words = (
+            f"left out: {counted('{} points', self.hidden)} at or below 0, which no log axis has"
+        )
+        self.note(words, when=self.hidden)
         place_side_by_side(self.point_artists if self.seeds else {})
         legend_title = legend_title or self._add_exponents()
         caption = [*self.notes, *notes, *caption_of(self.runs, self.depth_settings)]
@@ -385,15 +384,3 @@ class Drawing:
             bar = Line2D([], [], marker="|", ms=7, label=label, **style)
             entries.append(band if self.has_bands else bar)
         return entries
-
-
-def is_wide(values: np.ndarray | pd.Series[float]) -> bool:
-    """Return whether finite values are not negative, and the positive ones lie far apart."""
-    finite = np.asarray(values)[np.isfinite(values)]
-    positive = finite[finite > 0]
-    return bool(len(positive) and (finite >= 0).all() and positive.max() > WIDE * positive.min())
-
-
-def scheme_of(series: Series) -> str:
-    """Return the name of the scheme of a series."""
-    return str(series.runs[0].get(SCHEME, "?"))

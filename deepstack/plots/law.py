@@ -21,7 +21,8 @@ from deepstack.analysis.statistics import final_value, has_diverged, loss_column
 from deepstack.analysis.transfer import vertex
 from deepstack.plots.chart import Chart, Options, chart, in_style
 from deepstack.plots.curves import curve_rows, draw_group
-from deepstack.plots.drawing import Drawing, Group
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.group import Group
 from deepstack.plots.loss import loss_label
 from deepstack.plots.style import COLOURS, depth_axis, number_axis, shades
 from deepstack.plots.texts import typeset_power
@@ -42,7 +43,10 @@ def loss_vs_compute(runs: list[Run], *, options: Options) -> Chart:
     tables = [final_rows(group, budgets, column) for group in groups]
     if max(rows.groupby(["line", "depth"])["x"].nunique().max() for rows in tables) < 2:
         tables = [curve_rows(group, column, losses_by_flops) for group in groups]
-        tables = [rows.query("x > 0 and mark != 'diverged'").assign(mark="") for rows in tables]
+        tables = [
+            drawing.above_zero(rows.query("mark != 'diverged'"), "x").assign(mark="")
+            for rows in tables
+        ]
         drawing.note("one budget: losses of the runs on their way to it")
     flops = pd.concat(tables)["x"]
     require(not flops.empty, "no run that did not diverge has a finite validation loss")

@@ -20,6 +20,7 @@ from deepstack.plots.panel import Panel, is_drawable, markers
 from deepstack.plots.style import COLOURS, DASHES, GREY, extent, layer_axis, shades
 from deepstack.plots.texts import typeset
 from deepstack.records import Run
+from deepstack.records.cells import counted
 
 MOST_STEPS = 7
 MOST_SERIES, MOST_DEPTHS = 10, 4  # of the signals before training
@@ -72,7 +73,8 @@ def pick(drawing: Drawing, diagnostic: str) -> dict[str, tuple[np.ndarray, np.nd
 @chart("grad_norm_by_layer")
 def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     """Gradient norm of each layer on the probe batch, several steps as shades."""
-    drawing, zeros = Drawing(runs_with(runs, "grad_norm"), options), False
+    drawing = Drawing(runs_with(runs, "grad_norm"), options)
+    lost = 0
     picked = pick(drawing, "grad_norm")
     every = sorted({int(s) for taken_at, _ in picked.values() for s in taken_at})
     steps = evenly_spaced(every, MOST_STEPS)
@@ -82,8 +84,8 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
         for step, values in zip(taken_at, records, strict=True):
             if step in colours:
                 rows = pd.DataFrame({"x": np.arange(1, depth + 1), "y": values})
-                drawable = rows[np.isfinite(values) & (values > 0)]
-                zeros |= len(drawable) < depth
+                lost += int((~np.isfinite(values)).sum())
+                drawable = drawing.above_zero(rows[np.isfinite(values)])
                 style: Any = {"marker": markers(depth), "ms": 2, "lw": 0.9}
                 panel.lines(f"step {step}", drawable, color=colours[int(step)], **style)
         layer_axis(panel.axes, depth)
@@ -93,7 +95,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     )
     for step in steps:
         drawing.entry(f"step {step}", color=colours[step])
-    drawing.note("zeros and values that are not finite are not drawn", when=zeros)
+    drawing.note(f"left out: {counted('{} values', lost)} not finite", when=lost)
     return drawing.finish("Gradient norm by layer")
 
 
@@ -274,7 +276,8 @@ def draw_ratios(
             look = {"ls": DASHES[2], "lw": 0.7, "kind": "predicted", "band": False}
             lines.append(("predicted", expected[1][:, 0], look))
         for name, of_seeds, look in lines:
-            rows = array_statistics(np.arange(1, depth + 1), of_seeds).query("y > 0")
+            rows = array_statistics(np.arange(1, depth + 1), of_seeds)
+            rows = panel.drawing.above_zero(rows)
             style: Any = look | {"color": colour, "ms": 1.8, "marker": markers(len(rows))}
             for part in (rows[rows["x"] <= first], rows[rows["x"] > first]):
                 panel.lines(f"{kind.replace('_', '-')}, {name}", part, **style)

@@ -31,7 +31,8 @@ from deepstack.analysis.transfer import (
 )
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import Overlay, draw_curves
-from deepstack.plots.drawing import Drawing, Group
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.group import Group
 from deepstack.plots.page import axis_label
 from deepstack.plots.panel import EDGE_RATE, Panel
 from deepstack.plots.style import DASHES, GREY, number_axis, shades

@@ -45,10 +45,10 @@ from deepstack.analysis.statistics import has_diverged
 from deepstack.analysis.tidy import seed_statistics
 from deepstack.plots.chart import Chart, Options, in_style
 from deepstack.plots.curves import smoothed
-from deepstack.plots.drawing import Drawing, is_wide
+from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import axis_label
 from deepstack.plots.panel import CROWDED, markers
-from deepstack.plots.style import MARKERS, number, number_axis, scheme_style, shades
+from deepstack.plots.style import MARKERS, is_wide, number, number_axis, scheme_style, shades
 from deepstack.plots.texts import drawn
 from deepstack.records import Run
 

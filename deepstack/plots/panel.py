@@ -61,7 +61,7 @@ class Panel:
         kinds |= here
         for kind in here if line is not None else ():
             styles.setdefault(kind, {}).setdefault(str(values["series"]), line_style(line, kind))
-        columns = {"panel": self.name} | values
+        columns = {"panel": self.name, "axes": self.axes} | values
         for row in rows.to_dict("records"):
             self.drawing.table.add(**{str(k): v for k, v in row.items() if v != ""} | columns)
 
@@ -230,6 +230,20 @@ class Panel:
             self.axes.plot(x, y, zorder=2.5, **style)
             self.drawing.entry(str(label), **style)
             self.add(group[["x", "y"]], series=label, kind="reference")
+
+
+def split_hidden(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of a table that its axes show, and the number of the others.
+
+    A logarithmic axis does not show values at or below 0.
+    """
+    shown = []
+    for row in rows:
+        axes = row.get("axes")
+        scales = () if axes is None else ((axes.get_xscale(), "x"), (axes.get_yscale(), "y"))
+        if not any(scale == "log" and row.get(name, math.nan) <= 0 for scale, name in scales):
+            shown.append(row)
+    return shown, len(rows) - len(shown)
 
 
 def line_style(line: Mapping[str, Any], kind: str) -> LineStyle:

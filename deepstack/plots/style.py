@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.ticker import (
@@ -98,6 +99,7 @@ STYLE: Any = {
     "svg.hashsalt": "deepstack",
 }  # fmt: skip
 
+WIDE = 12  # ratio of the ends of an axis of values from which it is logarithmic
 LETTER = 0.62 * STYLE["ytick.labelsize"] / 72  # approximate inches of a letter of a tick label
 
 
@@ -235,6 +237,13 @@ def layer_axis(axes: Axes, depth: int, which: str = "x", ticks: int = 5) -> None
     labelled = sorted({1, *(k for k in rounded if 1 < k < depth - margin), depth})
     ends = (1 - 0.02 * depth, max(depth * 1.02, 2)) if which == "x" else (0.5, depth + 0.5)
     axes.set(**{f"{which}lim": ends, f"{which}label": "layer l", f"{which}ticks": labelled})
+
+
+def is_wide(values: Any) -> bool:
+    """Return whether finite values are not negative, and the positive ones lie far apart."""
+    finite = np.asarray(values)[np.isfinite(values)]
+    positive = finite[finite > 0]
+    return bool(len(positive) and (finite >= 0).all() and positive.max() > WIDE * positive.min())
 
 
 def number(value: float) -> str:

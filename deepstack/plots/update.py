@@ -23,7 +23,8 @@ from deepstack.analysis.statistics import (
 )
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
-from deepstack.plots.drawing import Drawing, Group
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.group import Group
 from deepstack.plots.page import axis_label
 from deepstack.plots.panel import Panel
 from deepstack.plots.style import GREY
@@ -42,7 +43,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     depths = depths_of(runs)
     last, _ = shared_step({run: run.steps["step"].tolist() for run in runs}, options.at_step)
     column = update_column(runs)
-    drawing, has_zeros = Drawing(runs, options), False
+    drawing = Drawing(runs, options)
     steps = sorted({1, last})
     cells = [(group, step) for group in drawing.groups() for step in steps]
     names = [": ".join(filter(None, [group.name, f"step {step}"])) for group, step in cells]
@@ -54,16 +55,14 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             value = partial(value_at, column=column, step=step)
             diverged_by = partial(has_diverged_by, step=step)
             rows = points_of(s.by_depth, value, partial(ceiling_of, column=column), diverged_by)
-            has_zeros |= bool((rows["y"] == 0).any())
             style = drawing.styles[s]
-            panel.points(s.label, rows[rows["y"] > 0], style, entry=True)
+            panel.points(s.label, drawing.above_zero(rows), style, entry=True)
             panel.add_fit(s.label, fit_points(rows), f"step {step}")
         draw_unrelated(panel, group, column)
     drawing.depth_axes(depths)
     require(not drawing.rows("point").empty, f"no run has a finite update above 0 at step {last}")
     drawing.value_axis(update_label(runs, column), drawing.panels, log=True)
     drawing.note("hollow points are left out of the fits", when=drawing.marks)
-    drawing.note("zeros are not drawn", when=has_zeros)
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
         drawing.note(f"step {last} is the last one that all undiverged runs share")
     return drawing.finish("Model update against depth")

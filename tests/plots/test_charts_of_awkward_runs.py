@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, words
+from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout, words
 
+from deepstack.plots import Options
 from deepstack.plots.files import figure
+from deepstack.plots.metric import metric
 from deepstack.records import find_runs
 from deepstack.schemes import SCHEMES
 
@@ -138,7 +140,7 @@ def test_a_setting_in_which_nothing_moved_is_named(tmp_path: Path, name: str) ->
 def test_updates_of_zero_are_named(tmp_path: Path) -> None:
     make_runs(tmp_path, depth=(6, 18), updates=[0.0, 0.1])
     chart = make_chart("update_vs_depth", tmp_path)
-    assert words(chart).count("no value") == 1 and "zeros are not drawn" in caption(chart)
+    assert words(chart).count("no value") == 1 and "2 points at or below 0" in caption(chart)
 
 
 # --- legends and labels --------------------------------------------------------------------
@@ -193,3 +195,38 @@ def test_names_along_a_map_stay_apart(tmp_path: Path, name: str) -> None:
             boxes = [label.get_window_extent() for label in shown]
             assert all(box.x0 >= 0 for box in boxes)
             assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+
+
+# --- logarithmic axes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "options", "lost"),
+    [
+        ("loss_vs_step", {"losses": [3.0, 0.0, -1.0, 2.0, 1.0]}, {"y_scale": "log"}, 2),
+        ("loss_vs_step", {"losses": [3.0] * 5}, {"x_scale": "log"}, 1),  # the evaluation at step 0
+        ("update_vs_step", {"updates": [0.0, 0.1, 5.0]}, {}, 1),
+        ("update_vs_depth", {"depth": (6, 18), "updates": [0.0, 0.1]}, {}, 2),
+        ("final_loss_vs_depth", {"depth": (6, 18), "masked": lambda depth: 6.0 - depth / 2},
+         {"y_scale": "log"}, 1),
+        ("grad_norm_by_layer", {"layers": np.arange(12.0).reshape(2, 6)}, {}, 1),
+    ],
+)  # fmt: skip
+def test_points_that_a_logarithmic_axis_hides_are_counted_and_not_in_the_csv(
+    tmp_path: Path, name: str, settings: Any, options: Any, lost: int
+) -> None:
+    make_runs(tmp_path, **settings)
+    chart = make_chart(name, tmp_path, **options)
+    words = f"left out: {lost} point{'s' * (lost > 1)} at or below 0, which no log axis has"
+    assert words in caption(chart)
+    axes = chart.figure.axes[0]
+    for column, scale in (("x", axes.get_xscale()), ("y", axes.get_yscale())):
+        assert scale != "log" or (chart.data[column].dropna() > 0).all()
+
+
+def test_a_metric_counts_what_its_logarithmic_axis_hides(tmp_path: Path) -> None:
+    make_runs(tmp_path, updates=[0.0, -0.5, 0.2, 30.0])
+    with without_layout():
+        chart = metric(find_runs(tmp_path), "step", "model_update", options=Options(y_scale="log"))
+    assert chart.data["y"].tolist() == [0.2, 30.0]
+    assert "left out: 2 points at or below 0, which no log axis has" in caption(chart)
