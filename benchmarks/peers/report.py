@@ -1,5 +1,6 @@
 """Summarises a measurement as rows, ratios and exponents, and draws the rows."""
 
+import io
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from benchmarks.peers.rows import LOGGED, PRODUCTS_LABEL, UNLOGGED, RowProcess
 from deepstack import config as conf
 from deepstack.analysis import power_law
 from deepstack.errors import ConfigError
+from deepstack.records.files import replace
+from deepstack.records.opened import followed
 
 
 def report(config: conf.Config, measured: Measured, command: str, source: str) -> dict[str, Any]:
@@ -190,7 +193,11 @@ def draw_rows(result: Mapping[str, Any], path: Path) -> None:
         axes.set_xlim(0, most * 1.22)
         axes.set_xlabel(f"time of a training step ({unit}; median, lowest to highest)")
         axes.set_title(title_of(result))
-        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        kind = path.suffix.lower().removeprefix(".") or "png"
+        picture = io.BytesIO()
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(picture, format=kind, metadata=metadata)
+    replace(followed(path.parent) / path.name, picture.getvalue())
 
 
 def title_of(result: Mapping[str, Any]) -> str:

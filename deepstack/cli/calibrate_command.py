@@ -5,6 +5,8 @@ from pathlib import Path
 from deepstack import config as conf
 from deepstack.cli import options as opt
 from deepstack.cli.output import emit, emit_json, log, log_figures, show_runs
+from deepstack.records.files import replace
+from deepstack.records.opened import followed
 
 SHOWN = ("exponent", "low", "high", "curvature", "smallest", "largest", "linearity")
 
@@ -63,7 +65,7 @@ def calibrate_command(
         )
     target = to or out / f"{name}.yaml"
     corrected = measured.corrected if interpolate is None else measured.interpolated(interpolate)
-    target.write_text(conf.to_yaml(corrected), encoding="utf-8")
+    replace(followed(target.parent) / target.name, conf.to_yaml(corrected).encode())
     after = {(row.step, row.role): {"after": row.exponent} for row in measured.rows_after}
     rows = [row._asdict() | after.get((row.step, row.role), {}) for row in measured.rows]
     emit_json({"rows": rows}) if json else emit(rows, False, first=SHOWN)

@@ -10,7 +10,9 @@ from deepstack.cli.completion import complete_config
 from deepstack.cli.options import flag, option
 from deepstack.cli.output import emit_json
 from deepstack.config.load import example
-from deepstack.errors import ConfigError
+from deepstack.errors import ConfigError, ResourceError
+from deepstack.records.files import replace_all
+from deepstack.records.opened import followed
 
 
 def init_command(
@@ -35,14 +37,15 @@ def init_command(
     file = file or Path("experiment.yaml" if source is None else f"{source}.yaml")
     if file.exists():
         raise ConfigError(f"{file} exists already; give another name: deepstack init mine.yaml")
-    beside = file.with_name("deepstack.schema.json")
+    schema_name = "deepstack.schema.json"
+    schema_text = json.dumps(conf.json_schema(), indent=2) + "\n"
+    if text is None:
+        text = conf.annotated_defaults(schema_name)
+    else:
+        text = f"# yaml-language-server: $schema={schema_name}\n{text}"
+    contents = [(schema_name, schema_text.encode()), (file.name, text.encode())]
     try:
-        beside.write_text(json.dumps(conf.json_schema(), indent=2) + "\n", encoding="utf-8")
-        if text is None:
-            text = conf.annotated_defaults(beside.name)
-        else:
-            text = f"# yaml-language-server: $schema={beside.name}\n{text}"
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from error
+        replace_all(followed(file.parent), contents)
+    except ResourceError as error:
+        raise ConfigError(str(error)) from error
     typer.echo(file)

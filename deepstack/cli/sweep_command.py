@@ -21,7 +21,8 @@ from deepstack.config.load import example, example_or_file
 from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.records.cells import counted
-from deepstack.records.files import make_folder
+from deepstack.records.files import LARGEST_TEXT, make_folder, read, replace
+from deepstack.records.opened import followed
 
 if TYPE_CHECKING:
     from deepstack.sweeps import Cell, Launcher
@@ -263,11 +264,11 @@ def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
                 f"{study}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
                 "free; give another folder with --out"
             )
-        make_folder(study)
+        make_folder(followed(study))
     except OSError as error:
         raise ResourceError(
             f"{study}: no folder can be made ({error.strerror}); give another one with --out"
         ) from error
     reference = path.with_suffix(".reference.csv")
     if reference.is_file():
-        shutil.copyfile(reference, study / "reference.csv")
+        replace(followed(study) / "reference.csv", read(reference, LARGEST_TEXT) or b"")

@@ -37,6 +37,7 @@ from deepstack.plugins import bug_in
 from deepstack.records import Run, RunFolder, find_runs
 from deepstack.records.cells import printable
 from deepstack.records.files import replace
+from deepstack.records.opened import followed
 from deepstack.records.published import writable
 from deepstack.registry import unknown
 
@@ -116,7 +117,7 @@ def draw(
         base = Path(folders[0]) if RunFolder(folders[0]).exists() else study
         several = len(studies) > 1
         subfolder = study.name if several else ""
-        target = writable(base / "figures") if out is None else Path(out) / subfolder
+        target = writable(base / "figures") if out is None else followed(Path(out)) / subfolder
         reference = options.reference
         if reference is None:
             reference = read_reference(folders, members)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -76,12 +77,13 @@ def write_analysis(folder: RunFolder, name: str, analysis: Analysis) -> Path:
     caller holds the folder's lock.  Raises ResourceError when the disk refuses.
     """
     parent = folder.analysis_dir
-    target, draft, old = (parent / f"{prefix}{name}" for prefix in ("", ".draft-", ".gone-"))
+    target, ending = parent / name, secrets.token_hex(4)
+    draft, old = (parent / f".{kind}-{name}-{ending}" for kind in ("draft", "gone"))
     arrays = [(f"{key}.npy", npy_bytes(values)) for key, values in analysis.arrays.items()]
     with trouble(target):
-        for left in (draft, old):  # by a killed call
+        for left in parent.glob(".*"):  # by killed calls
             shutil.rmtree(left, ignore_errors=True)
-        replace_all(draft, arrays)
+        replace_all(draft, arrays, folder.path)
         folder.write_json(draft / COLUMNS, {part: getattr(analysis, part) for part in PARTS})
         sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
         folder.write_json(draft / CHECKSUMS, sums)

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from deepstack.errors import ChangedLogError, DifferenceError
-from deepstack.records.files import make_folder, open_file, read, sync_folder, trouble
+from deepstack.records.files import (
+    make_folder,
+    open_file,
+    open_log,
+    read,
+    sync_folder,
+    trouble,
+)
 
 
 def number_text(value: Any) -> str:
@@ -95,7 +102,7 @@ class AppendLog:
             raise self._difference(data.splitlines()[0], header)
         with trouble(path):
             make_folder(path.parent)
-            self._file = open(path, "ab", buffering=0)
+            self._file = open_log(path)
             self._file.truncate(len(data))
             if len(data) < len(header):
                 self._append(header[len(data) :])

@@ -16,24 +16,26 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
 from deepstack.errors import LockedError, ResourceError
+from deepstack.records import opened
 from deepstack.records.published import refuse_published
 
 # Long enough for a holder that has not written its name yet, and for a reader that holds the lock
 # for an instant; well below the two seconds in which a refusal is promised.
 PATIENCE_SECONDS = 0.6
 
-# Do not follow a link (its target would be overwritten), do not wait for a pipe.
-_OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 CHECKSUMS = "checksums.json"
 
 # Bytes of a JSON or YAML file, which is read as a whole.
 LARGEST_TEXT = 2**26
+
+# Bytes up to which a file may be full of holes.
+LARGEST_HOLE = 2**28
 
 # Errors that more space on the disk may cure; libraries such as safetensors give no number.
 _OF_SPACE = (None, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
@@ -72,7 +74,7 @@ def read(path: Path, largest: float = math.inf) -> bytes | None:
 def parse_object(data: bytes) -> dict[str, Any]:
     """Return the JSON object that these bytes hold; raises ValueError for anything else."""
     try:
-        value = json.loads(data)
+        value = json.loads(data, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("is too deeply nested") from None
     except ValueError as error:
@@ -80,6 +82,11 @@ def parse_object(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("is no JSON object")
     return value
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which Python reads and JSON does not have."""
+    raise ValueError(f"found {name}")
 
 
 def mapping(path: Path) -> dict[str, Any]:
@@ -109,10 +116,32 @@ def plain_file(path: Path, largest: int | None = None) -> Path:
 def open_file(path: Path) -> BufferedReader:
     """Open a file to read it; raises OSError, and ResourceError if it is not a regular file."""
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    about = os.fstat(file.fileno())
+    if not stat.S_ISREG(about.st_mode):
         file.close()
         raise ResourceError(f"{path}: found something that is no file; it is not read")
+    if about.st_size > LARGEST_HOLE and is_hollow(file.fileno(), about):
+        file.close()
+        raise ResourceError(
+            f"{path}: found {about.st_size:,} bytes, of which the disk holds "
+            f"{512 * about.st_blocks:,}; deepstack writes no such file, and it is not read"
+        )
     return file
+
+
+def is_hollow(descriptor: int, about: os.stat_result) -> bool:
+    """Return whether the disk holds less than a hundredth of an open file's bytes.
+
+    Reading it could take for ever.  No log and no weights can be compressed so far.
+    """
+    if about.st_blocks:
+        return 100 * 512 * about.st_blocks < about.st_size
+    try:  # some file systems do not count blocks
+        os.lseek(descriptor, 0, os.SEEK_DATA)
+    except OSError as error:
+        return error.errno == errno.ENXIO
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return False
 
 
 def sync_folder(path: Path) -> None:
@@ -132,6 +161,13 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def remove_drafts(folders: Iterable[Path]) -> None:
+    """Remove the drafts of killed processes from folders that exist; leave those of living ones."""
+    for folder in folders:
+        with contextlib.suppress(OSError), opened.open_folder(folder) as descriptor:
+            opened.remove_drafts(folder, descriptor)
 
 
 def refuse_links(folder: Path, below: Sequence[str]) -> None:
@@ -154,69 +190,92 @@ def refuse_links(folder: Path, below: Sequence[str]) -> None:
                     )
 
 
-def make_folder(path: Path) -> list[Path]:
-    """Make a folder and its missing parents durable; return the new ones."""
+def make_folder(path: Path, below: Path | None = None) -> list[Path]:
+    """Make a folder and its missing parents durable; return the new ones.
+
+    below: a folder above, from which on no link is followed.
+    """
+    base = below or path
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in new:
-        sync_folder(folder.parent)
+    base.mkdir(parents=True, exist_ok=True)
+    with opened.open_folder(path, below, make=True):
+        for folder in new:
+            sync_folder(folder.parent)
     return new
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes, below: Path | None = None) -> None:
     """Replace a file atomically (draft, sync, rename, sync): readers see the old or the new one.
 
-    Raises ResourceError when the disk refuses; the old file is then unharmed.
+    below: as of `replace_all`.  Raises ResourceError when the disk refuses; the old file is then
+    unharmed.
     """
-    replace_all(path.parent, [(path.name, data)])
+    replace_all(path.parent, [(path.name, data)], below)
 
 
-def replace_all(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
+def replace_all(
+    folder: Path, contents: Iterable[tuple[str, bytes]], below: Path | None = None
+) -> None:
     """`replace` several files (name, data) of one folder; each is old or new at any moment.
 
-    Syncs the folder once, which takes half as long as once for each file.  Required by the planted
-    faults replaced_in_place and replaced_without_a_sync.
+    Syncs the folder once, which takes half as long as once for each file.
+
+    below: a folder above, from which on no link is followed (default: the folder itself).
+    Required by the planted faults replaced_in_place and replaced_without_a_sync.
     """
     refuse_published(folder)
-    # The holder of the folder's lock is the only writer, so one fixed name is enough; the next
-    # process overwrites a draft that a killed one left.
-    drafts: dict[Path, Path] = {}
-    try:
+    drafts: list[opened.Draft] = []
+    with contextlib.ExitStack() as stack:
         with trouble(folder):
-            make_folder(folder)
+            make_folder(folder, below)
+            descriptor = stack.enter_context(opened.open_folder(folder, below))
         for name, data in contents:
-            path = folder / name
-            drafts[path] = folder / f".{name}.new"
-            with trouble(path), open(drafts[path], "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        for path, draft in drafts.items():
-            with trouble(path):
-                os.replace(draft, path)
+            with trouble(folder / name):
+                drafts.append(opened.Draft(name, descriptor))
+                stack.callback(drafts[-1].close)
+                drafts[-1].write(data)
+        for draft in drafts:
+            with trouble(folder / draft.name):
+                draft.publish()
         with trouble(folder):
             sync_folder(folder)
-    except BaseException:
-        for draft in drafts.values():
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-        raise
+        opened.remove_drafts(folder, descriptor, {draft.name for draft in drafts})
+
+
+def open_log(path: Path) -> FileIO:
+    """Open a file to append to it; raises OSError for a link, a pipe and a hard link."""
+    with opened.open_folder(path.parent) as folder:
+        descriptor = opened.open_regular(path.name, folder, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    return FileIO(descriptor, "ab")
+
+
+def rewrite_end(path: Path, size: int, data: bytes = b"", below: Path | None = None) -> None:
+    """Keep the first `size` bytes of a file and write `data` after them."""
+    with trouble(path):
+        with opened.open_folder(path.parent, below) as folder:
+            file = FileIO(opened.open_regular(path.name, folder, os.O_WRONLY), "wb")
+        with file:
+            file.truncate(size)
+            file.seek(size)
+            while data:
+                data = data[file.write(data) :]
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
     """Hold the lock file `path`; the system frees it when the process ends, however it ends.
 
     After an error, removes the folders made for it if they hold nothing else.  Raises LockedError,
-    naming the holder, if another process keeps it longer than PATIENCE_SECONDS.  Required by the
-    planted faults lock_not_released_by_a_kill and lock_without_effect.
+    naming the holder, if another process keeps it longer than `patience` in seconds.  Required by
+    the planted faults lock_not_released_by_a_kill and lock_without_effect.
     """
     refuse_published(path.parent)
     with trouble(path):
         new = make_folder(path.parent)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o644)
+        with opened.open_folder(path.parent) as parent:
+            descriptor = opened.open_regular(path.name, parent, os.O_RDWR | os.O_CREAT, 0o644)
     _lock_descriptors.add(descriptor)
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience
     try:
         while not _try_lock(descriptor, fcntl.LOCK_EX, path):
             if time.monotonic() > deadline:
@@ -278,7 +337,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def holder(path: Path) -> dict[str, object] | None:
     """Return the holder of the lock file `path`, {pid, host, since}; None if it is free."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _OPEN_FLAGS)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:

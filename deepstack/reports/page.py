@@ -36,6 +36,7 @@ from deepstack.plots.files import csv_bytes, read_reference, render, try_chart
 from deepstack.records import Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
+from deepstack.records.opened import followed
 from deepstack.records.published import writable
 from deepstack.reports.figures import describe_figure
 from deepstack.reports.finding import finding_of
@@ -94,6 +95,7 @@ def report(
     path = writable(Path(folders[0]) / "report.html") if to is None else Path(to)
     if path.is_dir():
         path = path / "report.html"
+    path = followed(path.parent) / path.name
     tell = started or (lambda chart, _: say(chart))
     selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
     page = build_page(folders, path, against, best, at_step, diagnostic, tell, **selection)

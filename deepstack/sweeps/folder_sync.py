@@ -90,12 +90,9 @@ def write_changes(folder: RunFolder, changes: FolderChanges) -> None:
     for name, size, data in changes.files:
         path = path_in(folder, name)
         if size == 0:
-            files.replace(path, data)
-            continue
-        with files.trouble(path), open(path, "r+b") as file:
-            file.truncate(size)
-            file.seek(size)
-            file.write(data)
+            files.replace(path, data, folder.path)
+        else:
+            files.rewrite_end(path, size, data, folder.path)
     for name in changes.removed:
         path = path_in(folder, name)
         with files.trouble(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections import Counter
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deepstack.records.files import replace
+from deepstack.records.opened import followed
 from deepstack.theory.claim import Claim, Curves, Finding, Part, Source
 
 if TYPE_CHECKING:
@@ -152,8 +155,9 @@ def draw(claim: Claim, finding: Finding, folder: Path) -> None:
             axes.set_ylim(bottom=0)
         axes.set(xlabel=lowered(curves.x), ylabel=lowered(curves.y))
         figure = page.finish(f"{claim.id}: {finding.verdict}", claim.formula, (), handles)
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / f"{claim.id}.png", dpi=150, metadata={"Software": None})
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=150, metadata={"Software": None})
+    replace(followed(folder) / f"{claim.id}.png", picture.getvalue())
 
 
 def lowered(label: str) -> str:

@@ -1,6 +1,7 @@
 """Event files of TensorBoard, written with the package tensorboard alone."""
 
 import json
+import secrets
 import struct
 import time
 from collections.abc import Mapping
@@ -32,7 +33,11 @@ class EventLog:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = event_pb2, summary_pb2
-        self._writer = EventFileWriter(str(folder), flush_secs=FLUSH_SECONDS)
+        # Nobody can put a link under a name that is not known before.
+        suffix = f".{secrets.token_hex(4)}"
+        self._writer = EventFileWriter(
+            str(folder), flush_secs=FLUSH_SECONDS, filename_suffix=suffix
+        )
         if first_step > 0:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._add(first_step, session_log=start)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from deepstack.records import (
     sync_folder,
     trouble,
 )
+from deepstack.records.files import rewrite_end
+from deepstack.records.opened import file_in, open_folder, open_new
 
 CHECKPOINTS = 2  # the number that a run keeps
 # The logs whose sha256 a checkpoint stores.
@@ -55,25 +58,27 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     target = folder.checkpoint_path(checkpoint.step)
     if target.exists():
         return
-    draft = target.with_name(f".draft-{checkpoint.step}")
+    ending = secrets.token_hex(4)
+    draft = target.with_name(f".draft-{checkpoint.step}-{ending}")
     parts = {
         name: {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         for name, tensors in checkpoint.parts.items()
     }
     state = json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=2) + "\n"
     with trouble(draft):
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        for name, tensors in parts.items():
-            try:
-                save_file(tensors, draft / f"{name}.safetensors")
-            except SafetensorError as error:  # safetensors' form of a disk error
-                raise OSError(str(error)) from error
-        (draft / STATE).write_text(state)
-        for name in parts:  # safetensors makes files readable by their owner only
-            shutil.copymode(draft / STATE, draft / f"{name}.safetensors")
-        sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
-        (draft / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
+        remove_drafts(folder)
+        with open_folder(draft, folder.path, make=True) as opened:
+            for name, tensors in parts.items():
+                try:
+                    save_file(tensors, file_in(opened, draft / f"{name}.safetensors"))
+                except SafetensorError as error:  # safetensors' form of a disk error
+                    raise OSError(str(error)) from error
+            write_new(opened, STATE, state)
+            for name in parts:  # safetensors makes files readable by their owner only
+                held = (file_in(opened, draft / file) for file in (STATE, f"{name}.safetensors"))
+                shutil.copymode(*held)
+            sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
+            write_new(opened, CHECKSUMS, json.dumps(sums, indent=2) + "\n")
         for path in draft.iterdir():
             sync_file(path)
         sync_folder(draft)
@@ -106,6 +111,18 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+def write_new(opened: int, name: str, text: str) -> None:
+    """Write a new file into an opened folder."""
+    with open(open_new(name, opened), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def remove_drafts(folder: RunFolder) -> None:
+    """Remove what killed processes left in checkpoint/: drafts, and checkpoints half removed."""
+    for left in folder.checkpoint_dir.glob(".*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def keep_only(folder: RunFolder, step: int) -> None:
     """Remove every checkpoint except this one: a finished run keeps only its weights."""
     with trouble(folder.checkpoint_dir):
@@ -113,8 +130,7 @@ def keep_only(folder: RunFolder, step: int) -> None:
             if other != step:
                 discard(folder.checkpoint_path(other))
         if folder.checkpoint_dir.is_dir():
-            for draft in folder.checkpoint_dir.glob(".*"):
-                shutil.rmtree(draft, ignore_errors=True)
+            remove_drafts(folder)
             sync_folder(folder.checkpoint_dir)
 
 
@@ -123,8 +139,7 @@ def discard(path: Path) -> None:
 
     The folder is renamed, and the rename synced, before any of its files is removed.
     """
-    removed = path.with_name(f".gone-{path.name}")
-    shutil.rmtree(removed, ignore_errors=True)
+    removed = path.with_name(f".gone-{path.name}-{secrets.token_hex(4)}")
     path.rename(removed)
     sync_folder(path.parent)
     shutil.rmtree(removed, ignore_errors=True)
@@ -257,7 +272,7 @@ def reset(
             if step < 0:
                 path.unlink(missing_ok=True)
             else:
-                os.truncate(path, extent(path, step).size)
+                rewrite_end(path, extent(path, step).size)
                 sync_file(path)
     for newer in folder.checkpoints():
         if newer > step:

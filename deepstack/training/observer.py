@@ -12,6 +12,7 @@ from typing import Any
 from deepstack.errors import PluginError
 from deepstack.notebook import ProgressBar, in_notebook
 from deepstack.records import Run, RunFolder, trouble
+from deepstack.records.files import open_log
 from deepstack.registry import Registry, refuse_no_name
 from deepstack.trackers import EventLog, heat_maps, layer_summaries, settings
 
@@ -153,8 +154,8 @@ class LogFile(PlainLines):
     def line(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         path = self.folder.log_path
-        with trouble(path), open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{stamp}  {text}\n")
+        with trouble(path), open_log(path) as file:
+            file.write(f"{stamp}  {text}\n".encode("utf-8", "backslashreplace"))
 
 
 def number(value: float | None) -> str:

@@ -4,7 +4,6 @@ The new run has the rows of the record's logs before it starts.  As in a resumed
 then compared when it is written: the first difference ends the training.
 """
 
-import shutil
 import signal
 import tempfile
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from deepstack.errors import (
     ResourceError,
 )
 from deepstack.records import ENDED, RunFolder, existing_run
-from deepstack.records.files import read
+from deepstack.records.files import read, replace
 from deepstack.records.published import is_published
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.extension import Parent, inexact_extension, recorded_config, recorded_logs
@@ -42,7 +41,7 @@ class Record(Parent):
         """Copy the logs with which the new run is compared."""
         super().begin(folder, data)
         for path in recorded_logs(self.folder) if self.compared else ():
-            shutil.copyfile(path, folder.path / path.name)
+            replace(folder.path / path.name, read(path) or b"")
 
 
 def record_of(run: str | Path, *, compared: bool = False) -> Record:

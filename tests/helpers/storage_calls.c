@@ -76,7 +76,12 @@ static int path_of(int file, char *path)
 static int absolute(int folder, const char *path, char *whole)
 {
     char start[PATH];
-    if (path[0] == '/') {
+    int held = -1, used = 0;
+    if (sscanf(path, "/proc/self/fd/%d/%n", &held, &used) == 1 && used) {
+        path_of(held, start);  /* a name in an opened folder */
+        if (snprintf(whole, PATH, "%s/%s", start, path + used) >= PATH)
+            whole[0] = 0;
+    } else if (path[0] == '/') {
         snprintf(whole, PATH, "%s", path);
     } else {
         if (folder == AT_FDCWD) {

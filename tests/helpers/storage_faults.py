@@ -191,7 +191,7 @@ def error_of_the_disk_not_translated() -> None:
 
 @found_by("kills", "status.json")
 def replaced_in_place() -> None:
-    def replace(path: Path, data: bytes) -> None:
+    def replace(path: Path, data: bytes, *_: Path) -> None:
         path.write_bytes(data)
 
     files.replace = replace
@@ -199,7 +199,7 @@ def replaced_in_place() -> None:
 
 @found_by("power_cuts", "status.json")
 def replaced_without_a_sync() -> None:
-    def replace(path: Path, data: bytes) -> None:
+    def replace(path: Path, data: bytes, *_: Path) -> None:
         beside = path.with_name(f".{path.name}.new")
         beside.write_bytes(data)
         beside.replace(path)
@@ -222,7 +222,7 @@ def new_folders_not_synced() -> None:
 @found_by("kills", "status.json")
 def lock_not_released_by_a_kill() -> None:
     @contextlib.contextmanager
-    def locked(path: Path) -> Iterator[None]:
+    def locked(path: Path, patience: float = 0) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL))

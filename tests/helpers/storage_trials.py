@@ -118,7 +118,7 @@ def at_random(harness: Harness, count: int, seed: int = 0) -> list[tuple[int, in
 
 def at_the_end(harness: Harness, choice: Choice = all_calls) -> list[tuple[int, int]]:
     """The call between the last checkpoint and the status 'done'; each of the run that ends so."""
-    drafts = [call for call in harness.alone.calls if call.path.name == ".status.json.new"]
+    drafts = [call for call in harness.alone.calls if call.path.name.startswith(".status.json.")]
     first, out = max(call.number for call in drafts if call.kind == "create"), harness.new()
     harness.run(out, KILL_BEFORE, first)
     calls = [call for call in harness.run(out).calls if call.kind != "mark"]
