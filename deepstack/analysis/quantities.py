@@ -70,10 +70,10 @@ class Quantity:
         import pandas as pd
 
         if self.source == FLOPS:
-            last = int(run.steps["step"].max()) if len(run.steps) else -1
-            taken_steps = np.arange(last + 1)
-            flops = run.meta.get("flops", {}).get("step", math.nan)
-            return pd.DataFrame({"step": taken_steps, "value": taken_steps * float(flops)}).dropna()
+            taken_steps = np.union1d([0], run.steps["step"]) if len(run.steps) else np.arange(0)
+            return pd.DataFrame(
+                {"step": taken_steps, "value": taken_steps * run.step_flops}
+            ).dropna()
         if self.source != "layers":
             logged = getattr(run, self.source)
             return pd.DataFrame({"step": logged["step"], "value": logged.get(self.column)})

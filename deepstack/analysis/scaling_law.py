@@ -49,9 +49,9 @@ def budgets_of(runs: Sequence[Run]) -> Budgets:
     Raises NothingMatchedError without such a run.
     """
     flops = {
-        run: float(run.meta["flops"]["step"]) * int(run.get(STEPS, 0))
+        run: run.step_flops * int(run.get(STEPS, 0))
         for run in runs
-        if run.state in ENDED and len(run.evals) and "flops" in run.meta
+        if run.state in ENDED and len(run.evals) and run.step_flops > 0
     }
     require(flops, "no finished run has a validation loss, and FLOPs in its meta.json")
     groups: list[list[Run]] = []
@@ -230,7 +230,7 @@ def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]
     ended = [run for run in runs if run.state in ENDED and len(run.evals) and not has_diverged(run)]
     require(ended, "no finished run that did not diverge has a validation loss")
     compute, size = law == "compute", WIDTH if law == "width" else DEPTH
-    has_flops = any("flops" in run.meta for run in ended)
+    has_flops = any(run.step_flops > 0 for run in ended)
     budgets = budgets_of(ended) if has_flops or compute else dict.fromkeys(ended, 0.0)
     cells = {(budget, run.get(size)) for run, budget in budgets.items()}
     sizes = Counter(budget for budget, _ in cells)

@@ -250,8 +250,7 @@ def final_value(run: Run, column: str) -> float:
 
 def training_flops(run: Run) -> float:
     """Return the FLOPs of all training steps that a run made; NaN where meta.json has none."""
-    flops = run.meta.get("flops", {}).get("step", math.nan)
-    return float(flops) * int(run.steps["step"].max()) if len(run.steps) else math.nan
+    return run.step_flops * int(run.steps["step"].max()) if len(run.steps) else math.nan
 
 
 def mean_levels(runs: Sequence[Run], value: Callable[[Run], float | None]) -> list[float]:

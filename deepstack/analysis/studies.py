@@ -41,11 +41,11 @@ def find_studies(
     every = [run for folder in folders for run in find_runs(folder)]
     for run in select(every, where, sort, last):
         members = studies.setdefault(Path() if is_joined else run.path.parent, [])
-        if is_joined and (same := seen.setdefault(experiment_of(run), run)) is not run:
+        if wrong := damage_of(run):
+            skipped.append(f"run {run.name} is left out: {wrong}")
+        elif is_joined and (same := seen.setdefault(experiment_of(run), run)) is not run:
             if same.path.resolve() != run.path.resolve():
                 skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
-        elif wrong := damage_of(run):
-            skipped.append(f"run {run.name} is left out: {wrong}")
         else:
             members.append(run)
     return studies, skipped

@@ -7,9 +7,10 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.cli.options import Json, Plugins, RunPath, flag, load_plugins, option
 from deepstack.cli.output import emit_facts, log
-from deepstack.errors import ConfigError
-from deepstack.records import existing_run, find_runs
+from deepstack.errors import ConfigError, ResourceError
+from deepstack.records import Run, existing_run, find_runs
 from deepstack.records.files import replace_all
+from deepstack.records.opened import followed
 
 
 def export_command(
@@ -36,7 +37,7 @@ def export_command(
     if logs is not None:
         from deepstack.trackers import export_logs
 
-        runs, target = find_runs(run), to or Path("logs") / logs
+        runs, target = readable_runs(run), to or Path("logs") / logs
         command = export_logs(runs, logs, target)
         emit_facts({"runs": len(runs), "folder": str(target), "to look at it": command}, json)
         return
@@ -97,5 +98,20 @@ def export_command(
         # the weights are the last: a kill at any moment leaves none, or a complete export
         paths.weights.name: save(to_plain(built.model, values)),
     }
-    replace_all(paths.weights.parent, files.items())
+    replace_all(followed(paths.weights.parent), files.items())
     emit_facts(facts, json)
+
+
+def readable_runs(path: Path) -> list[Run]:
+    """Return the runs below a folder; log a line for each that cannot be read, and leave it out.
+
+    Raises ResourceError if none can be read.
+    """
+    problems = {run: run.damage(layers=True) for run in find_runs(path)}
+    for run, problem in problems.items():
+        if problem is not None:
+            log(f"run {run.name} is left out: {problem}")
+    readable = [run for run, problem in problems.items() if problem is None]
+    if not readable:
+        raise ResourceError(f"{path}: none of its runs can be read")
+    return readable

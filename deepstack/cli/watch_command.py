@@ -22,7 +22,7 @@ from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.records import Run, RunFolder, find_runs
 from deepstack.records.cells import one_line
-from deepstack.records.folder import last_rows
+from deepstack.records.folder import last_rows, logged_number
 
 # A run on another machine may hold a lock that is not seen here: its log grows.
 FRESH_SECONDS = 60.0
@@ -164,10 +164,12 @@ def read_row(folder: RunFolder, name: str, state: str, steps: int | None) -> Run
     last = folder.last_row()
     step = int(last.get("step", 0))
     loss, update = (
-        float(last[name]) if last.get(name) else None for name in ("loss", "model_update")
+        logged_number(folder.steps_path, last[name]) if last.get(name) else None
+        for name in ("loss", "model_update")
     )
-    times = last_rows(folder.timing_path)[1] if state == "running" else []
-    step_times = [float(row[1]) for row in times if len(row) > 1 and row[1]]
+    path = folder.timing_path
+    times = last_rows(path)[1] if state == "running" else []
+    step_times = [logged_number(path, row[1]) for row in times if len(row) > 1 and row[1]]
     step_ms = statistics.median(step_times) if step_times else None
     left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
     return RunRow(name, state, step, steps, loss, update, step_ms, left)

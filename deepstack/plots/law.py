@@ -76,7 +76,7 @@ def final_rows(group: Group, budgets: Budgets, column: str) -> pd.DataFrame:
 
 def losses_by_flops(run: Run) -> pd.DataFrame:
     """Return the evaluations of a run, with its training FLOPs until then for the step."""
-    return run.evals.assign(step=run.evals["step"] * float(run.meta["flops"]["step"]))
+    return run.evals.assign(step=run.evals["step"] * run.step_flops)
 
 
 @chart("iso_flop")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack import yaml_reader
 from deepstack.errors import ResourceError
-from deepstack.records import files
+from deepstack.records import files, shapes
 from deepstack.records.append_log import AppendLog
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ EVALS_COLUMNS = ("step", "loss", "loss_masked", "bits_per_token")
 
 # Keys that identify a run in any study, with the types of their values.
 IDENTITY = {"model.scheme": str, "model.depth": int, "seed": int, "task.name": str}
+
+# Folders of a run in which files are replaced.
+WRITTEN_BELOW = ("layers", "aside", "analysis")
+
+LARGEST_FLOAT32 = 3.4028235e38 * (1 + 1e-6)
 
 ENDED = ("done", "diverged")
 STATES = ("running", "done", "diverged", "failed", "out_of_memory", "interrupted")
@@ -94,11 +100,12 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Lock this folder while the context is open; the lock ends with the process.
 
-        Raises LockedError, naming process and host, if another process has it, and ResourceError
-        if writing would follow a link out of it.
+        Removes drafts that killed processes left.  Raises LockedError, naming process and host, if
+        another process has it, and ResourceError if writing would follow a link out of it.
         """
-        files.refuse_links(self.path, ("layers", "aside", "analysis"))
+        files.refuse_links(self.path, WRITTEN_BELOW)
         with files.locked(self.lock_path):
+            files.remove_drafts([self.path, *(self.path / name for name in WRITTEN_BELOW)])
             yield
 
     def holder(self) -> dict[str, object] | None:
@@ -109,7 +116,7 @@ class RunFolder:
         """Replace one JSON file atomically; NaN and infinities are refused (ValueError)."""
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
         # A path need not be UTF-8; write the surrogates that Python has for such bytes as escapes.
-        files.replace(path, text.encode("utf-8", "backslashreplace") + b"\n")
+        files.replace(path, text.encode("utf-8", "backslashreplace") + b"\n", self.path)
 
     def write_config(self, text: str) -> None:
         """Write the fully resolved config, as YAML."""
@@ -147,13 +154,13 @@ class RunFolder:
         return config
 
     def read_meta(self) -> dict[str, Any]:
-        return _load_json(self.meta_path)
+        return _load_json(self.meta_path, shapes.META)
 
     def read_status(self) -> dict[str, Any]:
-        return _load_json(self.status_path)
+        return _load_json(self.status_path, shapes.STATUS)
 
     def read_columns(self) -> dict[str, Any]:
-        return _load_json(self.columns_path)
+        return _load_json(self.columns_path, shapes.COLUMNS)
 
     def read_state(self) -> str | None:
         """Return the state in status.json; None if there is none yet.
@@ -209,7 +216,7 @@ class RunFolder:
         number = 1
         while (copy := self.path / "aside" / f"{number}-{name}").exists():
             number += 1
-        files.replace(copy, files.read(self.path / name) or b"")
+        files.replace(copy, files.read(self.path / name) or b"", self.path)
         return copy
 
     def write_layers(self, values: Mapping[str, ArrayLike], steps: ArrayLike) -> None:
@@ -221,8 +228,9 @@ class RunFolder:
 
         arrays = {name: np.ascontiguousarray(v, dtype=np.float32) for name, v in values.items()}
         contents = ((f"{name}.npy", npy_bytes(array)) for name, array in arrays.items())
-        files.replace_all(self.layers_dir, contents)
-        files.replace(self.layers_dir / "steps.npy", npy_bytes(np.asarray(steps, dtype=np.int64)))
+        files.replace_all(self.layers_dir, contents, self.path)
+        data = npy_bytes(np.asarray(steps, dtype=np.int64))
+        files.replace(self.layers_dir / "steps.npy", data, self.path)
 
     def read_layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (steps (records,), values (records, depth)) of one diagnostic.
@@ -304,6 +312,27 @@ def read_npy(path: Path) -> np.ndarray:
     return array
 
 
+def logged_number(path: Path, cell: str | None) -> float:
+    """Return the number in a cell of a log, NaN for an empty one.
+
+    Raises ResourceError for one that no run writes there.
+    """
+    try:
+        number = float(cell or "nan")
+    except ValueError as error:
+        raise damage_error(path, f"is no table of numbers ({error})") from error
+    if cell and not is_logged(path, number):
+        raise damage_error(path, f"found {cell:.20}, which no run writes there")
+    return number
+
+
+def is_logged(path: Path, number: float) -> bool:
+    """Return whether a run writes such a number: times are finite, other values of float32."""
+    if path.stem == "timing":
+        return 0 <= number < shapes.LARGEST
+    return not math.isfinite(number) or abs(number) <= LARGEST_FLOAT32
+
+
 def npy_bytes(array: np.ndarray) -> bytes:
     """Return the content of the .npy file of an array."""
     import numpy as np
@@ -313,14 +342,17 @@ def npy_bytes(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _load_json(path: Path) -> dict[str, Any]:
+def _load_json(path: Path, shape: dict[str, Any]) -> dict[str, Any]:
     data = files.read(path, files.LARGEST_TEXT)
     if data is None:
         return {}
     try:
-        return files.parse_object(data)
+        value = files.parse_object(data)
     except ValueError as error:
         raise damage_error(path, str(error) if data else "is empty") from error
+    if problem := shapes.mismatch(value, shape):
+        raise damage_error(path, problem)
+    return value
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:

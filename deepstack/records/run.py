@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from deepstack.records.folder import (
     TIMING_COLUMNS,
     RunFolder,
     damage_error,
+    is_logged,
 )
 from deepstack.records.labels import Labels, read_labels
 from deepstack.records.published import PUBLISHED
@@ -192,6 +194,11 @@ class Run:
             value = value[part]
         return value
 
+    @property
+    def step_flops(self) -> float:
+        """The training FLOPs of a step; NaN if meta.json has none."""
+        return float(self.meta.get("flops", {}).get("step", math.nan))
+
     def layer_names(self) -> list[str]:
         """Return the names of the per-layer diagnostics of this run."""
         return self.folder.layer_names()
@@ -296,10 +303,22 @@ def read_csv(path: Path, columns: Iterable[str]) -> pd.DataFrame:
     if complete.count(b",") != complete.count(b"\n") * (len(names) - 1):  # pandas fills short rows
         raise damage_error(path, f"is no table of numbers (a row has not {len(names)} cells)")
     try:
-        return pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
+        table = pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
     except (ValueError, OverflowError) as error:
         why = str(error).splitlines()[0]
         raise damage_error(path, f"is no table of numbers ({why})") from error
+    refuse_odd_numbers(path, table)
+    return table
+
+
+def refuse_odd_numbers(path: Path, table: pd.DataFrame) -> None:
+    """Raise ResourceError for a number that no run writes into this log."""
+    for name in table:
+        values = table[name].dropna()
+        if len(values):
+            for value in (values.min(), values.max()):
+                if not is_logged(path, float(value)):
+                    raise damage_error(path, f"found {value} as {name}, which no run writes there")
 
 
 def _dtype(name: str) -> str:

@@ -19,6 +19,7 @@ from deepstack.records.folder import (
     STEPS_COLUMNS,
     damage_error,
     last_rows,
+    logged_number,
 )
 from deepstack.records.labels import Labels
 from deepstack.records.run import OPEN_SECTIONS, Run, differing_keys
@@ -149,7 +150,7 @@ def _last_row(path: Path, columns: Iterable[str]) -> dict[str, float]:
     for row in rows:
         if len(row) != len(names) or not row[0].isdecimal():
             raise damage_error(path, f"is no table of numbers (in the row of step {row[0]:.20})")
-        values = [_number(path, cell) for cell in row]
+        values = [logged_number(path, cell) for cell in row]
     return dict(zip(names, values, strict=False))
 
 
@@ -159,14 +160,6 @@ def _median_ms(path: Path) -> float | None:
     with trouble(path), suppress(FileNotFoundError), open_file(path) as file:
         lines = (line.decode("ascii", "replace") for line in file if line.endswith(b"\n"))
         for row in csv.DictReader(lines):
-            latest[row.get("step", "")] = _number(path, row.get("step_ms"))
+            latest[row.get("step", "")] = logged_number(path, row.get("step_ms"))
     times = [time for time in latest.values() if not math.isnan(time)]
     return statistics.median(times) if times else None
-
-
-def _number(path: Path, cell: str | None) -> float:
-    """Return the number in a cell, NaN for an empty one."""
-    try:
-        return float(cell or "nan")
-    except ValueError as error:
-        raise damage_error(path, f"is no table of numbers ({error})") from error
