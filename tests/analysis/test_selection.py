@@ -1,6 +1,7 @@
 """Selection of runs by conditions, order, number and best key, the same in every command."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,12 @@ import pandas as pd
 import pytest
 from helpers.command_line import refusal, typed
 from helpers.plot_runs import make_runs, without_layout
-from helpers.record_runs import end, make_run
+from helpers.record_runs import end, make_run, python
 from helpers.report_pages import draw_only
 
 import deepstack
 from deepstack.errors import ConfigError, NothingMatchedError
-from deepstack.records import RunFolder, find_runs, problems
+from deepstack.records import RunFolder, find_runs, problems, read_labels
 
 RUNS: dict[str, tuple[str, int, float, str]] = {
     "p6": ("post_ln", 6, 0.001, "done"),
@@ -220,6 +221,33 @@ def test_wrong_tags_and_notes(words: list[str], message: str, tmp_path: Path) ->
     folder = make_run(tmp_path / "run")
     assert message in refusal(2, *(folder.path if word == "RUN" else word for word in words))
     assert not (folder.path / "labels.json").exists()
+
+
+TAGGER = """
+import sys
+from deepstack.records import RunFolder, change_note, change_tags
+for number in range(40):
+    change_tags(RunFolder(sys.argv[1]), [f"{sys.argv[2]}-{number}"])
+change_note(RunFolder(sys.argv[1]), sys.argv[2])
+"""
+
+
+def test_no_tag_of_several_writers_is_lost(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    with ExitStack() as stack:
+        writers = [stack.enter_context(python(TAGGER, folder.path, name)) for name in "abcd"]
+    assert [writer.returncode for writer in writers] == [0] * 4
+    labels = read_labels(folder)
+    assert set(labels.tags) == {f"{name}-{number}" for name in "abcd" for number in range(40)}
+    assert labels.note in "abcd"
+
+
+def test_labels_of_absurd_size_are_not_read(tmp_path: Path) -> None:
+    folder = end(make_run(tmp_path / "run"))
+    with (folder.path / "labels.json").open("wb") as file:
+        file.truncate(2**40)
+    assert typed("ls", tmp_path).exit_code == 0
+    assert "allowed at most 1,048,576" in refusal(5, "tag", folder.path, "x")
 
 
 @pytest.mark.parametrize("text", ["{", '{"tags": 3, "note": []}'])
