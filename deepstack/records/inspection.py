@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from deepstack.errors import DeepstackError
+from deepstack.errors import DeepstackError, ResourceError
 from deepstack.records.analyses import analysis_names
 from deepstack.records.append_log import extent
 from deepstack.records.files import CHECKSUMS, mapping, plain_file, sha256, trouble
@@ -45,8 +45,8 @@ def damage(path: Path, largest: int | None = None) -> str | None:
             return f"{min(extra)} is not one of its files"
     except ValueError as error:  # no JSON object, or a name that no file can have
         return f"{CHECKSUMS} {error}"
-    except OSError as error:
-        return str(error)
+    except (OSError, ResourceError) as error:
+        return str(error).removeprefix(f"{path}/")
     return None
 
 

@@ -6,6 +6,7 @@ too.  ‖ΔF‖ is measured from the model that starts so.
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.errors import ConfigError
-from deepstack.model import build_model, with_defaults
+from deepstack.model import build_model, with_defaults, without_defaults
 from deepstack.model.build import Built
 from deepstack.records import CHECKSUMS, Run, RunFolder, existing_run, mapping
 from deepstack.training import checkpoint as ckpt
@@ -161,13 +162,31 @@ def start_of(config: conf.Config, vocab_size: int) -> Start | None:
     there = conf.load_config(folder.config_path)
     step = there.train.steps
     try:
-        weights = ckpt.load(folder.checkpoint_path(step), step).parts["weights"]
+        weights = whole_weights(folder, there, step)
     except (KeyError, ValueError) as error:
         text = f"{KEY}: {folder.path}: its weights cannot be read: {error}"
         raise ConfigError(text, key=KEY) from error
     start = Start(config.model.start, there, start_sha256(config) or "", weights)
     built = build_model(config, vocab_size=vocab_size, device="meta")
     return replace(start, fresh=start.check(config, built))
+
+
+def whole_weights(folder: RunFolder, config: conf.Config, step: int) -> Mapping[str, Tensor]:
+    """Return the weights of a run at a step.
+
+    Raises ValueError unless they have the names, shapes and types of the model of its config, whose
+    vocabulary is that of the embedding.
+    """
+    checkpoint = ckpt.load(folder.checkpoint_path(step), step)
+    weights = checkpoint.parts["weights"]
+    vocab_size = max(weights["embedding"].shape[-2:-1], default=0)
+    if not vocab_size:
+        raise ValueError(f"embedding is {ckpt.shape_of(weights['embedding'])}")
+    built = build_model(config, vocab_size=vocab_size, device="meta")
+    owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
+    if problem := owner.mismatch(checkpoint):
+        raise ValueError(problem)
+    return weights
 
 
 def start_sha256(config: conf.Config) -> str | None:

@@ -142,7 +142,7 @@ def test_a_checkpoint_that_reads_back_wrong_is_never_resumed_from(
     def wrong(tensors: dict[str, torch.Tensor], path: Path) -> None:
         """Write another number than the memory has in the checkpoint of step 3."""
         name = next(iter(tensors))
-        third = path.parent.name == ".draft-3"
+        third = path.parent.resolve().name.startswith(".draft-3-")
         right(tensors | ({name: tensors[name] + 1} if third else {}), path)
 
     monkeypatch.setattr(checkpoint, "save_file", wrong)

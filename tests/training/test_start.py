@@ -1,16 +1,20 @@
 """A run goes on from another one: with its weights, or for more steps after its end."""
 
 import json
+import os
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.command_line import typed
-from helpers.small_runs import data_of, interrupted, small, stop_at
+from helpers.command_line import refusal, typed
+from helpers.small_runs import data_of, interrupted, reseal, small, stop_at
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import deepstack
 from deepstack.errors import ConfigError, DifferenceError, Interrupted
@@ -101,6 +105,45 @@ def test_other_differences_are_refused_with_both_values(
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
         deepstack.train(config_from(trained, **changes), out=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda key, value: value[:0], "embedding is float32 (0, "),
+        (lambda key, value: value[:1], "not float32 (3, "),
+        (lambda key, value: torch.cat([value, value]), "is another model's"),
+        (lambda key, value: value.long(), "is int64"),
+        (lambda key, value: value.half(), "is float16"),
+        (lambda key, value: value.to(torch.complex64), "is complex64"),
+        (lambda key, value: value[..., :-1], "is another model's"),
+        (lambda key, value: value.reshape(-1), "embedding is float32"),
+        (lambda key, value: value.sum(), "embedding is float32 ()"),
+    ],
+)
+def test_weights_of_another_form_are_refused_though_they_are_sealed(
+    change: Callable[[str, Tensor], Tensor], words: str, trained: Run, tmp_path: Path
+) -> None:
+    other = shutil.copytree(trained.path, tmp_path / "other")
+    (file,) = other.glob("checkpoint/*/weights.safetensors")
+    weights = {key: change(key, value).contiguous() for key, value in load_file(file).items()}
+    save_file(weights, file)
+    reseal(file.parent)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        deepstack.train(config_from(trained, model__start=str(other)), out=tmp_path / "out")
+
+
+def test_a_terabyte_of_nothing_is_refused_at_once(trained: Run, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(trained.path, tmp_path / "other"))
+    (weights,) = other.glob("checkpoint/*/weights.safetensors")
+    for path, words in ((weights, "of which the disk holds"), (other / "steps.csv", "is damaged")):
+        os.truncate(path, 2**40)
+        with pytest.raises(ConfigError, match=words):
+            deepstack.train(config_from(trained, model__start=str(other)), out=tmp_path / "out")
+        assert "of which the disk holds" in typed("verify", other).output
+        if path == weights:
+            refusal(7, "export", other, "--to", tmp_path / "export")
+        shutil.copy(trained.path / path.relative_to(other), path)
 
 
 def test_layers_are_copied_as_the_table_says() -> None:
