@@ -3,14 +3,18 @@
 import io
 import logging
 import os
+import re
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from deepstack.errors import ConfigError
+from deepstack.errors import ConfigError, DeepstackError
 from deepstack.records import Run
 from deepstack.registry import unknown
 from deepstack.trackers.tensorboard import EventLog
@@ -19,12 +23,14 @@ from deepstack.trackers.values import heat_maps, scalars, settings
 MLFLOW_BATCH = 1000  # metrics in one call
 MLFLOW_PARAMETERS = 100
 LONGEST_PARAMETER = 6000
+WANDB_FORBIDS = r"[/\\#?%:]"  # in the name of a project
 
 
 def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:
     """Write the logs of runs into the new folder `to`; return the command that shows them.
 
-    Raises ConfigError for an unknown tracker, one whose package is missing, or an existing folder.
+    Raises ConfigError for an unknown tracker, one whose package is missing, or an existing folder,
+    and DeepstackError with the reason if the tracker fails.  A failed export leaves no folder.
     """
     if tracker not in TRACKERS:
         raise ConfigError(f"--logs: {unknown('tracker', tracker, sorted(TRACKERS))}")
@@ -35,10 +41,23 @@ def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:
         with redirect_stdout(sys.stderr):  # libraries greet on stdout
             export(runs, to)
     except ImportError as error:
+        discard(to)
         raise ConfigError(
             f"--logs: {tracker} needs the package {error.name}, of the extra [{tracker}]"
         ) from error
-    return command.format(to=to)
+    except DeepstackError:
+        discard(to)
+        raise
+    except Exception as error:
+        discard(to)
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise DeepstackError(f"--logs: {tracker} could not write the runs: {reason}") from error
+    return command(to)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder that an export began."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def to_tensorboard(runs: Sequence[Run], to: Path) -> None:
@@ -64,8 +83,8 @@ def to_wandb(runs: Sequence[Run], to: Path) -> None:
     )
     for run in runs:
         log = wandb.init(
-            mode="offline", dir=str(to), project=run.study, name=run.name, settings=quiet,
-            config=settings(run), reinit="create_new",
+            mode="offline", dir=str(to), project=re.sub(WANDB_FORBIDS, "_", run.study),
+            name=run.name, settings=quiet, config=settings(run), reinit="create_new",
         )  # fmt: skip
         log_values(run, log.log, wandb.Image)
         log.finish()
@@ -81,12 +100,20 @@ def to_mlflow(runs: Sequence[Run], to: Path) -> None:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     to.mkdir(parents=True)
-    client = MlflowClient(f"sqlite:///{to.resolve()}/mlflow.db")
+    address = mlflow_address(to.resolve())
+    client = MlflowClient(address)
+    literal = Path(address.removeprefix("sqlite:///")).parent
+    if literal != to.resolve():  # MLflow also makes a folder of the escaped name
+        with suppress(OSError):
+            literal.rmdir()
     experiments: dict[str, str] = {}
     for run in runs:
         if run.study not in experiments:
             location = (to / "artifacts" / run.study).resolve().as_uri()
-            experiments[run.study] = client.create_experiment(run.study, artifact_location=location)
+            name = run.study
+            while client.get_experiment_by_name(name):  # MLflow makes one that is called Default
+                name += "_"
+            experiments[run.study] = client.create_experiment(name, artifact_location=location)
         created = client.create_run(experiments[run.study], run_name=run.name)
         number, now = created.info.run_id, int(time.time() * 1000)
         parameters = [
@@ -106,6 +133,12 @@ def to_mlflow(runs: Sequence[Run], to: Path) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(png)
         client.set_terminated(number, "FINISHED" if run.state == "done" else "FAILED")
+
+
+def mlflow_address(folder: Path) -> str:
+    """Return the address of MLflow's database in a folder, which MLflow reads as a URL."""
+    escaped = re.sub("[%?#]", lambda match: quote(match[0]), str(folder))
+    return f"sqlite:///{escaped}/mlflow.db"
 
 
 def to_trackio(runs: Sequence[Run], to: Path) -> None:
@@ -136,10 +169,15 @@ def log_values(run: Run, log: Callable[..., Any], picture: Callable[[Any], Any])
 
 
 Export = Callable[[Sequence[Run], Path], Any]
+Command = Callable[[Path], str]
 
-TRACKERS: dict[str, tuple[Export, str]] = {
-    "tensorboard": (to_tensorboard, "tensorboard --logdir {to}"),
-    "wandb": (to_wandb, "wandb sync {to}/wandb/offline-run-*"),
-    "trackio": (to_trackio, "TRACKIO_DIR={to} trackio show"),
-    "mlflow": (to_mlflow, "mlflow ui --backend-store-uri sqlite:///{to}/mlflow.db"),
+TRACKERS: dict[str, tuple[Export, Command]] = {
+    "tensorboard": (to_tensorboard, lambda to: shlex.join(["tensorboard", "--logdir", str(to)])),
+    "wandb": (to_wandb, lambda to: f"wandb sync {shlex.quote(str(to))}/wandb/offline-run-*"),
+    "trackio": (to_trackio, lambda to: f"TRACKIO_DIR={shlex.quote(str(to))} trackio show"),
+    "mlflow": (
+        to_mlflow,
+        lambda to: shlex.join(["mlflow", "ui", "--backend-store-uri", mlflow_address(to)]),
+    ),
 }
+"""Name of a tracker -> the function that writes the runs, and the command that shows a folder."""

@@ -1,14 +1,17 @@
 """Logs for trackers: equal to those of the run, read back by each tracker's own reader (slow)."""
 
 import json
+import shlex
+import shutil
 import sqlite3
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -19,8 +22,9 @@ from helpers.small_runs import interrupted
 import deepstack
 from deepstack.config import config_hash, parse_config, to_yaml
 from deepstack.errors import ConfigError
-from deepstack.records import Run, RunFolder
+from deepstack.records import Run, RunFolder, find_runs
 from deepstack.trackers import export_logs, heat_maps, scalars
+from deepstack.trackers.export import TRACKERS
 
 
 def settings(*more: str) -> Any:
@@ -216,6 +220,47 @@ def test_wandb_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
         for key, _, _ in heat_maps(run):
             assert last[f"{key}/_type"] == "image-file" and last[f"{key}/width"] > 300
             assert list((tmp_path / "w").glob(f"wandb/*/files/{last[f'{key}/path']}"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's own code
+def test_mlflow_takes_its_own_names_and_any_folder(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setattr("deepstack.trackers.export.heat_maps", lambda run: [("x", 0, b"png")])
+    for name in ("Default", "Default_", "50% of a study"):
+        shutil.copytree(runs["done"].path, tmp_path / "studies" / name / runs["done"].name)
+    to = tmp_path / "a%20b ?c"
+    command = export_logs(find_runs(tmp_path / "studies"), "mlflow", to)
+    client = MlflowClient(shlex.split(command)[-1])
+    experiments = {one.name: one for one in client.search_experiments()}
+    assert set(experiments) == {"Default", "Default_", "Default__", "50% of a study"}
+    assert (to / "mlflow.db").is_file() and list(to.glob("artifacts/50% of a study/*/artifacts"))
+    assert not client.search_runs([experiments["Default"].experiment_id])
+    assert {path.name for path in tmp_path.iterdir()} == {"studies", to.name}
+
+
+def test_a_failed_export_leaves_one_line_and_no_folder(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(runs: Sequence[Run], to: Path) -> None:
+        to.mkdir()
+        raise RuntimeError("table exists\nwith a query of ten lines")
+
+    monkeypatch.setitem(TRACKERS, "mlflow", (fail, str))
+    words = "export", runs["done"].path.parent, "--logs", "mlflow", "--to", tmp_path / "m"
+    line = "deepstack: --logs: mlflow could not write the runs: RuntimeError: table exists\n"
+    assert refusal(1, *words) == line
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("tracker", sorted(TRACKERS))
+def test_the_command_that_shows_an_export_quotes_its_folder(tracker: str) -> None:
+    words = shlex.split(TRACKERS[tracker][1](Path("my logs/it's 5%")))
+    assert any("my logs/it's 5%" in unquote(word) for word in words)
 
 
 @pytest.mark.slow
