@@ -2,6 +2,7 @@
 
 import hashlib
 import html
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from deepstack.records import find_runs
 from deepstack.records.cells import printable
 
 ADDRESS = "127.0.0.1"
+LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.ASCII | re.IGNORECASE)
 LOOK_SECONDS = 2.0
 # Drawing a page while runs train costs them time: the pauses are longer than the drawing.
 PAUSE_FACTOR = 4
@@ -128,9 +130,10 @@ def files_of_runs(folder: str) -> list[object]:
 
 
 class PageHandler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of `/` for requests that name this host.
+    """Answers GET and HEAD of `/` for requests that name the loopback, at any port.
 
-    Another Host header comes from a page of another site whose name points to 127.0.0.1.
+    Another name in the Host header comes from a page of another site whose name points to
+    127.0.0.1.  The port is that of the browser's machine: a tunnel of ssh may have another one.
     """
 
     server: PageServer
@@ -146,8 +149,7 @@ class PageHandler(BaseHTTPRequestHandler):
 
         The tag changes with the page, which asks for it every few seconds.
         """
-        port = self.server.server_address[1]
-        if self.headers.get("Host") not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
+        if not LOOPBACK.fullmatch(self.headers.get("Host", "")):
             self.send_error(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
             return b""
         if self.path.partition("?")[0] != "/":

@@ -68,14 +68,15 @@ def test_the_page_is_the_report(server: PageServer) -> None:
     assert head.status == 200 and nothing == b"" and head.headers["ETag"] == answer.headers["ETag"]
 
 
-def test_only_this_host_is_answered(server: PageServer) -> None:
+def test_only_loopback_names_are_answered_at_any_port(server: PageServer) -> None:
     address, port = server.socket.getsockname()
     assert address == "127.0.0.1"
-    for host in (f"127.0.0.1:{port}", f"localhost:{port}"):
+    tunnel = "127.0.0.1:9000", "localhost:9000", "LOCALHOST:9000", "[::1]:9000", "127.0.0.1"
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", *tunnel):
         assert ask(server, host=host)[0].status == 200
     for host in (
-        "127.0.0.1", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", f"[::1]:{port}",
-        f"127.0.0.1:1{port}", "",
+        f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", f"localhost.evil:{port}",
+        f"xlocalhost:{port}", "127.0.0.1:", "127.0.0.1:1x", "127.0.0.1:9000@evil.example", "",
     ):  # fmt: skip
         answer, body = ask(server, host=host)
         assert answer.status == 403 and b"Finding" not in body, host
