@@ -14,12 +14,13 @@ from deepstack.errors import ConfigError
 from deepstack.records import Analysis, existing_run, sha256, write_analysis
 from deepstack.registry import unknown
 from deepstack.tasks import IGNORE, Batch, Task
-from deepstack.training import Trained, load_trained, torch_settings
+from deepstack.training import Trained, load_trained, torch_settings, usual_torch_modes
 
 HELD_OUT, TRAINING = 4, 16
 """Batches of `train.batch_size` sequences by default: held-out ones, and ones for linear maps."""
 
 
+@usual_torch_modes()
 def analyze_run(
     run: str | Path,
     what: Sequence[str] = ("lens",),

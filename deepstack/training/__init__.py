@@ -9,6 +9,7 @@ from deepstack.training.environment import memory_limit as memory_limit
 from deepstack.training.environment import memory_needed as memory_needed
 from deepstack.training.environment import peak_memory_mb as peak_memory_mb
 from deepstack.training.environment import torch_settings as torch_settings
+from deepstack.training.environment import usual_torch_modes as usual_torch_modes
 from deepstack.training.evaluation import mean_loss as mean_loss
 from deepstack.training.evaluation import to_device as to_device
 from deepstack.training.extension import Parent as Parent

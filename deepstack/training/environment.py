@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,26 @@ def torch_settings(
         memory.fill_uninitialized_memory = fill
 
 
+@contextmanager
+def usual_torch_modes() -> Iterator[None]:
+    """Use torch's defaults that training needs, whatever a notebook has set; restore them.
+
+    These are gradients, no inference mode, no autocast, float32 and the CPU as the default device.
+    """
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if device.type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        stack.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        yield
+
+
 def environment_of(
     config: conf.Config,
     device: torch.device,
@@ -186,14 +206,21 @@ def versions(device: torch.device) -> dict[str, str]:
     }
 
 
-def git_state() -> dict[str, Any]:
-    """Return commit and dirty flag of deepstack's own checkout; empty outside of one."""
-    folder = Path(__file__).resolve().parents[2]
+SOURCE = Path(__file__).resolve().parents[2]
+
+
+def git_state(folder: Path = SOURCE) -> dict[str, Any]:
+    """Return commit and dirty flag of deepstack's own checkout; empty outside of one.
+
+    Variables such as GIT_DIR, which a hook sets, name another repository: git does not see them.
+    git answers for a checkout of another owner too, as in a container: Python runs its code anyway.
+    """
+    variables = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
 
     def ask(*words: str) -> str:
-        command = ["git", "-C", str(folder), *words]
+        command = ["git", "-c", f"safe.directory={folder}", "-C", str(folder), *words]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=10, check=True
+            command, capture_output=True, text=True, timeout=10, check=True, env=variables
         ).stdout.strip()
 
     try:

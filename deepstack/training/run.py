@@ -21,7 +21,7 @@ from deepstack.model import with_defaults, with_steps
 from deepstack.records import Run, write_end
 from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.environment import choose_threads
+from deepstack.training.environment import choose_threads, usual_torch_modes
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.extension import Parent
 from deepstack.training.meta import write_description
@@ -82,16 +82,19 @@ def train(
     DifferenceError (a resumed run whose recomputed rows differ from its log) and Interrupted.
     """
     config = with_steps(conf.checked_config(config))
-    with preflight(
-        config,
-        study,
-        Path(out),
-        observer or default_observer(),
-        allow_env_change=allow_env_change,
-        command=command,
-        parent=parent,
-        stop=stop,
-    ) as prepared:
+    with (
+        usual_torch_modes(),
+        preflight(
+            config,
+            study,
+            Path(out),
+            observer or default_observer(),
+            allow_env_change=allow_env_change,
+            command=command,
+            parent=parent,
+            stop=stop,
+        ) as prepared,
+    ):
         if isinstance(prepared, Run):
             return prepared
         with open_run(prepared) as run:

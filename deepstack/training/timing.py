@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deepstack import config as conf
+from deepstack.training.environment import usual_torch_modes
 from deepstack.training.observer import Observer
 from deepstack.training.preflight import Prepared, preflight
 from deepstack.training.run import TrainingRun, open_run
@@ -39,6 +40,7 @@ def temporary_run(
     """Yield a run in a temporary folder (below `folder`), for measurements of its parts."""
     with (
         tempfile.TemporaryDirectory(prefix="deepstack-", dir=folder) as out,
+        usual_torch_modes(),
         preflight(config, "trial", Path(out), Observer(), saves=False) as prepared,
     ):
         assert isinstance(prepared, Prepared)
