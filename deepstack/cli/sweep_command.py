@@ -162,7 +162,7 @@ def sweep_command(
     if skipped:
         log(
             f"skipped, because they failed before: {len(skipped)} "
-            f"(reasons: deepstack ls {out / name}); "
+            f"(reasons: deepstack ls {shlex.quote(str(out / name))}); "
             f"to run them again: --retry {','.join(sorted({c.state for c in skipped}))}"
         )
     if stop.signal is not None:
@@ -206,7 +206,8 @@ def refine_study(
     ]
     emit(rows, json)
     if not quiet:
-        log(f"next: deepstack compare {search['out'] / search['name']} --transfer")
+        folder = shlex.quote(str(search["out"] / search["name"]))
+        log(f"next: deepstack compare {folder} --transfer")
 
 
 def ray_address(words: Sequence[str]) -> str | None:
@@ -231,9 +232,9 @@ def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
     if not submitted:
         for script in scripts:
             typer.echo(script)
-        first = "one after the other has ended, " if in_turn else ""
+        limit = f" (each runs {order['workers']} at a time)" if in_turn else ""
         commands = " && ".join(f"sbatch {shlex.quote(str(script))}" for script in scripts)
-        log(f"{runs}{parts}; submit them {first}with: {commands}")
+        log(f"{runs}{parts}; submit them with: {commands}{limit}")
         return
     job: str | None = None
     for number, script in enumerate(scripts):

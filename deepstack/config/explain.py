@@ -118,6 +118,8 @@ def _problem(path: KeyPath, error: Any, tree: Node) -> Problem:
 def _unknown_key(path: KeyPath, node: Node) -> str:
     word, siblings = str(path[-1]), schema_at(path[:-1])["properties"]
     text = f"found the {unknown('key', word, siblings)}"
+    if nested := _nested_form(word, dotted_key(path[:-1])):
+        return f"found the key {quote(word)}; files nest their keys: {nested}"
     if nearest(word, siblings):
         return text
     if near := suggest_key(path):
@@ -126,6 +128,18 @@ def _unknown_key(path: KeyPath, node: Node) -> str:
     if path[:-1] in ((), ("model",)) and is_value:
         return f"{text}; an option of a scheme: model.scheme_options.{word}"
     return text
+
+
+def _nested_form(word: str, section: str) -> str | None:
+    """Return a dotted key of a section as nested YAML, 'model: {depth: …}'; None for no setting."""
+    known = {*setting_keys(), *sections()}
+    full = f"{section}.{word}".strip(".")
+    key = next((key for key in (full, word) if key in known), None) if "." in word else None
+    if key is None:
+        return None
+    within = f"{section}." if section else ""
+    first, *others = key.removeprefix(within).split(".")
+    return f"{first}: " + "".join(f"{{{other}: " for other in others) + "…" + "}" * len(others)
 
 
 def _wrong_value(path: KeyPath, node: Node) -> str:

@@ -1,6 +1,7 @@
 """Load configurations from YAML files and overrides, with the place of every mistake."""
 
 import os
+import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +47,7 @@ def parse_config(
     """Return the configuration in a YAML text.  source: its name in messages."""
     tree, mistakes = read_tree(text, source, overrides)
     if sweep := tree.section.pop("sweep", None):
-        message = f"this file describes a sweep; use: deepstack sweep {source}"
+        message = f"this file describes a sweep; use: deepstack sweep {shlex.quote(str(source))}"
         mistakes.append(Problem(sweep.key_where or sweep.where, "sweep", message))
     config, problems = validate(tree)
     raise_problems(merge_problems(mistakes, problems))

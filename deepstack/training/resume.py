@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def load_trained(folder: RunFolder, notify: Callable[[str], None]) -> Trained:
         state = folder.read_status().get("state", "interrupted")
         raise NothingMatchedError(
             f"{folder.path} has no whole checkpoint to load (its run is {state}); to train it "
-            f"again: deepstack train {folder.config_path} --study NAME"
+            f"again: deepstack train {shlex.quote(str(folder.config_path))} --study NAME"
         )
     built.load(newest.parts["weights"])
     built.at_step(newest.step)

@@ -4,6 +4,18 @@
 BAD: dict[str, tuple[str | bytes, str]] = {
     "unknown key": ("model:\n  detph: 6\n",
      "f.yaml:2:3: model.detph: found the unknown key 'detph'; did you mean 'depth'?"),
+    "dotted key": (
+        "model.norm.kind: rms\n",
+        "f.yaml:1:1: model.norm.kind: … files nest their keys: model: {norm: {kind: …}}",
+    ),
+    "dotted key in a section": (
+        "model:\n  norm.kind: rms\n",
+        "f.yaml:2:3: model.norm.kind: … files nest their keys: norm: {kind: …}",
+    ),
+    "dotted key that repeats its section": (
+        "model:\n  model.depth: 3\n",
+        "f.yaml:2:3: model.model.depth: … files nest their keys: depth: …",
+    ),
     "key of another section": ("depth: 6\n", "f.yaml:1:1: depth: … did you mean 'model.depth'?"),
     "option of a scheme": ("model: {power: 1}",
      "f.yaml:1:9: model.power: … an option of a scheme: model.scheme_options.power"),
