@@ -17,6 +17,13 @@ if sys.platform == "win32":
     sys.tracebacklimit = 0  # the sentence alone
     raise ImportError("deepstack runs on Linux and macOS; on Windows, use it inside WSL 2")
 
+if sys.flags.optimize > 1:
+    sys.tracebacklimit = 0
+    raise ImportError(
+        "deepstack reads equations and help from docstrings, which PYTHONOPTIMIZE=2 (python -OO) "
+        "removes; first: unset PYTHONOPTIMIZE, or use python -O"
+    )
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
