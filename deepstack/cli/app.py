@@ -228,6 +228,8 @@ def main(application: typer.Typer = app) -> None:
         if isinstance(stream, io.TextIOWrapper):
             with suppress(OSError):  # a fork may have replaced a file by a terminal
                 stream.reconfigure(errors="backslashreplace")
+    # Figures become files. A notebook's kernel names its own backend, which need not exist here.
+    os.environ["MPLBACKEND"] = "agg"
     with one_line_endings():
         application()
 

@@ -1,12 +1,13 @@
 """Shows the progress of one run: steps, loss, ‖ΔF‖ and time left."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from deepstack.cli.output import log, terminal_console
+from deepstack.cli.output import is_interactive, log, terminal_console
 from deepstack.records.cells import printable
 from deepstack.training import Observer, PlainLines, Started
 
@@ -54,7 +55,7 @@ def observe(quiet: bool) -> Iterator[Observer]:
     console = terminal_console()
     if quiet:
         yield Observer()
-    elif console.is_terminal:
+    elif is_interactive(sys.stderr):
         display = Display(console)
         with display.progress:
             yield display

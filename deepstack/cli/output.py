@@ -6,6 +6,7 @@ Control characters, as from a hostile file name, appear as escapes on both strea
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 import threading
@@ -99,6 +100,15 @@ def terminal_console(stream: TextIO | None = None) -> Console:
     return Console(file=terminal, markup=False, emoji=False)
 
 
+def is_interactive(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that moves its cursor, so that a display may change.
+
+    FORCE_COLOR asks for colours in a pipe and not for a display; TERM=dumb has neither.
+    """
+    dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return raw(stream).isatty() and not dumb
+
+
 class Work:
     """The progress of a command: a text, and the part that is done if the total is known."""
 
@@ -139,7 +149,7 @@ def show_work(text: str, quiet: bool = False) -> Iterator[Work]:
         redirect_stderr=False,
     )
     work = Work(progress, text)
-    if quiet or not raw(sys.stderr).isatty():
+    if quiet or not is_interactive(sys.stderr):
         yield work
         return
     timer = threading.Timer(DELAY_SECONDS, progress.start)
@@ -247,13 +257,14 @@ def emit(
         return
     columns = [Column(name, [row.get(name) for row in rows]) for name in names]
     console = Console()
-    bold = "\x1b[1m", "\x1b[0m"
-    if not console.is_terminal:
-        print_table(columns)
+    has_style = console.is_terminal and not console.is_dumb_terminal and not console.no_color
+    bold = ("\x1b[1m", "\x1b[0m") if has_style else ()
+    if not raw(sys.stdout).isatty():
+        print_table(columns, *bold)
         return
     shown = columns_that_fit(columns, first, console.width)
     shrink(shown, console.width)
-    print_table(shown, *(() if console.no_color else bold))
+    print_table(shown, *bold)
     if omitted := ", ".join(column.title for column in columns if column not in shown):
         log(f"omitted on this narrow terminal: {omitted}; --json or a pipe has all")
 

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from deepstack.cli import options as opt
-from deepstack.cli.output import show_work
+from deepstack.cli.output import is_interactive, show_work
 from deepstack.errors import BrokenChartError
 
 
@@ -32,7 +32,7 @@ def report_command(
         selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
         with show_work("reading runs", quiet) as work:
             say = (lambda line: None) if quiet else work.note
-            started = work.step if sys.stderr.isatty() else None
+            started = work.step if is_interactive(sys.stderr) else None
             path = write_report(
                 directories, to, against, best, at_step, diagnostic, say, started, **selection
             )

@@ -1,5 +1,6 @@
 """Prints the plan of `deepstack sweep`, its progress, and its results as a table."""
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from deepstack.cli.output import emit, log, terminal_console
+from deepstack.cli.output import emit, is_interactive, log, terminal_console
 from deepstack.cli.watch_command import RunRow, changes_of_state, clock, counts, read_row, run_table
 from deepstack.config import Study, values
 from deepstack.errors import ResourceError
@@ -89,7 +90,7 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[Pro
     console, rows = terminal_console(), dict[str, RunRow]()
     if quiet:
         yield lambda progress: None
-    elif console.is_terminal:
+    elif is_interactive(sys.stderr):
         bar = Bar(
             BarColumn(bar_width=None),
             TextColumn("{task.description}"),

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deepstack.cli.options import flag, option
-from deepstack.cli.output import terminal_console
+from deepstack.cli.output import is_interactive, terminal_console
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.errors import NothingMatchedError, ResourceError
 from deepstack.records import Run, RunFolder, find_runs
@@ -55,7 +55,7 @@ def watch_command(
         console.print(run_table(rows, len(rows) + 6, caption_of(rows, directory)))
         return
     with ended_by_ctrl_c():
-        if console.is_terminal:
+        if is_interactive(sys.stdout):
             with Live(console=console, auto_refresh=False, redirect_stdout=False) as live:
                 while True:
                     rows = watcher.read()
