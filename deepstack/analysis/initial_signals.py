@@ -22,6 +22,7 @@ SIGNALS = {
     "stream_grad": "stream_grad",
     "grad_norm": "grad_norm",
     "jacobian": "jacobian",
+    "jacobian_error": "jacobian_error",
     "attention_entropy": "attention_entropy_attention",
     "rank_collapse": "rank_collapse",
     "attention_gain": "effective_gain_attention",
@@ -34,6 +35,8 @@ RATES = {
     "parameter_gradient_exponent": ("grad_norm", -1),
     "jacobian_exponent": ("jacobian", -1),
 }
+
+INTERVALS = ("angle_exponent", "gradient_exponent", "jacobian_ratio")
 
 
 def signal_layers(runs: Sequence[Run]) -> pd.DataFrame:
@@ -104,8 +107,9 @@ def seed_rows(layers: pd.DataFrame) -> pd.DataFrame:
 def signal_table(layers: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a row per setting, depth and side: means over seeds, None where nothing is finite.
 
-    The angle and the gradient exponent have a 95 % interval over seeds, `…_low` and `…_high`
-    (Student's t).  The side is left out if there is one.
+    INTERVALS have a 95 % interval over three seeds or more, `…_low` and `…_high` (Student's t).
+    The draws of the Jacobian differ by seed, so that its interval includes their error.  The side
+    is left out if there is one.
     """
     by_seed = seed_rows(layers)
     keys = ["setting", "depth", *(["side"] if by_seed["side"].nunique() > 1 else [])]
@@ -115,7 +119,7 @@ def signal_table(layers: pd.DataFrame) -> list[dict[str, Any]]:
         for name in table.columns.difference(["setting", "scheme", "depth", "side", "seed"], False):
             mean = mean_of(table[name].tolist())
             row[name] = finite_or_none(mean.value)
-            if name in ("angle_exponent", "gradient_exponent"):
+            if name in INTERVALS:
                 row[f"{name}_low"] = finite_or_none(mean.low)
                 row[f"{name}_high"] = finite_or_none(mean.high)
         rows.append(row)

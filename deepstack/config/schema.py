@@ -180,7 +180,7 @@ class Log(Section):
     stream_update: bool = False
     """Whether a record has ‖x_l,t − x_l,0‖ of every layer; it keeps the stream of the start."""
     jacobian: bool = False
-    """Whether a record has the norm of the Jacobian of F by each layer's output: one more pass."""
+    """Whether a record has the norm of the Jacobian of F with respect to each layer's output."""
     noise_scale: bool = False
     """Whether a record has the gradient noise scale: a pass for each of the probe_sequences."""
     attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0

@@ -22,6 +22,12 @@ from deepstack.model.sublayers import scaled_linear
 from deepstack.parameters import Bank, layer_norms
 from deepstack.schemes import Scheme, Stream, visible
 
+# Random draws for the norm of a Jacobian, over the sequences of the probe batch together.
+DRAWS = 32
+
+# Values of F for which one pass measures several draws: small passes cost their launches alone.
+VALUES_AT_ONCE = 2**13
+
 
 @dataclass
 class Snapshot(SublayerStatistics):
@@ -38,7 +44,7 @@ class Snapshot(SublayerStatistics):
     - states: (depth + 1, batch, seq, d), the stream x_l.  initial_states: the same at θ_0.
     - stream: (depth + 1, tokens), ‖x_l‖₂.
     - stream_grad: the norm of the loss's gradient by x_l.  It counts all tensors of `cut`.
-    - jacobian: ‖∂F/∂x_l‖_F² over the numbers in F.
+    - jacobian: ‖∂F/∂x_l‖_F² over the numbers in F, and the standard error of this estimate.
 
     Every sublayer: the fields of `SublayerStatistics`.
 
@@ -70,7 +76,7 @@ class Snapshot(SublayerStatistics):
     loss: Tensor
     skip_loss: Tensor | None = None
     initial_states: Tensor | None = None
-    jacobian: Tensor | None = None
+    jacobian: tuple[Tensor, Tensor] | None = None
     gradient_noise: Tensor | None = None
     shared: dict[str, Any] = field(default_factory=dict)
 
@@ -116,6 +122,7 @@ def take(
     initial: Sequence[Tensor],
     skipped: int = 0,
     jacobian: bool = False,
+    seed: int = 0,
     initial_states: Mapping[str, Tensor] | None = None,
     gradient_noise: Mapping[str, Tensor] | None = None,
 ) -> list[Snapshot]:
@@ -124,8 +131,8 @@ def take(
     layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch.
     before: values of these banks before the last step, None at initialisation; initial: at θ_0.
     skipped: how many layers are left out in turn, one forward pass each.  jacobian: whether to
-    measure the norm of ∂F/∂x_l, one forward and one backward pass.  initial_states: those of
-    `stream_states` at θ_0.  gradient_noise: side -> (2, depth), of `gradient_noise`.
+    measure the norm of ∂F/∂x_l, see `jacobian_norms`; seed: of its draws.  initial_states: those
+    of `stream_states` at θ_0.  gradient_noise: side -> (2, depth), of `gradient_noise`.
     """
     trained = [p for layer in model.layers for p in layer.parameters() if p.requires_grad]
     with evaluating(model), torch.enable_grad(), record_values(model) as recorded:
@@ -134,7 +141,7 @@ def take(
         )
         for tap in reversed(recorded.values()):
             tap.free_graph()
-    jacobians = jacobian_norms(model, tokens) if jacobian else {}
+    jacobians = jacobian_norms(model, tokens, seed) if jacobian else {}
     losses = losses_without(model, tokens, loss, skipped) if skipped else {}
     snapshots = []
     for side, stack in model.stacks.items():
@@ -174,7 +181,7 @@ def take(
                 loss=value,
                 skip_loss=losses.get(side),
                 initial_states=initial_states[side] if initial_states else None,
-                jacobian=jacobians.get(side),
+                jacobian=jacobians.get(side),  # the norm and its standard error
                 gradient_noise=gradient_noise[side] if gradient_noise else None,
             )
         )
@@ -202,14 +209,8 @@ def gradient_norms(
     of: F -> 0-d.  The norms by the stream are side -> (depth + 1,), one for each boundary; the
     stream is side -> x_l at each of them.
     """
-    measured: list[list[Tensor]] = []
-    states: dict[str, list[Tensor]] = {side: [] for side in model.stacks}
-    replace = partial(cut, measured=measured, known=set())
-    # Detached, so that the backward pass ends at the first sublayer.
-    inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
-    for side, _, x in boundaries(model, inputs, replace):
-        states[side].append(visible(x).detach())
-    value = of(model.last.leave(x))
+    F, measured, states = cut_pass(model, tokens)
+    value = of(F)
     tensors = [*parameters, *(tensor for of_one in measured for tensor in of_one)]
     # A scheme may own a parameter that its layers do not use; its gradient is 0.
     gradients = torch.autograd.grad(value, tensors, allow_unused=True)
@@ -220,6 +221,20 @@ def gradient_norms(
     by_boundary = torch.stack([torch.linalg.vector_norm(part) for part in each])
     by_side = dict(zip(states, by_boundary.split([*map(len, states.values())]), strict=True))
     return value.detach(), by_parameter, by_side, states
+
+
+def cut_pass(
+    model: Transformer, tokens: Tensor
+) -> tuple[Tensor, list[list[Tensor]], dict[str, list[Tensor]]]:
+    """Return F, the tensors of `cut` at every boundary, and the stream: side -> x_l at each."""
+    measured: list[list[Tensor]] = []
+    states: dict[str, list[Tensor]] = {side: [] for side in model.stacks}
+    replace = partial(cut, measured=measured, known=set())
+    # Detached, so that the backward pass ends at the first sublayer.
+    inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
+    for side, _, x in boundaries(model, inputs, replace):
+        states[side].append(visible(x).detach())
+    return model.last.leave(x), measured, states
 
 
 def cut(stream: Stream, measured: list[list[Tensor]], known: set[int]) -> Stream:
@@ -241,21 +256,57 @@ def cut(stream: Stream, measured: list[list[Tensor]], known: set[int]) -> Stream
     return tree_map_only(Tensor, lambda y: views.get(id(y), y), stream)
 
 
-def jacobian_norms(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
-    """Return ‖∂F/∂x_l‖_F²/dim F at every boundary: side -> (depth + 1,).
+def jacobian_norms(
+    model: Transformer, tokens: Tensor, seed: int
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return ‖∂F/∂x_l‖_F²/dim F and its standard error: side -> two (depth + 1,).
 
-    tokens: (batch, seq).  E‖Rᵀ J‖² = ‖J‖_F² for independent N(0, 1) in R; one fixed draw of R is
-    taken, and divided by ‖R‖² in the place of dim F.
+    tokens: (batch, seq).  F of a sequence depends on the stream of that sequence alone, so its
+    m values give E‖Rᵀ J‖² = ‖J‖_F²/m for R uniform on the unit sphere.  A sequence has
+    DRAWS/batch values of R, but two or more, drawn by `seed`.  The error is that of their mean, by
+    their deviation within each sequence.  With as many draws as values in F the rows of the
+    identity take the place of R; the norm is then exact and the error 0.
     """
-    draws: list[Tensor] = []
-
-    def product(F: Tensor) -> Tensor:
-        draws.append(torch.randn(F.shape, generator=torch.Generator().manual_seed(0)).to(F.device))
-        return (F * draws[0]).sum()
-
+    batch, random = len(tokens), torch.Generator().manual_seed(seed)
+    draws = max(2, DRAWS // batch)
     with evaluating(model), torch.enable_grad(), model.unfused():
-        _, _, norms, _ = gradient_norms(model, tokens, product)
-    return {side: (norm / draws[0].norm()).square() for side, norm in norms.items()}
+        size = model.inputs(tokens[:1])[-1].numel()  # m
+        exact = draws >= size
+        draws = size if exact else draws
+        copies = min(draws, max(1, VALUES_AT_ONCE // (batch * size)))
+        F, measured, states = cut_pass(model, tokens.repeat(copies, 1))
+        flat = [tensor for of_one in measured for tensor in of_one]
+        squares: list[Tensor] = []  # (boundaries, copies, batch) of each backward pass
+        for first in range(0, draws, copies):
+            if exact:  # zeros in the place of rows beyond the last
+                R = torch.eye(size)[first : first + copies, None].expand(-1, batch, -1)
+                R = torch.cat([R, torch.zeros(copies - len(R), batch, size)])
+            else:
+                R = torch.randn(copies, batch, size, generator=random)
+                R = R / R.norm(dim=-1, keepdim=True)
+            R = R.reshape(F.shape).to(F)
+            is_last = first + copies >= draws
+            gradients = torch.autograd.grad(F, flat, R, retain_graph=not is_last, allow_unused=True)
+            lengths = [by_sequence(g, copies * batch, F) for g in gradients]
+            each = torch.stack(lengths).split([*map(len, measured)])
+            sums = torch.stack([part.sum(dim=0) for part in each])
+            squares.append(sums.unflatten(1, (copies, batch)))
+    values = torch.cat(squares, dim=1)[:, :draws]  # (boundaries, draws, batch)
+    means = values.mean(dim=(1, 2))
+    errors = torch.zeros_like(means)
+    if not exact:
+        errors = (values.var(dim=1).sum(dim=1) / draws).sqrt() / batch
+    depths = [*map(len, states.values())]
+    both = zip(means.float().split(depths), errors.float().split(depths), strict=True)
+    return dict(zip(states, both, strict=True))
+
+
+def by_sequence(gradient: Tensor | None, count: int, like: Tensor) -> Tensor:
+    """Return the square norm of a gradient (…, count, seq, d) for each sequence, in fp64."""
+    if gradient is None:
+        return like.new_zeros(count, dtype=torch.float64)
+    squares = gradient.double().square().sum(dim=(-2, -1))
+    return squares.reshape(-1, count).sum(dim=0)
 
 
 def losses_without(

@@ -53,10 +53,16 @@ def jacobian(snapshot: Snapshot) -> Values:
     """‖∂F/∂x_l‖_F² over the number of values in F, on the probe batch (needs log.jacobian).
 
     The averaged partial Jacobian norm, Doshi et al. 2021, arXiv:2111.12143, of F, which follows the
-    final norm.  Estimated as ‖Rᵀ ∂F/∂x_l‖²/‖R‖² with one R of independent N(0, 1).  It is 1 in the
-    last layer if F = x_N.
+    final norm.  The mean over 32/batch random draws for each sequence, two or more; exact if a
+    sequence has no more values in F (`jacobian_norms`).  It is 1 in the last layer if F = x_N.
     """
-    return {} if snapshot.jacobian is None else snapshot.jacobian[1:]
+    return {} if snapshot.jacobian is None else snapshot.jacobian[0][1:]
+
+
+@diagnostic("jacobian_error", "standard error of ‖∂F/∂x_l‖_F²/dim F", parts=())
+def jacobian_error(snapshot: Snapshot) -> Values:
+    """Standard error of `jacobian` over its random draws; 0 where it is exact (log.jacobian)."""
+    return {} if snapshot.jacobian is None else snapshot.jacobian[1][1:]
 
 
 @diagnostic("angular_distance", "∠(x_{l−1}, x_l)/π", parts=())

@@ -162,6 +162,7 @@ class SnapshotWriter:
                 initial=[self._initial[bank.key] for bank in banks],
                 skipped=self.config.log.skipped_layers,
                 jacobian=self.config.log.jacobian,
+                seed=self.config.seed,
                 initial_states=self._initial_states,
                 gradient_noise=noise,
             )

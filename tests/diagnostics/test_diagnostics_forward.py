@@ -20,7 +20,7 @@ from torch.autograd.functional import jacobian
 from torch.overrides import TorchFunctionMode
 
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
-from deepstack.diagnostics.snapshot import stream_states
+from deepstack.diagnostics.snapshot import DRAWS, stream_states
 from deepstack.errors import ConfigError
 from deepstack.schemes import SCHEMES, Scheme
 
@@ -242,8 +242,11 @@ def composite(X: Tensor) -> Tensor:
     return (one * most).sqrt()
 
 
-def jacobian_rows(toy: ToyModel) -> list[float]:
-    """‖Rᵀ ∂F/∂x_l‖²/‖R‖² of every layer, R the fixed draw."""
+def jacobian_rows(toy: ToyModel, rounds: int = DRAWS // 3) -> list[tuple[float, float]]:
+    """Mean and standard error of ‖Rᵀ ∂F/∂x_l‖² of every layer over R of length 1, by sequence.
+
+    Each of the 3 sequences has `rounds` of them.
+    """
     outputs: list[Tensor] = []
     hooks = [
         layer.register_forward_hook(lambda module, args, out: outputs.append(out))
@@ -252,18 +255,28 @@ def jacobian_rows(toy: ToyModel) -> list[float]:
     F = toy.model.hidden(toy.tokens)
     for hook in hooks:
         hook.remove()
-    R = torch.randn(F.shape, generator=torch.Generator().manual_seed(0))
-    gradients = torch.autograd.grad((F * R).sum(), outputs)
-    return [(size(gradient) / size(R)) ** 2 for gradient in gradients]
+    R = torch.randn(rounds, 3, F[0].numel(), generator=torch.Generator().manual_seed(7))
+    R = (R / R.norm(dim=-1, keepdim=True)).reshape(rounds, *F.shape)
+    values = torch.stack(
+        [
+            torch.stack([g.flatten(1).double().square().sum(dim=1) for g in gradients])
+            for r in R
+            for gradients in [torch.autograd.grad(F, outputs, r, retain_graph=True)]
+        ],
+        dim=1,
+    )  # (layers, rounds, sequences)
+    errors = (values.var(dim=1) / rounds).sum(dim=1).sqrt() / 3
+    return list(zip(values.mean(dim=(1, 2)).tolist(), errors.tolist(), strict=True))
 
 
 def expected_values(toy: ToyModel, post: bool) -> list[dict[str, float]]:
     """Layer by layer, file name of a diagnostic -> its value."""
     jacobians, layers = jacobian_rows(toy), record_pass(toy)
     rows: list[dict[str, float]] = []
-    for entry, share in zip(layers, jacobians, strict=True):
+    for entry, (share, error) in zip(layers, jacobians, strict=True):
         row = of_layer(entry)
-        row |= {"jacobian": share, "gradient_variance": 3.0, "noise_scale": 1.5}
+        row |= {"jacobian": share, "jacobian_error": error}
+        row |= {"gradient_variance": 3.0, "noise_scale": 1.5}
         merged = len(entry["sublayers"]) == 2 and entry["layer"].readers[0]
         sums = [record["sum"] for record in entry["sublayers"]]
         for record, following in zip(entry["sublayers"], [*sums[1:], entry["y"]], strict=True):
@@ -307,7 +320,8 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
         take(
             toy.model, toy.banks, toy.tokens, toy.loss,
             before=[v - LAST_STEP for v in values], initial=[v - SINCE_START for v in values],
-            jacobian=True, initial_states={side: 0.75 * states for side, states in stream.items()},
+            jacobian=True, seed=7,
+            initial_states={side: 0.75 * states for side, states in stream.items()},
             gradient_noise={
                 side: torch.tensor([[3.0], [2.0]]).expand(2, len(states) - 1)
                 for side, states in stream.items()

@@ -24,7 +24,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import DIAGNOSTICS
 from deepstack.diagnostics import stream as stream_module
 from deepstack.diagnostics.noise_scale import GradientNoise, gradient_noise
-from deepstack.diagnostics.snapshot import divide_evenly
+from deepstack.diagnostics.snapshot import divide_evenly, jacobian_norms
 from deepstack.diagnostics.spectral import spectral_norms
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
@@ -117,6 +117,48 @@ def test_exponents_are_those_of_mean_field_theory(signals: Signals) -> None:
     shares = [1 / 8 + 7 / 8 * 2.0**-k for k in range(4)]
     assert measured == pytest.approx(np.array(shares), rel=0.25)
     assert rows["Post-LN", 8]["gradient_exponent"] < -0.05
+
+
+def whole_jacobians(toy: ToyModel) -> Tensor:
+    """‖∂F/∂x_l‖_F²/dim F of every layer by a backward pass from each value of F."""
+    outputs: list[Tensor] = []
+    hooks = [
+        layer.register_forward_hook(lambda module, args, out: outputs.append(out))
+        for layer in toy.model.layers
+    ]
+    with toy.model.unfused():
+        F = toy.model.hidden(toy.tokens).flatten()
+    for hook in hooks:
+        hook.remove()
+    rows = [torch.autograd.grad(value, outputs, retain_graph=True) for value in F]
+    squares = torch.tensor([[g.double().square().sum().item() for g in row] for row in rows])
+    return squares.mean(dim=0)
+
+
+@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
+def test_the_jacobian_of_few_values_is_exact(family: str) -> None:
+    toy = ToyModel(
+        model__scheme="post_ln", model__family=family, model__d_model=4, model__n_heads=1,
+        task__seq_len=2, log__probe_sequences=3,
+    )  # fmt: skip
+    measured = jacobian_norms(toy.model.eval(), toy.tokens, seed=0)
+    value, error = (torch.cat([both[i][1:] for both in measured.values()]) for i in (0, 1))
+    assert value.tolist() == pytest.approx(whole_jacobians(toy).tolist(), rel=1e-5)
+    assert error.count_nonzero() == 0 and value[-1] == pytest.approx(1)  # of Post-LN F = x_N
+
+
+def test_random_jacobians_agree_with_whole_ones_within_their_error() -> None:
+    """Tokens of 16 layers of Post-LN are nearly equal, so that few directions carry the norm."""
+    toy = ToyModel(model__scheme="post_ln", model__depth=16)
+    exact, seeds = whole_jacobians(toy)[:-1], range(12)
+    draws = [jacobian_norms(toy.model.eval(), toy.tokens, seed)["encoder"] for seed in seeds]
+    values, errors = (torch.stack([one[i][1:-1] for one in draws]).double() for i in (0, 1))
+    z = (values - exact) / errors
+    assert 0.6 < z.square().mean().sqrt() < 1.8 and abs(z.mean()) < 0.8
+    assert ((values.mean(dim=0) - exact).abs() < 0.15 * exact).all()
+    # 32 draws leave at most √(2/32) of the value, where one direction carries all
+    assert (errors < 0.4 * values).all() and (values.std(dim=0) < 0.3 * exact).all()
+    assert len({round(float(value), 9) for value in values[:, 0]}) == len(seeds)
 
 
 def test_the_variance_of_pre_ln_grows_linearly(signals: Signals) -> None:
