@@ -29,12 +29,12 @@ class RoleExponent(NamedTuple):
 
     role: a parameter role, or `together` for all at once.  exponent, error: mean over seeds of the
     slopes of log ‖ΔF_role‖ on log N, and its standard error.  low, high: its 95 % interval
-    (Student's t over seeds).  curvature, curvature_error: the same of the coefficient of (log N)²
-    in a parabola.  smallest, largest: mean ‖ΔF_role‖ over seeds at the depths where it is least and
-    greatest.  linearity: ‖ΔF_role‖ at half the learning rate over that at the full rate; 0.5 is
-    linear.  origin: `initial` if the role's change was applied to θ_0, `current` if it was taken
-    back from θ_t, `alone` if the role was trained alone.  None for a value that the runs do not
-    determine.
+    (Student's t, three seeds or more).  curvature, curvature_error: the same of the coefficient of
+    (log N)² in a parabola.  smallest, largest: mean ‖ΔF_role‖ over seeds at the depths where it is
+    least and greatest.  linearity: ‖ΔF_role‖ at half the learning rate over that at the full rate,
+    where neither is within rounding; 0.5 is linear.  origin: `initial` if the role's change was
+    applied to θ_0, `current` if it was taken back from θ_t, `alone` if the role was trained alone.
+    None for a value that the runs do not determine.
     """
 
     step: int
@@ -184,12 +184,15 @@ def unmoved_roles(rows: Sequence[RoleExponent]) -> list[str]:
 
 
 def linearity(table: pd.DataFrame) -> float | None:
-    """Return the mean ratio of updates at half and at the full learning rate, or None."""
+    """Return the mean ratio of updates at half and at the full learning rate, or None.
+
+    Pairs in which either movement is 0, and so within rounding (`role_updates`), are left out.
+    """
     wide = table.pivot_table(index=["depth", "seed"], columns="lr", values="value")
     if len(wide.columns) < 2:
         return None
     half, full = wide.iloc[:, -2], wide.iloc[:, -1]
-    ratios = (half / full)[full > 0].dropna()
+    ratios = (half / full)[(half > 0) & (full > 0)].dropna()
     return finite_or_none(ratios.mean())
 
 

@@ -153,6 +153,22 @@ def test_a_power_law_is_fitted_with_the_error_of_its_seeds() -> None:
     assert row.linearity == pytest.approx(0.5)
 
 
+def test_movements_within_rounding_say_nothing_on_linearity() -> None:
+    table = updates(lambda n, s: n**0.5)
+    table.loc[(table["seed"] == 1) & (table["lr"] == 0.5), "value"] = 0.0
+    (row,) = role_exponents(table)
+    assert row.linearity == pytest.approx(0.5)
+    table.loc[table["lr"] == 0.5, "value"] = 0.0
+    (row,) = role_exponents(table)
+    assert row.linearity is None
+
+
+def test_two_seeds_have_an_exponent_without_an_interval() -> None:
+    table = updates(lambda n, s: n ** (0.4 + 0.1 * s))
+    (row,) = role_exponents(table[table["seed"] < 2])
+    assert row.exponent == pytest.approx(0.45) and row.low is None and row.high is None
+
+
 def test_a_role_that_does_not_move_f_has_no_exponent_even_if_that_seed_lacks_a_depth() -> None:
     table = updates(lambda n, s: 0.0 if s == 2 else n**0.5)
     (row,) = role_exponents(table[(table["seed"] < 2) | (table["depth"] < 48)])
