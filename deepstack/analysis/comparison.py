@@ -74,12 +74,12 @@ def compare(
     | val_loss, val_sd | nats | final validation loss, where [MASK] is shown if anywhere: mean and |
     |                  |      | standard deviation over the `n` seeds that are done                |
     | val_low,         | nats | 95 % interval of that mean: Student's t with n - 1 degrees of      |
-    | val_high         |      | freedom; empty for one seed                                        |
+    | val_high         |      | freedom; empty below three seeds                                   |
     | unigram          | nats | loss of a predictor without context on the same positions          |
     | difference, se   | nats | with `against`: val_loss minus the baseline's, of runs alike in    |
     |                  |      | all else, seed by seed: mean and standard error over the `pairs`   |
     | diff_low,        | nats | 95 % interval of the difference: Student's t with pairs - 1        |
-    | diff_high        |      | degrees of freedom; empty for one pair                             |
+    | diff_high        |      | degrees of freedom; empty below three pairs                        |
     | train.lr, …      |      | with `best`: its value here, and `edge`: whether it is the least   |
     |                  |      | or the greatest that was tried, so that a better one may lie there |
     | update_first     |      | ‖ΔF‖ after the first step, relative where some F leaves no norm    |

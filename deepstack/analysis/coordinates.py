@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deepstack.analysis.fit import signed
+from deepstack.analysis.intervals import signed
 from deepstack.analysis.settings import SEED, WIDTH, depth_of, require, split_series
 from deepstack.analysis.statistics import has_diverged_by, layers_at, seed_coefficient
 from deepstack.records import Run
@@ -61,8 +61,8 @@ def coordinate_slopes(table: pd.DataFrame, over: str) -> list[dict[str, Any]]:
     """Return the exponent of each quantity in `over` (width or depth), and the verdict.
 
     table: from `coordinates`, of one setting.  A row for each quantity, layer and value of the
-    other one of width and depth: exponent with its 95 % interval (Student's t over seeds), verdict,
-    least and greatest mean, number of seeds.
+    other one of width and depth: exponent with its 95 % interval (Student's t over three seeds or
+    more), verdict, least and greatest mean, number of seeds.
     """
     other = "depth" if over == "width" else "width"
     rows = []

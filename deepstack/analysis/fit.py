@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from deepstack.analysis.intervals import LEAST_SEEDS, signed
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -27,16 +29,18 @@ class Fit(NamedTuple):
     seeds: int = 1
 
     def __str__(self) -> str:
-        """`0.52 ± 0.03`, `0.486 ± 0.003`, or without an error the number of points."""
-        if math.isnan(self.standard_error):
-            return f"{signed(self.exponent, 2)} ({self.n} points)"
+        """`0.52 ± 0.03`, `0.486 ± 0.003`; below three seeds `0.52 (2 seeds)`, `0.52 (4 points)`."""
+        exponent = signed(self.exponent, 2)
+        if not self.has_error:
+            words = f"{self.seeds} seeds" if self.seeds > 1 else f"{self.n} points"
+            return f"{exponent} ({words})"
         digits = 2 if self.standard_error >= 0.005 else 3
         return f"{signed(self.exponent, digits)} ± {self.standard_error:.{digits}f}"
 
-
-def signed(value: float, digits: int) -> str:
-    """Return a number with so many decimals and a minus sign, without one for 0.00."""
-    return f"{value:z.{digits}f}".replace("-", "−")
+    @property
+    def has_error(self) -> bool:
+        """Whether the standard error is one over three seeds or more."""
+        return self.seeds >= LEAST_SEEDS and not math.isnan(self.standard_error)
 
 
 def power_law(x: Sequence[float], y: Sequence[float]) -> Fit | None:
@@ -84,6 +88,6 @@ def fit_points(points: pd.DataFrame) -> Fit | None:
 
 def exponent_title(fits: Sequence[Fit | None]) -> str:
     """Return the title of a legend of exponents, which explains their errors."""
-    seeds = {fit.seeds for fit in fits if fit is not None and not math.isnan(fit.standard_error)}
-    errors = [f"over {n} seeds" if n > 1 else "of the line" for n in sorted(seeds, reverse=True)]
-    return f"exponent of N, ± standard error {' or '.join(errors)}" if errors else "exponent of N"
+    seeds = {fit.seeds for fit in fits if fit is not None and fit.has_error}
+    errors = " or ".join(map(str, sorted(seeds, reverse=True)))
+    return f"exponent of N, ± standard error over {errors} seeds" if errors else "exponent of N"

@@ -11,6 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from deepstack.analysis.intervals import (
+    ENDS,
+    LEAST_SEEDS,
+    NO_INTERVAL,
+    Interval,
+    ends,
+    interval,
+    over_samples,
+)
 from deepstack.analysis.settings import (
     DEPTH,
     NEVER_DEPTH_SETTINGS,
@@ -25,7 +34,6 @@ from deepstack.analysis.settings import (
     varying_settings,
 )
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column, training_flops
-from deepstack.analysis.transfer import Interval, interval, resample
 from deepstack.errors import NothingMatchedError
 from deepstack.records import ENDED, Run
 
@@ -34,7 +42,8 @@ SAME_BUDGET = 1.1
 LEAST = 4  # values of x: three numbers are fitted
 SMALLEST, LARGEST = 1e-3, 10.0  # limits of the exponent a
 NO_FLOOR = 1e-6  # nats: E at its limit, 0
-DRAWS = 400  # bootstrap samples
+DRAWS = 400  # bootstrap samples of the seeds
+GRID = 50  # values of log a that are tried at once
 
 BySeed = Mapping[int, float]
 """Seed -> final loss."""
@@ -95,10 +104,10 @@ def made_flops(runs: Sequence[Run]) -> float:
 
 
 class Law(NamedTuple):
-    """L = E + c x^(-a), each with its 95 % bootstrap interval.
+    """L = E + c x^(-a), each with its 95 % interval over seeds, if there are three.
 
     residual: root of the mean square of loss minus law, in nats.  n: values of x.  seeds: those
-    that every x shares.  samples: E, c and a of each bootstrap sample.
+    that every x shares.  samples: E, c and a from all seeds and from each sample of them.
     """
 
     E: Interval
@@ -110,10 +119,10 @@ class Law(NamedTuple):
     samples: np.ndarray
 
     def curve(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the law at x, and the limits of the central 95 % of its bootstrap samples."""
+        """Return the law at x, and the ends of its 95 % interval over seeds, NaN without one."""
         E, c, a = self.samples.T[:, :, None]
-        low, high = np.quantile(E + c * x**-a, (0.025, 0.975), axis=0)
-        return self.E.value + self.c.value * x**-self.a.value, low, high
+        curves = E + c * x**-a
+        return curves[0], *ends(curves, self.seeds)
 
 
 Points = dict[float, list[Run]]
@@ -123,67 +132,77 @@ Points = dict[float, list[Run]]
 def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) -> Law:
     """Fit the law to the mean loss at each x by least squares, with 0 <= E and c > 0.
 
-    Intervals come from samples of the seeds that every x shares, equal at every x; with fewer than
-    two, from samples of the points.  Raises NothingMatchedError for fewer than four x, for losses
-    that do not fall with x, and where the interval of a reaches a limit, so that it has no end.
+    Intervals come from samples of the seeds that every x shares, equal at every x; there are none
+    below three of them.  With fewer than two, the means are over the seeds of each x.  Those of c
+    and a are intervals of their logarithms.  Raises NothingMatchedError for fewer than four x, or
+    four with one seed, for losses that do not fall with x, and where a reaches a limit in 2.5 % of
+    the samples.
     """
     require(len(x) >= LEAST, f"needs {LEAST} values or more to fit three numbers; found {len(x)}")
     at = np.asarray(x, float)
     seeds = sorted(set.intersection(*map(set, losses)))
-    if len(seeds) > 1:
-        by_seed = np.array([[here[seed] for seed in seeds] for here in losses])
-        means = by_seed.mean(axis=1)
-        drawn = [tuple(sorted(sample)) for sample in resample(range(len(seeds)), draws)]
-        # Few seeds have few samples.
-        fits = {sample: solve(at, by_seed.take(sample, 1).mean(axis=1)) for sample in set(drawn)}
-        samples = [fits[sample] for sample in drawn]
-    else:
-        require(len(at) > LEAST, f"needs two seeds, or more than {LEAST} values, for an interval")
-        means = np.array([np.mean(list(here.values())) for here in losses])
-        samples = [
-            solve(at[points], means[points])
-            for points in resample(range(len(at)), draws)
-            if len(set(points)) >= LEAST
-        ]
-    best = solve(at, means)
-    require(best[1] > 0, "the loss does not fall with x, as E + c x^(-a) does")
-    E, c, a = map(interval, zip(best, *samples, strict=True))
     require(
-        c.low > 0 and 1.01 * SMALLEST < a.low and a.high < 0.99 * LARGEST,
-        f"the interval of the exponent has no end: {a.value:.2g} ({a.low:.2g} to {a.high:.2g}, "
-        f"limits {SMALLEST:g} and {LARGEST:g}); needs more seeds or a wider range",
+        len(at) > LEAST or len(seeds) > 1,
+        f"needs two seeds, or more than {LEAST} values, to fit three numbers",
     )
-    error = means - (E.value + c.value * at**-a.value)
-    residual = math.sqrt(np.mean(error**2))
-    return Law(E, c, a, residual, len(at), max(len(seeds), 1), np.array(samples))
+    if len(seeds) > 1:
+        by_seed = {seed: np.array([here[seed] for here in losses]) for seed in seeds}
+    else:
+        seeds = [0]
+        by_seed = {0: np.array([np.mean(list(here.values())) for here in losses])}
+    samples = over_samples(
+        lambda sample: np.mean([by_seed[seed] for seed in sample], axis=0), seeds, draws
+    )
+    distinct, places = np.unique(samples, axis=0, return_inverse=True)
+    laws = solve(at, distinct)[places.ravel()]
+    require(laws[0, 1] > 0, "the loss does not fall with x, as E + c x^(-a) does")
+    E, c, a = laws[0].tolist()
+    others = laws[1:] if len(laws) > 1 else laws
+    (_, k, least), (_, _, most) = np.quantile(others, ENDS, axis=0, method="nearest")
+    require(
+        k > 0 and 1.01 * SMALLEST < least and most < 0.99 * LARGEST,
+        f"the exponent is not determined: {a:.2g} ({least:.2g} to {most:.2g} in samples of the "
+        f"seeds, limits {SMALLEST:g} and {LARGEST:g}); needs more seeds or a wider range",
+    )
+    residual = math.sqrt(np.mean((samples[0] - (E + c * at**-a)) ** 2))
+    parts = (
+        interval(column.tolist(), len(seeds), log=positive)
+        for column, positive in zip(laws.T, (False, True, True), strict=True)
+    )
+    return Law(*parts, residual, len(at), len(seeds), laws)
 
 
-def solve(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """Return E, c and a of least squares; c is 0 if y does not fall with x."""
-    from scipy.optimize import minimize_scalar
+def solve(x: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """Return E, c and a of least squares for each row of losses, (rows, 3).
 
+    c is 0 if the losses do not fall with x.  losses: (rows, len(x)).  A grid of log a between its
+    limits is divided again around the best value of each row, until its spacing is below 1e-9.
+    """
     middle = math.exp(np.log(x).mean())  # k = c middle^(-a) is as large as the losses
     z = np.log(x / middle)
+    low, high = (np.full(len(losses), math.log(end)) for end in (SMALLEST, LARGEST))
+    rows = np.arange(len(losses))
+    while True:
+        grid = np.linspace(low, high, GRID, axis=1)  # (rows, GRID)
+        basis = np.exp(-np.exp(grid)[:, :, None] * z)
+        E, k = linear(basis, losses[:, None])
+        error = np.square(E[..., None] + k[..., None] * basis - losses[:, None]).sum(axis=-1)
+        best = error.argmin(axis=1)
+        spacing = float((grid[:, 1] - grid[:, 0]).max())
+        if spacing < 1e-9:
+            break
+        low, high = (grid[rows, np.clip(best + side, 0, GRID - 1)] for side in (-1, 1))
+    E, k, a = E[rows, best], k[rows, best], np.exp(grid[rows, best])
+    return np.stack([np.where(E > NO_FLOOR, E, 0.0), k * middle**a, a], axis=1)
 
-    def error(log_a: float) -> float:
-        E, k = linear(z, y, math.exp(log_a))
-        return float(np.square(E + k * np.exp(-math.exp(log_a) * z) - y).sum())
 
-    grid = np.linspace(math.log(SMALLEST), math.log(LARGEST), 50)
-    near = int(np.argmin([error(log_a) for log_a in grid]))
-    bounds = grid[max(near - 1, 0)], grid[min(near + 1, len(grid) - 1)]
-    a = math.exp(minimize_scalar(error, bounds=bounds, options={"xatol": 1e-9}).x)
-    E, k = linear(z, y, a)
-    return (E if E > NO_FLOOR else 0.0), k * middle**a, a
-
-
-def linear(z: np.ndarray, y: np.ndarray, a: float) -> tuple[float, float]:
-    """Return E >= 0 and k >= 0 of the least squares of E + k exp(-a z)."""
-    basis = np.exp(-a * z)
-    away = basis - basis.mean()
-    k = max(float(away @ y / (away @ away)), 0.0)
-    E = float(y.mean() - k * basis.mean())
-    return (E, k) if E >= 0 else (0.0, float(basis @ y / (basis @ basis)))
+def linear(basis: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return E >= 0 and k >= 0 of the least squares of E + k basis = y, over the last axis."""
+    away = basis - basis.mean(axis=-1, keepdims=True)
+    k = np.maximum((away * y).sum(axis=-1) / np.square(away).sum(axis=-1), 0.0)
+    E = y.mean(axis=-1) - k * basis.mean(axis=-1)
+    without = (basis * y).sum(axis=-1) / np.square(basis).sum(axis=-1)
+    return np.where(E >= 0, E, 0.0), np.where(E >= 0, k, without)
 
 
 def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list[str]]:
@@ -222,6 +241,8 @@ def laws_by_setting(
             continue
         if laws[-1][2].E.value == 0:
             notes.append(f"{label}: E is at its limit 0: these losses show no floor")
+    if any(law.seeds < LEAST_SEEDS for _, _, law in laws):
+        notes.append(NO_INTERVAL)
     return laws, notes
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deepstack.analysis.intervals import student
 from deepstack.analysis.settings import DATA, require, values_of
 from deepstack.records import ENDED, Run
 
@@ -96,7 +97,7 @@ def points_of(
 class Mean(NamedTuple):
     """The mean of n finite values: deviation, standard error and 95 % interval (Student's t).
 
-    Of one value only the mean is known; the others are NaN.
+    Of one value only the mean is known; the others are NaN.  There is no interval of two values.
     """
 
     value: float
@@ -110,11 +111,10 @@ class Mean(NamedTuple):
 def mean_of(values: Sequence[float | None]) -> Mean:
     """Return the mean of those values that are finite."""
     import pandas as pd
-    from scipy.special import stdtrit
 
     finite = pd.Series([v for v in values if v is not None and math.isfinite(v)], dtype=float)
     mean, deviation, error = finite.agg(["mean", "std", "sem"]).tolist()
-    half = float(stdtrit(len(finite) - 1, 0.975)) * error
+    half = student(len(finite)) * error
     return Mean(mean, deviation, error, mean - half, mean + half, len(finite))
 
 

@@ -6,7 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deepstack.analysis.fit import power_law, signed
+from deepstack.analysis.fit import power_law
+from deepstack.analysis.intervals import (
+    DRAWS,
+    LEAST_SEEDS,
+    NO_INTERVAL,
+    UNKNOWN,
+    Interval,
+    interval,
+    over_samples,
+)
 from deepstack.analysis.settings import LR, SEED, Series, by_value, depth_of, require, split_series
 from deepstack.analysis.statistics import final_value, has_diverged, loss_column
 from deepstack.records import ENDED, Run
@@ -14,73 +23,102 @@ from deepstack.records import ENDED, Run
 Losses = Mapping[int, Mapping[float, Mapping[int, float]]]
 """depth -> learning rate -> seed -> final validation loss, infinite for a diverged run."""
 
-DRAWS = 1000  # bootstrap samples of the seeds
-
-
-class Interval(NamedTuple):
-    """An estimate from all seeds and the central 95 % of its bootstrap samples over seeds."""
-
-    value: float
-    low: float
-    high: float
-
-    def columns(self, name: str, low: str = "", high: str = "") -> dict[str, float]:
-        """Return the estimate as columns of a table: name, name_low, name_high."""
-        return dict(zip((name, low or f"{name}_low", high or f"{name}_high"), self, strict=True))
-
-    def text(self, digits: int) -> str:
-        """Return `−0.52 (−0.61 to −0.44)`, or the value alone without an interval."""
-        value, low, high = (signed(number, digits) for number in self)
-        return value if math.isnan(self.low) else f"{value} ({low} to {high})"
+HIGHEST, LOWEST, DIVERGED = "highest", "lowest", "diverged"
 
 
 class BestRate(NamedTuple):
     """The best learning rate at one depth.
 
     rate: the vertex of a parabola in log lr through the best rate tried and its two neighbours.
-    inside: whether both neighbours have a finite loss; else `rate` is the best one tried.
+    edge: empty if both neighbours have a finite loss.  Else `rate` is the best one tried, without
+    an interval, and `edge` is `highest` or `lowest`, its place among the rates tried, or `diverged`
+    if a neighbour diverged.
     """
 
     depth: int
     rate: Interval
     loss: float
-    inside: bool
+    edge: str
     seeds: int
+
+    @property
+    def inside(self) -> bool:
+        """Whether both neighbours of the best rate tried have a finite loss."""
+        return not self.edge
+
+    @property
+    def advice(self) -> str:
+        """Where the best rate lies, and which rates to add; empty if it lies inside."""
+        at = f"N = {self.depth}: best at"
+        rate, refine = f"{self.rate.value:.4g}", "or --refine train.lr"
+        if self.edge == DIVERGED:
+            return f"{at} {rate}, next to a rate that diverged; add rates between them, {refine}"
+        if self.edge:
+            more = "higher" if self.edge == HIGHEST else "lower"
+            return f"{at} the {self.edge} rate tried ({rate}); add {more} ones, {refine}"
+        return ""
 
 
 class Transfer(NamedTuple):
     """The best rates of one setting over depth.
 
-    exponent: of N in the best rate, None for one depth.  costs: depth -> the validation loss at the
-    smallest depth's best rate minus the least loss, in nats; None where no such rate was tried.
+    exponent: of N in the best rate, None for one depth, or if a best rate lies at an edge.  costs:
+    depth -> the validation loss at the smallest depth's best rate minus the least loss, in nats;
+    None where no such rate was tried, or where one of both best rates lies at an edge.
     """
 
     best: list[BestRate]
     exponent: Interval | None
     costs: dict[int, Interval | None]
 
+    @property
+    def advice(self) -> list[str]:
+        """A sentence for each depth whose best rate lies at an edge of the rates tried."""
+        return [best.advice for best in self.best if best.edge]
+
+
+class Estimates(NamedTuple):
+    """Best rate and cost at each depth, and the exponent, from the mean losses of some seeds."""
+
+    rates: dict[int, float]
+    costs: dict[int, float]
+    exponent: float
+
 
 def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
-    """Return best rates, exponent and costs of one setting.
+    """Return best rates, exponent and costs of one setting, with intervals over seeds.
 
-    The seeds that every depth and rate share are drawn with replacement, `draws` times and equally
-    at every depth, since a seed has the same random numbers at every depth.
+    The estimates come from the mean losses of the seeds that every depth and rate share, and of
+    samples of these (`deepstack.analysis.intervals`), equal at every depth: a seed has the same
+    random numbers there.  A sample whose best rate lies at an edge counts with that rate.
     """
     depths = sorted(losses)
     seeds = shared_seeds(losses)
-    samples = [seeds, *resample(seeds, draws)]
-    curves = {n: [mean_curve(losses[n], sample) for sample in samples] for n in depths}
-    rates = {n: [best_rate(curve) for curve in curves[n]] for n in depths}
+
+    def estimate(sample: Sequence[int]) -> Estimates:
+        curves = {n: mean_curve(losses[n], sample) for n in depths}
+        rates = {n: best_rate(curve) for n, curve in curves.items()}
+        fit = power_law(depths, list(rates.values()))
+        costs = {n: cost(curve, rates[depths[0]]) for n, curve in curves.items()}
+        return Estimates(rates, costs, math.nan if fit is None else fit.exponent)
+
+    samples = over_samples(estimate, seeds, draws)
     best = []
     for n in depths:
-        curve = curves[n][0]
-        inside = vertex(curve) is not None
-        best.append(BestRate(n, interval(rates[n]), float(curve[1].min()), inside, len(seeds)))
-    extra = {n: interval(list(map(cost, curves[n], rates[depths[0]]))) for n in depths}
-    costs = {n: loss if math.isfinite(loss.value) else None for n, loss in extra.items()}
-    fits = [power_law(depths, of_sample) for of_sample in zip(*rates.values(), strict=True)]
-    exponents = [fit.exponent for fit in fits if fit is not None]
-    return Transfer(best, interval(exponents) if exponents else None, costs)
+        curve = mean_curve(losses[n], seeds)
+        edge = edge_of(curve)
+        rate = interval([sample.rates[n] for sample in samples], len(seeds), log=True)
+        if edge:
+            rate = UNKNOWN._replace(value=rate.value)
+        best.append(BestRate(n, rate, float(curve[1].min()), edge, len(seeds)))
+    costs: dict[int, Interval | None] = {}
+    for at in best:
+        extra = interval([sample.costs[at.depth] for sample in samples], len(seeds))
+        known = math.isfinite(extra.value) and best[0].inside and at.inside
+        costs[at.depth] = extra if known else None
+    exponent = interval([sample.exponent for sample in samples], len(seeds))
+    known = math.isfinite(exponent.value) and all(at.inside for at in best)
+    return Transfer(best, exponent if known else None, costs)
 
 
 def runs_by_rate(every: Sequence[Series]) -> dict[tuple[Series, int], dict[float, list[Run]]]:
@@ -114,14 +152,6 @@ def shared_seeds(losses: Losses) -> list[int]:
     return sorted(set.intersection(*seeds)) if seeds else []
 
 
-def resample(seeds: Sequence[int], draws: int) -> list[list[int]]:
-    """Return so many samples of the seeds, with replacement; equal for equal seeds."""
-    random = np.random.default_rng(0)
-    if len(seeds) < 2:
-        return []
-    return [list(random.choice(seeds, len(seeds))) for _ in range(draws)]
-
-
 def mean_curve(
     by_rate: Mapping[float, Mapping[int, float]], seeds: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -135,6 +165,14 @@ def best_rate(curve: tuple[np.ndarray, np.ndarray]) -> float:
     """Return the vertex of the parabola around the least loss, or the rate with the least loss."""
     lowest = vertex(curve)
     return float(np.exp(curve[0][curve[1].argmin()] if lowest is None else lowest[0]))
+
+
+def edge_of(curve: tuple[np.ndarray, np.ndarray]) -> str:
+    """Return the `edge` of the rate with the least loss, see BestRate."""
+    if vertex(curve) is not None:
+        return ""
+    at, last = int(curve[1].argmin()), len(curve[1]) - 1
+    return HIGHEST if at == last else LOWEST if at == 0 else DIVERGED
 
 
 def vertex(curve: tuple[np.ndarray, np.ndarray]) -> tuple[float, float] | None:
@@ -164,13 +202,6 @@ def cost(curve: tuple[np.ndarray, np.ndarray], rate: float) -> float:
     return float(np.interp(at, x, y) - y.min())
 
 
-def interval(samples: Sequence[float]) -> Interval:
-    """Return the first value with the 2.5 % and 97.5 % quantiles of the others; NaN without any."""
-    others = [value for value in samples[1:] if not np.isnan(value)]
-    limits = np.quantile(others or [math.nan], (0.025, 0.975), method="nearest")
-    return Interval(samples[0], *limits.tolist())
-
-
 def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:
     """Return the transfer of every setting: the runs that differ in depth, rate and seed only.
 
@@ -187,19 +218,25 @@ def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:
     return require(results, "needs finished runs of two learning rates with a common seed")
 
 
-def transfer_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return a row for each setting and depth: best rate, exponent in N, cost of the first rate."""
-    unknown = Interval(math.nan, math.nan, math.nan)
-    return [
+def transfer_table(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each setting and depth, and sentences on best rates at an edge.
+
+    A row has the best rate, the exponent in N and the cost of the smallest depth's rate.
+    """
+    results = transfers(runs)
+    rows = [
         {"setting": label, "depth": best.depth}
         | best.rate.columns("best_lr", "lr_low", "lr_high")
         | {"inside": best.inside, "val_loss": best.loss}
-        | (result.costs[best.depth] or unknown).columns("cost")
-        | (result.exponent or unknown).columns("exponent")
+        | (result.costs[best.depth] or UNKNOWN).columns("cost")
+        | (result.exponent or UNKNOWN).columns("exponent")
         | {"seeds": best.seeds}
-        for label, result in transfers(runs).items()
+        for label, result in results.items()
         for best in result.best
     ]
+    notes = [f"{label}, {advice}" for label, each in results.items() for advice in each.advice]
+    few = any(best.seeds < LEAST_SEEDS for result in results.values() for best in result.best)
+    return rows, notes + [NO_INTERVAL] * few
 
 
 PUBLISHED_LAWS: dict[str, tuple[float, str]] = {

@@ -18,7 +18,7 @@ def compare_command(
     last: opt.Last = None,
     transfer: bool = opt.flag(
         "Print the best learning rate at each depth, its exponent in N, and the loss "
-        "that the smallest depth's rate costs, with 95 % bootstrap intervals over seeds.",
+        "that the smallest depth's rate costs, with 95 % intervals over three seeds or more.",
         "--transfer",
     ),
     coordinates: bool = opt.flag(
@@ -42,9 +42,9 @@ def compare_command(
     from deepstack.reports import compare as compared
 
     if transfer or coordinates:
-        make, needs = (transfer_table, RATES) if transfer else (coordinate_table, SIZES)
-        problem = f"no study has {needs}"
-        rows = study_rows(directories, where, last, lambda runs: (make(runs), []), problem)
+        make = transfer_table if transfer else lambda runs: (coordinate_table(runs), [])
+        problem = f"no study has {RATES if transfer else SIZES}"
+        rows = study_rows(directories, where, last, make, problem)
         first = [] if transfer else ["setting", "quantity", "layer", "verdict"]
         emit(rows, json, markdown=markdown, first=first)
         return

@@ -21,8 +21,8 @@ def fit_command(
 ) -> None:
     """Fit L = E + c x^(-a) to final validation losses; print a, E and c with 95 % intervals.
 
-    A row for each setting with four values of x or more. Intervals hold 95 % of bootstrap samples
-    of the seeds, or of the points with one seed. residual: root mean square, in nats.
+    A row for each setting with four values of x or more. Intervals are over seeds, from three seeds
+    on. residual: root mean square, in nats.
     """
     from deepstack.analysis.scaling_law import law_table
 

@@ -142,6 +142,7 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     drawing.notes += notes
     labels = [label if len(shown) > 1 else None for label, _, _ in shown]
     used: list[Run] = []
+    has_band = False
     for panel, (label, members, fit) in drawing.fill(labels, shown):
         final = [run for there in members.values() for run in there]
         used += final
@@ -151,6 +152,7 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
         x = np.geomspace(min(members), max(members), POINTS_OF_LAW)
         y, low, high = fit.curve(x)
         panel.axes.plot(x, y, color=COLOURS[1])
+        has_band |= bool(np.isfinite(low).all())
         panel.axes.fill_between(x, low, high, color=COLOURS[1], alpha=0.18, lw=0)
         curve = pd.DataFrame({"x": x, "y": y, "low": low, "high": high})
         panel.add(curve, {"color": COLOURS[1]}, series="law", kind="law")
@@ -168,8 +170,9 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     drawing.value_axis(loss_label(used), drawing.panels)
     drawing.entry("mean over seeds", color=COLOURS[0], marker="o", ls="none")
     drawing.entry("law", color=COLOURS[1])
-    words = "95 % of the laws of bootstrap samples"
-    drawing.entry(words, patch=True, color=COLOURS[1], alpha=0.3, lw=0)
+    if has_band:
+        words = "95 % interval of the law over seeds"
+        drawing.entry(words, patch=True, color=COLOURS[1], alpha=0.3, lw=0)
     drawing.notes += means_note(runs)
     x_name = {"depth": "depth", "width": "width", "compute": "training FLOPs"}[law]
     return drawing.finish(f"Law of the loss, E + c {typeset_power('x', '−a')}, x = {x_name}")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from deepstack.analysis.intervals import LEAST_SEEDS, NO_INTERVAL
 from deepstack.analysis.settings import LR, TASK, depths_of, require
 from deepstack.analysis.statistics import (
     evaluated_runs,
@@ -193,7 +194,7 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
 def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     """The best learning rate against depth with its 95 % interval, exponent and published laws."""
     drawing = Drawing(runs_of_rates(runs), options, but=(LR,))
-    drawing.spread = "95 % interval over samples of the seeds"
+    drawing.spread = "95 % interval over seeds"
     losses = {s: losses_of_depths(s.runs) for s in drawing.series}
     require(
         any(len(by_depth) > 1 for by_depth in losses.values()),
@@ -212,6 +213,8 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         )  # fmt: skip
         panel.points(s.label, rows, style)
         drawing.entry(f"{s.label}: {result.exponent.text(2) if result.exponent else '–'}", **style)
+        for advice in result.advice:
+            drawing.note(f"{s.label}, no exponent: {advice}")
         if result.exponent is not None:
             fit = result.exponent.columns("exponent")
             size = {"n": len(result.best), "seeds": result.best[0].seeds}
@@ -229,7 +232,9 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing.depth_axes(depths)
     drawing.value_axis("best learning rate", [panel], log=True)
     drawing.note("laws pass through the mean rate at the smallest depth")
-    title = "exponent of N, with its 95 % interval"
+    has_interval = any(n >= LEAST_SEEDS for n in points["n"])
+    drawing.note(NO_INTERVAL, when=not has_interval)
+    title = "exponent of N, with its 95 % interval" if has_interval else "exponent of N"
     return drawing.finish("Best learning rate against depth", legend_title=title)
 
 

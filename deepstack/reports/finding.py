@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.analysis.comparison import Choice, choices
 from deepstack.analysis.fit import Fit
+from deepstack.analysis.intervals import NO_INTERVAL
 from deepstack.analysis.learning import learning_of, rate_sentence
 from deepstack.analysis.outcomes import CLEAR, loss_and_floor, margin
 from deepstack.analysis.settings import (
@@ -149,7 +150,7 @@ def margin_of(leader: Candidate, second: Candidate) -> Mean:
 def verdict_of(gap: Mean) -> str:
     """Return the verdict on the interval of a margin, in words."""
     if not math.isfinite(gap.low):
-        return "no interval: one seed" if gap.n else "no interval: no shared seed"
+        return NO_INTERVAL if gap.n else "no interval: no shared seed"
     return "clear" if gap.low > 0 else "not clear: the interval includes 0"
 
 
@@ -177,7 +178,8 @@ def exponents_of(updates: pd.DataFrame | None) -> list[dict[str, Any]]:
         return []
     steps: dict[str, dict[str, str]] = {}
     for row in updates[updates["kind"] == "fit"].to_dict("records"):
-        fit = Fit(row["exponent"], row.get("standard_error", math.nan), 0.0, int(row["n"]))
+        error, seeds = row.get("standard_error", math.nan), int(row["seeds"])
+        fit = Fit(row["exponent"], error, 0.0, int(row["n"]), seeds)
         name = str(row["series"]).replace("\u00a0", " ")
         # A panel is named for its step, after the scheme or setting that it shows.
         step = str(row["panel"]).rpartition(": ")[2]

@@ -8,12 +8,12 @@ skips finished runs.
 """
 
 import argparse
-import math
 from pathlib import Path
 
 import pandas as pd
 
-from deepstack.analysis.transfer import Interval, Losses, final_losses, transfer
+from deepstack.analysis.intervals import UNKNOWN
+from deepstack.analysis.transfer import Losses, final_losses, transfer
 from deepstack.config import Config, Study, load_config, with_overrides
 from deepstack.records import find_runs
 from deepstack.sweeps import calibrate
@@ -23,7 +23,6 @@ SCHEMES = (
     "post_ln,pre_ln,deepnorm,deepnorm_rates,rezero,layer_scale,peri_ln,sub_ln,depth_mup,"
     "complete_p,res_post_norm,ngpt"
 )
-UNKNOWN = Interval(math.nan, math.nan, math.nan)
 HERE = Path(__file__).parent
 
 

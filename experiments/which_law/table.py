@@ -22,7 +22,7 @@ def main() -> None:
     rows = []
     for folder in sys.argv[1:]:
         runs = find_runs(folder)
-        measured, *more = transfer_table(runs)
+        (measured, *more), _ = transfer_table(runs)
         scheme = str(runs[0].get("model.scheme"))
         low, high = measured["exponent_low"], measured["exponent_high"]
         rows.append(

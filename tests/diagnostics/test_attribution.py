@@ -241,7 +241,7 @@ def test_shares_against_depth_and_the_exponent_of_each_role(tmp_path: Path) -> N
     assert shares == pytest.approx({role: 48**p / total for role, p in power.items()})
     assert rows(chart, kind="ratio")["y"].tolist() == pytest.approx([2.0] * 3)
     text = words(chart)
-    assert any(t.startswith("norm gain: 1.000 ±") for t in text)
+    assert any(t.startswith("norm gain: 1.00 (2 seeds)") for t in text)
     assert any("do not add up" in t for t in text) and "part / sum of parts" in text
     with pytest.raises(NothingMatchedError, match="no run has a row for step 7"):
         make_chart("attribution_vs_depth", tmp_path, at_step=7)

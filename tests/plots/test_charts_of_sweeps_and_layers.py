@@ -32,7 +32,7 @@ def study_of_rates(root: Path, scheme: str, power: float, rates: tuple[float, ..
         distance = math.log(lr / (2e-3 * (depth / 6) ** power))
         return 2.0 + 0.1 * distance**2 + 0.01 * seed
 
-    make_runs(root, scheme=scheme, depth=(6, 24, 54), lr=rates, seed=(0, 1), masked=loss)
+    make_runs(root, scheme=scheme, depth=(6, 24, 54), lr=rates, seed=(0, 1, 2), masked=loss)
 
 
 def test_the_best_rate_has_the_exponent_of_its_parabolas_and_laws_beside_it(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_the_best_rate_has_the_exponent_of_its_parabolas_and_laws_beside_it(tmp_
     chart = make_chart("best_lr_vs_depth", tmp_path)
     points = rows(chart, kind="point")
     expected = [2e-3 * (depth / 6) ** -0.5 for depth in (6, 24, 54)]
-    assert points["y"].tolist() == pytest.approx(expected) and points["n"].tolist() == [2] * 3
+    assert points["y"].tolist() == pytest.approx(expected) and points["n"].tolist() == [3] * 3
     (fit,) = rows(chart, kind="fit").to_dict("records")
     for name in ("exponent", "exponent_low", "exponent_high"):
         assert fit[name] == pytest.approx(-0.5)
@@ -58,6 +58,8 @@ def test_a_best_rate_at_the_edge_is_hollow_and_a_lone_depth_is_named(tmp_path: P
     chart = make_chart("best_lr_vs_depth", tmp_path)
     assert rows(chart, kind="point")["mark"].dropna().tolist() == ["edge", "edge"]
     assert "best rate tried lies at the edge" in caption(chart)
+    assert "DeepNorm: –" in words(chart) and rows(chart, kind="fit").empty
+    assert "DeepNorm, no exponent: N = 24: best at the lowest rate tried" in caption(chart)
     assert "ReZero: no seed has a loss at every rate of two depths" in caption(chart)
 
 
@@ -74,7 +76,7 @@ def test_each_role_has_a_line_with_its_exponent(tmp_path: Path) -> None:
     assert fits["exponent"].tolist() == pytest.approx([1.0] * 4)
     q = rows(chart, kind="point", panel="DeepNorm", series="q")
     assert q["y"].tolist() == pytest.approx([0.00105 * depth for depth in (6, 18, 54)])
-    assert "norm gain: 1.000 ± 0.000, 1.000 ± 0.000" in words(chart)
+    assert "norm gain: 1.00 (2 seeds), 1.00 (2 seeds)" in words(chart)
     for axes in chart.figure.axes:
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 

@@ -74,16 +74,19 @@ def test_known_power_laws_are_found_in_both_panels(tmp_path: Path) -> None:
         power = 1.15 + 0.2 * seed
         return [update(depth, t, factor=1e-5, power=power) for t in range(1, 6)]
 
-    make_runs(tmp_path / "study", scheme="post_ln", depth=DEPTHS, seed=(0, 1), updates=of_post_ln)
+    make_runs(
+        tmp_path / "study", scheme="post_ln", depth=DEPTHS, seed=(0, 1, 2), updates=of_post_ln
+    )
     chart = make_chart("update_vs_depth", tmp_path)
     fits = rows(chart, kind="fit")
     assert fits["panel"].tolist() == ["step 1"] * 2 + ["step 5"] * 2
-    assert fits["exponent"].tolist() == pytest.approx([0.5, 1.25] * 2, abs=1e-6)
-    assert fits["standard_error"].tolist() == pytest.approx([0, 0.1] * 2, abs=1e-6)
-    assert fits["n"].tolist() == [4] * 4 and fits["seeds"].tolist() == [1, 2] * 2
-    errors = "exponent of N, ± standard error over 2 seeds or of the line: step 1, step 5"
-    assert errors in words(chart)
-    assert words(chart).count("DeepNorm: 0.500 ± 0.000, 0.500 ± 0.000") == 1
+    assert fits["exponent"].tolist() == pytest.approx([0.5, 1.35] * 2, abs=1e-6)
+    errors = [0, 0.2 / math.sqrt(3)]
+    assert fits["standard_error"].tolist() == pytest.approx(errors * 2, abs=1e-6)
+    assert fits["n"].tolist() == [4] * 4 and fits["seeds"].tolist() == [1, 3] * 2
+    assert "exponent of N, ± standard error over 3 seeds: step 1, step 5" in words(chart)
+    assert words(chart).count("DeepNorm: 0.50 (4 points), 0.50 (4 points)") == 1
+    assert words(chart).count("Post-LN: 1.35 ± 0.12, 1.35 ± 0.12") == 1
     points = rows(chart, kind="point", panel="step 5", series="DeepNorm")
     assert points["x"].tolist() == list(DEPTHS)
     assert points["y"].tolist() == pytest.approx([update(d, 5) for d in DEPTHS], rel=1e-6)
@@ -266,5 +269,5 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
 def test_a_panel_without_a_fit_has_no_column_of_exponents(tmp_path: Path) -> None:
     make_runs(tmp_path, depth=(6, 18, 48), updates=lambda depth: [0.01 * depth, 10.0])
     chart = make_chart("update_vs_depth", tmp_path)
-    assert "DeepNorm: 1.000 ± 0.000" in words(chart) and "–" not in " ".join(words(chart))
+    assert "DeepNorm: 1.00 (3 points)" in words(chart) and "–" not in " ".join(words(chart))
     assert any("no exponent for step 2" in text for text in words(chart))

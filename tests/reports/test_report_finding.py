@@ -80,7 +80,7 @@ def test_rates_of_one_scheme_are_no_rivals_of_each_other(tmp_path: Path) -> None
         (row,) = best_of_depths(find_runs(tmp_path), best)
         assert (row["leader"], row["second"]) == ("DeepNorm, lr 0.1", "Pre-LN, lr 0.2")
         assert row["settings"] == settings
-        assert row["low"] is None and row["verdict"] == "no interval: one seed"
+        assert row["low"] is None and row["verdict"] == "no interval: fewer than three seeds"
     make_run(tmp_path, scheme="rezero", config={"task.name": "markov"})
     assert best_of_depths(find_runs(tmp_path)) == []  # losses of two tasks are not compared
 
@@ -113,7 +113,7 @@ def test_a_study_of_rates_is_described_at_the_best_rate_of_each_setting(tmp_path
         "At N = 12, DeepNorm learns at its best rate (0.064): 2 of 2 seeds; Pre-LN learns at its "
         "best rate (0.064): 2 of 2 seeds; Post-LN learns at no rate.",
         "At N = 12, DeepNorm, lr 0.064 has the lowest validation loss, 2.605 nats: 0.036 below "
-        "Pre-LN, lr 0.064 (95 % interval 0.036 to 0.036, 2 seeds).",
+        "Pre-LN, lr 0.064 (no interval: fewer than three seeds).",
     ]
     starts = [words.split(",")[0] for words in sentences if "a power of the depth" in words]
     assert starts == ["After step 1", "After step 5"]

@@ -1,0 +1,100 @@
+"""The 95 % intervals of all estimates over seeds: none below three seeds."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+LEAST_SEEDS = 3
+DRAWS = 1000  # bootstrap samples of the seeds
+NORMAL = 1.959964  # the 97.5 % quantile of the normal distribution
+NO_INTERVAL = "no interval: fewer than three seeds"
+ENDS = (0.025, 0.975)  # quantiles
+
+Estimate = TypeVar("Estimate")
+
+
+def signed(value: float, digits: int) -> str:
+    """Return a number with so many decimals and a minus sign, without one for 0.00."""
+    return f"{value:z.{digits}f}".replace("-", "−")
+
+
+class Interval(NamedTuple):
+    """An estimate with its 95 % interval over seeds; the ends are NaN for fewer than three."""
+
+    value: float
+    low: float
+    high: float
+
+    def columns(self, name: str, low: str = "", high: str = "") -> dict[str, float]:
+        """Return the estimate as columns of a table: name, name_low, name_high."""
+        return dict(zip((name, low or f"{name}_low", high or f"{name}_high"), self, strict=True))
+
+    def text(self, digits: int) -> str:
+        """Return `−0.52 (−0.61 to −0.44)`, or the value alone without an interval."""
+        value, low, high = (signed(number, digits) for number in self)
+        return value if math.isnan(self.low) else f"{value} ({low} to {high})"
+
+
+UNKNOWN = Interval(math.nan, math.nan, math.nan)
+
+
+@cache
+def student(count: int) -> float:
+    """Return the 97.5 % quantile of Student's t for the mean of so many seeds; NaN below three."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(count - 1, 0.975)) if count >= LEAST_SEEDS else math.nan
+
+
+def over_samples(
+    estimate: Callable[[tuple[int, ...]], Estimate], seeds: Sequence[int], draws: int = DRAWS
+) -> list[Estimate]:
+    """Return an estimate from all seeds, then those from samples of them with replacement.
+
+    estimate: a function of the seeds of a sample, in rising order.  The samples are equal for equal
+    seeds.  There are none for fewer than three seeds.
+    """
+    whole = tuple(sorted(seeds))
+    if len(whole) < LEAST_SEEDS:
+        return [estimate(whole)]
+    random = np.random.default_rng(0)
+    drawn = [tuple(sorted(random.choice(whole, len(whole)).tolist())) for _ in range(draws)]
+    known = {sample: estimate(sample) for sample in {whole, *drawn}}  # few seeds: few samples
+    return [known[sample] for sample in (whole, *drawn)]
+
+
+def ends(samples: np.ndarray, seeds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return both ends of the 95 % interval of an estimate from this number of seeds.
+
+    samples: of `over_samples`, the estimate first, along the first axis.  The ends are the 2.5 %
+    and 97.5 % quantiles of the bootstrap samples, at t √(n/(n − 1))/1.96 times their distance from
+    the estimate, t Student's with n − 1 degrees of freedom.  The bootstrap's variance is (n − 1)/n
+    of the unbiased one, and its quantiles are those of a normal distribution (Efron and Tibshirani
+    1993, An Introduction to the Bootstrap, sections 5.3 and 12.5).  For a mean of normal values
+    this is about Student's interval.  Over 600 made data sets the intervals of laws, best rates,
+    their exponents and costs hold the truth in 94 to 97 %; test_coverage.py tests 200.
+    NaN for fewer than three seeds.
+    """
+    value, others = samples[0], samples[1:]
+    if seeds < LEAST_SEEDS or not len(others):
+        return np.full_like(value, math.nan), np.full_like(value, math.nan)
+    factor = student(seeds) * math.sqrt(seeds / (seeds - 1)) / NORMAL
+    low, high = np.quantile(others, ENDS, axis=0, method="nearest")
+    with np.errstate(invalid="ignore"):  # an infinite estimate
+        return value + factor * (low - value), value + factor * (high - value)
+
+
+def interval(samples: Sequence[float], seeds: int, *, log: bool = False) -> Interval:
+    """Return the first value with the ends of its interval, see `ends`.
+
+    samples: of `over_samples`; those that are NaN are left out.  log: for positive values, whose
+    interval is that of their logarithm.
+    """
+    known = [samples[0], *(value for value in samples[1:] if not math.isnan(value))]
+    values = np.log(known) if log else np.asarray(known, float)
+    low, high = ends(values, seeds)
+    both = np.exp([low, high]) if log else np.array([low, high])
+    return Interval(samples[0], *both.tolist())

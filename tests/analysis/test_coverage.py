@@ -1,0 +1,101 @@
+"""Coverage of the intervals over seeds: made data sets whose truth is known."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from deepstack.analysis.calibration import role_exponents
+from deepstack.analysis.scaling_law import fit_law
+from deepstack.analysis.statistics import mean_of
+from deepstack.analysis.transfer import transfer
+
+DATA_SETS, FIRST = 200, 10_000
+DEPTHS = (6, 24, 96)
+RATES = [1e-3 * 2 ** (i / 2) for i in range(14)]
+BEND = 0.15  # of the loss in log lr, in nats
+
+Held = Mapping[str, bool]
+"""Name of an estimate -> whether its interval holds the truth."""
+
+
+def holds(estimate: Any, truth: float) -> bool:
+    return bool(estimate.low <= truth <= estimate.high)
+
+
+def law(random: np.random.Generator, seeds: int) -> Held:
+    """Return the coverage of a law of losses; seeds differ in level, and each loss is noisy."""
+    E, c, a = 1.7, 2.0, 0.6
+    depths = np.array([2, 4, 8, 16, 32, 64])
+    levels = 0.02 * random.normal(size=seeds)
+    losses = [
+        {s: E + c * n**-a + levels[s] + 0.01 * random.normal() for s in range(seeds)}
+        for n in depths
+    ]
+    fit = fit_law(depths.tolist(), losses, draws=200)
+    low, high = (float(end[0]) for end in fit.curve(np.array([24.0]))[1:])
+    inside = low <= E + c * 24**-a <= high
+    known = {"E": holds(fit.E, E), "c": holds(fit.c, c), "a": holds(fit.a, a)}
+    return known | {"the law at 24": inside}
+
+
+def best_rates(random: np.random.Generator, seeds: int) -> Held:
+    """Return the coverage of best rates, which scatter by seed and depth, and of their exponent."""
+    power, shift, noise = -0.5, 0.15, 0.02
+    levels = 0.05 * random.normal(size=seeds)
+    losses: dict[int, dict[float, dict[int, float]]] = {}
+    for n in DEPTHS:
+        best = [math.log(0.03 * (n / 6) ** power) + shift * random.normal() for _ in range(seeds)]
+        losses[n] = {
+            lr: {
+                s: 2 + levels[s] + BEND * (math.log(lr) - best[s]) ** 2 + noise * random.normal()
+                for s in range(seeds)
+            }
+            for lr in RATES
+        }
+    result = transfer(losses, draws=200)
+    extra = result.costs[96]
+    assert result.exponent is not None and extra is not None
+    curve = BEND * (np.log(RATES) - math.log(0.03 * 16**power)) ** 2
+    cost = float(np.interp(math.log(0.03), np.log(RATES), curve) - curve.min())
+    return {
+        "best rate at 24": holds(result.best[1].rate, 0.03 * 4**power),
+        "exponent of the best rate": holds(result.exponent, power),
+        "cost of the shallow rate": holds(extra, cost),
+    }
+
+
+def mean_and_difference(random: np.random.Generator, seeds: int) -> Held:
+    """Return the coverage of the mean of seeds and of a difference by seed, as `compare` has."""
+    levels = 0.1 * random.normal(size=seeds)
+    one, other = (m + levels + 0.03 * random.normal(size=seeds) for m in (2.0, 2.1))
+    return {
+        "mean": holds(mean_of(one.tolist()), 2.0),
+        "difference": holds(mean_of((one - other).tolist()), -0.1),
+    }
+
+
+def role_exponent(random: np.random.Generator, seeds: int) -> Held:
+    """Return the coverage of the exponent of a role's model update, as `calibrate` has."""
+    rows = [
+        {"step": 1, "role": "v", "depth": n, "seed": s, "lr": 1e-3, "value": n**0.5 * noise}
+        for n in DEPTHS
+        for s, noise in enumerate(np.exp(0.1 * random.normal(size=seeds)).tolist())
+    ]
+    (row,) = role_exponents(pd.DataFrame(rows))
+    assert row.low is not None and row.high is not None
+    return {"exponent of a role": row.low <= 0.5 <= row.high}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("made", [law, best_rates, mean_and_difference, role_exponent])
+def test_intervals_hold_the_truth_in_93_to_98_percent(
+    made: Callable[[np.random.Generator, int], Held], seeds: int
+) -> None:
+    held = pd.DataFrame([made(np.random.default_rng(FIRST + i), seeds) for i in range(DATA_SETS)])
+    shares = held.mean()
+    assert shares.between(0.93, 0.98).all(), shares.to_dict()
