@@ -41,6 +41,7 @@ from deepstack.analysis.studies import Folders, find_studies, list_folders
 from deepstack.config.write import one_line
 from deepstack.errors import ConfigError, ResourceError
 from deepstack.records import Run
+from deepstack.records.cells import printable_row
 from deepstack.registry import unknown
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def compare(
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
     if sort is not None:
         rows = sort_rows(rows, sort, list(order), number_of)
-    table = pd.DataFrame(rows, columns=list(order))
+    table = pd.DataFrame(map(printable_row, rows), columns=list(order))
     if "pairs" in table:
         table["pairs"] = table["pairs"].fillna(0).astype(int)
     return table.astype({name: float for name in NUMBERS if name in table})

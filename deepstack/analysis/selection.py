@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from deepstack.analysis.settings import DEPTH, hashable, order_of, varying_settings
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import LOGGED, STATES, Run, Summary, find_runs, rows_of, summarize
+from deepstack.records.cells import printable_row
+from deepstack.records.run import path_text
 from deepstack.registry import nearest, unknown
 from deepstack.yaml_reader import parse_scalar, read
 
@@ -109,6 +111,7 @@ def load_runs(
     | val_loss        | nats  | last validation loss over all predicted positions                |
     | val_loss_masked | nats  | the same over those whose token is not shown                     |
     | step_ms         | ms    | median wall-clock time of a step                                 |
+    | path            |       | the folder, which tells runs with equal names apart               |
 
     where: conditions that all hold for each run, such as "depth=6,48", "lr<0.01", "state!=failed"
     or "outcome=trained"; one, several, or {key: value or values}.  sort: a column or setting,
@@ -125,8 +128,11 @@ def load_runs(
 
     if settings not in ("varying", "all"):
         raise ConfigError(f"settings: found {settings!r}; allowed 'varying' or 'all'")
-    summaries = [summarize(run) for run in select(find_runs(path), where, sort, last, best)]
-    table = pd.DataFrame(rows_of(summaries, all_settings if settings == "all" else None))
+    chosen = select(find_runs(path), where, sort, last, best)
+    summaries = [summarize(run) for run in chosen]
+    rows = rows_of(summaries, all_settings if settings == "all" else None)
+    paths = ({"path": path_text(run)} for run in chosen)
+    table = pd.DataFrame([printable_row(row | at) for row, at in zip(rows, paths, strict=True)])
     table.attrs["folder"] = os.fspath(path)
     return table
 

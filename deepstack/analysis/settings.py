@@ -142,13 +142,18 @@ def label_of(run: Run, keys: Sequence[str], runs: Sequence[Run]) -> str:
     shown = [k for k in keys if k not in owners or run.get(str(owner_of(k))) in owners[k]]
     words = [
         scheme_label(run) if key == SCHEME
-        else f"{short_key(key)}\u00a0{value_text(setting_value(run, key))}"
+        else f"{short_key(key)}\u00a0{text_of_setting(run, key, runs)}"
         for key in shown
         if not key.startswith(EXPONENTS)
     ]  # fmt: skip
     if exponents := [key for key in shown if key.startswith(EXPONENTS)]:
         words.append(rates_label(run, exponents, runs))
     return ", ".join(words)
+
+
+def text_of_setting(run: Run, key: str, runs: Sequence[Run]) -> str:
+    """Return a setting of a run as text that tells it from other values among `runs`."""
+    return text_among(setting_value(run, key), [setting_value(other, key) for other in runs])
 
 
 def rates_label(run: Run, keys: Sequence[str], runs: Sequence[Run]) -> str:
@@ -176,6 +181,14 @@ def value_text(value: Any) -> str:
     """Return a config value as text: `0.001`, `on`, `(0.9, 0.98)`; without its middle if long."""
     full = _text(value)
     return full if len(full) <= 300 else f"{full[:140]}…{full[-140:]}"
+
+
+def text_among(value: Any, values: Iterable[Any]) -> str:
+    """Return `value_text`, or the exact value if another one of `values` has the same text."""
+    short = value_text(value)
+    if any(other != value and value_text(other) == short for other in values):
+        return repr(value) if isinstance(value, float) else str(value)
+    return short
 
 
 def _text(value: Any) -> str:

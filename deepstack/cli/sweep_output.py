@@ -16,7 +16,7 @@ from deepstack.cli.watch_command import RunRow, changes_of_state, clock, counts,
 from deepstack.config import Study, values
 from deepstack.errors import ResourceError
 from deepstack.records import Run, run_rows
-from deepstack.records.cells import counted, scalar, text
+from deepstack.records.cells import counted, distinct_texts, scalar
 from deepstack.sweeps import Cell, Progress, is_wanted, seconds_per_run
 
 
@@ -161,12 +161,14 @@ def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[str, An
         return run_rows(runs) if runs else []
     head, others = "validation loss (‖ΔF‖)", other_keys(progress)
     depths = [str(n) for n in sorted({entry.cell.config.model.depth for entry in progress})]
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    texts = {key: distinct_texts([e.cell.values.get(key) for e in progress]) for key in others}
     for entry in sorted(progress, key=lambda e: e.cell.config.seed):
         model = entry.cell.config.model
         first = {head: model.scheme}
-        first |= {key: text(scalar(entry.cell.values.get(key))) for key in others}
-        row = rows.setdefault(tuple(first.values()), first | dict.fromkeys(depths))
+        values = {key: scalar(entry.cell.values.get(key)) for key in others}
+        first |= {key: texts[key][value] for key, value in values.items()}
+        row = rows.setdefault((model.scheme, *values.values()), first | dict.fromkeys(depths))
         row[str(model.depth)] = [*(row[str(model.depth)] or []), outcome(entry)]
     schemes = [row[head] for row in rows.values()]
     return sorted(rows.values(), key=lambda row: schemes.index(row[head]))

@@ -5,6 +5,7 @@ from deepstack.cli.output import emit, log, show_work
 from deepstack.errors import DifferenceError
 from deepstack.records import Inspection, folders_to_inspect
 from deepstack.records.cells import one_line
+from deepstack.records.run import absolute
 
 
 def verify_command(
@@ -30,7 +31,7 @@ def verify_command(
                 work.note(one_line(f"{folder.path}: {problem}"))
     rows = [
         {
-            "study": one.folder.path.resolve().parent.name,
+            "study": absolute(one.folder.path).parent.name,
             "run": one.folder.name,
             "state": one.state,
             "files": one.files,

@@ -77,8 +77,20 @@ def study_name(
     file = Path(path).absolute()
     of_a_run = file.name == "config.yaml" and file.with_name("status.json").is_file()
     stem = file.parent.parent.name if of_a_run else file.stem
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-")[:LONGEST_NAME]
-    return checked_study((config.name or stem or "runs") + suffix)
+    return checked_study((config.name or name_of_stem(stem)) + suffix)
+
+
+def name_of_stem(stem: str) -> str:
+    """Return a file's name as that of a study; six digits of a hash tell what it cannot hold.
+
+    Spaces and signs become underscores.  Other letters than ASCII's, and those beyond the longest
+    name, are lost, so that two files would have one study without the hash.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-")
+    if stem.isascii() and len(name) <= LONGEST_NAME:
+        return name or "runs"
+    code = hashlib.sha256(os.fsencode(stem)).hexdigest()[:6]
+    return f"{name[: LONGEST_NAME - 7].strip('_') or 'study'}-{code}"
 
 
 def checked_study(name: str) -> str:

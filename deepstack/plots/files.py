@@ -32,6 +32,7 @@ from deepstack.errors import (
 )
 from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
 from deepstack.plots.metric import metric, value_map
+from deepstack.plots.reference import read_reference
 from deepstack.plots.style import deepstack_style
 from deepstack.plugins import bug_in
 from deepstack.records import Run, RunFolder, find_runs
@@ -39,11 +40,11 @@ from deepstack.records.cells import printable
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 from deepstack.records.published import writable
+from deepstack.records.run import path_text
 from deepstack.registry import unknown
 
 FORMATS = ("pdf", "png", "svg", "csv")
 DEFAULT_OPTIONS = Options()
-REFERENCE_COLUMNS = ("chart", "x", "y", "label")
 # Forms of a figure -> what matplotlib would write into it that another day or version changes.
 CHANGING_METADATA = {
     "pdf": ("CreationDate", "Creator", "Producer"),
@@ -230,43 +231,6 @@ def csv_bytes(chart: Chart) -> bytes:
     return table.encode("utf-8", "backslashreplace")
 
 
-def read_reference(
-    directories: Sequence[str | os.PathLike[str]], runs: Sequence[Run]
-) -> pd.DataFrame | None:
-    """Published values found beside the studies of these runs, or None.
-
-    reference.csv has the columns chart, x, y, label and, if a chart has several panels, panel.
-    """
-    folders_given = [Path(directory).resolve() for directory in directories]
-    folders = dict.fromkeys([*folders_given, *(r.path.resolve().parent for r in runs)])
-    tables = []
-    for folder in folders:
-        path = folder / "reference.csv"
-        if not path.is_file():
-            continue
-        try:
-            table = read_texts(path)
-            missing = [name for name in REFERENCE_COLUMNS if name not in table]
-            if missing:
-                raise ValueError(f"no column {', '.join(missing)}")
-            table[["x", "y"]] = table[["x", "y"]].astype(float)
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"{path}: {error}; expected chart,x,y,label") from error
-        tables.append(table)
-    return pd.concat(tables, ignore_index=True) if tables else None
-
-
-def read_texts(path: Path) -> pd.DataFrame:
-    """Return a table in which each cell is a text as written: `None`, `NA`, `007`, `a # b`.
-
-    A line that begins with # is a comment; an empty `panel` is missing.
-    """
-    lines = [line for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
-    content = "\n".join(line for line in lines if not line.startswith("#"))
-    table = pd.read_csv(io.StringIO(content), dtype=str, keep_default_na=False)
-    return table.assign(panel=table["panel"].replace("", None)) if "panel" in table else table
-
-
 def figure(runs: Runs, name: str, /, **options: Any) -> Figure:
     """Return a chart as a matplotlib Figure, which a notebook shows.
 
@@ -331,10 +295,24 @@ def runs_of(runs: Runs) -> list[Run]:
     if hasattr(runs, "columns"):  # a table has one run in each row
         if "folder" not in runs.attrs:
             raise ResourceError("this table does not come from load_runs; give the folder instead")
-        rows = set(zip(runs["study"], runs["run"], strict=True))
-        every = find_runs(runs.attrs["folder"])
-        return [run for run in every if (run.path.parent.name, run.path.name) in rows]
+        return runs_of_table(runs)
     return require([run for one in runs for run in runs_of(one)], "no runs are given")
+
+
+def runs_of_table(table: pd.DataFrame) -> list[Run]:
+    """Return the runs in the rows of a table of `load_runs`, by their paths.
+
+    Raises ConfigError for a table without the column `path` whose names mean several runs.
+    """
+    every = find_runs(table.attrs["folder"])
+    if "path" in table:
+        paths = set(table["path"])
+        return [run for run in every if path_text(run) in paths]
+    rows = set(zip(table["study"], table["run"], strict=True))
+    chosen = [run for run in every if (run.study, run.name) in rows]
+    if len(chosen) > len(rows):
+        raise ConfigError("study and run of this table mean several runs; keep its column path")
+    return chosen
 
 
 def plot(

@@ -37,8 +37,8 @@ from deepstack.analysis.settings import (
     require,
     scheme_label,
     short_key,
+    text_among,
     undetermined,
-    value_text,
     varying_settings,
 )
 from deepstack.analysis.statistics import has_diverged
@@ -157,7 +157,9 @@ def value_map(
                 style: Any = {"color": colour, "fontsize": 5.5, "ha": "center", "va": "center"}
                 panel.axes.text(*at, f"{cell.value:.3g}", **style)
         rows = in_panel.rename(columns={"line": "y"})
-        panel.add(rows.assign(series=in_panel["line"].map(value_text)), kind="cell")
+        panel.add(
+            rows.assign(series=[text_among(line, levels) for line in in_panel["line"]]), kind="cell"
+        )
         panel.axes.grid(False)
         panel.axes.set_facecolor("#DDDDDD")
         label_axis(panel.axes, "x", x_key, pd.Series(columns), columns)
@@ -239,7 +241,9 @@ def lines_of(
     colours = shades(groups[::-1])
     lines = {}
     for i, group in enumerate(groups):
-        label = f"N = {group}" if key == DEPTH else f"{short_key(key)}\u00a0{value_text(group)}"
+        label = (
+            f"N = {group}" if key == DEPTH else f"{short_key(key)}\u00a0{text_among(group, groups)}"
+        )
         style = {"color": colours[group], "linestyle": "-", "marker": MARKERS[i % len(MARKERS)]}
         lines[group] = (label, style)
     return lines

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # C0 but tab and line feed, DEL, C1, directions of text, ends of lines of Unicode, lone surrogates
@@ -20,6 +22,11 @@ def one_line(text: str) -> str:
     return printable(text).replace("\t", "\\t").replace("\n", "\\n")
 
 
+def printable_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a table whose texts are `printable`: names of folders may have any bytes."""
+    return {key: printable(v) if isinstance(v, str) else v for key, v in row.items()}
+
+
 def text(value: Any) -> str:
     """Return a value as a table cell: four significant digits, a dash for None."""
     value = plain(value)
@@ -30,6 +37,13 @@ def text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
+
+
+def distinct_texts(values: Iterable[Any]) -> dict[Any, str]:
+    """Return the text of each value of a setting as a cell, exact where four digits are equal."""
+    known = {scalar(value): text(scalar(value)) for value in values}
+    counts = Counter(known.values())
+    return {value: cell if counts[cell] == 1 else str(value) for value, cell in known.items()}
 
 
 def plain(value: Any) -> Any:

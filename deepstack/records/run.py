@@ -15,7 +15,7 @@ from deepstack.config.identity import flatten, is_of_experiment
 from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.notebook import html_table
 from deepstack.records.analyses import Analysis, read_analysis
-from deepstack.records.cells import text
+from deepstack.records.cells import printable, text
 from deepstack.records.files import read
 from deepstack.records.folder import (
     EVALS_COLUMNS,
@@ -73,7 +73,8 @@ class Run:
 
     @property
     def study(self) -> str:
-        return self.path.resolve().parent.name
+        """The name of the folder in which the run lies, or a link to it."""
+        return absolute(self.path).parent.name
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -270,6 +271,16 @@ def folders_below(root: Path) -> list[Path]:
     children = visible_folders(root)
     studies = [*children, *visible_folders(root / PUBLISHED)]
     return [root, *children, *(path for folder in studies for path in visible_folders(folder))]
+
+
+def path_text(run: Run) -> str:
+    """Return the path of a run as tables show it, in which bytes that are not UTF-8 are escapes."""
+    return printable(os.fspath(run.path))
+
+
+def absolute(path: Path) -> Path:
+    """Return an absolute path without `..`; links keep their names."""
+    return Path(os.path.abspath(path))
 
 
 def visible_folders(folder: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from deepstack.records.folder import (
     logged_number,
 )
 from deepstack.records.labels import Labels
-from deepstack.records.run import OPEN_SECTIONS, Run, differing_keys
+from deepstack.records.run import OPEN_SECTIONS, Run, absolute, differing_keys
 
 # Keys that identify a run in any study.
 ALWAYS = ("model.scheme", "model.depth", "seed")
@@ -35,9 +35,9 @@ LOGGED = (
 class Summary:
     """The values that a table shows of one run.
 
-    path: the folder, without links.  config: by dotted key.  logged: a value for each of LOGGED.
-    labels: tags and note.  created: the time, '' if unknown.  damage: why the run cannot be read,
-    or None.
+    path: the folder, absolute; links keep their names.  config: by dotted key.  logged: a value for
+    each of LOGGED.  labels: tags and note.  created: the time, '' if unknown.  damage: why the run
+    cannot be read, or None.
     """
 
     path: Path
@@ -96,7 +96,7 @@ def summarize(run: Run) -> Summary:
     Reads only the ends of steps.csv and evals.csv, and keeps nothing in `run`.  `Run.damage`
     finds damage far from the end of a log.
     """
-    path, folder, labels = run.path.resolve(), run.folder, run.labels
+    path, folder, labels = absolute(run.path), run.folder, run.labels
     try:
         state = run.read_state()
         meta = folder.read_meta()

@@ -32,7 +32,8 @@ from deepstack.config.identity import is_of_experiment
 from deepstack.config.write import yaml_of
 from deepstack.errors import BrokenChartError, ConfigError, ResourceError
 from deepstack.plots.chart import CHARTS, Chart, Options
-from deepstack.plots.files import csv_bytes, read_reference, render, try_chart
+from deepstack.plots.files import csv_bytes, render, try_chart
+from deepstack.plots.reference import read_reference
 from deepstack.records import Run, run_rows, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace

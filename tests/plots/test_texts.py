@@ -9,7 +9,8 @@ from helpers.command_line import typed
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout, words
 
 from deepstack.plots import Options, draw
-from deepstack.plots.files import figure, read_reference, render
+from deepstack.plots.files import figure, render
+from deepstack.plots.reference import read_reference
 from deepstack.plots.style import deepstack_style, number
 from deepstack.plots.texts import drawn, is_typeset, typeset
 from deepstack.records import Run, RunFolder, find_runs

@@ -236,6 +236,14 @@ def test_the_table_at_the_end_has_a_row_for_what_else_is_swept(tmp_path: Path) -
     assert rows[1]["2"] == ["s0 lr 0.0001 at 0", "s1 lr 0.0001 at 0"]
 
 
+def test_rates_that_are_equal_in_four_digits_have_rows_of_their_own(tmp_path: Path) -> None:
+    base = parse_study(STUDY).base
+    cells = plan(base, {"train.lr": [1e-3, 1.00004e-3, 2e-3]}, study="s", out=tmp_path)
+    rows = sweep_output.result_rows([Progress(cell, "new") for cell in cells], nested=False)
+    assert [row["train.lr"] for row in rows] == ["0.001", "0.00100004", "0.002"]
+    assert [len(row[str(base.model.depth)]) for row in rows] == [1, 1, 1]
+
+
 def test_a_damaged_run_is_shown_and_left_alone(tmp_path: Path) -> None:
     base = parse_study(STUDY).base
     cells = plan(base, {"model.depth": [1, 2, 3]}, study="s", out=tmp_path)
