@@ -59,8 +59,10 @@ class Panel:
         kinds, styles = self.drawing.shown.setdefault(self, ({}, {}))
         here = dict.fromkeys(rows["kind"] if "kind" in rows else [values["kind"]])
         kinds |= here
-        for kind in here if line is not None else ():
-            styles.setdefault(kind, {}).setdefault(str(values["series"]), line_style(line, kind))
+        if line is not None:
+            for kind in here:
+                of_kind = styles.setdefault(kind, {})
+                of_kind.setdefault(str(values["series"]), line_style(line, kind))
         columns = {"panel": self.name, "axes": self.axes} | values
         for row in rows.to_dict("records"):
             self.drawing.table.add(**{str(k): v for k, v in row.items() if v != ""} | columns)
