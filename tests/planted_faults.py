@@ -229,7 +229,8 @@ FAULTS = (
     Fault(
         "diverged_seeds_in_losses_by_compute", "plots",
         "== depth and not has_diverged(run)]\n            at =", "== depth]\n            at =",
-        "plots/test_charts_of_sweeps_and_layers.py::test_a_diverged_seed_is_not_in_the_loss_of_its_budget",
+        "plots/test_charts_of_sweeps_and_layers.py"
+        "::test_a_budget_has_the_loss_of_the_seeds_that_did_not_diverge",
     ),
     Fault(
         "minutes_rounded_down", "sweeps",

@@ -144,8 +144,9 @@ def test_loss_against_flops_has_a_line_for_each_depth(tmp_path: Path) -> None:
     assert len(chart.data) == 6
 
 
-def test_a_diverged_seed_is_not_in_the_loss_of_its_budget(tmp_path: Path) -> None:
-    for steps, state, loss in ((10, "done", 2.0), (40, "done", 1.5), (40, "diverged", 9.0)):
+def test_a_budget_has_the_loss_of_the_seeds_that_did_not_diverge(tmp_path: Path) -> None:
+    runs = (10, "done", 2.0), (40, "done", 1.5), (40, "diverged", 9.0), (160, "diverged", 9.0)
+    for steps, state, loss in runs:
         make_run(
             tmp_path, steps=steps, seed=int(state == "diverged"), lr=1e-3 * steps,
             state=state, masked=loss, flops=10**11,
