@@ -76,7 +76,7 @@ FAULTS = (
     Fault(
         "worst_loss_marked_best", "reports",
         'row["val_loss"] == min(known)', 'row["val_loss"] == max(known)',
-        "reports/test_reports.py",
+        "reports/test_reports.py::test_the_lowest_loss_of_each_depth_is_bold",
     ),
     Fault(
         "deviation_as_standard_error", "analysis",
@@ -135,7 +135,6 @@ FAULTS = (
         "for cell in todo)[-workers:]", "for cell in todo)[:workers]",
         "sweeps/test_sweeps.py::test_a_plan_ends_with_the_memory_and_time_of_all_runs",
     ),
-    # nine
     Fault(
         "cross_attention_of_new_layers_acts", "training",
         'OUTPUTS = {"o", "w2", "cross_o"}', 'OUTPUTS = {"o", "w2"}',
@@ -154,7 +153,7 @@ FAULTS = (
     ),
     Fault(
         "residual_of_a_sum_of_squares", "analysis",
-        "math.sqrt(np.mean(error**2))", "math.sqrt(np.sum(error**2))",
+        "residual = math.sqrt(np.mean(", "residual = math.sqrt(np.sum(",
         "analysis/test_fits.py::test_the_residual_of_a_law_is_the_root_of_a_mean",
     ),
     Fault(
@@ -178,7 +177,6 @@ FAULTS = (
         "(square - mean.square()) * batches / (batches - 1)", "square - mean.square()",
         "theory/test_claims.py::test_the_share_of_signal_is_unbiased_for_few_batches",
     ),
-    # twenty
     Fault(
         "a_run_moves_without_its_study", "records",
         "in chosen.items() if path.parent not in chosen]", "in chosen.items()]",
@@ -256,7 +254,7 @@ FAULTS = (
     Fault(
         "diverged_seeds_of_the_runs_of_all_depths", "reports",
         "{len(ends)} of {len(there)}, at", "{len(ends)} of {len(s.runs)}, at",
-        "reports/test_report_finding.py",
+        "reports/test_report_finding.py::test_the_page_begins_with_the_finding",
     ),
     Fault(
         "norm_counts_repeated_layers", "parameters",
@@ -271,7 +269,7 @@ FAULTS = (
     Fault(
         "summaries_of_the_last_step_again", "trackers",
         "if step > after and len(finite)", "if step >= after and len(finite)",
-        "trackers/test_trackers.py",
+        "trackers/test_trackers.py::test_summaries_are_of_later_steps_and_of_finite_values",
     ),
     Fault(
         "penalty_of_ntk_without_its_factor", "training",
@@ -282,7 +280,8 @@ FAULTS = (
         "stable_rank_of_ntk_is_too_large", "diagnostics",
         "squares = {role: s / snapshot.matrices[role].shape[2] for role, s in squares.items()}",
         "squares = dict(squares)",
-        "diagnostics/test_diagnostics_forward.py",
+        "diagnostics/test_diagnostics_forward.py"
+        "::test_every_diagnostic_is_that_of_the_forward_pass[deepnorm-ntk]",
     ),
 )  # fmt: skip
 

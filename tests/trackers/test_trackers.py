@@ -23,7 +23,7 @@ import deepstack
 from deepstack.config import config_hash, parse_config, to_yaml
 from deepstack.errors import ConfigError
 from deepstack.records import Run, RunFolder, find_runs
-from deepstack.trackers import export_logs, heat_maps, scalars
+from deepstack.trackers import export_logs, heat_maps, layer_summaries, scalars
 from deepstack.trackers.export import TRACKERS
 
 
@@ -58,6 +58,16 @@ def test_scalars_are_those_of_the_run(runs: dict[str, Run]) -> None:
     # no key for each layer: as many keys for any depth
     keys = {key for each in values.values() for key in each if key.startswith("layers/")}
     assert len(keys) <= 3 * len(run.layer_names())
+
+
+def test_summaries_are_of_later_steps_and_of_finite_values(tmp_path: Path) -> None:
+    folder = RunFolder(make_run(tmp_path))
+    folder.write_layers({"a": np.array([[9, 9, 9], [1, np.nan, 5], [2, 4, 9]])}, [0, 4, 12])
+    both = layer_summaries(Run(folder.path), after=0)
+    names = [f"layers/a/{name}" for name in ("mean", "min", "max")]
+    numbers = {4: (3, 1, 5), 12: (5, 2, 9)}
+    assert both == [(step, dict(zip(names, n, strict=True))) for step, n in numbers.items()]
+    assert layer_summaries(Run(folder.path), after=4) == both[1:]
 
 
 def test_heat_maps_are_the_charts_of_diagnostics_with_values(tmp_path: Path) -> None:
