@@ -46,13 +46,20 @@ def each(number: int) -> Choice:
     return lambda calls: calls[::number]
 
 
+RANDOM = re.compile(r"^(\.tmp)\w+$|\.[0-9a-f]{8}(\.new)$|^(\.(?:draft|gone)-\d+)-[0-9a-f]{8}$")
+
+
+def without_draft(name: str) -> str:
+    """Return the name of a file without the random part that its draft has."""
+    return RANDOM.sub(lambda match: match[match.lastindex or 0], name)
+
+
 def kind_of(call: Call) -> tuple[str, str]:
     """Return the kind of a call and the kind of its file: paths without numbers and draft names."""
-    names = [re.sub(r"\d+", "N", name) for name in call.path.parts[-3:]]
-    if call.path.suffix == ".npy" or call.path.name.endswith(".npy.new"):
+    names = [re.sub(r"\d+", "N", without_draft(name)) for name in call.path.parts[-3:]]
+    if names[-1].endswith((".npy", ".npy.new")):
         names[-1] = "layers"  # the files of all diagnostics are written by one function
-    drafts = ["draft" if name.startswith(".tmp") else name for name in names]
-    return call.kind, "/".join(drafts)
+    return call.kind, "/".join(names)
 
 
 def one_a_kind(calls: Sequence[Call]) -> Sequence[Call]:
@@ -227,7 +234,7 @@ def comparable(file: tuple[Path, bytes | None]) -> tuple[str, bytes | None]:
     if data is not None and path.suffix in ("", ".json", ".new", ".txt", ".csv"):
         if path.name not in LOGS and "checkpoint" not in path.parts:
             data = re.sub(rb"\d+", b"N", data)
-    return re.sub(r"\.tmp\w+", "draft", str(path)), data
+    return "/".join(map(without_draft, path.parts)), data
 
 
 def power_cuts_after_kills(harness: Harness, choice: Choice = all_calls) -> Iterator[str]:
