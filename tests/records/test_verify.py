@@ -215,10 +215,10 @@ def test_a_run_killed_amid_its_first_look_is_no_damage(
 ) -> None:
     replace = files.replace
 
-    def killed(path: Path, data: bytes) -> None:
+    def killed(path: Path, data: bytes, below: Path | None = None) -> None:
         if path.name == "steps.npy":
             raise KeyboardInterrupt  # the end of the process, as far as a run can tell
-        replace(path, data)
+        replace(path, data, below)
 
     monkeypatch.setattr(files, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
