@@ -5,7 +5,7 @@ A configuration cannot name a plugin: a YAML file must never run code.
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
@@ -17,10 +17,11 @@ from deepstack.registry import PREFIX
 
 
 class Plugin(NamedTuple):
-    """A loaded file: its absolute path, and its sha256 as stored in meta.json."""
+    """A loaded file: its absolute path, its sha256 as stored in meta.json, and its bytes."""
 
     path: Path
     sha256: str
+    content: bytes
 
 
 LOADED: dict[str, Plugin] = {}
@@ -42,18 +43,29 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
             content = path.read_bytes()
         except OSError as error:
             raise PluginError(f"--plugin {path}: {error.strerror}") from error
-        digest = hashlib.sha256(content).hexdigest()
-        if path.name in LOADED:
-            if LOADED[path.name].sha256 == digest:
-                continue
-            raise PluginError(f"--plugin {path}: another plugin is called {path.name} already")
-        module = ModuleType(f"{PREFIX}{path.stem}")
-        module.__file__, module.__package__ = str(path), ""
-        sys.modules[module.__name__] = module
-        with _loading(path):
-            # Run the hashed bytes: the import system might run a stale .pyc instead.
-            exec(compile(content, str(path), "exec"), module.__dict__)
-        LOADED[path.name] = Plugin(path.absolute(), digest)
+        run_plugin(path, content)
+
+
+def run_plugin(path: Path, content: bytes, *, is_copy: bool = False) -> None:
+    """Run a plugin's bytes once.
+
+    is_copy: whether it is a run's copy, which has no `__file__`: other files may lie beside it.
+    Raises PluginError as `load_plugins`.
+    """
+    digest = hashlib.sha256(content).hexdigest()
+    if path.name in LOADED:
+        if LOADED[path.name].sha256 == digest:
+            return
+        raise PluginError(f"--plugin {path}: another plugin is called {path.name} already")
+    module = ModuleType(f"{PREFIX}{path.stem}")
+    module.__package__ = ""
+    if not is_copy:
+        module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    with _loading(path):
+        # Run the hashed bytes: the import system might run a stale .pyc instead.
+        exec(compile(content, str(path), "exec"), module.__dict__)
+    LOADED[path.name] = Plugin(path.absolute(), digest, content)
 
 
 @contextmanager
@@ -119,8 +131,11 @@ def known_elsewhere(registered: Any) -> bool:
     return package == "deepstack" or package.startswith(PREFIX)
 
 
-def require_plugins(recorded: Iterable[dict[str, str]], where: str) -> None:
-    """Raise PluginError unless every plugin recorded by a run is loaded, unchanged."""
+def require_plugins(recorded: Iterable[Mapping[str, str]], where: str, advice: str = "") -> None:
+    """Raise PluginError unless every plugin recorded by a run is loaded, unchanged.
+
+    advice: the end of the error.
+    """
     loaded = {name: plugin.sha256 for name, plugin in LOADED.items()}
     for plugin in recorded:
         name, digest = plugin["file"], plugin["sha256"]
@@ -128,5 +143,5 @@ def require_plugins(recorded: Iterable[dict[str, str]], where: str) -> None:
             state = f"found sha256 {loaded[name]}" if name in loaded else "it is not loaded"
             raise PluginError(
                 f"{where} was made with the plugin {name} (sha256 {digest}); {state}\n"
-                f"give the same file: --plugin {name}"
+                f"give the same file: --plugin {name}{advice}"
             )

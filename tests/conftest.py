@@ -63,6 +63,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.numprocesses = None
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what commands remember for this user out of the home folder."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_registered() -> Iterator[None]:
     """Forget the names and plugins that a test registers."""

@@ -135,9 +135,16 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 
 def load_plugins(paths: list[Path]) -> None:
-    """Load the files given with --plugin, with their output on stderr; import torch only then."""
+    """Load the files given with --plugin, with their output on stderr; import torch only then.
+
+    A run's own copies of them may be loaded without --plugin from now on.
+    """
     with redirect_stdout(sys.stderr):
         plugins.load_plugins(paths)
+    if paths:
+        from deepstack.records.given_plugins import remember
+
+        remember(plugin.sha256 for plugin in plugins.LOADED.values())
 
 
 def command_line() -> str:

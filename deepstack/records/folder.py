@@ -54,7 +54,7 @@ EVALS_COLUMNS = ("step", "loss", "loss_masked", "bits_per_token")
 IDENTITY = {"model.scheme": str, "model.depth": int, "seed": int, "task.name": str}
 
 # Folders of a run in which files are replaced.
-WRITTEN_BELOW = ("layers", "aside", "analysis")
+WRITTEN_BELOW = ("layers", "aside", "analysis", "plugins")
 
 LARGEST_FLOAT32 = 3.4028235e38 * (1 + 1e-6)
 

@@ -22,7 +22,7 @@ STATE = "state.json"
 # the sha256 of checksums.json, which in turn holds one of the rest of status.json.
 DATA = (
     "config.yaml", "meta.json", "columns.json", "[!.]*.csv", "layers/[!.]*.npy",
-    "checkpoint/[0-9]*/[!.]*",
+    "checkpoint/[0-9]*/[!.]*", "plugins/[!.]*",
 )  # fmt: skip
 # A folder with one of these files is a run.
 SIGNS = ("config.yaml", "status.json", "meta.json", "steps.csv")

@@ -1,6 +1,5 @@
 """The connection to a Ray cluster that the user has started, and the code that it receives."""
 
-import hashlib
 import os
 import signal
 import socket
@@ -138,10 +137,10 @@ def plugin_files() -> list[tuple[str, bytes]]:
     Raises PluginError for a file that has changed since it was loaded.
     """
     loaded = []
-    for path, recorded in plugins.LOADED.values():
-        with trouble(path):
-            content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != recorded:
-            raise PluginError(f"--plugin {path} has changed since it was loaded")
-        loaded.append((path.name, content))
+    for plugin in plugins.LOADED.values():
+        with trouble(plugin.path):
+            content = plugin.path.read_bytes()
+        if content != plugin.content:
+            raise PluginError(f"--plugin {plugin.path} has changed since it was loaded")
+        loaded.append((plugin.path.name, content))
     return loaded

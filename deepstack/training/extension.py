@@ -16,8 +16,8 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
-from deepstack.plugins import require_plugins
 from deepstack.records import RunFolder, extent, files, problems
+from deepstack.records.given_plugins import require_recorded
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.schedule import depends_on_steps, row_is_due
 from deepstack.training.start import changed_source, finished_run
@@ -147,7 +147,7 @@ def recorded_config(folder: RunFolder) -> conf.Config:
             f"{folder.path} was measured by deepstack.probe, not trained by deepstack: there is "
             "nothing to train again or to export; `deepstack plot` and `deepstack ls` read it"
         )
-    require_plugins(meta.get("plugins", []), str(folder.path))
+    require_recorded(folder, meta.get("plugins", []))
     return conf.load_config(folder.config_path)
 
 

@@ -15,6 +15,7 @@ from deepstack.diagnostics import describe
 from deepstack.model import option_defaults
 from deepstack.model.build import Built
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
+from deepstack.records.given_plugins import keep_copies
 from deepstack.schemes import NORMS, SCHEMES, scheme_flops, stack_positions
 from deepstack.training.environment import environment_changes, git_state
 
@@ -45,6 +46,7 @@ def write_description(run: TrainingRun) -> dict[str, Any]:
     """Write meta.json, which is returned, and columns.json of a run that is built and resumed."""
     before = run.folder.read_meta()
     meta = meta_of(run, before)
+    keep_copies(run.folder)
     run.folder.write_meta(meta)
     columns = columns_of(run)
     run.folder.write_columns(columns)

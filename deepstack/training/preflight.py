@@ -26,6 +26,7 @@ from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.fast import FastPaths, Measured, Step, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
 from deepstack.records import ENDED, Run, RunFolder, removal
+from deepstack.records.given_plugins import require_recorded
 from deepstack.tasks import Task, task_of
 from deepstack.trackers import require_tensorboard
 from deepstack.training.environment import (
@@ -272,7 +273,7 @@ def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
     """Raise PluginError if this configuration was trained here with a plugin that is not loaded."""
     for folder in same_runs(study, config):
         try:
-            plugins.require_plugins(folder.read_meta().get("plugins", []), str(folder.path))
+            require_recorded(folder, folder.read_meta().get("plugins", []))
         except PluginError as error:
             raise PluginError(
                 f"{error}, or, to train with the file that is there: {removal(folder.path)}"
