@@ -6,9 +6,10 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import FrameType, TracebackType
 
 from deepstack.errors import ConfigError, Interrupted, ResourceError
 
@@ -70,6 +71,18 @@ def print_line(text: str) -> None:
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     with suppress(OSError):
         os.write(2, f"deepstack: {shown}\n".encode("utf-8", "backslashreplace"))
+
+
+def print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print a traceback as Python does, but control characters as escapes.
+
+    They may come from a file that somebody else wrote, and would reach the terminal.
+    """
+    text = "".join(traceback.format_exception(kind, error, trace))
+    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    print(shown, end="", file=sys.stderr, flush=True)
 
 
 def refuse_hopeless() -> None:

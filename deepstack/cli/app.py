@@ -20,7 +20,7 @@ import deepstack
 from deepstack import torchrun
 from deepstack.cli.completion import cut_word_at_equals
 from deepstack.cli.output import log, printable_streams
-from deepstack.ending import flush_stdout, one_line_endings
+from deepstack.ending import flush_stdout, one_line_endings, print_traceback
 from deepstack.errors import ConfigError, DeepstackError, Interrupted
 from deepstack.plugins import bug_in
 from deepstack.registry import nearest
@@ -230,8 +230,12 @@ def main(application: typer.Typer = app) -> None:
                 stream.reconfigure(errors="backslashreplace")
     # Figures become files. A notebook's kernel names its own backend, which need not exist here.
     os.environ["MPLBACKEND"] = "agg"
-    with one_line_endings():
-        application()
+    try:
+        with one_line_endings():
+            application()
+    except Exception:
+        sys.excepthook = print_traceback  # typer has set its own
+        raise
 
 
 def open_closed_streams() -> None:

@@ -285,14 +285,8 @@ def locked(path: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
             time.sleep(0.02)
         if not _is_at(descriptor, path):
             raise LockedError(f"{path.parent} was moved away by another process just now")
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
-        with trouble(path):
-            # An earlier process may have been killed after making these folders, before the sync.
-            for above in path.parent.parents[:2]:
-                sync_folder(above)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
         try:
+            _write_holder(descriptor, path)
             yield
         except BaseException:
             with contextlib.suppress(OSError):
@@ -306,6 +300,17 @@ def locked(path: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
 
 
 _lock_descriptors: set[int] = set()
+
+
+def _write_holder(descriptor: int, path: Path) -> None:
+    """Write process, host and time into an opened lock file."""
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
+    with trouble(path):
+        # An earlier process may have been killed after making these folders, before the sync.
+        for above in path.parent.parents[:2]:
+            sync_folder(above)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
 
 
 def _close(descriptor: int) -> None:

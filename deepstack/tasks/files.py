@@ -103,7 +103,7 @@ def refuse_huge(path: str, files: Sequence[Path], key: str = "task.path") -> Non
 def identity(files: Iterable[Path]) -> tuple[tuple[object, ...], ...]:
     """Return a value that changes when one of the files is written or replaced."""
     states = [(file, file.stat()) for file in files]
-    return tuple((str(f), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for f, s in states)
+    return tuple((str(f), s.st_dev, s.st_ino, s.st_size, s.st_ctime_ns) for f, s in states)
 
 
 def pieces(file: Path) -> Iterator[bytes]:

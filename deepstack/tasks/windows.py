@@ -76,9 +76,13 @@ class Part(NamedTuple):
         if self.file is None or self.state is None or not self.file.exists():
             return
         now, then = self.file.stat(), self.state
-        changed = (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns)
+        # The time of the last write can be put back, that of the last change of any kind cannot.
+        changed = (now.st_size, now.st_ctime_ns) != (then.st_size, then.st_ctime_ns)
         if changed and os.path.samestat(now, then):
-            raise ResourceError(f"{self.file} was written to while a run read it")
+            raise ResourceError(
+                f"{self.file} was written to while a run read it, or its name or permissions "
+                "changed; the same command goes on if its content is as before"
+            )
 
 
 class Windows:

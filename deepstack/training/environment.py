@@ -65,11 +65,11 @@ def memory_needed(config: conf.Config, task: Task) -> int:
 
 
 def memory_limit(device: torch.device) -> int:
-    """Return the bytes a run may use: the GPU's, or the machine's within the process's limit."""
+    """Return the bytes a run may use: the GPU's, or the machine's within the process's limits."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    limit, here = resource.getrlimit(resource.RLIMIT_DATA)[0], conf.machine_memory()
-    return here if limit == resource.RLIM_INFINITY else min(limit, here)
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
+    return min([conf.machine_memory(), *(at for at in limits if at != resource.RLIM_INFINITY)])
 
 
 def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:

@@ -49,6 +49,14 @@ def test_a_signal_during_an_import_prints_one_line(
     assert (found.returncode, found.stderr) == (128 + number, "deepstack: interrupted\n")
 
 
+def test_a_traceback_shows_control_characters_as_escapes(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError(chr(27) + '[31m' + chr(0x9b))")
+    found = run_check(tmp_path)
+    assert found.returncode == 1 and "Traceback" in found.stderr
+    assert "RuntimeError: \\x1b[31m\\x9b" in found.stderr
+    assert not {"\x1b", "\x9b"} & set(found.stderr)
+
+
 def test_an_import_without_memory_prints_one_line(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "raise ImportError('libtorch.so: failed to map segment from shared object')"

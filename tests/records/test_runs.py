@@ -1,5 +1,6 @@
 """A run folder as its readers see it: locks, states, rows, what varies."""
 
+import errno
 import json
 import os
 import re
@@ -308,3 +309,18 @@ def test_the_last_values_are_those_of_the_whole_logs(tmp_path: Path) -> None:
     last = Run(folder.path).steps.iloc[-1]
     assert (row["step"], row["loss"]) == (401, 2.5) == (last["step"], last["loss"])
     assert row["grad_norm"] != row["grad_norm"] and row["model_update"] == float("inf")
+
+
+def test_a_lock_that_a_full_disk_refuses_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with (
+        pytest.raises(ResourceError, match="No space left"),
+        RunFolder(tmp_path / "a" / "b").lock(),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -182,6 +182,16 @@ def test_a_file_that_is_written_to_during_a_run_ends_it(tmp_path: Path) -> None:
         task.train_batch(1, 4)
 
 
+def test_a_change_whose_time_is_put_back_ends_the_run_too(tmp_path: Path) -> None:
+    path = nanogpt(tmp_path / "a.bin", np.arange(50_000))
+    task, before = build(path), path.stat()
+    with path.open("r+b") as file:
+        file.write(b"\x01\x02")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ResourceError, match="was written to while a run read it"):
+        task.train_batch(1, 4)
+
+
 def test_a_file_that_is_replaced_during_a_run_stays_as_it_was(tmp_path: Path) -> None:
     task = build(nanogpt(tmp_path / "a.bin"))
     nanogpt(tmp_path / "b.bin", RAMP + 5000)

@@ -1,6 +1,7 @@
 """Training: same config, same bytes; divergence is a result; costs grow with the length."""
 
 import math
+import resource
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +18,13 @@ from helpers.small_runs import data_of, only_run, small, step_of, stop_at
 from safetensors.torch import load_file
 
 import deepstack
-from deepstack.config import disk_estimate, with_overrides
+from deepstack.config import disk_estimate, machine_memory, with_overrides
 from deepstack.errors import Interrupted, ResourceError
 from deepstack.records import RunFolder
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
 from deepstack.training import to_device
+from deepstack.training.environment import memory_limit
 from deepstack.training.recorder import Recorder
 from deepstack.training.schedule import learning_rate
 from deepstack.training.snapshot_writer import LayerRecords
@@ -280,3 +282,14 @@ thread.join()
 def test_a_look_takes_no_more_of_the_stack_the_deeper_a_model_is() -> None:
     process = python(DEEP)
     assert (process.communicate()[0].strip(), process.returncode) == ("1", 0)
+
+
+def test_the_memory_limit_is_the_least_of_machine_data_and_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = {"RLIMIT_DATA": 2 * 10**9, "RLIMIT_AS": 10**9}
+    limits = {getattr(resource, name): limit for name, limit in kinds.items()}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], -1))
+    assert memory_limit(torch.device("cpu")) == 10**9
+    limits.update(dict.fromkeys(limits, resource.RLIM_INFINITY))
+    assert memory_limit(torch.device("cpu")) == machine_memory()
