@@ -65,9 +65,8 @@ class LayerNorm(StackNorm, kind="layer"):
     """
 
     def forward(self, z: Tensor) -> Tensor:
-        if self.gain is None and self.bias is not None:  # torch on a CPU: b alone with z in bf16
-            z = in_fp32(z)
-        return torch.layer_norm(z, self.shape, self.gain, self.bias, self.eps)
+        # autocast on a CPU leaves z in bf16; on a GPU it converts z itself
+        return torch.layer_norm(in_fp32(z), self.shape, self.gain, self.bias, self.eps)
 
 
 class RMSNorm(StackNorm, kind="rms"):

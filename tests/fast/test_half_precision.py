@@ -1,17 +1,23 @@
 """Fused sublayers under autocast on a CPU, and attention by batched products."""
 
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from helpers.kernels import NEEDS_ONEDNN, error_of
+from helpers.sampling import some
 
 from deepstack.config import Config, with_overrides
+from deepstack.errors import ConfigError
 from deepstack.fast import enable_fast_paths
 from deepstack.fast.fused_attention import SelfAttention
 from deepstack.fast.products import LARGE_PRODUCT
 from deepstack.fast.rule import FastPaths
 from deepstack.model import build_model
+from deepstack.schemes import SCHEMES
+from deepstack.schemes.norms import StackNorm
 
 CHANGES: list[dict[str, Any]] = [
     {},
@@ -53,6 +59,43 @@ def test_fused_gradients_under_autocast_are_as_near_to_fp32_as_the_plain_ones(
     plain = distance(gradients(changes, fused=False, half=True), exact)
     fused = distance(gradients(changes, fused=True, half=True), exact)
     assert 0 < fused < 1.3 * plain < 0.1
+
+
+NORMED_BRANCH = ["sandwich_ln", "res_post_norm", "sub_ln"]  # norms read what a product gives
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "name", [*NORMED_BRANCH, *some((n for n in SCHEMES if n not in NORMED_BRANCH), 3)]
+)
+def test_norms_give_fp32_under_autocast_on_a_cpu(name: str, fused: bool) -> None:
+    """Also norms of a branch's output, of queries and keys and inside a sublayer, read in bf16."""
+    for family, changes in product(SCHEMES[name].families, ({}, {"model.qk_norm": True})):
+        given = {
+            "model.scheme": name, "model.family": family, "model.depth": 2, "model.d_model": 12,
+            "model.n_heads": 3, "task.seq_len": 6, "runtime.device": "cpu", **changes,
+        }  # fmt: skip
+        try:
+            built = build_model(with_overrides(Config(), given), vocab_size=11)
+        except ConfigError as error:
+            assert error.key == "model.qk_norm"  # the scheme norms queries and keys itself
+            continue
+        enable_fast_paths(built.model, FastPaths(fused, False, False), 0, print)
+        dtypes: dict[str, torch.dtype] = {}
+        for key, module in built.model.named_modules():
+            if isinstance(module, StackNorm):
+                module.register_forward_hook(partial(keep_dtype, dtypes, key))
+        tokens = torch.arange(24).view(2, 12) % 11
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            built.model(tokens if built.model.source_len else tokens[:, :6])
+        assert set(dtypes.values()) <= {torch.float32}, (family, dtypes)
+
+
+def keep_dtype(
+    dtypes: dict[str, torch.dtype], key: str, norm: StackNorm, given: Any, output: torch.Tensor
+) -> None:
+    """Keep the dtype of a norm's output under its key."""
+    dtypes[key] = output.dtype
 
 
 @NEEDS_ONEDNN
