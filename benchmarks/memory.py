@@ -2,7 +2,7 @@
 
 python benchmarks/memory.py
 
-Each of eight shapes runs in its own process on the CPU: five steps of training, the last two
+Each of nine shapes runs in its own process on the CPU: five steps of training, the last two
 replayed, with snapshots, an evaluation and a checkpoint. The measured peak is the highest resident
 set of the process, from timing.csv. The ratio should lie between 0.7 and 1.5.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from deepstack import config as conf
 from deepstack.records import find_runs
-from deepstack.schemes import scheme_memory
 from deepstack.tasks import task_of
+from deepstack.training import memory_needed
 
 ALL = (
     "runtime.device=cpu", "runtime.replay=true", "train.steps=5", "train.eval_every=5",
@@ -28,6 +28,7 @@ SHAPES = (
     "model.depth=200 model.d_model=32 model.d_ff=64 runtime.banks=false",
     "model.depth=48 runtime.fused=false model.dropout=0.1 train.batch_size=32",
     "model.depth=24 model.family=encoder_decoder task.name=copy train.batch_size=16",
+    "model.depth=24 model.family=encoder_decoder task.name=text train.batch_size=64",
     "model.depth=1000 model.d_model=32 model.d_ff=64 train.batch_size=4 task.seq_len=32",
     "model.depth=1000 runtime.recompute_every=32 train.batch_size=4 task.seq_len=32",
 )
@@ -42,8 +43,7 @@ def measure(settings: list[str], out: Path) -> tuple[float, float]:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     (run,) = find_runs(out / conf.study_name(config, file))
     peak = run.timing["peak_memory_mb"].max() * 1e6
-    vocab_size = task_of(config).vocab_size
-    return conf.memory_estimate(config, vocab_size, scheme_memory(config)), float(peak)
+    return memory_needed(config, task_of(config)), float(peak)
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ def check_command(
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
     from deepstack.distributed import ALONE
-    from deepstack.model import build_model, check_scheme, with_steps
-    from deepstack.schemes import scheme_flops, stack_schemes
+    from deepstack.model import build_model, check_scheme, flops_of, tokens_per_step, with_steps
+    from deepstack.schemes import stack_schemes
     from deepstack.tasks import task_of
     from deepstack.training import (
         bf16_support,
@@ -46,7 +46,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     check_scheme(settings)
     refuse_cut_settings(settings, ALONE)
     memory = memory_needed(settings, task)
-    flops = conf.step_flops(settings, task.vocab_size, scheme_flops(settings))
+    flops = flops_of(settings, task)
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"
     limit = conf.machine_memory() if device is None else memory_limit(device)
@@ -67,7 +67,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **coefficients,
         **({} if len(schemes) > 1 else {"depth": model.depth}),
         "steps": settings.train.steps,
-        "tokens a step": settings.train.batch_size * settings.task.seq_len,
+        "tokens a step": tokens_per_step(settings, task),
         "FLOPs a step": flops.step,
         "FLOPs a step with the probe": flops.total,
         "FLOPs of the training": settings.train.steps * flops.step,

@@ -1,13 +1,10 @@
 """Configurations: their settings, reading and checking them, and estimates.  No torch."""
 
-from deepstack.config.estimate import StackSizes as StackSizes
 from deepstack.config.estimate import disk_estimate as disk_estimate
 from deepstack.config.estimate import memory_estimate as memory_estimate
 from deepstack.config.estimate import memory_terms as memory_terms
-from deepstack.config.estimate import parameter_count as parameter_count
 from deepstack.config.estimate import recompute_every as recompute_every
 from deepstack.config.estimate import refuse_absurd as refuse_absurd
-from deepstack.config.estimate import width_inside as width_inside
 from deepstack.config.flops import step_flops as step_flops
 from deepstack.config.identity import checked_study as checked_study
 from deepstack.config.identity import config_hash as config_hash
@@ -35,6 +32,9 @@ from deepstack.config.schema import Runtime as Runtime
 from deepstack.config.schema import Task as Task
 from deepstack.config.schema import Train as Train
 from deepstack.config.schema import json_schema as json_schema
+from deepstack.config.sizes import StackSizes as StackSizes
+from deepstack.config.sizes import parameter_count as parameter_count
+from deepstack.config.sizes import width_inside as width_inside
 from deepstack.config.study import Combination as Combination
 from deepstack.config.study import Study as Study
 from deepstack.config.study import load_study as load_study

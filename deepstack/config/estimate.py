@@ -5,12 +5,12 @@ import os
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
 
 from deepstack.config.machine import machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
 from deepstack.config.schema import Config
+from deepstack.config.sizes import FP32, StackSizes, layer_counts, parameter_count, width_inside
 from deepstack.errors import ConfigError
 
 # the vocabulary of a text of bytes; other tasks' are smaller or not much larger
@@ -35,102 +35,6 @@ SIZES = (
     "train.batch_size", "log.probe_sequences", "model.decoder_depth", "train.eval_batches",
 )  # fmt: skip
 
-_FP32 = 4
-
-
-def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
-    """Return the number of parameters by role, without empty roles and those that a scheme adds.
-
-    A scheme decides whether there is a final norm too.
-    """
-    model, layers = config.model, layer_counts(config)
-    d, d_ff, every, cross = model.d_model, width_inside(config), layers.all, layers.cross
-    averaged = layers.decoder * (model.decoder_attention == "average")  # gates read two streams
-    scalar = NORM_KINDS[model.norm.kind].scalars
-    gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
-    of_heads, d_head = 2 * (every + cross - averaged) * model.qk_norm, d // model.n_heads
-    head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
-    counts = {
-        **dict.fromkeys(("q", "k"), (every + averaged) * d * d),
-        **dict.fromkeys(("v", "o"), every * d * d),
-        **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), cross * d * d),
-        "w1": every * d * d_ff,
-        "w2": every * d_ff * d,
-        "w3": every * d_ff * d * model.gated,
-        "bias": (every * (4 * d + d_ff * (1 + model.gated) + d) + cross * 4 * d) * model.bias,
-        "norm_gain": layers.sublayers * gain + of_heads * (d_head * model.norm.gain + scalar),
-        "norm_bias": layers.sublayers * bias + of_heads * d_head * model.norm.bias,
-        "embedding": vocab_size * d,
-        "position": positions(config) * d if model.positions == "learned" else 0,
-        "head": head + vocab_size,
-    }
-    return {role: count for role, count in counts.items() if count}
-
-
-class LayerCounts(NamedTuple):
-    """The numbers of layers of a model.
-
-    depth: of its stack, or of its encoder.  decoder: of the decoder that reads an encoder, else 0.
-    cross: layers of that decoder whose cross-attention is a sublayer, not merged with another.
-    """
-
-    depth: int
-    decoder: int
-    cross: int
-
-    @property
-    def all(self) -> int:
-        """The layers of both stacks."""
-        return self.depth + self.decoder
-
-    @property
-    def sublayers(self) -> int:
-        """The sublayers of both stacks."""
-        return 2 * self.all + self.cross
-
-
-def layer_counts(config: Config) -> LayerCounts:
-    """Return the numbers of layers of a model."""
-    model = config.model
-    decoder = (model.decoder_depth or model.depth) if model.family == "encoder_decoder" else 0
-    return LayerCounts(model.depth, decoder, decoder * (model.decoder_attention != "merged"))
-
-
-def positions(config: Config) -> int:
-    """The rows of the table of positions: a sequence, or two."""
-    return config.task.seq_len * (2 if config.model.family == "encoder_decoder" else 1)
-
-
-def width_inside(config: Config) -> int:
-    """d_ff, which the schema has resolved."""
-    return config.model.d_ff or 4 * config.model.d_model
-
-
-class StackSizes(NamedTuple):
-    """The sizes of a stack from which a scheme computes the memory and the FLOPs that it adds.
-
-    sublayers: of all layers.  seq: positions.  replayed: whether the step is replayed on a CPU,
-    which keeps the gradients of activations as well.
-    """
-
-    depth: int
-    sublayers: int
-    batch: int
-    seq: int
-    heads: int
-    d_model: int
-    replayed: bool
-
-    @property
-    def numbers(self) -> int:
-        """The numbers of one stream, (batch, seq, d_model)."""
-        return self.batch * self.seq * self.d_model
-
-    @property
-    def stream(self) -> int:
-        """The bytes of one stream in fp32."""
-        return self.numbers * _FP32
-
 
 SchemeMemory = Callable[[StackSizes], int]
 """Bytes that a scheme keeps in a stack for its gradients, in addition to Pre-LN's."""
@@ -146,17 +50,19 @@ def memory_terms(
     vocab_size: int = BYTES_VOCABULARY,
     scheme_memory: SchemeMemory = no_more,
     data: int = 0,
+    target_len: int | None = None,
 ) -> dict[str, int]:
     """Return the bytes at the peak of a run, term by term: of a training step, or of a snapshot."""
     train, layers, d = config.train, layer_counts(config), config.model.d_model
     by_role = parameter_count(config, vocab_size)
-    weights = sum(by_role.values()) * _FP32
-    trained = sum(trained_parameters(config, by_role).values()) * _FP32
-    bank_bytes = max(by_role.get(role, 0) for role in ("q", "w1")) * _FP32
-    tokens = train.batch_size * positions(config)
+    weights = sum(by_role.values()) * FP32
+    trained = sum(trained_parameters(config, by_role).values()) * FP32
+    bank_bytes = max(by_role.get(role, 0) for role in ("q", "w1")) * FP32
     probe = config.log.probe_sequences
+    lengths = [stack.seq for stack in stack_sizes(config, probe, target_len)]
+    tokens, predicted = train.batch_size * sum(lengths), train.batch_size * lengths[-1]
     # int64 tokens and targets of a batch, and whether they are masked
-    held_out = 8 * tokens + 9 * train.batch_size * config.task.seq_len
+    held_out = 8 * tokens + 9 * predicted
     terms = {
         "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
         "data": 0 if on_gpu(config) else data,
@@ -165,16 +71,16 @@ def memory_terms(
         "optimizer moments": moments(config, by_role),
         "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * bank_bytes,
         "modules and graph": layers.all * LAYER_OVERHEAD,
-        "activations": activations(config, scheme_memory),
-        "gradients of activations": 3 * tokens * max(width_inside(config), 3 * d) * _FP32,
-        "logits, their softmax and their gradient": 3 * tokens * vocab_size * _FP32,
+        "activations": activations(config, scheme_memory, target_len),
+        "gradients of activations": 3 * tokens * max(width_inside(config), 3 * d) * FP32,
+        "logits, their softmax and their gradient": 3 * predicted * vocab_size * FP32,
         "validation batches": 0 if on_gpu(config) else train.eval_batches * held_out,
-        "probe": probe * positions(config) * (2 * vocab_size + 4 * d) * _FP32,
+        "probe": probe * (2 * lengths[-1] * vocab_size + 4 * sum(lengths) * d) * FP32,
     }
     if train.spectral_penalty:
         # WᵀW of every matrix; further gradients, one bank of q, k, v or w1 at a time
-        bank = max(3 * by_role.get("q", 0), by_role.get("w1", 0)) * _FP32
-        terms["spectral penalty"] = 6 * by_role.get("q", 0) * _FP32 + 2 * bank
+        bank = max(3 * by_role.get("q", 0), by_role.get("w1", 0)) * FP32
+        terms["spectral penalty"] = 6 * by_role.get("q", 0) * FP32 + 2 * bank
     has_snapshots, has_attribution = config.log.layers_every != 0, config.log.attribution_every != 0
     if has_snapshots or has_attribution:
         # θ_0, kept by the host; held over the step: the weights before it
@@ -182,11 +88,13 @@ def memory_terms(
         after = 0
         if has_snapshots:  # further gradients and differences, the branches' outputs, and values of
             # some sublayers at a time, with the stream of all layers once more
-            stream = probe * positions(config) * d * _FP32
-            states = (4 * layers.all + 6 * min(layers.sublayers, SUBLAYERS_AT_A_TIME)) * stream
+            sizes = stack_sizes(config, probe, target_len)
+            streams = sum(stack.depth * stack.stream for stack in sizes)
+            at_a_time = min(layers.sublayers, SUBLAYERS_AT_A_TIME)
+            states = 4 * streams + 6 * at_a_time * max(stack.stream for stack in sizes)
             if config.log.stream_update:  # x_l at θ_0, kept, and a difference
-                copies, states = copies + layers.all * stream, states + layers.all * stream
-            saved = saved_by_layers(config, probe, scheme_memory)
+                copies, states = copies + streams, states + streams
+            saved = saved_by_layers(config, probe, scheme_memory, target_len)
             after = 2 * weights + saved + states
             if config.log.noise_scale:  # a gradient; in double precision its rows and their sum
                 after = max(after, 5 * trained + saved)
@@ -196,7 +104,7 @@ def memory_terms(
         terms["snapshots and attribution"] = copies + max(0, after - during)
     if config.log.sharpness_every:
         # vectors in double precision with gradients, and the graph of a gradient
-        graph = 4 * saved_by_layers(config, probe, scheme_memory)
+        graph = 4 * saved_by_layers(config, probe, scheme_memory, target_len)
         during = terms["activations"] + terms["temporaries of the optimizer"]
         terms["sharpness"] = max(0, 22 * trained + graph - during)
     return terms
@@ -207,15 +115,18 @@ def memory_estimate(
     vocab_size: int = BYTES_VOCABULARY,
     scheme_memory: SchemeMemory = no_more,
     data: int = 0,
+    target_len: int | None = None,
 ) -> int:
     """Return the bytes at the peak of a run: of the process on a CPU, of the memory of a GPU.
 
-    scheme_memory: `deepstack.schemes.scheme_memory(config)`; without it, that of Pre-LN.
+    scheme_memory: `deepstack.schemes.scheme_memory(config)`; without it, Pre-LN's.
     data: bytes that the task holds in memory, `Task.memory`.
+    target_len: positions of the decoder that reads an encoder, `Task.target_len`; without it,
+    seq_len, the most that deepstack's own tasks have.
 
     On CPU, 0.92 to 1.16 of the measured peak over the eight shapes of benchmarks/memory.py.
     """
-    return sum(memory_terms(config, vocab_size, scheme_memory, data).values())
+    return sum(memory_terms(config, vocab_size, scheme_memory, data, target_len).values())
 
 
 def trained_parameters(config: Config, by_role: Mapping[str, int]) -> dict[str, int]:
@@ -228,9 +139,9 @@ def moments(config: Config, by_role: Mapping[str, int]) -> int:
     """Bytes that the optimizer remembers of the parameters that are trained."""
     train, trained = config.train, trained_parameters(config, by_role)
     if train.optimizer == "sgd":
-        return _FP32 * sum(trained.values()) * (train.momentum > 0)
+        return FP32 * sum(trained.values()) * (train.momentum > 0)
     of_muon = MATRICES if train.optimizer == "muon" else ()
-    return _FP32 * sum(n if role in of_muon else 2 * n for role, n in trained.items())
+    return FP32 * sum(n if role in of_muon else 2 * n for role, n in trained.items())
 
 
 def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[int, int]:
@@ -240,12 +151,12 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
     second are two checkpoints and the draft of a third.
     """
     by_role = parameter_count(config, vocab_size)
-    weights = _FP32 * sum(by_role.values())
+    weights = FP32 * sum(by_role.values())
     logs = BYTES_PER_STEP * config.train.steps + 2**16
     if every := config.log.layers_every:
         steps = config.train.steps
         snapshots = 2 * math.log(steps + 1, 1.6) if every == "log" else steps / every
-        logs += int(LAYER_FILES * _FP32 * layer_counts(config).all * (snapshots + 2))
+        logs += int(LAYER_FILES * FP32 * layer_counts(config).all * (snapshots + 2))
     optimizer = moments(config, by_role)
     checkpoint = (optimizer + logs) * config.runtime.keep_optimizer
     return weights + logs + checkpoint, 3 * (weights + optimizer + logs) + logs
@@ -266,46 +177,66 @@ def recompute_every(config: Config) -> int:
     return math.isqrt(layer_counts(config).all) if short else 0
 
 
-def activations(config: Config, scheme_memory: SchemeMemory) -> int:
+def activations(config: Config, scheme_memory: SchemeMemory, target_len: int | None = None) -> int:
     """Return the bytes kept for the backward pass: of all layers, or of those not recomputed."""
     layers, every = layer_counts(config).all, recompute_every(config)
     batch = config.train.batch_size
-    saved = saved_by_layers(config, batch, scheme_memory)
+    saved = saved_by_layers(config, batch, scheme_memory, target_len)
     if not every or every >= layers:
         return saved
-    return -(-layers // every) * stack_sizes(config, batch)[0].stream + every * saved // layers
+    largest = max(stack.stream for stack in stack_sizes(config, batch, target_len))
+    return -(-layers // every) * largest + every * saved // layers
 
 
-def saved_by_layers(config: Config, batch: int, scheme_memory: SchemeMemory) -> int:
+def saved_by_layers(
+    config: Config, batch: int, scheme_memory: SchemeMemory, target_len: int | None = None
+) -> int:
     """Return the bytes that all eager layers keep for the backward pass of a batch."""
-    model, n = config.model, config.task.seq_len
-    matmul = 2 if config.train.precision == "bf16" else _FP32  # of a number in a matrix product
-    stream, hidden = batch * n * model.d_model, batch * n * width_inside(config)
+    model, d = config.model, config.model.d_model
+    matmul = 2 if config.train.precision == "bf16" else FP32  # of a number in a matrix product
     norm_output = NORM_KINDS[model.norm.kind].keeps_output  # for the gradient of the gain
     dropout = model.dropout > 0
-    # of either sublayer: the norm's input (stream plus branch), mean and reciprocal deviation, the
-    # norm's output, and the mask of dropout
-    common = _FP32 * (stream * (1 + norm_output + dropout) + 2 * batch * n)
-    # input; queries, keys and values; output; the logarithm of each softmax's sum
-    attention = common + 5 * stream * matmul + batch * model.n_heads * n * _FP32
-    if model.qk_norm or model.positions == "rotary":  # queries and keys once more
-        attention += 2 * stream * _FP32 * (1 + norm_output)
-    if dropout:  # no fused kernel: attention weights before and after it, and its mask
-        attention += 3 * batch * model.n_heads * n * n * _FP32
-    # input; hidden values after and before the activation: gelu needs these, and relu leaves a hole
-    # of their size, which the allocator fills only in part; under a gate another half, and both
-    feed_forward = common + (stream + 2 * hidden * (1 + model.gated)) * matmul
-    layers = layer_counts(config)  # cross-attention keeps as much as self-attention
-    saved = layers.all * (attention + feed_forward) + layers.cross * attention
-    return saved + sum(map(scheme_memory, stack_sizes(config, batch)))
+
+    def common(n: int) -> int:
+        # of each sublayer: the norm's input (stream plus branch), mean and reciprocal deviation,
+        # the norm's output, and the mask of dropout
+        return FP32 * batch * n * (d * (1 + norm_output + dropout) + 2)
+
+    def attention(n: int, m: int) -> int:
+        # input, queries and output at n positions; keys and values of m; the logarithm of each
+        # softmax's sum
+        size = common(n) + batch * (3 * n + 2 * m) * d * matmul + batch * model.n_heads * n * FP32
+        if model.qk_norm or model.positions == "rotary":  # queries and keys once more
+            size += batch * (n + m) * d * FP32 * (1 + norm_output)
+        if dropout:  # no fused kernel: attention weights before and after it, and its mask
+            size += 3 * batch * model.n_heads * n * m * FP32
+        return size
+
+    def feed_forward(n: int) -> int:
+        # input; hidden values after and before the activation: gelu needs these, and relu leaves a
+        # hole of their size, which the allocator fills only in part; under a gate another half, and
+        # both
+        hidden = width_inside(config) * 2 * (1 + model.gated)
+        return common(n) + batch * n * (d + hidden) * matmul
+
+    stacks = stack_sizes(config, batch, target_len)
+    saved = sum(s.depth * (attention(s.seq, s.seq) + feed_forward(s.seq)) for s in stacks)
+    saved += layer_counts(config).cross * attention(stacks[-1].seq, stacks[0].seq)
+    return saved + sum(map(scheme_memory, stacks))
 
 
-def stack_sizes(config: Config, batch: int) -> list[StackSizes]:
-    """Return the sizes of the stack of a configuration, or of both, for a batch."""
-    model, layers = config.model, layer_counts(config)
-    stacks = [(layers.depth, 2 * layers.depth), (layers.decoder, 2 * layers.decoder + layers.cross)]
-    common = batch, config.task.seq_len, model.n_heads, model.d_model, _replayed(config)
-    return [StackSizes(depth, sublayers, *common) for depth, sublayers in stacks if depth]
+def stack_sizes(config: Config, batch: int, target_len: int | None = None) -> list[StackSizes]:
+    """Return the sizes of the stack of a configuration, or of both, for a batch.
+
+    target_len: positions of the decoder that reads an encoder; None: seq_len.
+    """
+    model, layers, seq = config.model, layer_counts(config), config.task.seq_len
+    common = model.n_heads, model.d_model, _replayed(config)
+    first = StackSizes(layers.depth, 2 * layers.depth, batch, seq, *common)
+    if not layers.decoder:
+        return [first]
+    sublayers = 2 * layers.decoder + layers.cross
+    return [first, StackSizes(layers.decoder, sublayers, batch, target_len or seq, *common)]
 
 
 def _replayed(config: Config) -> bool:

@@ -1,17 +1,20 @@
 """FLOPs of a training step from its configuration, two for each multiply-add.  No torch.
 
 Matrix products count, and the products that a scheme states; norms, activations, softmax, lookups
-and the optimizer do not.  With T = batch * seq tokens of a stack, n = seq and d = d_model, a
-forward pass has these multiply-adds:
+and the optimizer do not.  With T = batch * n tokens of a stack, n its positions and d = d_model, a
+forward pass has these multiply-adds.  S = batch * m are the tokens of the encoder that a decoder
+reads; m = seq_len, and the task determines the decoder's n.
 
 | part                        | multiply-adds                                        |
 |-----------------------------|------------------------------------------------------|
-| q, k, v, o                  | 4 T d² in each attention; 5 T d² in a merged one;    |
+| q, k, v, o                  | 4 T d² in self-attention; 2 (T + S) d² in            |
+|                             | cross-attention; (3 T + 2 S) d² in a merged one;     |
 |                             | 6 T d² in an average                                 |
-| logits and weighted values  | 2 T n d in each attention; a causal one counts all   |
-|                             | n, an average none                                   |
+| logits and weighted values  | 2 T n d in self-attention; a causal one counts all   |
+|                             | n; 2 T m d in cross-attention and in a merged one;   |
+|                             | none in an average                                   |
 | w1, w2, and w3 of a gate    | T d d_ff each                                        |
-| head                        | T d vocab; T d² more with BERT's                     |
+| head                        | T d vocab of the last stack; T d² more with BERT's   |
 | scheme                      | what `Scheme.extra_flops` states                     |
 
 The backward pass has twice as many: one product for the gradient of each factor.  A matrix that is
@@ -21,15 +24,10 @@ not trained needs none for its own gradient.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from deepstack.config.estimate import (
-    StackSizes,
-    layer_counts,
-    parameter_count,
-    recompute_every,
-    stack_sizes,
-)
-from deepstack.config.roles import MATRICES
+from deepstack.config.estimate import recompute_every, stack_sizes
 from deepstack.config.schema import Config
+from deepstack.config.sizes import StackSizes, layer_counts, width_inside
+from deepstack.errors import ConfigError
 
 SchemeFlops = Callable[[StackSizes], int]
 """FLOPs of a scheme's own products in a forward pass of a stack."""
@@ -58,14 +56,23 @@ class StepFlops(NamedTuple):
         return sum(self)
 
 
-def step_flops(config: Config, vocab_size: int, scheme_flops: SchemeFlops) -> StepFlops:
+def step_flops(
+    config: Config, vocab_size: int, scheme_flops: SchemeFlops, target_len: int | None = None
+) -> StepFlops:
     """Return the FLOPs of a training step.
 
-    scheme_flops: `deepstack.schemes.scheme_flops(config)`.
+    scheme_flops: `deepstack.schemes.scheme_flops(config)`.  target_len: positions of the decoder
+    that reads an encoder, `Task.target_len`; other models need none.  Raises ConfigError without
+    it for an encoder-decoder.
     """
+    if target_len is None and config.model.family == "encoder_decoder":
+        raise ConfigError(
+            "step_flops: an encoder_decoder needs target_len, the length of its targets; "
+            "give target_len=deepstack.tasks.task_of(config).target_len"
+        )
     batch, d = config.train.batch_size, config.model.d_model
-    tokens = batch * config.task.seq_len
-    layers = layer_flops(config, batch, scheme_flops)
+    tokens = batch * stack_sizes(config, batch, target_len)[-1].seq
+    layers = layer_flops(config, batch, scheme_flops, target_len)
     head = {"embedding": 2 * tokens * d * vocab_size}
     if config.model.head == "separate":
         head = {"head": head["embedding"]}
@@ -77,19 +84,36 @@ def step_flops(config: Config, vocab_size: int, scheme_flops: SchemeFlops) -> St
     # "" names products without a matrix of parameters
     learnt = sum(flops for role, flops in by_role if trained == "all" or role in ("", *trained))
     of_layers = sum(layers.values())
-    probe = layer_flops(config, config.log.probe_sequences, scheme_flops)
+    probe = layer_flops(config, config.log.probe_sequences, scheme_flops, target_len)
     recompute = of_layers if recompute_every(config) else 0
     return StepFlops(forward, forward + learnt, recompute, sum(probe.values()))
 
 
-def layer_flops(config: Config, batch: int, scheme_flops: SchemeFlops) -> dict[str, int]:
+def layer_flops(
+    config: Config, batch: int, scheme_flops: SchemeFlops, target_len: int | None = None
+) -> dict[str, int]:
     """Return the FLOPs of a forward pass of all layers by role, and under "" those of no role."""
-    tokens, seq, d = batch * config.task.seq_len, config.task.seq_len, config.model.d_model
-    layers, attention = layer_counts(config), config.model.decoder_attention
-    numbers = parameter_count(config, vocab_size=0)
-    products = {role: 2 * tokens * numbers.get(role, 0) for role in MATRICES}
-    if attention == "merged":  # values of the decoder's stream, and of the encoder's output
-        products["v"] += layers.decoder * 2 * tokens * d * d
-    attentions = layers.all + layers.cross - layers.decoder * (attention == "average")
-    scheme_part = sum(map(scheme_flops, stack_sizes(config, batch)))
-    return products | {"": attentions * 4 * tokens * seq * d + scheme_part}
+    model, layers, d = config.model, layer_counts(config), config.model.d_model
+    stacks = stack_sizes(config, batch, target_len)
+    # summed over all layers: tokens that pass a matrix, and pairs of positions in attention
+    tokens = sum(stack.depth * batch * stack.seq for stack in stacks)
+    pairs = sum(stack.depth * batch * stack.seq**2 for stack in stacks)
+    passes = dict.fromkeys(("q", "k", "v", "o", "w1", "w2"), tokens)
+    passes["w3"] = tokens * model.gated
+    if layers.decoder:
+        source, target = (layers.decoder * batch * stack.seq for stack in stacks)
+        pairs += target * stacks[0].seq  # of cross-attention
+        if model.decoder_attention != "separate":  # no self-attention
+            pairs -= target * stacks[1].seq
+        if model.decoder_attention == "average":  # gates that read two streams
+            passes["q"] += target
+            passes["k"] += target
+        if model.decoder_attention == "merged":  # keys of the encoder's output, values of both
+            passes["k"] += source - target
+            passes["v"] += source
+        else:
+            passes |= dict.fromkeys(("cross_q", "cross_o"), target)
+            passes |= dict.fromkeys(("cross_k", "cross_v"), source)
+    inside = {role: width_inside(config) for role in ("w1", "w2", "w3")}
+    products = {role: 2 * count * d * inside.get(role, d) for role, count in passes.items()}
+    return products | {"": 4 * pairs * d + sum(map(scheme_flops, stacks))}

@@ -76,7 +76,7 @@ class Train(Section):
     steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 300
     """The number of optimizer steps; 0: measure the start and write no weights."""
     tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
-    """Instead of steps: the tokens of all batches, batch_size * seq_len each, rounded to steps."""
+    """Instead of steps: the tokens that the model reads in all batches, rounded to steps."""
     flops: Annotated[float, Field(gt=0, le=1e30)] | None = None
     """Instead of steps: the FLOPs of all steps, as `deepstack check` prints, rounded to steps."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 16

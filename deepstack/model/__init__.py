@@ -3,7 +3,14 @@
 from deepstack.model.build import build_model
 from deepstack.model.decoding import decoder_of, generate
 from deepstack.model.initialise import initialise
-from deepstack.model.resolve import option_defaults, with_defaults, with_steps, without_defaults
+from deepstack.model.resolve import (
+    flops_of,
+    option_defaults,
+    tokens_per_step,
+    with_defaults,
+    with_steps,
+    without_defaults,
+)
 from deepstack.model.scheme_check import check_scheme, shallow
 from deepstack.model.stack import Layer
 from deepstack.model.transformer import Transformer
@@ -14,10 +21,12 @@ __all__ = [
     "build_model",
     "check_scheme",
     "decoder_of",
+    "flops_of",
     "generate",
     "initialise",
     "option_defaults",
     "shallow",
+    "tokens_per_step",
     "with_defaults",
     "with_steps",
     "without_defaults",

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from deepstack.config import Config, Task, step_flops, with_overrides
+from deepstack.config import Config, step_flops, with_overrides
+from deepstack.config import Task as TaskSettings
+from deepstack.config.flops import StepFlops
 from deepstack.errors import ConfigError
 from deepstack.options import Options, validated
 from deepstack.schemes import SCHEMES, scheme_flops, scheme_options
-from deepstack.tasks import TASKS, task_of, task_options
+from deepstack.tasks import TASKS, Task, task_of, task_options
 
 
 def with_defaults(config: Config) -> Config:
@@ -37,19 +39,26 @@ def without_defaults(config: Config) -> Config:
     return _changed(config, shortest)
 
 
-def with_steps(
-    config: Config, vocab_size: Callable[[Config], int] = lambda config: task_of(config).vocab_size
-) -> Config:
+def flops_of(config: Config, task: Task) -> StepFlops:
+    """Return the FLOPs of a training step on the batches of a task."""
+    return step_flops(config, task.vocab_size, scheme_flops(config), task.target_len)
+
+
+def tokens_per_step(config: Config, task: Task) -> int:
+    """Return the tokens that the stacks read in a training step: of source and target, if two."""
+    return config.train.batch_size * task.lengths[0]
+
+
+def with_steps(config: Config, find_task: Callable[[Config], Task] = task_of) -> Config:
     """Return the configuration with the steps nearest to its `train.tokens` or `train.flops`.
 
-    A configuration that gives its steps is returned as it is.  vocab_size: of its task.
+    A configuration that gives its steps is returned as it is.  find_task: Config -> its task.
     """
     train, budget = config.train, 0.0
     if train.tokens is not None:
-        key, budget, a_step = "tokens", train.tokens, train.batch_size * config.task.seq_len
+        key, budget, a_step = "tokens", train.tokens, tokens_per_step(config, find_task(config))
     elif train.flops is not None:
-        flops = step_flops(config, vocab_size(config), scheme_flops(config))
-        key, budget, a_step = "flops", train.flops, flops.step
+        key, budget, a_step = "flops", train.flops, flops_of(config, find_task(config)).step
     else:
         return config
     steps = round(budget / a_step)
@@ -97,7 +106,7 @@ def _changed(config: Config, change: Callable[[Options, dict[str, Any]], dict[st
     """Return the configuration with change(options, values) of its task and its scheme."""
     task, scheme = _options(config)
     values = change(task, config.task.options())
-    resolved = Task(name=config.task.name, seq_len=config.task.seq_len, **values)
+    resolved = TaskSettings(name=config.task.name, seq_len=config.task.seq_len, **values)
     chosen = change(scheme, config.model.scheme_options)
     model = config.model.model_copy(update={"scheme_options": chosen})
     return config.model_copy(update={"task": resolved, "model": model})

@@ -18,16 +18,17 @@ from deepstack import plugins
 from deepstack.config.estimate import FEW_STEPS
 from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.fast import fast_paths_of
-from deepstack.model import build_model, with_defaults, with_steps, without_defaults
+from deepstack.model import build_model, flops_of, with_defaults, with_steps, without_defaults
 from deepstack.records import ENDED, Run, RunFolder
 from deepstack.registry import unknown
-from deepstack.schemes import scheme_flops, scheme_memory
+from deepstack.schemes import scheme_memory
 from deepstack.tasks import Task, task_of
 from deepstack.training import (
     choose_device,
     choose_folder,
     choose_threads,
     device_is_here,
+    memory_needed,
     refuse_missing_plugins,
     run_name,
     timed_steps,
@@ -150,7 +151,7 @@ def _cells(study: conf.Study, cache: CellCache) -> Iterator[tuple[conf.Config, c
         with named_in_errors(combination):
             config = conf.with_overrides(study.base, combination.settings)
             conf.refuse_absurd(config, scheme_memory(config))
-            config = with_steps(config, lambda config: cache.task(config).vocab_size)
+            config = with_steps(config, cache.task)
         digest = conf.digest(without_defaults(config))
         if digest not in seen:
             seen.add(digest)
@@ -195,9 +196,8 @@ def plan(
         except ResourceError:
             folder, state = RunFolder(out / study / run_name(config)), "damaged"
         used_names.add(folder.name)
-        memory = conf.memory_estimate(config, task.vocab_size, scheme_memory(config), task.memory)
-        step = conf.step_flops(config, task.vocab_size, scheme_flops(config)).step
-        flops = config.train.steps * step
+        memory = memory_needed(config, task)
+        flops = config.train.steps * flops_of(config, task).step
         values, overridden = combination.values, combination.overridden
         cells.append(Cell(config, folder, state, parameters, memory, values, overridden, flops))
     return sorted(cells, key=lambda cell: (cell.flops, cell.parameters))

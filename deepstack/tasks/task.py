@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import numpy as np
@@ -86,6 +87,17 @@ class Task:
                 "seed, draw) with a function draw(random, batch_size, held_out)"
             ) from None
 
+    @cached_property
+    def lengths(self) -> tuple[int, int]:
+        """Return the length of the inputs and of the targets, the same in every batch."""
+        batch = self.draw(np.random.default_rng([self.seed, PROBE, 0]), 2, True)
+        return batch.inputs.shape[1], batch.targets.shape[1]
+
+    @property
+    def target_len(self) -> int:
+        """Return the number of positions of the stack that predicts: seq_len for one stack."""
+        return self.lengths[1]
+
     def train_batch(self, step: int, batch_size: int) -> Batch:
         """Return the batch of a training step: a pure function of (seed, step, batch_size)."""
         return self._batch(TRAIN, step, batch_size, held_out=False)
@@ -141,6 +153,12 @@ class Task:
         inputs, targets, masked = batch
         if masked.shape != targets.shape:
             return f"draw gave masked {masked.shape}; allowed the shape of targets {targets.shape}"
+        if (inputs.shape[1], targets.shape[1]) != self.lengths:
+            of_inputs, of_targets = self.lengths
+            return (
+                f"draw gave inputs {inputs.shape} and targets {targets.shape}; allowed the lengths "
+                f"{of_inputs} and {of_targets} of the probe batch in every batch"
+            )
         predicted = targets != IGNORE
         if not predicted.any():
             return "draw gave a batch with nothing to predict: every target is IGNORE"

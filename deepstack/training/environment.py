@@ -61,7 +61,8 @@ def device_is_here(runtime: conf.Runtime) -> bool:
 
 def memory_needed(config: conf.Config, task: Task) -> int:
     """Return the estimated bytes of memory of a run."""
-    return conf.memory_estimate(config, task.vocab_size, scheme_memory(config), task.memory)
+    vocab_size, data, target_len = task.vocab_size, task.memory, task.target_len
+    return conf.memory_estimate(config, vocab_size, scheme_memory(config), data, target_len)
 
 
 def memory_limit(device: torch.device) -> int:

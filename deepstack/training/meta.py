@@ -12,11 +12,11 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack import plugins
 from deepstack.diagnostics import describe
-from deepstack.model import option_defaults
+from deepstack.model import flops_of, option_defaults
 from deepstack.model.build import Built
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
 from deepstack.records.given_plugins import keep_copies
-from deepstack.schemes import NORMS, SCHEMES, scheme_flops, stack_positions
+from deepstack.schemes import NORMS, SCHEMES, stack_positions
 from deepstack.training.environment import environment_changes, git_state
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def meta_of(run: TrainingRun, before: dict[str, Any]) -> dict[str, Any]:
     """
     prepared, parameters = run.prepared, run.built.banks.count()
     task, config = prepared.task, prepared.config
-    flops = conf.step_flops(config, task.vocab_size, scheme_flops(config))
+    flops = flops_of(config, task)
     now = {
         "command": prepared.command,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -1,7 +1,9 @@
 """FLOPs computed from a configuration, against those that torch counts in the model's products."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.family_models import SEQ, VOCAB, config, tokens_for
@@ -12,8 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deepstack import config as conf
 from deepstack.config.flops import StepFlops
-from deepstack.model import build_model
+from deepstack.errors import ConfigError
+from deepstack.model import build_model, flops_of, tokens_per_step
 from deepstack.schemes import SCHEMES, Scheme, cross_layer, scheme_flops
+from deepstack.tasks import TASKS, task_families, task_of
 
 
 def has_no_products(scheme: type[Scheme]) -> bool:
@@ -57,9 +61,14 @@ def test_flops_are_those_of_the_products(changes: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(cross_layer, "weighed", weighed_by_products)
     settings = conf.parse_config(conf.to_yaml(config()), overrides=changes.split())
     built = build_model(settings, vocab_size=VOCAB)
-    flops = conf.step_flops(settings, VOCAB, scheme_flops(settings))
+    flops = conf.step_flops(settings, VOCAB, scheme_flops(settings), target_len=SEQ)
     tokens = tokens_for(built.model)[:1].expand(settings.train.batch_size, -1)
     probe = tokens[:1].expand(settings.log.probe_sequences, -1)
+    assert_counted(built.model, tokens, probe, flops)
+
+
+def assert_counted(model: Any, tokens: Tensor, probe: Tensor, flops: StepFlops) -> None:
+    """Assert that torch counts these FLOPs in a training step and in a pass of the probe batch."""
 
     def counted(run: Any) -> int:
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -67,10 +76,56 @@ def test_flops_are_those_of_the_products(changes: str, monkeypatch: pytest.Monke
         return int(counter.get_total_flops())
 
     logits: list[Tensor] = []
-    assert counted(lambda: logits.append(built.model(tokens))) == flops.forward
+    assert counted(lambda: logits.append(model(tokens))) == flops.forward
     assert counted(lambda: logits[0].sum().backward()) == flops.backward
     with torch.no_grad():
-        assert counted(lambda: built.model.hidden(probe)) == flops.probe
+        assert counted(lambda: model.hidden(probe)) == flops.probe
+
+
+OPTIONS = {"hops": "task.n=3 task.max_k=2 task.seq_len=12"}
+DRAWN = [
+    f"model.family={family} task.name={name} {OPTIONS.get(name, '')}"
+    for name in TASKS
+    for family in task_families(name)
+    if family != "encoder"
+]
+SHORT = f"{ENCODER_DECODER} task.seq_len=24 task.name"  # with targets of 3 and of 8 tokens
+BOTH = [n for n in SCHEMES if n not in PLAIN and "encoder_decoder" in SCHEMES[n].families]
+UNEQUAL = [
+    f"{SHORT}=text model.decoder_depth=2 {TOGETHER}",
+    f"{SHORT}=tokens task.mask_rate=0.3 task.span=4 model.qk_norm=true model.head=bert",
+    f"{SHORT}=text model.decoder_attention=merged model.scheme=post_ln model.head=separate",
+    f"{SHORT}=text model.decoder_attention=average model.decoder_depth=2",
+    *(f"{SHORT}=text model.scheme={name}" for name in BOTH),
+]
+
+
+@pytest.mark.parametrize("changes", [*DRAWN, *UNEQUAL])
+def test_flops_are_those_of_the_tasks_own_batches(
+    changes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_layer, "weighed", weighed_by_products)
+    overrides = changes.split()
+    if "task.name=tokens" in overrides:
+        np.save(tmp_path / "ids.npy", np.arange(2000) % VOCAB)
+        overrides.append(f"task.path={tmp_path / 'ids.npy'}")
+    settings = conf.parse_config(conf.to_yaml(config()), overrides=overrides)
+    task = task_of(settings)
+    built = build_model(settings, vocab_size=task.vocab_size)
+    batch = task.train_batch(1, settings.train.batch_size)
+    tokens = torch.from_numpy(batch.inputs)
+    probe = torch.from_numpy(task.probe_batch(settings.log.probe_sequences).inputs)
+    assert_counted(built.model, tokens, probe, flops_of(settings, task))
+    assert tokens_per_step(settings, task) == batch.inputs.size
+    assert task.target_len == batch.targets.shape[1]
+    if changes in UNEQUAL:
+        assert task.target_len < settings.task.seq_len
+
+
+def test_flops_of_an_encoder_decoder_need_the_length_of_its_targets() -> None:
+    both = config(model__family="encoder_decoder")
+    with pytest.raises(ConfigError, match=r"needs target_len.*task_of\(config\)\.target_len"):
+        conf.step_flops(both, VOCAB, scheme_flops(both))
 
 
 def test_recomputed_layers_and_untrained_matrices() -> None:

@@ -1,0 +1,102 @@
+"""Sizes that a configuration determines: its parameters, its layers and its stacks."""
+
+from typing import NamedTuple
+
+from deepstack.config.model_schema import NORM_KINDS
+from deepstack.config.schema import Config
+
+FP32 = 4  # bytes of a number
+
+
+def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
+    """Return the number of parameters by role, without empty roles and those that a scheme adds.
+
+    A scheme decides whether there is a final norm too.
+    """
+    model, layers = config.model, layer_counts(config)
+    d, d_ff, every, cross = model.d_model, width_inside(config), layers.all, layers.cross
+    averaged = layers.decoder * (model.decoder_attention == "average")  # gates read two streams
+    scalar = NORM_KINDS[model.norm.kind].scalars
+    gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
+    of_heads, d_head = 2 * (every + cross - averaged) * model.qk_norm, d // model.n_heads
+    head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
+    counts = {
+        **dict.fromkeys(("q", "k"), (every + averaged) * d * d),
+        **dict.fromkeys(("v", "o"), every * d * d),
+        **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), cross * d * d),
+        "w1": every * d * d_ff,
+        "w2": every * d_ff * d,
+        "w3": every * d_ff * d * model.gated,
+        "bias": (every * (4 * d + d_ff * (1 + model.gated) + d) + cross * 4 * d) * model.bias,
+        "norm_gain": layers.sublayers * gain + of_heads * (d_head * model.norm.gain + scalar),
+        "norm_bias": layers.sublayers * bias + of_heads * d_head * model.norm.bias,
+        "embedding": vocab_size * d,
+        "position": positions(config) * d if model.positions == "learned" else 0,
+        "head": head + vocab_size,
+    }
+    return {role: count for role, count in counts.items() if count}
+
+
+class LayerCounts(NamedTuple):
+    """The numbers of layers of a model.
+
+    depth: of its stack, or of its encoder.  decoder: of the decoder that reads an encoder, else 0.
+    cross: layers of that decoder whose cross-attention is a sublayer, not merged with another.
+    """
+
+    depth: int
+    decoder: int
+    cross: int
+
+    @property
+    def all(self) -> int:
+        """The layers of both stacks."""
+        return self.depth + self.decoder
+
+    @property
+    def sublayers(self) -> int:
+        """The sublayers of both stacks."""
+        return 2 * self.all + self.cross
+
+
+def layer_counts(config: Config) -> LayerCounts:
+    """Return the numbers of layers of a model."""
+    model = config.model
+    decoder = (model.decoder_depth or model.depth) if model.family == "encoder_decoder" else 0
+    return LayerCounts(model.depth, decoder, decoder * (model.decoder_attention != "merged"))
+
+
+def positions(config: Config) -> int:
+    """The rows of the table of positions: a sequence, or two."""
+    return config.task.seq_len * (2 if config.model.family == "encoder_decoder" else 1)
+
+
+def width_inside(config: Config) -> int:
+    """d_ff, which the schema has resolved."""
+    return config.model.d_ff or 4 * config.model.d_model
+
+
+class StackSizes(NamedTuple):
+    """The sizes of a stack from which a scheme computes the memory and the FLOPs that it adds.
+
+    sublayers: of all layers.  seq: positions.  replayed: whether the step is replayed on a CPU,
+    which keeps the gradients of activations as well.
+    """
+
+    depth: int
+    sublayers: int
+    batch: int
+    seq: int
+    heads: int
+    d_model: int
+    replayed: bool
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of one stream, (batch, seq, d_model)."""
+        return self.batch * self.seq * self.d_model
+
+    @property
+    def stream(self) -> int:
+        """The bytes of one stream in fp32."""
+        return self.numbers * FP32
