@@ -10,7 +10,7 @@ import json
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -42,19 +42,26 @@ Where = str | Sequence[str] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition on runs: a key, an operator and the texts of values to compare with."""
+    """One condition on runs: a key, an operator and what to compare with.
+
+    values: texts, which are parsed; or the values themselves, if `parses` is false.
+    """
 
     key: str
     operator: str
-    values: Sequence[str]
+    values: Sequence[Any]
+    parses: bool = True
 
     def holds(self, value: Any) -> bool:
         """Return whether a run's value meets the condition; a missing one is neither < nor >."""
         if self.operator in ORDERS:
             limit = parse_scalar(self.values[0])
             return is_number(value) and ORDERS[self.operator](value, limit)
-        members = value if self.key == "tags" else [value]
-        equal = any(is_equal(member, text) for member in members for text in self.values)
+        members, same = (
+            value if self.key == "tags" else [value],
+            is_equal if self.parses else is_same,
+        )
+        equal = any(same(member, wanted) for member in members for wanted in self.values)
         return equal == (self.operator == "=")
 
 
@@ -114,10 +121,11 @@ def load_runs(
     | path            |       | the folder, which tells runs with equal names apart               |
 
     where: conditions that all hold for each run, such as "depth=6,48", "lr<0.01", "state!=failed"
-    or "outcome=trained"; one, several, or {key: value or values}.  sort: a column or setting,
-    descending with `-` before it.  last: the number of runs to keep, those created last.  best:
-    keys such as "lr"; each setting and depth keeps the runs with the best value, as in
-    `deepstack.compare`.
+    or "outcome=trained"; one, several, or {key: value or values}, a list, range or array.  The
+    values of a mapping are compared as they are: no comma, `*` or `?` of a text has a meaning.
+    sort: a column or setting, descending with `-` before it.  last: the number of runs to keep,
+    those created last.  best: keys such as "lr"; each setting and depth keeps the runs with the
+    best value, as in `deepstack.compare`.
     settings: 'varying', or 'all' for every setting and the same columns in every study; options of
     schemes and tasks are then one column each.
 
@@ -182,14 +190,15 @@ def select(
     if not (texts or sort or last):
         return list(runs)
     rows = [Row(run) for run in runs]
-    for text in texts:
-        condition = parse_condition(text, rows)
+    pairs = list(where.items()) if isinstance(where, Mapping) else [None] * len(texts)
+    for text, pair in zip(texts, pairs, strict=True):
+        condition = make_condition(*pair, rows) if pair else parse_condition(text, rows)
         matching = [row for row in rows if condition.holds(row.value(condition.key))]
         if not matching:
             raise NothingMatchedError(f"where: no run has {text}; {values_there(rows, condition)}")
         rows = matching
     if last is not None:
-        newest = sorted(rows, key=lambda row: row.summary.created)[-last:]
+        newest = sorted(rows, key=lambda row: row.summary.order)[-last:]
         rows = [row for row in rows if row in newest]
     if sort is not None:
         rows = sort_rows(rows, sort, list_keys(rows), Row.value)
@@ -212,13 +221,57 @@ def sort_rows(
 
 
 def texts_of(where: Where) -> list[str]:
-    """Return conditions as texts: those of {'depth': [6, 48]} are ['depth=6,48']."""
+    """Return conditions as texts: those of {'depth': [6, 48]} are ['depth=6,48'].
+
+    A comma inside a value becomes `?`, which matches any character.
+    """
     if isinstance(where, str):
         return [where]
     if isinstance(where, Mapping):
-        lists = {k: v if isinstance(v, list | tuple | set) else [v] for k, v in where.items()}
-        return [f"{key}={','.join(map(text_of, values))}" for key, values in lists.items()]
+        lists = {key: values_of(key, value) for key, value in where.items()}
+        return [f"{key}={','.join(map(quoted, values))}" for key, values in lists.items()]
     return list(where)
+
+
+def quoted(value: Any) -> str:
+    """Return a value as in a condition, with `?` for the commas of a text."""
+    return value.replace(",", "?") if isinstance(value, str) else text_of(value)
+
+
+def values_of(key: str, value: Any) -> list[Any]:
+    """Return the values that a mapping gives for a key: the items of a collection, or the value.
+
+    NumPy's, pandas' and torch's numbers and arrays become Python's.  Raises ConfigError for an
+    iterator, which can be read only once.
+    """
+    value = plain(value)
+    if isinstance(value, Iterator):
+        kind = type(value).__name__
+        raise ConfigError(f"where: {key}: found a {kind}; allowed a value or a list of values")
+    is_one = isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection)
+    return [value] if is_one else [plain(item) for item in value]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as Python's own: lists of arrays and tuples, texts of paths."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def make_condition(word: str, value: Any, rows: Sequence[Row]) -> Condition:
+    """Return the condition of a mapping's key and value or values.
+
+    A list is also the value of a setting that is a list.  Raises ConfigError for a wrong key, state
+    or outcome.
+    """
+    key = full_key(word, list_keys(rows), "where")
+    values, choices = values_of(word, value), names_of(key)
+    for one in values if choices else ():
+        if one not in choices:
+            raise ConfigError(f"where: {unknown(key, text_of(one), choices)}")
+    values = [choices[one] for one in values] if choices else values
+    return Condition(key, "=", [*values, values], parses=False)
 
 
 def text_of(value: Any) -> str:
@@ -273,6 +326,11 @@ def is_equal(value: Any, text: str) -> bool:
         return fnmatchcase(value, text.replace("[", "[[]"))
     wanted = read(text, "where")[0].plain() if text.startswith("[") else parse_scalar(text)
     return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
+
+
+def is_same(value: Any, wanted: Any) -> bool:
+    """Return whether two values are equal; true and false differ from 1 and 0."""
+    return bool(plain(value) == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
 
 
 def list_keys(rows: Iterable[Row]) -> list[str]:

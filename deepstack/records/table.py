@@ -48,6 +48,19 @@ class Summary:
     created: str = ""
     damage: str | None = None
 
+    @property
+    def order(self) -> tuple[str, int, str]:
+        """Return a value by which runs sort in the order of their creation, without ties.
+
+        Of equal times, which runs of earlier versions have to the second, that of config.yaml
+        decides, then the path.
+        """
+        try:
+            began = (self.path / "config.yaml").stat().st_mtime_ns
+        except OSError:
+            began = 0
+        return self.created.removesuffix("Z"), began, str(self.path)
+
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return one row a run: study, run, state, the settings that vary, the last logged values.

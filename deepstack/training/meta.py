@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -66,7 +66,7 @@ def meta_of(run: TrainingRun, before: dict[str, Any]) -> dict[str, Any]:
     flops = flops_of(config, task)
     now = {
         "command": prepared.command,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "created": utc_now(),
         "environment": prepared.environment,
         "git": git_state(),
         "seed": config.seed,
@@ -88,6 +88,11 @@ def meta_of(run: TrainingRun, before: dict[str, Any]) -> dict[str, Any]:
     ):
         meta["environment_changed"] = True
     return meta
+
+
+def utc_now() -> str:
+    """Return the time in UTC as meta.json has it, with microseconds, so that runs have an order."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def entries(table: Mapping[str, tuple[str, str, str]]) -> dict[str, dict[str, str]]:

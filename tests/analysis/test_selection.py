@@ -1,10 +1,12 @@
 """Selection of runs by conditions, order, number and best key, the same in every command."""
 
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import refusal, typed
@@ -15,6 +17,7 @@ from helpers.report_pages import draw_only
 import deepstack
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import RunFolder, find_runs, problems, read_labels
+from deepstack.training.meta import utc_now
 
 RUNS: dict[str, tuple[str, int, float, str]] = {
     "p6": ("post_ln", 6, 0.001, "done"),
@@ -82,6 +85,61 @@ def test_names_and_tags_may_look_like_other_values(tmp_path: Path) -> None:
         ("007 x", {"betas": [[0.9, 0.98], [0.8, 0.9]]}),
     ):  # fmt: skip
         assert set(deepstack.load_runs(tmp_path, where=where)["run"]) == set(names.split())
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ({"depth": range(6, 49)}, "p6 p48 d6 d48"),
+        ({"depth": np.array([6, 200])}, "p6 d6 d200"),
+        ({"depth": np.int64(48), "lr": np.float64(0.002)}, "d48"),
+        ({"lr": pd.Series([0.01, 0.002])}, "p48 d48 d200"),
+        ({"depth": {6: "a key", 7: "another"}.keys()}, "p6 d6"),
+        ({"clip": [None, 1.0]}, "p6 p48 d6 d48 d200"),
+        ({"betas": (0.9, 0.98)}, "p6 p48 d6 d48 d200"),
+        ({"betas": np.array([0.9, 0.98]), "scheme": "post_ln"}, "p6 p48"),
+        ({"state": ["done", "failed"]}, "p6 d6 d48 d200"),
+        ({"outcome": "at chance"}, "d6"),
+    ],
+    ids=str,
+)
+def test_a_mapping_selects_by_values_of_every_kind(where: Any, names: str, results: Path) -> None:
+    assert set(deepstack.load_runs(results, where=where)["run"]) == set(names.split())
+
+
+def test_texts_of_a_mapping_are_values_and_no_patterns(tmp_path: Path) -> None:
+    for name, file in (("a,b", "x,y.txt"), ("a", "x"), ("ab", "x?"), ("1", "[x]")):
+        end(make_run(tmp_path / "study" / name, f"task: {{path: '{file}'}}\n"))
+
+    def selected(**where: Any) -> list[str]:
+        return sorted(deepstack.load_runs(tmp_path, where=where)["run"])
+
+    assert selected(run="a,b") == ["a,b"] and selected(run=["a,b", "ab"]) == ["a,b", "ab"]
+    assert selected(path="x,y.txt") == ["a,b"] and selected(path="x?") == ["ab"]
+    assert selected(path=Path("[x]")) == ["1"] and selected(run="1") == ["1"]
+    for where in ({"run": "a*"}, {"run": 1}, {"path": "[?]"}, {"run": []}):
+        with pytest.raises(NothingMatchedError, match="where: no run has "):
+            selected(**where)
+    with pytest.raises(ConfigError, match="where: run: found a generator; allowed a value or a"):
+        selected(run=(name for name in "ab"))
+    with pytest.raises(ConfigError, match="unknown state 'dnoe'; did you mean 'done'"):
+        selected(state="dnoe")
+
+
+def test_the_last_runs_are_those_created_last_also_within_a_second(tmp_path: Path) -> None:
+    """Runs of this version have microseconds; earlier ones differ in the time of config.yaml."""
+    names = [f"r{number}" for number in (3, 11, 2, 8, 1, 5)]
+    for at, name in enumerate(names):
+        folder = make_run(tmp_path / "new" / name, "model: {depth: 6}\n")
+        folder.write_meta({"created": f"2026-01-01T00:00:00.{at:06d}Z"})
+        folder = make_run(tmp_path / "old" / name, "model: {depth: 6}\n")
+        folder.write_meta({"created": "2026-01-01T00:00:00Z"})
+        os.utime(folder.config_path, ns=(10**18 + at, 10**18 + at))
+    for study in ("new", "old"):
+        for count in range(1, 6):
+            table = deepstack.load_runs(tmp_path / study, last=count)
+            assert set(table["run"]) == set(names[-count:])
+    assert len({utc_now() for _ in range(20)}) > 1
 
 
 @pytest.mark.parametrize(
