@@ -56,6 +56,7 @@ class Task:
     the query and not the data it asks about. None: that predictor is the unigram.
     memory: bytes of data that the task holds in memory.
     bytes_per_token: of the held-out text, if a loss per byte can be computed from one per token.
+    notices: lines about the data for the user, at the start of a run.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Task:
     level_of: Callable[[Batch], NDArray[np.int64]] | None = None
     memory: int = 0
     bytes_per_token: float | None = None
+    notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         size = self.vocab_size

@@ -8,11 +8,13 @@ import mmap
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepstack.errors import ConfigError
 from deepstack.tasks.files import (
@@ -33,7 +35,6 @@ HEADER = 256  # int32s before the tokens of llm.c's files: magic, version, numbe
 LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic, version: type
 LLM_C_MAGIC = (20240520, 20240801, 20240522)  # the last is that of evaluations, without tokens
 LARGEST_TOKENIZER = 2**28  # bytes
-DECODED_AT_ONCE = 2**16  # tokens
 STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
@@ -62,32 +63,91 @@ class Tokenizer:
                 raise refusal(f"{path} is no tokenizer.json: {reason}", key) from error
         self.library.no_truncation()
         self.library.no_padding()
+        self.settings = json.loads(self.library.to_str())
         self.vocabulary = max(self.library.get_vocab().values(), default=0) + 1
         self.dtype = np.uint16 if self.vocabulary <= 2**16 else np.uint32
         self.end = [] if end is None else [self.library.token_to_id(end)]
         if self.end == [None]:
             raise refusal(f"found {end!r}, no token of {self.name}", "task.end_token")
 
-    def encode(self, texts: Iterable[str]) -> Tokens:
-        """Return the tokens of one document, whose text comes in pieces.
+    def encode(self, texts: Iterable[str]) -> Part:
+        """Return the tokens of one document, whose text comes in pieces, and their sizes.
 
-        Encodes pieces that end with a line, where there are lines, to need little memory.
+        Encodes pieces that end with a line, where there are lines, to need little memory.  Bytes
+        before the first token count to it, and bytes without a token to the token before them.
         """
         arrays, rest = [np.array(self.end[:0], dtype=self.dtype)], ""
+        starts, size = [np.zeros(0, dtype=np.int64)], 0
         for text in chain(texts, [None]):
             rest += text or ""
             cut = len(rest) if text is None else rest.rfind("\n") + 1 or len(rest)
             piece, rest = rest[:cut], rest[cut:]
-            ids = self.library.encode(piece, add_special_tokens=False).ids
-            arrays.append(np.array(ids, dtype=self.dtype))
-        return np.concatenate([*arrays, np.array(self.end, dtype=self.dtype)])
+            encoding = self.library.encode(piece, add_special_tokens=False)
+            arrays.append(np.array(encoding.ids, dtype=self.dtype))
+            before = byte_positions(piece)
+            at = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
+            starts.append(size + before[at])
+            size += int(before[-1])
+        ends = np.full(len(self.end), size)
+        first = np.maximum.accumulate(np.concatenate([*starts, ends]))
+        first[:1] = 0
+        tokens = np.concatenate([*arrays, np.array(self.end, dtype=self.dtype)])
+        return Part(tokens, sizes=np.diff(first, append=size))
 
-    def count_bytes(self, tokens: Tokens) -> int:
-        """Return the bytes of the text that the tokens decode to, as UTF-8."""
-        starts = range(0, len(tokens), DECODED_AT_ONCE)
-        pieces = (tokens[i : i + DECODED_AT_ONCE].tolist() for i in starts)
-        texts = (self.library.decode(ids, skip_special_tokens=True) for ids in pieces)
-        return sum(len(text.encode("utf-8")) for text in texts)
+    def count_bytes(self, tokens: Tokens) -> int | None:
+        """Return the bytes of the text that was encoded to these tokens; None if they vary.
+
+        They are known only of a byte-level BPE that leaves no byte out.
+        """
+        if not self.keeps_bytes:
+            return None
+        return int(self.bytes_of_token[tokens].sum())
+
+    @cached_property
+    def keeps_bytes(self) -> bool:
+        """Return whether tokens determine the bytes of their text: each byte is in one of them."""
+        settings, model = self.settings, self.settings["model"]
+        steps = settings.get("pre_tokenizer") or {}
+        steps = steps.get("pretokenizers", [steps])
+        harmless = all(
+            (step.get("type") == "ByteLevel" and not step.get("add_prefix_space"))
+            or (step.get("type") == "Split" and step.get("behavior") != "Removed")
+            or step.get("type") == "Digits"
+            for step in steps
+        )
+        strips = any(token["lstrip"] or token["rstrip"] for token in settings["added_tokens"])
+        return (
+            model.get("type") == "BPE"
+            and not settings.get("normalizer")
+            and harmless
+            and any(step.get("type") == "ByteLevel" for step in steps)
+            and not strips
+            and set(model["vocab"]) >= set(BYTE_LETTERS)
+        )
+
+    @cached_property
+    def bytes_of_token(self) -> NDArray[np.int64]:
+        """Return the bytes of each token of a byte-level BPE, one a letter; 0 of special tokens."""
+        sizes = np.zeros(self.vocabulary, dtype=np.int64)
+        for text, token in self.library.get_vocab().items():
+            sizes[token] = len(text)
+        for added in self.settings["added_tokens"]:
+            is_text = not added["special"]
+            sizes[added["id"]] = len(added["content"].encode("utf-8")) if is_text else 0
+        return sizes
+
+
+# The letters by which a byte-level BPE writes the 256 bytes: printable ones of Latin-1 themselves,
+# the others from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+BYTE_LETTERS = "".join(map(chr, [*_PRINTABLE, *range(0x100, 0x200 - len(_PRINTABLE))]))
+
+
+def byte_positions(text: str) -> NDArray[np.int64]:
+    """Return the bytes of UTF-8 before each character of a text, and of all of it."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 @dataclass(frozen=True)
@@ -143,10 +203,9 @@ def read_file(file: Path, reading: Reading) -> list[Part]:
     if file.suffix in READERS:
         state, mapping = file.stat(), map_file(file, reading)
         arrays = READERS[file.suffix](mapping, file, reading)
-        # tokens of text in an arrow file are an array in memory, without a base
-        return [Part(a) if a.base is None else Part(a, file, state, mapping) for a in arrays]
+        return [a if isinstance(a, Part) else Part(a, file, state, mapping) for a in arrays]
     if reading.tokenizer:
-        return [Part(reading.tokenizer.encode(text_pieces(file, reading.encoding)))]
+        return [reading.tokenizer.encode(text_pieces(file, reading.encoding))]
     raise reading.refusal(
         file,
         ": allowed .bin (nanoGPT, llm.c), .npy, a data set saved by Hugging Face datasets, "
@@ -204,7 +263,7 @@ def saved_files(folder: Path, reading: Reading) -> list[Path]:
     raise reading.refusal(folder / STATE, " is no state of a saved data set")
 
 
-def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]:
+def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens] | list[Part]:
     """Read the column of an arrow file: lists of tokens, or text for the tokenizer."""
     try:
         import pyarrow as pa
@@ -229,7 +288,9 @@ def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Token
             reason = f": {name!r} has more than {MOST_TEXT:,} bytes of text; store its tokens in "
             raise reading.refusal(file, f"{reason}.npy instead")
         texts = (text.as_py() or "" for chunk in chunks for text in chunk)
-        return [np.concatenate([reading.tokenizer.encode([text]) for text in texts])]
+        rows = [reading.tokenizer.encode([text]) for text in texts]
+        sizes = np.concatenate([row.sizes for row in rows if row.sizes is not None])
+        return [Part(np.concatenate([row.tokens for row in rows]), sizes=sizes)]
     list_types = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
     if not (any(is_list(kind) for is_list in list_types) and pa.types.is_integer(kind.value_type)):
         reason = f": found {kind} in {name!r}; allowed text or lists of integers"

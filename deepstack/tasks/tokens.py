@@ -35,7 +35,13 @@ from deepstack.tasks.windows import (
     split,
 )
 
-MOST_DECODED = 2**22
+MOST_COUNTED = 2**22
+
+
+UNKNOWN_BYTES = (
+    "bits_per_byte: not recorded, because under this tokenizer files of tokens do not tell the "
+    "bytes of their text; give the text itself as task.path and task.held_out_path"
+)
 
 
 @task("tokens")
@@ -95,7 +101,9 @@ def tokens(
 
     The reference "unigram_entropy" is the cross-entropy, in nats, of the held-out tokens under the
     training tokens' frequencies, add-one smoothed.  With a tokenizer, evals.csv of a decoder has
-    bits_per_byte: bits per token times the held-out tokens per byte.
+    bits_per_byte: bits per token times the held-out tokens per byte of their text as UTF-8, in
+    which unknown, changed and removed characters count.  Files of tokens alone determine it only
+    under a byte-level BPE that changes no character.
 
     Raises ConfigError for files that are missing, unreadable, empty, too short, of another format,
     or with tokens outside of the vocabulary.
@@ -112,6 +120,8 @@ def tokens(
     reading = (layout, tokenizer, end_token, column, encoding)
     corpus = read_corpus(path, held_out_path, held_out, *reading, states)
     vocabulary, decodes = corpus.vocabulary(vocab_size), family == "decoder"
+    per_token = corpus.data.get("held_out_bytes_per_token") if decodes else None
+    unknown = decodes and corpus.tokenizer is not None and per_token is None
     draw = reader.draw_function(vocabulary, corpus.train, corpus.held)
     frequencies = smoothed(padded(corpus.train_counts, vocabulary))
     held = padded(corpus.held_counts, vocabulary)
@@ -124,7 +134,8 @@ def tokens(
         unigram=frequencies,
         data=corpus.data | {"vocab_size": vocabulary},
         memory=sum(p.tokens.nbytes for p in (*corpus.train, *corpus.held) if p.file is None),
-        bytes_per_token=corpus.data.get("held_out_bytes_per_token") if decodes else None,
+        bytes_per_token=per_token,
+        notices=(UNKNOWN_BYTES,) if unknown else (),
     )
 
 
@@ -193,6 +204,7 @@ def read_corpus(
             )
         data["held_out_bytes_per_token"] = bytes_per_token(library, held)
     data["sha256"] = joint_sha256(digests)
+    train, held = ([part._replace(sizes=None) for part in parts] for parts in (train, held))
     return TokenCorpus(train, held, *counts, data, library)
 
 
@@ -202,11 +214,17 @@ def file_states(path: str, key: str) -> tuple[object, ...]:
         return identity(find_files(path, key)[1])
 
 
-def bytes_per_token(tokenizer: Tokenizer, parts: Sequence[Part]) -> float:
-    """Return the mean bytes of a held-out token, of the first 2^22 of them."""
+def bytes_per_token(tokenizer: Tokenizer, parts: Sequence[Part]) -> float | None:
+    """Return the mean bytes of a held-out token's text, of the first 2^22 of them.
+
+    Returns None if the files hold tokens alone, and those do not determine their text.
+    """
     size = count = 0
     for part in parts:
-        some = part.tokens[: MOST_DECODED - count]
-        count += len(some)
-        size += tokenizer.count_bytes(some)
+        some = part.piece(slice(MOST_COUNTED - count))
+        count += len(some.tokens)
+        known = tokenizer.count_bytes(some.tokens) if some.sizes is None else int(some.sizes.sum())
+        if known is None:
+            return None
+        size += known
     return size / max(1, count)

@@ -54,13 +54,20 @@ HeldOut = Annotated[
 class Part(NamedTuple):
     """Tokens of a file: all of them, or those of one batch of rows of a data set.
 
-    file, state, mapping: of a mapped file; None for tokens in memory.
+    file, state, mapping: of a mapped file; None for tokens in memory.  sizes: of tokens made of
+    text, the bytes of that text as UTF-8 from each token to the next one, (tokens,).
     """
 
     tokens: Tokens
     file: Path | None = None
     state: os.stat_result | None = None
     mapping: mmap.mmap | None = None
+    sizes: NDArray[np.int64] | None = None
+
+    def piece(self, which: slice) -> "Part":
+        """Return the part with some of its tokens."""
+        sizes = None if self.sizes is None else self.sizes[which]
+        return self._replace(tokens=self.tokens[which], sizes=sizes)
 
     def release(self) -> None:
         """Let the system take the memory of a mapped file back; it is read again when needed."""
@@ -207,9 +214,9 @@ def split(parts: Sequence[Part], held_out: float) -> tuple[list[Part], list[Part
         cut = min(left, len(part.tokens))
         left -= cut
         if cut:
-            train.append(part._replace(tokens=part.tokens[:cut]))
+            train.append(part.piece(slice(cut)))
         if cut < len(part.tokens):
-            held.append(part._replace(tokens=part.tokens[cut:]))
+            held.append(part.piece(slice(cut, None)))
     return train, held
 
 

@@ -133,7 +133,7 @@ def preflight(
             lambda: environment_notices(record, environment, allow_env_change)
         )
         if is_new:
-            notices += start.fresh if start else ()
+            notices += [*task.notices, *(start.fresh if start else ())]
             if parent and ranks.is_rank0:
                 parent.begin(folder, task.data)
         for notice in notices:  # after the last refusal: the first notice writes log.txt

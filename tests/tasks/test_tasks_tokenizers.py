@@ -105,6 +105,83 @@ def test_bits_per_byte_are_logged(tokenizer: Path, tmp_path: Path) -> None:
     assert text.evals.equals(tokens.evals)  # the same tokens, stored in another file
 
 
+ODD = (
+    "Größte WÖRTER, \t and 漢字 🙂 \u00a0of every   kind…\n" * 40
+    + "  plain words follow here \n" * 60
+)
+
+
+def word_piece(path: Path) -> None:
+    library = tokenizers.BertWordPieceTokenizer(lowercase=True, strip_accents=True)
+    library.train_from_iterator(["plain words follow here of every kind"], vocab_size=60)
+    library.save(str(path))
+
+
+def bpe_without_unknown(path: Path) -> None:
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())  # drops letters that it does not know
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=60, show_progress=False)
+    library.train_from_iterator(["plain words follow here of every kind"], trainer)
+    library.save(str(path))
+
+
+def unigram(path: Path) -> None:
+    library = tokenizers.SentencePieceUnigramTokenizer()
+    library.train_from_iterator([ODD], vocab_size=60, unk_token="<unk>", show_progress=False)
+    library.save(str(path))
+
+
+def byte_level(path: Path) -> None:
+    library = tokenizers.ByteLevelBPETokenizer()
+    library.train_from_iterator([ODD[:300]], vocab_size=280, show_progress=False)
+    library.save(str(path))
+
+
+def byte_level_of_few_bytes(path: Path) -> None:
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=60, show_progress=False)
+    library.train_from_iterator(["plain words follow here"], trainer)
+    library.save(str(path))
+
+
+LOSSY = [word_piece, bpe_without_unknown, unigram, byte_level_of_few_bytes]
+
+
+@pytest.mark.parametrize("make", [*LOSSY, byte_level])
+def test_bytes_of_tokens_are_those_of_the_text_as_it_was(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "t.json")
+    (tmp_path / "train.txt").write_text("plain words follow here\n" * 30, encoding="utf-8")
+    (tmp_path / "held.txt").write_text(ODD, encoding="utf-8")
+    more = {"tokenizer": str(tmp_path / "t.json"), "held_out_path": str(tmp_path / "held.txt")}
+    task = build(tmp_path / "train.txt", **more)
+    count = len(encoded(tmp_path / "t.json", ODD))
+    assert task.data["held_out_tokens"] == pytest.approx(count, abs=len(ODD.splitlines()))
+    size = task.bytes_per_token * task.data["held_out_tokens"]
+    assert size == pytest.approx(len(ODD.encode()), rel=1e-12) and not task.notices
+
+
+@pytest.mark.parametrize("make", LOSSY)
+def test_files_of_tokens_have_no_bits_per_byte_under_a_tokenizer_that_changes_text(
+    make: Any, tmp_path: Path
+) -> None:
+    make(tmp_path / "t.json")
+    np.tile(np.arange(5, dtype=np.uint16), 100).tofile(tmp_path / "a.bin")
+    task = build(tmp_path / "a.bin", tokenizer=str(tmp_path / "t.json"))
+    assert task.bytes_per_token is None and task.data["held_out_bytes_per_token"] is None
+    assert [line.partition(":")[0] for line in task.notices] == ["bits_per_byte"]
+    assert not build(tmp_path / "a.bin", "encoder", tokenizer=str(tmp_path / "t.json")).notices
+
+
+def test_files_of_a_byte_level_bpe_tell_their_bytes(tmp_path: Path) -> None:
+    byte_level(tmp_path / "t.json")
+    tokens = np.array(encoded(tmp_path / "t.json", ODD * 3), dtype=np.uint16)
+    tokens.tofile(tmp_path / "a.bin")
+    more = {"tokenizer": str(tmp_path / "t.json"), "held_out_path": str(tmp_path / "a.bin")}
+    task = build(tmp_path / "a.bin", **more)
+    assert task.bytes_per_token == len((ODD * 3).encode()) / len(tokens) and not task.notices
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b'{"model": {"type": "BPE"}}', b"[" * 100_000])
 def test_unfit_tokenizers_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
