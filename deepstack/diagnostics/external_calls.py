@@ -97,12 +97,52 @@ def tensor_of(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that can be trained, by name: quantised ones are integers."""
+    numbers = model.named_parameters()
+    return {n: p for n, p in numbers if p.is_floating_point() or p.is_complex()}
+
+
+def refuse_partial_parameters(model: nn.Module) -> None:
+    """Raise ConfigError for parameters that are not whole in this process, or have no shape yet."""
+    is_fsdp = any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ConfigError(
+                f"model: {name} has no shape yet; call the model once with a batch before the probe"
+            )
+        # DTensor: of fully_shard and of tensor parallelism; ds_id: of DeepSpeed's stage 3
+        if is_fsdp or type(parameter).__name__ == "DTensor" or hasattr(parameter, "ds_id"):
+            raise ConfigError(
+                f"model: {name} is cut over several processes (FSDP, tensor parallelism, ZeRO-3); "
+                "allowed whole parameters in each process, as under DistributedDataParallel"
+            )
+
+
+@contextmanager
+def unsynchronised(model: nn.Module) -> Iterator[None]:
+    """Let DistributedDataParallel modules run without the other processes inside the block.
+
+    Their forward pass broadcasts buffers, for which the others would have to call it as well.
+    """
+    kind, name = nn.parallel.DistributedDataParallel, "require_forward_param_sync"
+    synchronised = [m for m in model.modules() if isinstance(m, kind) and getattr(m, name)]
+    for module in synchronised:
+        setattr(module, name, False)
+    try:
+        yield
+    finally:
+        for module in synchronised:
+            setattr(module, name, True)
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Disable training mode, gradients, autocast, compilation and torch's fused encoder kernels.
 
     Restores modes and random states afterwards.  Compiled code keeps the hooks of the call that
     compiled it, and fused encoders turn a padded batch into a nested tensor: neither can be read.
+    Modules of DistributedDataParallel run without the other processes.
     """
     training = [module for module in model.modules() if module.training]
     devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
@@ -119,6 +159,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             torch.no_grad(),
             torch.autocast(device, enabled=False),
             torch.compiler.set_stance("force_eager"),
+            unsynchronised(model),
         ):
             yield
     finally:

@@ -4,11 +4,8 @@ Nothing here changes the model: modes, random states, gradients and parameters a
 bit.
 """
 
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -22,19 +19,32 @@ from deepstack.diagnostics.external_calls import (
     last_module,
     outputs_of,
     plain_name,
+    refuse_partial_parameters,
     tensor_of,
+    trainable,
     undisturbed,
     unwrapped,
 )
 from deepstack.diagnostics.external_layers import find_layers
 from deepstack.errors import ConfigError
-from deepstack.registry import nearest
 
 
 def as_float(x: Tensor) -> Tensor:
-    """Return x detached, as float32 or float64; a nested tensor as its tokens, (tokens, d)."""
+    """Return x detached, as float32 or float64, with the same norm over its last axis.
+
+    A nested tensor becomes its tokens, (tokens, d), and complex numbers (real, imaginary), 2 d.
+    """
     x = torch.cat(x.detach().unbind()) if x.is_nested else x.detach()
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj()).reshape(*x.shape[:-1], -1)
     return x if x.dtype is torch.float64 else x.float()
+
+
+def stored_numbers(x: Tensor) -> Tensor:
+    """Return a tensor whose norm is that of x: x, or the entries of a sparse x, each once."""
+    if x.layout is torch.sparse_coo:
+        return x.coalesce().values()
+    return x if x.layout is torch.strided else x.to_dense()
 
 
 Hidden = str | nn.Module | Callable[[nn.Module, Any], Tensor] | None
@@ -48,14 +58,15 @@ class ExternalModel:
     F is taken in evaluation mode, without autocast, as float32 at least.  Raises ConfigError where
     the arguments do not fit the model, with a suggestion to type instead.
 
-    given: the model as it was given; model: that inside of torch.compile and of data parallel
-    wrappers.
+    f_width: the width of F.  given: the model as it was given; model: that inside of torch.compile
+    and of data parallel wrappers.
     """
 
     def __init__(self, model: nn.Module, batch: Any, hidden: Hidden, layers: Layers) -> None:
         self.given, self.model, self.batch = model, unwrapped(model), copied(batch)
-        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        if not self.parameters:
+        refuse_partial_parameters(self.model)
+        self.parameters = trainable(self.model)
+        if not any(p.requires_grad for p in self.parameters.values()):
             kind = type(self.model).__name__
             raise ConfigError(f"model: found {kind} without a trained parameter; nothing to probe")
         self.modules = dict(self.model.named_modules())
@@ -71,7 +82,7 @@ class ExternalModel:
         """Return the layers, by default ones that return F's width."""
         if layers is not None:
             return find_layers(self.model, self.batch, layers)
-        with undisturbed(self.model):
+        with undisturbed(self.given):
             F = tensor_of(self._value())
         width = None if F is None or F.ndim < 2 else F.shape[-1]
         try:
@@ -83,11 +94,12 @@ class ExternalModel:
 
     def hidden(self) -> Tensor:
         """Return F on the probe batch, (…, width), detached."""
-        with undisturbed(self.model):
+        with undisturbed(self.given):
             value = self._value()
         F = tensor_of(value)
         if F is None or (self._source is None and not self._is_hidden_state(F)):
             raise ConfigError(self._no_hidden_state(value))
+        self.f_width = F.shape[-1]
         return as_float(F).clone()  # a model may give the same storage twice
 
     def _value(self) -> Any:
@@ -134,7 +146,7 @@ class ExternalModel:
         """
         norms = []
         for layer in self.layers:
-            tensors = [values(p) for p in layer.parameters() if p.requires_grad]
+            tensors = [values(p) for p in layer.parameters()]
             norm = norm_of([tensor for tensor in tensors if tensor is not None])
             norms.append(norm.to(self.initial.device))
         return torch.stack(norms)
@@ -147,25 +159,51 @@ class ExternalModel:
 
         All are means over tokens.  groups: name -> names of parameters; start: θ_0, with buffers.
         `unexplained` is the norm of ΔF − Σ_g (F(θ_0 + Δθ_g) − F_0): interactions of groups.
+        Raises ConfigError if the model has other parameters than at the start.
         """
+        self._refuse_replaced(start)
         moved = self.hidden() - self.initial
         unexplained = moved.clone()
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        # θ_0 of frozen parameters lies on the host, and stays there unless they have moved
+        on_device = ((n, value.to(tensors[n])) for n, value in start.items())
+        changed = {n: value for n, value in on_device if not torch.equal(tensors[n], value)}
         norms = {}
         for name, members in groups.items():
-            moving = set(members)
-            with holding({tensors[n]: value for n, value in start.items() if n not in moving}):
-                alone = self.hidden() - self.initial
+            moving = changed.keys() & set(members)
+            fixed = {tensors[n]: value for n, value in changed.items() if n not in moving}
+            alone = torch.zeros_like(moved)
+            if moving:
+                with holding(fixed):
+                    alone = self.hidden() - self.initial
             unexplained -= alone
             norms[name] = alone
         norms |= {"whole": moved, "unexplained": unexplained}
         return {name: change.norm(dim=-1).mean() for name, change in norms.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of the trained parameters and the persistent buffers, by name."""
+        """Return copies of the parameters and the persistent buffers, by name.
+
+        Frozen parameters count too: they may be trained later.  Their copies lie on the host.
+        """
         keys = self.model.state_dict().keys()
         buffers = {n: b for n, b in self.model.named_buffers() if n in keys}
-        return {n: t.detach().clone() for n, t in (self.parameters | buffers).items()}
+        return {
+            n: t.detach().clone() if t.requires_grad or n in buffers else t.detach().cpu().clone()
+            for n, t in (self.parameters | buffers).items()
+        }
+
+    def _refuse_replaced(self, start: Mapping[str, Tensor]) -> None:
+        """Raise ConfigError if a parameter or buffer of the start is missing, new or reshaped."""
+        now = trainable(self.model)
+        shapes = {n: t.shape for n, t in (now | dict(self.model.named_buffers())).items()}
+        new = now.keys() - start.keys()
+        if wrong := sorted(new | {n for n, t in start.items() if shapes.get(n) != t.shape}):
+            raise ConfigError(
+                f"model: {wrong[0]} is new, missing or of another shape since the probe began, so "
+                "that shares of ‖ΔF‖ have no start; allowed the parameters of the start, or "
+                "attribution_every=0"
+            )
 
     def _ends_with_norm(self) -> bool:
         """Return whether F is the output of a norm module, which fixes its scale."""
@@ -197,7 +235,8 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.tensor(float("nan"))
     # a float16 norm would overflow at 65504; a bfloat16 norm would have three digits
-    return torch.nn.utils.get_total_norm([as_float(t) for t in tensors]).float()
+    numbers = [as_float(stored_numbers(t)) for t in tensors]
+    return torch.nn.utils.get_total_norm(numbers).float()
 
 
 @contextmanager
@@ -211,52 +250,3 @@ def holding(values: Mapping[Tensor, Tensor]) -> Iterator[None]:
     finally:
         for parameter, data in before.items():
             parameter.data = data
-
-
-Groups = Mapping[str, str | Sequence[str]]
-"""Name -> patterns of parameter names, as in `{"attention": "*.self_attn.*"}`."""
-
-REST = "rest"
-RESERVED = ("step", REST, "whole", "unexplained")  # other columns of attribution.csv
-
-
-def names_by_child(subject: ExternalModel) -> dict[str, list[str]]:
-    """Return the names of the trained parameters by child of a layer, elsewhere of the model.
-
-    A child is a direct one, such as `self_attn` or `linear1`.  A child named as another column of
-    attribution.csv, such as `step`, is the group `step_`.
-    """
-    name_in_layer = {p: n for layer in subject.layers for n, p in layer.named_parameters()}
-    groups = defaultdict(list)
-    for name, parameter in subject.parameters.items():
-        child = plain_name(name_in_layer.get(parameter, name)).split(".")[0]
-        groups[f"{child}_" if child in RESERVED else child].append(name)
-    return dict(groups)
-
-
-def names_by_group(names: Sequence[str], patterns: Groups) -> dict[str, list[str]]:
-    """Return group -> names of the parameters that match its patterns, and the others as `rest`.
-
-    Raises ConfigError for a pattern without a match and for a parameter in two groups.
-    """
-    owner: dict[str, str] = {}
-    for group, wanted in patterns.items():
-        if not re.fullmatch(r"[A-Za-z0-9_.-]+", group) or group in RESERVED:
-            raise ConfigError(
-                f"groups: found the name {group!r}; allowed letters, digits and _ . -, but not "
-                f"{', '.join(RESERVED)}"
-            )
-        for pattern in [wanted] if isinstance(wanted, str) else wanted:
-            matches = [name for name in names if fnmatchcase(name, pattern)]
-            if not matches:
-                raise ConfigError(
-                    f"groups: {group}: no trained parameter is named {pattern!r}; "
-                    f"one is named {nearest(pattern, names) or names[0]!r}"
-                )
-            for name in matches:
-                if owner.setdefault(name, group) != group:
-                    raise ConfigError(f"groups: {name} is in {owner[name]} and in {group}")
-    groups: dict[str, list[str]] = {group: [] for group in (*patterns, REST)}
-    for name in names:
-        groups[owner.get(name, REST)].append(name)
-    return {group: members for group, members in groups.items() if members}

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,20 +15,13 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.diagnostics import describe, model_update
 from deepstack.diagnostics.external_calls import Layers
-from deepstack.diagnostics.external_model import (
-    ExternalModel,
-    Groups,
-    Hidden,
-    as_float,
-    names_by_child,
-    names_by_group,
-    norm_of,
-)
+from deepstack.diagnostics.external_model import ExternalModel, Hidden, as_float, norm_of
+from deepstack.diagnostics.parameter_groups import Groups, names_by_child, names_by_group
 from deepstack.errors import ChangedLogError, ConfigError
 from deepstack.fast import Measured
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, Run, RunFolder, write_end
 from deepstack.training.environment import versions
-from deepstack.training.meta import entries, f0_norm
+from deepstack.training.meta import entries, f0_norm, utc_now
 from deepstack.training.observer import Observer
 from deepstack.training.recorder import Recorder, is_out_of_memory, open_logs, sync_logs
 from deepstack.training.schedule import is_due
@@ -145,7 +137,10 @@ class Probe:
             self._logs = open_logs(self.folder, columns, stack)
             no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
             device = self.subject.initial.device
-            self._recorder = Recorder(self._logs, device, no_limit, Observer())
+            # a precision scaler leaves out a step whose gradients are not finite
+            self._recorder = Recorder(
+                self._logs, device, no_limit, Observer(), must_be_finite=("model_update",)
+            )
             self._record_due(self._recorder)
             self._resources = stack.pop_all()
         return self
@@ -153,7 +148,9 @@ class Probe:
     def step(self, loss: Tensor | float) -> None:
         """Measure the model after a step: between optimizer.step() and the next zero_grad().
 
-        loss: of the batch of this step.  After a non-finite value nothing more is written.
+        loss: of the batch of this step, without the factor of a gradient scaler.  After a loss or
+        an F that is not finite nothing more is written.  A gradient that is not finite is written
+        as it is: torch.amp.GradScaler leaves out such a step.
         Raises ConfigError outside of the context, and if no parameter has a gradient.
         """
         recorder = self._recorder
@@ -260,7 +257,7 @@ class Probe:
             "seed": self.seed,
             "model.scheme": re.sub(r"\W+", "_", self.name),
             "model.depth": len(self.subject.layers),
-            "model.d_model": self.subject.width or self.subject.initial.shape[-1],
+            "model.d_model": self.subject.width or self.subject.f_width,
             "task.name": "unnamed",
             "train.optimizer": type(self.optimizer).__name__.lower(),
             "train.lr": float(group["lr"]),
@@ -286,11 +283,11 @@ class Probe:
         subject, device = self.subject, self.subject.initial.device
         return {
             "command": " ".join(sys.argv),
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "created": utc_now(),
             "environment": versions(device) | {"threads": torch.get_num_threads()},
             "seed": self.seed,
             "parameters": {
-                "trained": sum(p.numel() for p in subject.parameters.values()),
+                "trained": sum(p.numel() for p in subject.parameters.values() if p.requires_grad),
                 "total": sum(p.numel() for p in self.model.parameters()),
             },
             "model": f"{type(subject.model).__module__}.{type(subject.model).__qualname__}",

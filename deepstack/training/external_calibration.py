@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from deepstack.analysis.calibration import DepthExponents, interpolated_factors
-from deepstack.diagnostics.external_model import Groups, Hidden, names_by_group
+from deepstack.diagnostics.external_model import Hidden
+from deepstack.diagnostics.parameter_groups import Groups, names_by_group
 from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.training.external import Probe

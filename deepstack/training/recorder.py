@@ -6,7 +6,7 @@ import errno
 import math
 import time
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -105,7 +105,10 @@ def stacked(values: Mapping[str, Tensor]) -> Tensor:
 
 
 class Recorder:
-    """Writes steps.csv and timing.csv; finds the step at which a run diverged."""
+    """Writes steps.csv and timing.csv; finds the step at which a run diverged.
+
+    must_be_finite: columns whose first value that is not finite is a divergence, besides the loss.
+    """
 
     def __init__(
         self,
@@ -113,9 +116,11 @@ class Recorder:
         device: torch.device,
         max_loss: float,
         observer: Observer,
+        must_be_finite: Sequence[str] = ("grad_norm", "model_update"),
     ) -> None:
         self.steps, self.timing = logs["steps"], logs["timing"]
         self.device, self.max_loss, self.observer = device, max_loss, observer
+        self.must_be_finite = must_be_finite
         self.lag = 1 if device.type == "cpu" else LAG
         self.divergence: Divergence | None = None
         self._pending: list[PendingRow] = []
@@ -174,7 +179,7 @@ class Recorder:
     def _diverged(self, row: dict[str, float]) -> tuple[str, float] | None:
         if not row["loss"] <= self.max_loss:  # False for a loss that is NaN
             return "loss", row["loss"]
-        for name in ("grad_norm", "model_update"):
+        for name in self.must_be_finite:
             if not abs(row[name]) < float("inf"):
                 return name, row[name]
         return None

@@ -251,7 +251,7 @@ MISTAKES: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
     (WithHead, {"hidden": lambda m, b: 3}, "found int, no hidden state of width 16"),
     (WithHead, {"hidden": "encoder", "layers": "head"}, "layers: 'head' holds no modules"),
     (WithHead, {"hidden": "encoder", "layers": [nn.Linear(2, 2)]}, "number 1 of those given"),
-    (encoder, {"groups": {"a": "*.self_atn.*"}}, "groups: a: no trained parameter is named"),
+    (encoder, {"groups": {"a": "*.self_atn.*"}}, "groups: a: no parameter is named"),
     (encoder, {"groups": {"a": "*", "b": "*bias"}}, "is in a and in b"),
     (encoder, {"groups": {"a,b": "*"}}, "found the name 'a,b'"),
     (encoder, {"groups": {"whole": "*"}}, "found the name 'whole'"),

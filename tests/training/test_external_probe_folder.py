@@ -251,7 +251,7 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
     for wrong, message in (
         ({"depths": (4, 4)}, "depths: found"),
         ({"steps": (0,)}, "steps: found"),
-        ({"groups": {"all": "layer.*"}}, "no trained parameter is named 'layer"),
+        ({"groups": {"all": "layer.*"}}, "no parameter is named 'layer"),
     ):
         with pytest.raises(ConfigError, match=message):
             deepstack.calibrate_model(build, **given | wrong)
