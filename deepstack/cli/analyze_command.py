@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from deepstack.cli.completion import complete_names
-from deepstack.cli.options import Json, Plugins, load_plugins, option
+from deepstack.cli.options import Json, Plugins, flag, load_plugins, option
 from deepstack.cli.output import emit, emit_json, log, show_work
 from deepstack.errors import ConfigError, NothingMatchedError
 from deepstack.records import Analysis, find_runs
@@ -36,6 +36,7 @@ def analyze_command(
     text: Path | None = option(
         "Text, or a file of tokens, for a Hugging Face folder in place of RUN."
     ),
+    bos: bool = flag("With --text: begin each sequence with the folder's bos_token_id.", "--bos"),
     plugin: Plugins = [],
     json: Json = False,
 ) -> None:
@@ -49,22 +50,33 @@ def analyze_command(
     --text gives text for its tokenizer.json. It needs transformers, and runs no code of the folder.
     """
     load_plugins(plugin)
-    from deepstack.depth_use import MEASURES, analyze_folder, analyze_run, is_huggingface
+    from deepstack.depth_use import (
+        MEASURES,
+        analyze_folder,
+        analyze_run,
+        is_huggingface,
+        other_format,
+    )
 
     names = [name.strip() for name in what.split(",") if name.strip()]
     for name in names:
         MEASURES[name]
+    for run in runs:
+        if not is_huggingface(run) and (reason := other_format(run)):
+            raise ConfigError(reason)
     external = [Path(run) for run in runs if is_huggingface(run)]
     trained = [one.path for run in runs if not is_huggingface(run) for one in find_runs(run)]
     paths = {path.resolve(): path for path in [*trained, *external]}
     if bool(external) != (text is not None):
         problem = "no text" if external else "text and no Hugging Face folder"
         raise ConfigError(f"--text: found {problem}; allowed a text file with such a folder")
+    if bos and not external:
+        raise ConfigError("--bos: found no Hugging Face folder; allowed with --text")
     if external and (other or side):
         raise ConfigError("--with, --side: found a Hugging Face folder; allowed with runs")
     results: dict[Path, dict[str, Analysis]] = {}
     with show_work("analyzing") as work:
-        analyze_external = partial(analyze_folder, text=text or "")
+        analyze_external = partial(analyze_folder, text=text or "", bos=bos)
         analyze_trained = partial(analyze_run, side=side, other=other, say=work.note)
         for path in paths.values():
             work.step(f"analyzing {path.name}", len(paths))
@@ -91,7 +103,7 @@ def analyze_command(
     for path, analyses in results.items():
         for note in dict.fromkeys(note for one in analyses.values() for note in one.notes):
             log(note)
-        if arrays := [name for name, one in analyses.items() if not one.scalars]:
+        if arrays := [name for name, one in analyses.items() if one.columns and not one.scalars]:
             log(f"{', '.join(arrays)}: no numbers; arrays are in {path / 'analysis'}")
     emit([row for path, analyses in results.items() for row in rows_of(path, analyses)], False)
 

@@ -4,8 +4,8 @@ from deepstack.depth_use.external import (
     analyze_folder,
     analyze_huggingface,
     analyze_model,
-    is_huggingface,
 )
+from deepstack.depth_use.huggingface import is_huggingface, other_format
 from deepstack.depth_use.measure import COLUMNS, MEASURES, Request, measure_all
 from deepstack.depth_use.runs import analyze_run
 from deepstack.registry import import_all
@@ -22,4 +22,5 @@ __all__ = [
     "analyze_run",
     "is_huggingface",
     "measure_all",
+    "other_format",
 ]

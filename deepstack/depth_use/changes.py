@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.depth_use.layered import Call, Change, calling
+from deepstack.depth_use.layered import Call, Change, Sample, calling
 from deepstack.depth_use.measure import Request, measure, numbers
 from deepstack.errors import ConfigError
 from deepstack.records import Analysis, Column
@@ -50,6 +50,7 @@ def effects(request: Request, result: Analysis) -> None:
     and measure those after it, and leave the first token as it is.  One forward pass a removal.
     """
     model, sample, removed = request.model, request.held_out, request.chosen(result)
+    note_arguments(request, sample, result)
     states, logits = model.states_and_logits(sample)
     x, before = torch.stack(states[:-1]), contributions(states)
     sizes = before.norm(dim=-1).flatten(1)  # (layers, tokens)
@@ -78,6 +79,15 @@ def effects(request: Request, result: Analysis) -> None:
     if sample.targets is not None:
         result.add("loss_without", losses)
         result.add("loss", sample.loss(logits))
+
+
+def note_arguments(request: Request, sample: Sample, result: Analysis) -> None:
+    """Note the arguments of layers that depend on the stream, beside the stream itself."""
+    if moving := request.model.arguments_of_the_stream(sample):
+        result.notes.append(
+            f"layers are also given {', '.join(moving)}, which depends on earlier streams: what a "
+            "layer does through that is not part of its stream x_l"
+        )
 
 
 def contributions(states: list[Tensor]) -> Tensor:
@@ -115,10 +125,24 @@ LINEAR = {
 def swap(request: Request, result: Analysis) -> None:
     """Exchange neighbouring layers, and repeat a layer; two forward passes a layer.
 
-    A layer keeps its own coefficients and norms at its new position.  Muhtar et al. 2026,
-    arXiv:2603.15389, exchange any two layers; here they are neighbours.
+    A layer keeps its own coefficients, norms and arguments (a mask, an embedding of positions) at
+    its new position.  Muhtar et al. 2026, arXiv:2603.15389, exchange any two layers; here they are
+    neighbours.
     """
     model, sample = request.model, request.held_out
+    model.refuse_state(sample)
+    if moving := model.arguments_of_the_stream(sample):
+        raise ConfigError(
+            f"swap: layers are given {', '.join(moving)}, which depends on the stream at their "
+            "place; allowed arguments that do not"
+        )
+    places = model.places(sample)
+    differing = [name for a, b in pairwise(places) for name in a.differing(b)]
+    if differing:
+        result.notes.append(
+            f"swap: layers differ in {', '.join(dict.fromkeys(differing))}, which they are given "
+            "from outside; an exchanged layer keeps its own"
+        )
     chosen = request.chosen(result)
     swapped = [
         model.loss(sample, {i: calling(i + 1), i + 1: calling(i)})
@@ -135,7 +159,7 @@ def swap(request: Request, result: Analysis) -> None:
     result.add("permutation_score", ((numbers(swapped) - loss).abs() / loss).nanmean())
 
 
-@measure("linear", LINEAR, targets=True)
+@measure("linear", LINEAR, targets=True, training=True)
 def linear(request: Request, result: Analysis) -> None:
     """Replace a layer by the linear map of a token's stream that fits it best.
 
@@ -144,9 +168,9 @@ def linear(request: Request, result: Analysis) -> None:
     arXiv:2603.15389, fit without a ridge and evaluate on the data that they fit.  One pass over the
     training batches for all maps, and one forward pass a layer.
     """
-    if request.training is None:
-        raise ConfigError("linear: found no training batches; give training=…")
     model, sample = request.model, request.held_out
+    assert request.training is not None
+    model.refuse_state(request.training)
     maps: dict[int, Callable[[Tensor], Tensor]] = {}
 
     def fit(index: int, call: Call, x: Tensor) -> Tensor:

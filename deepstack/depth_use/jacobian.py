@@ -2,8 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from deepstack.depth_use.changes import note_arguments
 from deepstack.depth_use.layered import Call
 from deepstack.depth_use.measure import Request, measure, numbers
+from deepstack.errors import ConfigError
 from deepstack.records import Analysis, Column
 
 CHANGED = "l of `changed`"
@@ -48,20 +49,23 @@ def jacobian(request: Request, result: Analysis) -> None:
     and 5 an iteration.
     """
     chosen = request.chosen(result)
+    request.model.refuse_state(request.probe)
+    note_arguments(request, request.probe, result)
     generator = torch.Generator().manual_seed(request.seed)
     rows: list[Tensor] = []
 
     def observe(index: int, call: Call, x: Tensor) -> Tensor:
         f = partial(call, index)
+        refuse_mixing(f, x, index)
         distance, error = distance_from_identity(f, x, request.probes, generator)
         norms, change = spectral_norms(f, x, request.iterations, generator)
         rows.append(numbers([distance, error, norms.mean(), norms.max(), change]))
         return f(x)
 
-    # torch's fused attentions and layers have no forward-mode derivative, and its own forward mode
-    # uses a function that it calls deprecated
+    # torch's fused attentions have no forward-mode derivative, and its own forward mode uses a
+    # function that it calls deprecated
     quiet = warnings.catch_warnings(action="ignore", category=DeprecationWarning)
-    with quiet, sdpa_kernel(SDPBackend.MATH), unfused_layers():
+    with quiet, sdpa_kernel(SDPBackend.MATH):
         request.model.run(request.probe, {index: partial(observe, index) for index in chosen})
     result.add("changed", [index + 1 for index in chosen])
     columns = torch.stack(rows, dim=1)
@@ -73,15 +77,16 @@ def jacobian(request: Request, result: Analysis) -> None:
     result.add("mean_from_identity", columns[0].mean())
 
 
-@contextmanager
-def unfused_layers() -> Iterator[None]:
-    """Run nn.TransformerEncoderLayer without its fused kernel inside the block."""
-    was_enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was_enabled)
+def refuse_mixing(f: Callable[[Tensor], Tensor], x: Tensor, index: int) -> None:
+    """Raise ConfigError if a sequence, x[0], moves the layer's output for another one."""
+    v = torch.zeros_like(x)
+    v[0] = torch.randn(v[0].shape, generator=torch.Generator().manual_seed(0)).to(v)
+    moved = torch.func.jvp(f, (x,), (v,))[1]
+    if moved[1:].any():
+        raise ConfigError(
+            f"jacobian: layer {index + 1} mixes the rows of the stream's first dimension, "
+            f"{len(x)}; allowed independent sequences: (batch, seq, d), batch first"
+        )
 
 
 def distance_from_identity(

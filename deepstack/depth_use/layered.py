@@ -1,7 +1,7 @@
 """A trained model as layers of one stream, which an analysis can change one at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -11,6 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepstack.depth_use.layer_calls import (
+    Place,
+    copy_of,
+    in_full,
+    is_passed_on,
+    logits_of,
+    place_of,
+    refuse_kind,
+    replaced_forward,
+    with_stream,
+)
 from deepstack.diagnostics import evaluating
 from deepstack.diagnostics.external_calls import call_model, tensor_of, undisturbed
 from deepstack.errors import ConfigError
@@ -50,16 +61,20 @@ class Sample:
         if self.targets is None:
             return float("nan")
         flat = logits.flatten(0, -2).float()
-        targets = self.targets.to(logits.device).flatten()
+        targets = self.targets.to(logits.device).flatten().long()
         return F.cross_entropy(flat, targets, ignore_index=IGNORE).item()
 
 
-STREAM_NAMES = ("hidden_states", "x", "src", "input")
 UNCHANGED: Changes = MappingProxyType({})
 
 
 def ignore(index: int, x: Any) -> None:
     """Take a stream and do nothing with it."""
+
+
+def unchanged(x: Any) -> Any:
+    """Return the stream as it is."""
+    return x
 
 
 def calling(*indices: int) -> Change:
@@ -76,7 +91,8 @@ def calling(*indices: int) -> Change:
 class Layered:
     """A model as x_l = layer_l(x_{l-1}), l = 1..depth, and logits that a head reads from x_depth.
 
-    A hook on each layer applies the changes to its output.
+    While it runs, the forward of each layer is replaced.  The layer computes on a copy of the
+    stream, so that one that works in place changes nothing that an analysis holds.
     one_tensor: whether the stream is one tensor (batch, seq, d), so that layers can be exchanged;
     why_not: the reason if it is not.  Methods run inside of `ready`.
     """
@@ -96,10 +112,22 @@ class Layered:
             raise ConfigError("layers: found one module several times; allowed each once")
         self.model, self.layers, self.name = model, layers, name
         self.read_out, self.depth = read_out, len(layers)
+        self._places: tuple[Sample, list[Place]] | None = None
 
     def ready(self) -> AbstractContextManager[None]:
         """Set evaluation mode, plain operations and no gradients inside the block."""
         return undisturbed(self.model)
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """Return a context in which code of the model runs."""
+        return nullcontext()
+
+    def refuse_state(self, sample: Sample) -> None:
+        """Raise ConfigError if a layer returns something else when it is called again."""
+
+    def arguments_of_the_stream(self, sample: Sample) -> list[str]:
+        """Return the names of arguments of layers that depend on the stream, beside it."""
+        return []
 
     def sublayer_cosines(self, sample: Sample) -> dict[str, Tensor]:
         """Return sublayer -> (depth,), the mean cosine of its output with the stream; {} if none.
@@ -108,72 +136,99 @@ class Layered:
         """
         return {}
 
-    def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
-        """Return the logits with the layers of `change` (0, 1, …) replaced."""
-        order = iter(range(self.depth))
+    def places(self, sample: Sample) -> list[Place]:
+        """Return the arguments and the output of each layer in the unchanged model."""
+        if self._places is None or self._places[0] is not sample:
+            self.run(sample)
+        assert self._places is not None
+        return self._places[1]
 
-        def replace(
-            index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-        ) -> Any:
-            if next(order, None) != index:
+    def run(self, sample: Sample, change: Changes = UNCHANGED, take: Take = ignore) -> Tensor:
+        """Return the logits with the layers of `change` (0, 1, …) replaced.
+
+        A layer at another place keeps the arguments that it has at its own.
+        """
+        return self.trace(sample, change, take)[0]
+
+    def trace(
+        self,
+        sample: Sample,
+        change: Changes = UNCHANGED,
+        take: Take = ignore,
+        enter: Callable[[Any], Any] = unchanged,
+    ) -> tuple[Tensor, list[Place]]:
+        """Return logits as `run`, and what each layer is given.  enter: changes x_0."""
+        own = self.places(sample) if change else []
+        originals = [layer.forward for layer in self.layers]
+        places: list[Place] = []
+        last: tuple[Any, int] = (None, 0)
+
+        def forward(index: int, *args: Any, **kwargs: Any) -> Any:
+            nonlocal last
+            if len(places) != index:
                 raise ConfigError(f"layers: {self.name} are not called once each, in their order")
-            x, rebuild = stream_among(args, kwargs, Tensor if self.one_tensor else object)
+            stream, place = place_of(args, kwargs, Tensor if self.one_tensor else object)
+            if index and self.one_tensor and not is_passed_on(stream, *last):
+                raise ConfigError(
+                    f"layers: between layers {index} and {index + 1} of {self.name} the model "
+                    "changes the stream; give layers=[…] modules that pass it on as it is"
+                )
+            places.append(place)
+            if self.one_tensor:
+                refuse_kind(stream)
+            x = enter(stream) if index == 0 else stream
             if index == 0:
                 take(0, x)
 
-            def call(other: int, x: Tensor) -> Any:
-                args, kwargs = rebuild(x)
-                return stream_in(self.layers[other].forward(*args, **kwargs))  # without hooks
+            def call(other: int, x: Any) -> Any:
+                at = place if other == index else own[other]
+                rest, named = at.arguments(copy_of(x))
+                with self.guarded():
+                    return self.stream_in(originals[other](*rest, **named), x, other)
 
-            def stream_in(output: Any) -> Any:
-                y = tensor_of(output) if self.one_tensor else output
-                if self.one_tensor and (y is None or y.shape != x.shape):
-                    raise ConfigError(f"layers: layer {index + 1} does not return the stream")
-                return y
-
-            y = change[index](call, x) if index in change else stream_in(output)
+            given = copy_of(x)
+            rest, named = place.arguments(given)
+            output = originals[index](*rest, **named)
+            y = self.stream_in(output, x, index)
+            place.in_place = y is given
+            if index in change:
+                y = change[index](call, x)
             take(index + 1, y)
-            if index not in change:
-                return output
-            return (y, *output[1:]) if isinstance(output, tuple) else y
+            if place.in_place and isinstance(stream, Tensor):  # its caller may read what it gave
+                y = stream.copy_(y)
+            if not self.one_tensor:
+                return y
+            place.output, last = with_stream(output, None), (y, y._version)
+            return with_stream(output, y)
 
-        with ExitStack() as stack:
+        with ExitStack() as stack, self.guarded():
             for index, layer in enumerate(self.layers):
-                hook = layer.register_forward_hook(partial(replace, index), with_kwargs=True)
-                stack.callback(hook.remove)
-            output = call_model(self.model, sample.inputs)
-        logits = getattr(output, "logits", None)
-        logits = tensor_of(output) if logits is None else logits
-        if not isinstance(logits, Tensor) or next(order, None) is not None:
+                stack.enter_context(replaced_forward(layer, partial(forward, index)))
+            logits = logits_of(call_model(self.model, sample.inputs))
+        if logits is None or len(places) != self.depth:
             raise ConfigError(f"model(batch) gives no logits, or does not call all {self.name}")
-        return logits
+        if not change and enter is unchanged:
+            self._places = sample, places
+        return logits, places
+
+    def stream_in(self, output: Any, x: Any, index: int) -> Any:
+        """Return the stream in the output of a layer that took x."""
+        y = tensor_of(output) if self.one_tensor else output
+        if self.one_tensor and (y is None or y.shape != x.shape):
+            raise ConfigError(f"layers: layer {index + 1} does not return the stream")
+        return y
 
     def states_and_logits(
         self, sample: Sample, change: Changes = UNCHANGED
     ) -> tuple[list[Tensor], Tensor]:
-        """Return x_0, …, x_depth and the logits, with some layers replaced."""
+        """Return x_0, …, x_depth, in float32 at least, and logits, with some layers replaced."""
         states: list[Tensor] = []
-        logits = self.run(sample, change, lambda _, x: states.append(x))
+        logits = self.run(sample, change, lambda _, x: states.append(in_full(copy_of(x))))
         return states, logits
 
     def loss(self, sample: Sample, change: Changes = UNCHANGED) -> float:
         """Return the loss with some layers replaced."""
         return sample.loss(self.run(sample, change))
-
-
-def stream_among(
-    args: tuple[Any, ...], kwargs: dict[str, Any], kind: type
-) -> tuple[Any, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """Return the stream among the arguments of a layer, and a function that replaces it.
-
-    kind: of a stream that is the first argument.
-    """
-    if args and isinstance(args[0], kind):
-        return args[0], lambda x: ((x, *args[1:]), kwargs)
-    known = [name for name in STREAM_NAMES if isinstance(kwargs.get(name), Tensor)]
-    if known:
-        return kwargs[known[0]], lambda x: (args, kwargs | {known[0]: x})
-    raise ConfigError("layers: a layer is called without a tensor as its first argument")
 
 
 class CosineTap(Tap):

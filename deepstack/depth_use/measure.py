@@ -65,40 +65,65 @@ Measure = Callable[[Request, Analysis], None]
 MEASURES: Registry[Measure] = Registry("analysis")
 COLUMNS: dict[str, Mapping[str, Column]] = {}
 """The columns of each analysis."""
+REFUSALS: dict[str, Callable[[Request], None]] = {}
+"""Of each analysis, the function that raises ConfigError for a request that does not fit."""
 
 
 def measure(
-    name: str, columns: Mapping[str, Column], *, any_stream: bool = False, targets: bool = False
+    name: str,
+    columns: Mapping[str, Column],
+    *,
+    any_stream: bool = False,
+    targets: bool = False,
+    training: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Register a function that measures and adds its values to an Analysis with these columns.
 
-    any_stream: whether the stream may be more than one tensor.  targets: whether the held-out
-    sample needs them.  A request that does not fit raises ConfigError.
+    any_stream: whether the stream may be more than one tensor.  targets, training: whether the
+    request needs them.  A request that does not fit raises ConfigError.
     """
+
+    def refuse(request: Request) -> None:
+        if not (any_stream or request.model.one_tensor):
+            raise ConfigError(f"{name}: {request.model.why_not}; allowed for it: lens")
+        if targets and request.held_out.targets is None:
+            raise ConfigError(f"{name}: found no targets, which a loss needs; give targets=…")
+        if training and request.training is None:
+            raise ConfigError(f"{name}: found no training batches; give training=…")
 
     def register(function: Measure) -> Measure:
         @wraps(function)
         def checked(request: Request, result: Analysis) -> None:
-            if not (any_stream or request.model.one_tensor):
-                raise ConfigError(f"{name}: {request.model.why_not}; allowed for it: lens")
-            if targets and request.held_out.targets is None:
-                raise ConfigError(f"{name}: found no targets, which a loss needs; give targets=…")
+            refuse(request)
             function(request, result)
 
         MEASURES.register(name, checked)
-        COLUMNS[name] = columns
+        COLUMNS[name], REFUSALS[name] = columns, refuse
         return checked
 
     return register
 
 
 def measure_all(names: Sequence[str], request: Request) -> dict[str, Analysis]:
-    """Return name -> result of these analyses, in the order of their names."""
-    results = {}
+    """Return name -> result of these analyses, in the order of their names.
+
+    If one of several fails with ConfigError, its result is empty, and its note has the reason.
+    Raises ConfigError if none can be measured, and before measuring if a request does not fit.
+    """
+    results, errors = {}, []
+    chosen = list(dict.fromkeys(names))
+    for name in chosen:
+        REFUSALS[name](request)
     with request.model.ready():
-        for name in dict.fromkeys(names):
+        for name in chosen:
             results[name] = Analysis(known=COLUMNS[name])
-            MEASURES[name](request, results[name])
+            try:
+                MEASURES[name](request, results[name])
+            except ConfigError as error:
+                errors.append(error)
+                results[name] = Analysis(notes=[f"{name} is not measured: {error}"])
+    if errors and len(errors) == len(results):
+        raise errors[0]
     return results
 
 

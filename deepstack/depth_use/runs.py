@@ -83,7 +83,8 @@ def analyze_run(
         results = measure_all(what, request)
         for name, result in results.items():
             result.about = about
-            write_analysis(folder, name, result)
+            if result.columns:  # else it was not measured
+                write_analysis(folder, name, result)
     return results
 
 

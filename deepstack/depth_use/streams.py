@@ -51,7 +51,9 @@ def lens(request: Request, result: Analysis) -> None:
         loss = sample.loss(logits)
         rows.append(numbers([kl, shared.double().mean(), same.double().mean(), loss]))
 
-    model.run(sample, take=take)
+    again = torch.log_softmax(sample.chosen(model.run(sample, take=take)).float(), dim=-1)
+    if not torch.equal(again, final) and (again - final).abs().max() > 1e-3:
+        raise ConfigError("lens: reading after a layer changes what the model computes after it")
     kl, overlap, agreement, losses = torch.stack(rows, dim=1)
     kl = kl.clamp(min=0.0)  # rounding may give -1e-9
     result.add("kl", kl)

@@ -12,6 +12,7 @@ import torch
 from helpers.command_line import refusal, succeed, typed
 from helpers.family_models import VOCAB, perturbed, tokens_for
 from helpers.small_runs import small
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import deepstack
@@ -288,11 +289,10 @@ def test_the_command_reads_text_by_the_folder_s_tokenizer(tmp_path: Path) -> Non
 
 def test_other_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = torch.zeros(1, 4, dtype=torch.int64)
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ConfigError, match=r"no config.json with \*.safetensors"):
         deepstack.analyze_huggingface(tmp_path, tokens)
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    save_file({"wte.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ResourceError, match="pip install transformers"):
         deepstack.analyze_huggingface(tmp_path, tokens)
