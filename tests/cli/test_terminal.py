@@ -14,8 +14,15 @@ from helpers.terminals import terminal
 from rich.console import Console
 from rich.live import Live
 
-from deepstack.cli.display import Display
-from deepstack.cli.output import PrintableStream, log, printable_streams, terminal_console
+from deepstack.cli.display import Display, observe
+from deepstack.cli.output import (
+    PrintableStream,
+    emit,
+    log,
+    printable_streams,
+    show_work,
+    terminal_console,
+)
 from deepstack.records import RunFolder
 from deepstack.training import Started
 
@@ -56,6 +63,33 @@ def test_ls_shows_names_and_errors_as_letters(terminal: dict[str, str], study: P
     assert r"a\u202eb" in found.stdout or "task.n" in found.stdout
     bad, failed = found.stderr.splitlines()
     assert bad.startswith("run " + SHOWN) and failed.startswith("run " + SHOWN)
+
+
+def test_a_pipe_with_forced_colours_has_every_column(tmp_path: Path) -> None:
+    make_run(tmp_path / "study" / "run", "name: study\n")
+    plain = typed("ls", tmp_path, env={"COLUMNS": "400"})
+    forced = typed("ls", tmp_path, env={"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "20"})
+    assert re.sub(r"\x1b\[[0-9;]*m", "", forced.stdout) == plain.stdout
+    assert "\x1b[1m" in forced.stdout and "omitted" not in forced.stderr
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "dumb", "FORCE_COLOR": "1"}])
+def test_a_dumb_terminal_gets_no_escape_sequence(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (environment | {"COLUMNS": "60"}).items():
+        monkeypatch.setenv(name, value)
+    with terminal() as (file, read):
+        monkeypatch.setattr(sys, "stdout", file)
+        monkeypatch.setattr(sys, "stderr", file)
+        emit([{"name": "a", "value": 1}], False)
+        monkeypatch.setattr("deepstack.cli.output.DELAY_SECONDS", 0.0)
+        with show_work("reading") as work, observe(quiet=False) as observer:
+            work.show("reading", 1, 2)
+            observer.notify("a line")
+        file.flush()
+        shown = "".join(iter(read, ""))
+    assert "name" in shown and "a line" in shown and "\x1b" not in shown
 
 
 def test_titles_of_columns_are_letters(tmp_path: Path) -> None:
