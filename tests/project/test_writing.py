@@ -34,7 +34,6 @@ ALLOWED = {
     ("plots/files.py", "to_csv"): "into memory",
     ("plots/page.py", "savefig"): "into memory",
     ("theory/report.py", "savefig"): "into memory",
-    ("bench/report.py", "savefig"): "into memory",
     ("records/folder.py", "np.save"): "into memory",
     ("records/files.py", "FileIO"): "a descriptor of records/opened.py",
     ("records/files.py", "open"): "only reads: open_file",
