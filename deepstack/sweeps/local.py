@@ -180,7 +180,7 @@ def query_gpus() -> str:
     command = ["nvidia-smi", "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=30, check=True
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""

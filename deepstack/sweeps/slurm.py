@@ -23,6 +23,8 @@ SAVE_SECONDS = 60
 STARTS_AT_MOST = 5
 # The number of tasks of an array where Slurm's configuration cannot be read: Slurm's own default.
 MAX_ARRAY_SIZE = 1001
+# Output in UTF-8, whatever the locale.
+AS_TEXT: Any = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
 # Options of sbatch for the same resource: Slurm refuses some pairs of them, and adds up others.
 MEMORY_OPTIONS = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 GPU_OPTIONS = ("-G", "--gres", "--gpus", "--gpus-per-node", "--gpus-per-socket", "--gpus-per-task")
@@ -95,7 +97,9 @@ def max_array_size() -> int:
     """Return the largest number of tasks of an array, from `scontrol show config` if it answers."""
     try:
         command = ["scontrol", "show", "config"]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+        shown = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=30
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         shown = ""
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown, re.M)
@@ -158,7 +162,7 @@ def write_array(
         prefix=torchrun.PREFIX,
         command=f'{train} "$here/$run.yaml" {arguments}',
     )
-    files.replace(script, text.encode())
+    files.replace(script, text.encode(errors="surrogateescape"))
     return script
 
 
@@ -191,7 +195,10 @@ def submit(script: Path, after: str | None = None) -> str:
     if shutil.which("sbatch") is None:
         raise ResourceError(f"there is no sbatch here; on a machine of the cluster: {command}")
     result = subprocess.run(
-        ["sbatch", "--parsable", *words, str(script)], capture_output=True, text=True
+        ["sbatch", "--parsable", *words, str(script)],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
     )
     if result.returncode:
         error = result.stderr.strip() or f"exit code {result.returncode}"

@@ -60,7 +60,7 @@ def find_files(path: str, key: str = "task.path") -> tuple[str, list[Path]]:
     `books/**/*.txt`.  Hidden files are skipped, and a folder's links to folders are not followed.
     Raises ConfigError, and OSError for `refusing`.
     """
-    root = Path(path).expanduser()
+    root = Path(os.path.expanduser(path))  # Path's own raises an error without a HOME
     name = os.fsencode(root.name or root.resolve().name or "/").decode("utf-8", "replace")
     if root.is_dir():
         files = _files_of(root, key)

@@ -5,6 +5,7 @@ Text is read through a file of the `tokenizers` library.
 
 import json
 import mmap
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -182,7 +183,7 @@ def read_tokens(path: str, reading: Reading) -> TokenFiles:
     """
     with refusing(path, reading.key):
         name, files = find_files(path, reading.key)
-        folder = Path(path).expanduser()
+        folder = Path(os.path.expanduser(path))
         if (folder / SPLITS).is_file():
             splits = ", ".join(sorted(each.name for each in folder.iterdir() if each.is_dir()))
             raise reading.refusal(path, f" has the splits {splits}; give one")

@@ -220,9 +220,9 @@ def git_state(folder: Path = SOURCE) -> dict[str, Any]:
 
     def ask(*words: str) -> str:
         command = ["git", "-c", f"safe.directory={folder}", "-C", str(folder), *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=10, check=True, env=variables
-        ).stdout.strip()
+        # not text=True, which decodes by the locale: a path need not be in its letters
+        answer = subprocess.run(command, capture_output=True, timeout=10, check=True, env=variables)
+        return os.fsdecode(answer.stdout).strip()
 
     try:
         top, commit = ask("rev-parse", "--show-toplevel", "HEAD").split("\n")

@@ -169,6 +169,15 @@ def test_the_run_of_the_task_gets_its_words_and_its_exit_code_is_kept(
     assert shlex.quote("second one") in node.script.read_text()
 
 
+def test_a_task_leaves_the_group_of_ranks_that_submitted_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "3")
+    node = Node(tmp_path, monkeypatch, 'echo "$RANK$WORLD_SIZE$MASTER_PORT$TORCHELASTIC_RUN_ID."')
+    assert node.start().communicate(timeout=20)[0] == ".\n"
+
+
 @pytest.mark.parametrize(
     ("does", "sent", "stdout", "code", "requeued"),
     [

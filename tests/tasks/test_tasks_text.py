@@ -13,7 +13,7 @@ import pytest
 
 from deepstack.errors import ConfigError
 from deepstack.tasks import IGNORE, Task, build_task
-from deepstack.tasks.files import PIECE
+from deepstack.tasks.files import PIECE, find_files
 from deepstack.tasks.text import MASK, context_free_entropy, read_corpus
 
 
@@ -223,3 +223,13 @@ def test_unigram_loss_is_of_the_very_positions_that_show_mask() -> None:
     expected = -np.log(shares[batch.targets[batch.masked]]).mean()
     assert task.unigram_loss(batch) == pytest.approx(expected, rel=1e-4)
     assert task.unigram_loss(batch._replace(masked=np.zeros_like(batch.masked))) is None
+
+
+def test_a_home_that_does_not_exist_is_a_missing_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text("words")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_files("~/text.txt")[1] == [tmp_path / "text.txt"]
+    with pytest.raises(FileNotFoundError, match="no_such_user"):
+        find_files("~no_such_user/text.txt")
