@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from deepstack.diagnostics.stream import angular_distance
 from deepstack.model.sublayers import Attention
 from deepstack.schemes import NORMS
-from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
+from deepstack.theory.claim import (
+    Curves,
+    Finding,
+    Line,
+    Null,
+    Part,
+    at_least,
+    at_most,
+    beside,
+    claim,
+)
 from deepstack.theory.claim_stack import Trial, flat_part, growth
 from deepstack.theory.draws import normals, random, repeats, seeds
 from deepstack.theory.sources import ADD_AND_NORM
@@ -98,15 +108,19 @@ def residual(seed: int) -> Finding:
     over = {form: g[:, 0] / g[:, -1] for form, g in drawn.items()}
     vanishing = "‖∂L/∂x‖ at the input over that at the output, x ← G(x)"
     parts = [
-        Part.mean("diagonal of d(x + G)/dx − G', mean", 1.0, diagonal, tolerance=1e-5),
-        Part("largest entry of d(x + G)/dx − G' − 1", 1e-5, difference, 0.0, relation="<="),
-    ]
+        Part.mean("diagonal of d(x + G)/dx − G', mean", 1.0, diagonal, tolerance=1e-5,
+                  null=Null(0.0, "no residual")),
+        Part("largest entry of d(x + G)/dx − G' − 1", 1e-5, difference, 0.0, relation="<=",
+             null=Null(1.0, "no residual")),
+    ]  # fmt: skip
+    same = Null(1.0, "the gradient keeps its length")
     for form, ratio in over.items():
         limit = at_most if form == "x ← G(x)" else at_least
         factor, stated = ratio.pow(1 / (2 * depth)), form != "x ← LN(G(x))"
-        parts.append(limit(f"gradient's factor a sublayer, {form}", 1.0, factor, stated=stated))
+        quantity = f"gradient's factor a sublayer, {form}"
+        parts.append(limit(quantity, 1.0, factor, stated=stated, null=same))
         if form == "x ← G(x)":
-            parts.append(at_most(vanishing, 1e-3, ratio))
+            parts.append(at_most(vanishing, 1e-3, ratio, null=same))
     at = range(2 * depth + 1)
     lines = [Line.mean(form, at, g / g[:, -1:], measured=False) for form, g in drawn.items()]
     return Finding(
@@ -132,11 +146,15 @@ def norms(seed: int) -> Finding:
     exact = math.sqrt(2 * eps) / (math.sqrt(eps) + eps)
     listed = partial(listed_layer_norm, eps=eps)
 
-    def unit(quantity: str, value: Tensor) -> Part:
-        return Part.mean(quantity, 1.0, value.mean(), tolerance=1e-4)
+    # Var x of a channel is E(1 + |s|)², s ~ N(0, 1); that of a token has the offsets' too
+    scales = 2 + 2 * math.sqrt(2 / math.pi)
+    of_x = {"channel": Null(scales, "x as it is"), "token": Null(scales + 1, "x as it is")}
+
+    def unit(quantity: str, value: Tensor, axis: str = "token") -> Part:
+        return Part.mean(quantity, 1.0, value.mean(), tolerance=1e-4, null=of_x[axis])
 
     def zero(quantity: str, values: Tensor, most: float = 1e-9) -> Part:
-        return at_most(quantity, most, values.abs().max())
+        return at_most(quantity, most, values.abs().max(), null=Null(1.0, "x as it is"))
 
     def sample() -> list[Part]:
         offset, scale = (normals(rng, shape[-1]) for _ in range(2))
@@ -151,22 +169,24 @@ def norms(seed: int) -> Finding:
         ratio = listed(small).norm() / layer(small).norm()
         return [
             zero("BN, by channel: largest |mean|", mean_channel),
-            unit("BN, by channel: mean variance", channel),
+            unit("BN, by channel: mean variance", channel, "channel"),
             zero("LN, by token: largest |mean|", mean_token),
             unit("LN, by token: mean variance", token),
             unit("RMSNorm, by token: mean square", rms(x).square()),
             zero(f"(x − μ)/√(σ² + ε) by channel: {apart}", batch(x) - by_channel),
             zero(f"(x − μ)/(σ + ε) by token: {apart}", layer(x) - listed(x), most=1e-4),
             zero(f"x/√(mean(x²) + ε) by token: {apart}", rms(x) - by_root),
-            beside("(x − μ)/(σ + ε) over (x − μ)/√(σ² + ε), σ² = ε", exact, ratio, tolerance=1e-6),
-        ]
+            beside("(x − μ)/(σ + ε) over (x − μ)/√(σ² + ε), σ² = ε", exact, ratio, tolerance=1e-6,
+                   null=Null(1.0, "the same norm")),
+        ]  # fmt: skip
 
     parts = means(sample() for _ in range(draws))
     for kind in kinds:
         stacks = (Trial(s, scheme="post_ln", depth=2, norm_kind=kind, lr=3e-3) for s in trained)
         losses = [stack.run(20) for stack in stacks]
         quantity = f"{kind} norm: loss after 20 steps over before, Post-LN of 2 layers"
-        parts.append(at_most(quantity, 1.0, [sum(run[-5:]) / 5 / run[0] for run in losses]))
+        ends = [sum(run[-5:]) / 5 / run[0] for run in losses]
+        parts.append(at_most(quantity, 1.0, ends, null=Null(1.0, "nothing is learnt")))
     return Finding(
         parts,
         f"{draws} draws of x {shape}, ε = {eps:g}.  PyTorch's LN and the document's, which divides "
@@ -188,23 +208,29 @@ def beta_at_run_time(seed: int) -> Finding:
     def sample(draw_seed: int) -> list[Part]:
         stacks = (Trial(draw_seed, scheme=scheme, depth=depths[-1]) for scheme in schemes)
         theirs, ours = map(start_sizes, stacks)
-        return [Part.mean(q, 1.0, theirs[q] / ours[q], tolerance=0.01) for q in ours]
+        return [
+            Part.mean(q, 1.0, theirs[q] / ours[q], tolerance=0.01,
+                      null=scaled if "q kᵀ" in q else once)
+            for q in ours
+        ]  # fmt: skip
 
     def trained(scheme: str) -> Tensor:
         stacks = (Trial(s, scheme=scheme, depth=6) for s in repetitions)
         return torch.tensor([sum(stack.run(25)[-5:]) / 5 for stack in stacks])
 
+    beta = (8 * depths[-1]) ** -0.25
+    once, scaled = Null(1 / beta, "1/β, β acts once"), Null(beta**2, "β², q and k are scaled")
     theirs, ours = (growth(repetitions, depths, scheme=scheme) for scheme in schemes)
     moved = theirs[:, 1] / ours[:, 1]
     parts = [
         *means(map(sample, repetitions)),
-        Part.mean("‖ΔF‖ after one SGD step", 1.0, moved, tolerance=0.01),
-        flat_part("its own ‖ΔF‖ at N = 36 over that at N = 6", theirs, stated=False),
+        Part.mean("‖ΔF‖ after one SGD step", 1.0, moved, tolerance=0.01, null=once),
+        flat_part("its own ‖ΔF‖ at N = 36 over that at N = 6", theirs, depths, stated=False),
         beside(
-            "loss after 25 steps of AdamW, N = 6", 1.0, trained(schemes[0]) / trained(schemes[1])
+            "loss after 25 steps of AdamW, N = 6", 1.0, trained(schemes[0]) / trained(schemes[1]),
+            null=Null(1.05, "one part in twenty higher"),
         ),
-    ]
-    beta = (8 * depths[-1]) ** -0.25
+    ]  # fmt: skip
     return Finding(
         parts,
         f"d = 32, {len(moved)} seeds, β = {beta:.3g}.  Logits carry β², as q and k are scaled "
@@ -275,13 +301,18 @@ def width_not_depth(seed: int) -> Finding:
 
     contribution = "Pre-LN: exponent of ‖x_{l+1} − x_l‖/‖x_{l+1}‖ in l"
     shares = "share of layer l's branch that changes when it is shown the input of layer l − 1"
+    alike, falling = Null(0.0, "the same in every layer"), Null(-0.5, "as in Pre-LN")
+    another, of_post = Null(1.0, "an unrelated branch"), "Post-LN: exponent of the"
     parts = [
-        Part.mean(contribution, -0.5, exponent(pre["contribution"]), tolerance=0.1),
-        at_most("Pre-LN: exponent of the angle in l", 0.0, exponent(pre["angle"])),
-        at_most(f"Pre-LN: exponent of the {shares}", 0.0, exponent(pre["change"])),
-        *(beside(f"Pre-LN: the same, l = {at}", 0.0, pre["change"][:, at - 1]) for at in (4, 64)),
-        beside("Post-LN: exponent of the contribution", 0.0, exponent(post["contribution"])),
-        beside("Post-LN: exponent of the angle", 0.0, exponent(post["angle"])),
+        Part.mean(contribution, -0.5, exponent(pre["contribution"]), tolerance=0.1, null=alike),
+        at_most("Pre-LN: exponent of the angle in l", 0.0, exponent(pre["angle"]), null=alike),
+        at_most(f"Pre-LN: exponent of the {shares}", 0.0, exponent(pre["change"]), null=alike),
+        *(
+            beside(f"Pre-LN: the same, l = {at}", 0.0, pre["change"][:, at - 1], null=another)
+            for at in (4, 64)
+        ),
+        beside(f"{of_post} contribution", 0.0, exponent(post["contribution"]), null=falling),
+        beside(f"{of_post} angle", 0.0, exponent(post["angle"]), null=falling),
     ]
     drawn = {f"Pre-LN, {name}": values for name, values in pre.items()}
     drawn["Post-LN, contribution"] = post["contribution"]
@@ -328,25 +359,29 @@ def comparable_words(seed: int) -> Finding:
             order, stated = (up == still_up).double().mean(), kind == "layer"
             parts += [
                 Part.mean(f"{word}: slope of log ‖y‖ against log ‖x‖", 1.0, length,
-                          tolerance=0.1, stated=stated),
+                          tolerance=0.1, stated=stated, null=Null(0.0, "one length for all words")),
                 Part.mean(f"{word}: share of pairs of words in the same order, by channel", 1.0,
-                          order, tolerance=0.01, stated=stated),
+                          order, tolerance=0.01, stated=stated, null=Null(0.5, "by chance")),
                 Part.mean(f"{word}: slope of the cosines of words", 1.0, angle, tolerance=0.05,
-                          stated=stated),
+                          stated=stated, null=Null(0.0, "unrelated angles")),
             ]  # fmt: skip
         return parts
 
     parts = means(sample() for _ in range(draws))
     # mean, difference, square, its mean, quotient, gain, bias; square, its mean, quotient, gain
-    parts.append(Part("operations a number, RMSNorm over LN", 1.0, 4 / 7, 0.0, relation="<="))
+    less = Null(1.0, "nothing less")
+    quantity = "operations a number, RMSNorm over LN"
+    parts.append(Part(quantity, 1.0, 4 / 7, 0.0, relation="<=", null=less))
     x, gain, bias = torch.randn(256, 256, generator=rng), torch.ones(256), torch.zeros(256)
     listed, built_in = partial(listed_rms_norm, x, gain), partial(torch.rms_norm, x, (256,), gain)
     built_in_words = "time, torch.rms_norm over torch.layer_norm: above the share of operations"
     for words, norm in (("", listed_layer_norm), (", σ as a root", layer_norm_by_root)):
         times = time_ratios(listed, partial(norm, x, gain, bias), repeats(12))
-        parts.append(at_most(f"time, RMSNorm over LN, the listings{words}", 1.0, times))
+        quantity = f"time, RMSNorm over LN, the listings{words}"
+        parts.append(at_most(quantity, 1.0, times, null=less))
     times = time_ratios(built_in, partial(torch.layer_norm, x, (256,), gain, bias), repeats(12))
-    parts.append(at_least(built_in_words, 4 / 7, times, stated=False))
+    share = Null(4 / 7, "as the operations")
+    parts.append(at_least(built_in_words, 4 / 7, times, stated=False, null=share))
     return Finding(
         parts,
         f"{draws} draws of x {shape}; times on a CPU, in fp32.  LN works on each word alone and "

@@ -1,18 +1,30 @@
 """Claims about attention: its products, merged attention, and BERT's head."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from deepstack.model import generate
 from deepstack.model.cross_attention import MergedAttention
 from deepstack.model.sublayers import Attention
 from deepstack.model.transformer import BertHead
-from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
+from deepstack.theory.claim import (
+    Curves,
+    Finding,
+    Line,
+    Null,
+    Part,
+    at_least,
+    at_most,
+    beside,
+    claim,
+)
 from deepstack.theory.claim_stack import Trial, small_stack
 from deepstack.theory.draws import F64, normals, power, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
@@ -32,16 +44,19 @@ def dot_product(seed: int) -> Finding:
 
     def sample(d: int) -> list[Part]:
         products = (normals(rng, 1500, d) * normals(rng, 1500, d)).sum(-1)
-        parts = [Part.mean(f"E[(q·k)²]/d_head, d_head = {d}", 1.0, power(products) / d)]
+        quantity, one = f"E[(q·k)²]/d_head, d_head = {d}", Null(1 / d, "does not grow with d_head")
+        parts = [Part.mean(quantity, 1.0, power(products) / d, null=one)]
         if d == 64:
             beyond = (products.abs() > 3 * math.sqrt(d)).double().mean()
             quantity = "share beyond 3√d_head, d_head = 64: at least that of a normal"
-            parts.append(at_least(quantity, 0.0027, beyond, stated=False))
+            normal = Null(0.0027, "as a normal's")
+            parts.append(at_least(quantity, 0.0027, beyond, stated=False, null=normal))
         return parts
 
     parts = means(sample(d) for d in (4, 16, 64) for _ in range(draws))
     stacks = [first_logits(draw_seed) for draw_seed in seeds(seed, 24)]
-    parts.append(beside("E[(q·k)²]/d_head, layer 1 of a stack", 1.0, stacks))
+    one = Null(1 / 8, "does not grow with d_head")
+    parts.append(beside("E[(q·k)²]/d_head, layer 1 of a stack", 1.0, stacks, null=one))
     return Finding(
         parts, f"{draws} draws of 1500 pairs; {len(stacks)} seeds of a stack, d = 32, 4 heads."
     )
@@ -97,17 +112,20 @@ def saturation(seed: int) -> Finding:
     falls = exponents((narrow, wide), pairs)
     flat = exponents(sizes[2:], drawn["with, logits"][:, 2:])
     over = {n: drawn[f"without, {n}"] / drawn[f"with, {n}"] for n in ("logits", "q", "median")}
-    top_weight = drawn["without, largest"][:, -1]
+    top_weight, same = drawn["without, largest"][:, -1], Null(1.0, "as with the scale")
+    scaled = Null(drawn["with, largest"][:, -1].mean().item(), "as with the scale")
     parts = [
-        at_least("largest weight without, d_head = 512", 0.9, top_weight),
+        at_least("largest weight without, d_head = 512", 0.9, top_weight, null=scaled),
         Part.mean(f"exponent of ‖∂s/∂logits‖ without, d_head {narrow} to {wide}", -0.5, falls,
-                  tolerance=0.2),
-        Part.mean("the same with the scale, d_head 64 to 512", 0.0, flat),
-        at_most("‖∂s/∂logits‖ without over with, d_head = 64", 1.0, over["logits"][:, 2]),
-        at_most("‖∂s/∂q‖ without over with, d_head = 64", 1.0, over["q"][:, 2]),
-        at_most("the same, d_head = 512", 1.0, over["q"][:, 4]),
+                  tolerance=0.2, null=Null(0.0, "does not vanish")),
+        Part.mean("the same with the scale, d_head 64 to 512", 0.0, flat,
+                  null=Null(-0.5, "as without")),
+        at_most("‖∂s/∂logits‖ without over with, d_head = 64", 1.0, over["logits"][:, 2],
+                null=same),
+        at_most("‖∂s/∂q‖ without over with, d_head = 64", 1.0, over["q"][:, 2], null=same),
+        at_most("the same, d_head = 512", 1.0, over["q"][:, 4], null=same),
         at_most("median of ‖∂s/∂logits‖ without over with, d_head = 512", 1.0,
-                over["median"][:, 4], stated=False),
+                over["median"][:, 4], stated=False, null=same),
     ]  # fmt: skip
     labels = {"logits": "by logits", "q": "by q", "median": "by logits, median"}
     lines = [
@@ -140,10 +158,11 @@ KINDS = "separate", "merged"  # attentions of a decoder
 @claim("C31", DEPTH_SCALED)
 def merged_attention(seed: int) -> Finding:
     """MATT(S) = SAAN(S) + ATT(S, H), one output map: self-attention's place is taken by a
-    cumulative mean of values; it trains like both sublayers apart and decodes faster.
+    cumulative mean of values, which makes decoding more efficient.
 
-    deepstack's module against the formula; short runs and greedy decoding of the same
-    encoder-decoder with either.
+    deepstack's module against the formula; operations of greedy decoding by the same
+    encoder-decoder with either.  Beside it times, which depend on the machine, and short runs: the
+    document does not say how fast it trains.
     """
 
     def sample(draw_seed: int) -> dict[str, Tensor | float]:
@@ -160,20 +179,27 @@ def merged_attention(seed: int) -> Finding:
 
     drawn = gather(map(sample, seeds(seed, 48)))
     share, apart = drawn["merged"] / drawn["separate"], drawn["merged"] - drawn["separate"]
-    lengths = (8, 24, 64)
+    lengths, same = (8, 24, 64), Null(1.0, "as fast")
     speeds = torch.tensor([decoding_speeds(seed, length) for length in lengths])
     parts = [
         Part.mean("1 − distance of deepstack's module from the formula", 1.0, drawn["near"],
-                  tolerance=FP32),
-        Part.mean("nats below the unigram, merged over separate, steps 11 to 20", 1.0, share[:, 1],
-                  tolerance=0.05),
-        Part.mean("the same, steps 41 to 50", 1.0, share[:, 4], tolerance=0.05),
-        at_least("the same in nats, merged less separate, steps 21 to 30", 0.0, apart[:, 2],
-                 stated=False),
+                  tolerance=FP32, null=Null(0.0, "as far as 0 is")),
     ]  # fmt: skip
+    for length in lengths:
+        quantity = f"FLOPs of products with weights, separate over merged, {length} positions"
+        ratio = decoding_flops(seed, length)
+        parts.append(Part(quantity, 1.0, ratio, 0.0, ">=", null=Null(1.0, "as many")))
     for length, ratios in zip(lengths, speeds, strict=True):
         quantity = f"time a position, separate over merged, {length} positions"
-        parts.append(at_least(quantity, 1.0, ratios))
+        parts.append(at_least(quantity, 1.0, ratios, stated=False, null=same))
+    nothing: dict[str, Any] = {"tolerance": 0.05, "null": Null(0.0, "merged learns nothing")}
+    parts += [
+        beside("nats below the unigram, merged over separate, steps 11 to 20", 1.0, share[:, 1],
+               **nothing),
+        beside("the same, steps 41 to 50", 1.0, share[:, 4], **nothing),
+        at_least("the same in nats, merged less separate, steps 21 to 30", 0.0, apart[:, 2],
+                 stated=False, null=Null(0.0, "no difference")),
+    ]  # fmt: skip
     note = (
         f"Task markov, 1 + 1 layers, d = 32, {len(share)} seeds, lr 0.003.  Merged attention "
         "learns more slowly at first and is nearly level after 50 steps.  Decoding with 4 decoder "
@@ -190,13 +216,29 @@ def unigram_losses(stack: Trial, steps: int) -> Tensor:
     return torch.tensor([stack.task.unigram_loss(batch) for batch in batches]).double()
 
 
-def decoding_speeds(seed: int, length: int) -> list[float]:
-    """Return times of decoding with self- and cross-attention over those of merged attention."""
+def decoders(seed: int, length: int) -> list[Callable[[], Tensor]]:
+    """Return functions that decode with self- and cross-attention, and with merged attention."""
     sizes = {"decoder_depth": 4, "seq_len": length}
     stacks = [small_stack(seed, decoder_attention=kind, **TRANSLATOR, **sizes) for kind in KINDS]
     begin, source = torch.zeros(4, 1, dtype=torch.long), stacks[0].batch(1)[0][:4, :8]
-    apart, merged = (partial(generate, s.model, begin, length, source=source) for s in stacks)
-    return time_ratios(apart, merged, repeats(12) + 1, rounds=1)[1:]  # the first one warms up
+    return [partial(generate, s.model, begin, length, source=source) for s in stacks]
+
+
+def decoding_flops(seed: int, length: int) -> float:
+    """Return the FLOPs of products with weights, separate attentions over merged ones."""
+    counts = []
+    for decode in decoders(seed, length):
+        with FlopCounterMode(display=False) as counter:
+            decode()
+        counts.append(counter.get_flop_counts()["Global"][torch.ops.aten.addmm])
+    return counts[0] / counts[1]
+
+
+def decoding_speeds(seed: int, length: int) -> list[float]:
+    """Return times of decoding, separate attentions over merged ones."""
+    rounds = max(1, 24 // length)  # decoding a few positions is soon disturbed
+    apart, merged = decoders(seed, length)
+    return time_ratios(apart, merged, repeats(12) + 1, rounds)[1:]  # the first one warms up
 
 
 def merged_formula(G: MergedAttention, S: Tensor, H: Tensor) -> Tensor:
@@ -226,7 +268,7 @@ def masked_token_head(seed: int) -> Finding:
     Compares deepstack's head `bert`, with all parameters moved off their start, to the formula with
     GELU.  Counts its parameters, and measures how a changed row of E moves the logits.
     """
-    d = 32
+    d, apart = 32, Null(0.0, "as far as 0 is")
 
     @torch.no_grad()
     def sample(draw_seed: int) -> list[Part]:
@@ -245,10 +287,12 @@ def masked_token_head(seed: int) -> Finding:
         tied = agreement((head(hidden, model.embedding) - before)[..., 7], z @ change)
         numbers, moved = stack.built.banks.count()["head"] - vocab, "logits moved by a row of E"
         return [
-            Part.mean("1 − distance from the formula", 1.0, near, tolerance=FP32),
-            Part.mean("numbers of its own beside b: d² + 3d", d**2 + 3 * d, numbers),
-            Part.mean(f"{moved}, 1 − distance from z·ΔE", 1.0, tied, tolerance=FP32),
-        ]
+            Part.mean("1 − distance from the formula", 1.0, near, tolerance=FP32, null=apart),
+            Part.mean("numbers of its own beside b: d² + 3d", d**2 + 3 * d, numbers,
+                      null=Null(0.0, "the tied head's")),
+            Part.mean(f"{moved}, 1 − distance from z·ΔE", 1.0, tied, tolerance=FP32,
+                      null=Null(0.0, "not tied: they do not move")),
+        ]  # fmt: skip
 
     parts = means(map(sample, seeds(seed, 8)))
     note = f"d = {d}, {parts[0].draws} seeds. Why BERT has it, the document guesses."

@@ -34,6 +34,13 @@ class Source(NamedTuple):
     papers: str = ""
 
 
+class Null(NamedTuple):
+    """A null result: the number that would be measured if the claim said nothing, and when."""
+
+    value: float
+    meaning: str
+
+
 @dataclass(frozen=True)
 class Part:
     """One number that a claim predicts, and its measured value.
@@ -44,6 +51,10 @@ class Part:
     tolerance: the relative difference that the claim allows ('about', 'for large d'), 0 for an
     equality; an absolute difference if the prediction is 0.
     stated: False for a number that the claim does not state, which the verdict ignores.
+    null: what a null result would give, a value that the claim does not allow.  An inequality may
+    have its own bound there.
+
+    Raises PluginError for a null result that satisfies the claim: such a part cannot fail.
     """
 
     what: str
@@ -54,6 +65,17 @@ class Part:
     tolerance: float = 0.0
     stated: bool = True
     draws: int = 0
+    null: Null = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        excess = self._excess(self.null.value)
+        if not math.isfinite(excess) or excess < 0 or (excess == 0 and self.relation == "="):
+            raise PluginError(
+                f"the part {self.what!r}: its null result {self.null.value:.4g} "
+                f"({self.null.meaning}) satisfies {self.relation} {self.predicted:.4g} within "
+                f"{self.tolerance:.3g}, so that it cannot fail; give a null result beyond that, or "
+                "a smaller tolerance"
+            )
 
     @classmethod
     def mean(cls, what: str, predicted: float, draws: Draws, **more: Any) -> Part:
@@ -71,8 +93,9 @@ class Part:
     def decision(self) -> Decision:
         """The decision that the 99.73 % interval of the measured number allows.
 
-        disagrees: the whole interval violates the claim.  undecided: the estimate violates the
-        claim but its interval does not, or the interval is too wide to confirm an equality.
+        disagrees: the whole interval violates the claim.  agrees: the whole interval lies on one
+        side of a bound; or it is narrow enough for an equality, the estimate satisfies it, and the
+        null result lies outside.  Otherwise undecided.
         """
         return self._judgement[0]
 
@@ -89,6 +112,12 @@ class Part:
         """
         return self._judgement[1]
 
+    def _excess(self, value: float) -> float:
+        """Return by how much a number violates the claim; negative if it satisfies it."""
+        above = value - self.predicted
+        beyond = {"=": abs(above), "<=": above, ">=": -above}[self.relation]
+        return beyond - self.tolerance * (abs(self.predicted) or 1.0)
+
     @property
     def _judgement(self) -> tuple[Decision, int | None]:
         interval = standard_errors(self.draws) * self.uncertainty  # half its width
@@ -96,18 +125,27 @@ class Part:
             return "disagrees", None
         if not math.isfinite(interval):
             return "undecided", None
-        scale, above = abs(self.predicted) or 1.0, self.measured - self.predicted
-        beyond = {"=": abs(above), "<=": above, ">=": -above}[self.relation]
-        excess = beyond - self.tolerance * scale  # negative if the estimate satisfies the claim
+        excess = self._excess(self.measured)
         if excess > interval:
             return "disagrees", None
-        equality, exact = self.relation == "=", self.relation == "=" and not self.tolerance
-        resolution = (self.tolerance or RESOLUTION) * scale  # of an equality
-        if (exact or excess <= 0) and not (equality and interval > resolution):
+        if self.relation != "=":
+            if excess < -interval:
+                return "agrees", None
+            return "undecided", self._draws_for(interval, abs(excess))
+        exact = not self.tolerance
+        resolution = (self.tolerance or RESOLUTION) * (abs(self.predicted) or 1.0)
+        apart = abs(self.measured - self.null.value)
+        if (exact or excess <= 0) and interval <= resolution and interval < apart:
             return "agrees", None
         limit = excess if excess > 0 else resolution  # the interval must shrink to it
         limit = max(limit, resolution) if exact else limit
-        return "undecided", math.ceil(self.draws * (interval / limit) ** 2) or None
+        return "undecided", self._draws_for(interval, min(limit, apart))
+
+    def _draws_for(self, interval: float, limit: float) -> int | None:
+        """Return the draws that shrink the interval to the limit; None if unknown."""
+        if not limit:
+            return None
+        return math.ceil(self.draws * (interval / limit) ** 2) or None
 
 
 # `Part.mean` of a number that the claim does not state (beside), bounds from above (at_most) or

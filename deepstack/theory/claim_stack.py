@@ -1,5 +1,6 @@
 """Small stacks without a run folder, on which claims are measured."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from deepstack.fast import make_step
 from deepstack.model import build_model
 from deepstack.parameters import Bank
 from deepstack.tasks import task_of
-from deepstack.theory.claim import Part
+from deepstack.theory.claim import Null, Part
 from deepstack.theory.statistics import per_seed
 from deepstack.training import make_optimizer, mean_loss, to_device
 from deepstack.training.penalty import SpectralPenalty
@@ -118,10 +119,11 @@ def small_stack(seed: int, **changes: Any) -> Trial:
     return Trial(seed, **{**POST_LN, **changes})
 
 
-def flat_part(quantity: str, updates: Tensor, stated: bool = True) -> Part:
+def flat_part(quantity: str, updates: Tensor, depths: Sequence[int], stated: bool = True) -> Part:
     """Return the part that ‖ΔF‖, (seeds, depths), is as large at the last depth as at the first."""
     ratios = updates[:, -1] / updates[:, 0]
-    return Part.mean(quantity, 1.0, ratios, tolerance=FLAT, stated=stated)
+    null = Null(math.sqrt(depths[-1] / depths[0]), "grows as √N")
+    return Part.mean(quantity, 1.0, ratios, null=null, tolerance=FLAT, stated=stated)
 
 
 def growth(

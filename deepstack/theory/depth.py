@@ -2,6 +2,7 @@
 
 import math
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,7 +15,17 @@ from deepstack.diagnostics.bound import bound, terms
 from deepstack.diagnostics.layers import grad_norm_predicted
 from deepstack.parameters import layer_norms
 from deepstack.schemes import SCHEMES, StackPosition, StackScheme
-from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
+from deepstack.theory.claim import (
+    Curves,
+    Finding,
+    Line,
+    Null,
+    Part,
+    at_least,
+    at_most,
+    beside,
+    claim,
+)
 from deepstack.theory.claim_stack import Trial, descend, flat_part, growth
 from deepstack.theory.draws import F64, random, seeds
 from deepstack.theory.sources import LAYER_CAKE
@@ -32,39 +43,51 @@ GROUPS = {
 def feed_forward_gradients(seed: int, **changes: Any) -> dict[str, Tensor]:
     """Return ‖∂F/∂θ‖ of each layer's feed-forward over the last one's, measured and claimed.
 
-    The gradient of <F, R>, R of independent N(0, 1), has the mean square ‖∂F/∂θ‖_F².
+    The gradient of <F, R>, R of independent N(0, 1), has the mean square ‖∂F/∂θ‖_F²: here of
+    four R.  largest: the largest ratio of a layer below the last one.
     """
-    trial = Trial(seed, **changes)
+    trial, rng, squares = Trial(seed, **changes), torch.Generator().manual_seed(seed), []
     F = trial.model.hidden(trial.probe)
-    R = torch.randn(F.shape, generator=torch.Generator().manual_seed(seed))
-    (F * R).sum().backward()
-    measured = layer_norms([bank.gradients() for bank in trial.banks_of("w1", "w2")])
+    for _ in range(4):
+        trial.built.banks.zero_gradients()
+        (F * torch.randn(F.shape, generator=rng)).sum().backward(retain_graph=True)
+        gradients = [bank.gradients() for bank in trial.banks_of("w1", "w2")]
+        squares.append(layer_norms(gradients).square())
+    norms = torch.stack(squares).mean(dim=0).sqrt()
+    measured = norms / norms[-1]
     (snapshot,) = trial.snapshots()
     claimed = grad_norm_predicted(snapshot) / snapshot.matrix_grad_norm[-1]
-    return {"measured": measured / measured[-1], "claimed": claimed}
+    return {"measured": measured, "claimed": claimed, "largest": measured[:-1].max()}
 
 
 @claim("C9", LAYER_CAKE)
 def gradient_by_layer(seed: int) -> Finding:
-    """‖∂F/∂θ_i‖ falls with K = 2N − i as ((α² − v²w²)/(α² + v²w²))^{K/2}.
+    """‖∂F/∂θ_i‖ falls with K = 2N − i as ((α² − v²w²)/(α² + v²w²))^{K/2}, so that
+    ‖∂F/∂θ_i‖ ≤ ‖∂F/∂θ_2N‖ for every i.
 
-    The feed-forward of layer 1 over that of layer N at the start; α, v, w of each sublayer.
+    The feed-forward of layer 1 over that of layer N at the start; α, v, w of each sublayer.  Then
+    the layer i < N in which the ratio is largest, for schemes with α > 1 and v, w < 1.
     """
-    repetitions = seeds(seed, 16)
     small = {"init_distribution": "normal", "init_std": 0.1}
-    parts, lines = [], []
-    for label, scheme, depth, start in (
-        ("Post-LN, Xavier", "post_ln", 16, {}),
-        ("Post-LN, N(0, 0.1²)", "post_ln", 16, small),
-        ("DeepNorm (tight)", "deepnorm_tight", 16, {}),
-        ("DeepNorm, N = 48", "deepnorm", 48, {}),
+    level = Null(1.0, "no decay")
+    parts, bounds, lines = [], [], []
+    for label, scheme, depth, start, within, count in (
+        ("Post-LN, Xavier", "post_ln", 16, {}, 0.05, 16),
+        ("Post-LN, N(0, 0.1²)", "post_ln", 16, small, 0.05, 16),
+        ("DeepNorm (tight)", "deepnorm_tight", 16, {}, 0.05, 16),
+        ("DeepNorm, N = 6", "deepnorm", 6, {}, 0.01, 40),
     ):
         drawn = gather(
-            feed_forward_gradients(s, scheme=scheme, depth=depth, **start) for s in repetitions
+            feed_forward_gradients(s, scheme=scheme, depth=depth, **start)
+            for s in seeds(seed, count)
         )
         measured, claimed = drawn["measured"], drawn["claimed"].mean(dim=0).tolist()
         quantity = f"‖∂F/∂θ‖ of layer 1 over layer N, {label}"
-        parts.append(Part.mean(quantity, claimed[0], measured[:, 0], tolerance=0.05))
+        first = measured[:, 0]
+        parts.append(Part.mean(quantity, claimed[0], first, tolerance=within, null=level))
+        if scheme != "post_ln":
+            quantity = f"largest ‖∂F/∂θ_i‖ of i < N over that of layer N, {label}"
+            bounds.append(at_most(quantity, 1.0, drawn["largest"], null=level))
         if depth == 16:
             layers = list(range(1, depth + 1))
             lines.append(Line.mean(f"{label}, measured", layers, measured))
@@ -75,13 +98,17 @@ def gradient_by_layer(seed: int) -> Finding:
     factors = ((1 + share * sign) / math.sqrt(1 + share**2)).log().sum(dim=1)
     typical = K / 2 * math.log((1 - share**2) / (1 + share**2))
     scalar = "the scalar model, v w/α = 0.1, K = 32: mean log of the product"
-    parts.append(beside(scalar, typical, factors))
-    parts.append(beside("the same: mean square of the product", 1.0, (2 * factors).exp()))
+    square = Null(math.exp(2 * typical), "the typical product, squared")
+    also = [
+        beside(scalar, typical, factors, null=Null(0.0, "no decay")),
+        beside("the same: mean square of the product", 1.0, (2 * factors).exp(), null=square),
+    ]
     return Finding(
-        parts,
-        f"d = 32, {len(repetitions)} seeds.  The formula is the typical product of random "
-        "signs, of which a vector has one for each direction: the measurement is their root mean "
-        "square, which is near 1 a sublayer.  It agrees, to 5%, only where it says nearly 1.",
+        [*parts, *bounds, *also],
+        "d = 32, 16 seeds, 40 of N = 6.  The formula is the typical product of random signs, of "
+        "which a vector has one for each direction: the measurement is their root mean square, "
+        "which is near 1 a sublayer.  So no layer's gradient decays, and in most stacks some layer "
+        "has a larger one than the last.",
         Curves("layer l", "‖∂F/∂θ_l‖ over that of layer N", lines),
     )
 
@@ -99,13 +126,15 @@ def one_step(seed: int) -> Finding:
     }
     halves = growth(repetitions, depths[-1:], step=0.5e-4, scheme="deepnorm")[:, 0]
     full_step = updates["matrices"][:, -1]
-    parts = [Part.mean("‖ΔF‖(η)/‖ΔF‖(η/2), N = 54", 2.0, 2 * full_step / halves, tolerance=0.02)]
+    ratio, null = 2 * full_step / halves, Null(4.0, "O(η²)")
+    parts = [Part.mean("‖ΔF‖(η)/‖ΔF‖(η/2), N = 54", 2.0, ratio, tolerance=0.02, null=null)]
     for group, moved in updates.items():
         quantity = f"{group}: ‖ΔF‖ at N = 54 over N = 6"
-        parts.append(flat_part(quantity, moved, stated=group == "matrices"))
+        parts.append(flat_part(quantity, moved, depths, stated=group == "matrices"))
     updates["Post-LN: matrices"] = moved = growth(repetitions, depths, step=1e-6, scheme="post_ln")
     growing = (moved[:, -1] / moved[:, 0]).log()  # spread over an order of magnitude
-    parts.append(beside("Post-LN's matrices: ln of the same", 0.0, growing))
+    root = Null(0.5 * math.log(depths[-1] / depths[0]), "grows as √N")
+    parts.append(beside("Post-LN's matrices: ln of the same", 0.0, growing, null=root))
     lines = [Line.mean(group, depths, moved) for group, moved in updates.items()]
     return Finding(
         parts,
@@ -134,7 +163,7 @@ def sizes_do_not_matter(seed: int) -> Finding:
     parts, lines = [], []
     for label, shape in shapes.items():
         moved = growth(repetitions, depths, scheme="deepnorm", **shape)
-        parts.append(flat_part(f"{label}: ‖ΔF‖ at N = 36 over N = 6", moved))
+        parts.append(flat_part(f"{label}: ‖ΔF‖ at N = 36 over N = 6", moved, depths))
         lines.append(Line.mean(label, depths, moved))
     return Finding(
         parts,
@@ -190,11 +219,14 @@ def theorem_4_2(seed: int) -> Finding:
 
     sgd = {SCHEMES[name].label: ratios(name, "sgd") for name in OF_THE_THEOREM}
     adam = {SCHEMES[name].label: ratios(name, "adam") for name in ("post_ln", "deepnorm")}
-    parts = [at_least(f"{label}: Σ/‖ΔF‖, Δθ random", 1.0, r[:, 0]) for label, r in sgd.items()]
+    null = Null(1.0, "no larger than ‖ΔF‖")
+    parts = [
+        at_least(f"{label}: Σ/‖ΔF‖, Δθ random", 1.0, r[:, 0], null=null) for label, r in sgd.items()
+    ]
     for optimizer, by_label in (("SGD", sgd), ("Adam", adam)):
         for label, values in by_label.items():
             quantity, least = f"{label}: least Σ/‖ΔF‖ of {optimizer}", values[:, 1:].amin(dim=1)
-            parts.append(at_least(quantity, 1.0, least, stated=optimizer == "SGD"))
+            parts.append(at_least(quantity, 1.0, least, stated=optimizer == "SGD", null=null))
     lines = [Line.mean(label, range(1, steps + 1), r[:, 1:]) for label, r in sgd.items()]
     lines.append(Line("the bound", [1, steps], [1.0, 1.0], False))
     return Finding(
@@ -237,9 +269,13 @@ def condition(seed: int) -> Finding:
         alpha = [x / (a * N) ** 0.25 for N, (x, _) in pairs.items()]
         beta = [x * (b * N) ** 0.25 for N, (_, x) in pairs.items()]
         stated = share == 2 or link == 1
+        ones = [
+            Null(fmean((c * N) ** p for N in depths), "1 at every N")
+            for c, p in ((a, -0.25), (b, 0.25))
+        ]
         parts += [
-            Part.mean(f"{label}: α/({a:g}N)^¼", 1.0, alpha, **exact, stated=stated),
-            Part.mean(f"{label}: β/({b:g}N)^−¼", 1.0, beta, **exact, stated=stated),
+            Part.mean(f"{label}: α/({a:g}N)^¼", 1.0, alpha, **exact, stated=stated, null=ones[0]),
+            Part.mean(f"{label}: β/({b:g}N)^−¼", 1.0, beta, **exact, stated=stated, null=ones[1]),
         ]
     powers = [{"power": p} for p in (0.0, 0.1, 0.25, 0.5)]
     for label, share, name, options in (
@@ -252,7 +288,8 @@ def condition(seed: int) -> Finding:
             scheme = StackScheme(name, chosen, StackPosition(encoder_depth=N))
             assert scheme.alpha is not None and scheme.beta is not None
             values.append(2 * N * share * scheme.beta**2 / scheme.alpha**2)
-        parts.append(Part.mean(label, 1.0, values, **exact))
+        post_ln = Null(fmean(2 * N * share for N in depths), "α = β = 1")
+        parts.append(Part.mean(label, 1.0, values, **exact, null=post_ln))
 
     def gains(draw_seed: int) -> dict[str, Tensor]:
         (snapshot,) = Trial(draw_seed, depth=6).snapshots()
@@ -261,14 +298,15 @@ def condition(seed: int) -> Finding:
         return dict(zip(snapshot.sublayers, sums.mean(dim=0), strict=True))
 
     drawn, ours = gather(map(gains, repetitions)), "2N (v² + w²)/α² of initial weights"
-    parts.append(Part.mean(f"{ours}, attention", 1.0, drawn["attention"]))
-    parts.append(beside(f"{ours}, feed-forward", 0.9, drawn["feed_forward"]))
+    post_ln, whole = Null(24.0, "α = β = 1"), Null(1.0, "as attention's")
+    parts.append(Part.mean(f"{ours}, attention", 1.0, drawn["attention"], null=post_ln))
+    parts.append(beside(f"{ours}, feed-forward", 0.9, drawn["feed_forward"], null=whole))
     for label, name, chosen in (
         ("DeepNorm (tight)", "deepnorm_tight", {}),
         ("DeepNorm (power), p = 0.4", "deepnorm_power", {"power": 0.4}),
     ):
-        moved = growth(repetitions, (6, 36), scheme=name, scheme_options=chosen)
-        parts.append(flat_part(f"{label}: ‖ΔF‖ at N = 36 over N = 6", moved, stated=False))
+        moved = growth(repetitions, ends := (6, 36), scheme=name, scheme_options=chosen)
+        parts.append(flat_part(f"{label}: ‖ΔF‖ at N = 36 over N = 6", moved, ends, stated=False))
     return Finding(
         parts,
         f"Algebra at N = 1, 6, 100, 1000, and {len(repetitions)} initial stacks of depth 6.  "
@@ -301,11 +339,11 @@ def tokens(seed: int) -> Finding:
 
     drawn = gather(map(sample, repetitions))
     ratio = (drawn["‖ΔF‖_F"] / drawn["Σ_p‖Δx_p‖"]).amax(dim=1)
-    parts = [at_most("largest ‖ΔF‖_F/Σ_p‖Δx_p‖", 1.0, ratio)]
-    lines = []
+    parts = [at_most("largest ‖ΔF‖_F/Σ_p‖Δx_p‖", 1.0, ratio, null=Null(1.0, "as large"))]
+    lines, flat = [], Null(0.0, "the same for every n")
     for power, (name, values) in zip((0.5, 1.0), drawn.items(), strict=True):
         slope = exponents(sizes, values)
-        parts.append(beside(f"exponent of {name} in n", power, slope, tolerance=0.1))
+        parts.append(beside(f"exponent of {name} in n", power, slope, tolerance=0.1, null=flat))
         lines.append(Line.mean(name, sizes, values))
     return Finding(
         parts,

@@ -12,7 +12,17 @@ from torch import Tensor
 from deepstack.diagnostics import Snapshot
 from deepstack.diagnostics.sublayers import beta_ln, beta_rc
 from deepstack.parameters import layer_norms
-from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
+from deepstack.theory.claim import (
+    Curves,
+    Finding,
+    Line,
+    Null,
+    Part,
+    at_least,
+    at_most,
+    beside,
+    claim,
+)
 from deepstack.theory.claim_stack import Trial, flat_part, small_stack
 from deepstack.theory.draws import F64, normals, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, LAYER_CAKE, READING_NOTES
@@ -67,27 +77,28 @@ def error_signals(seed: int) -> Finding:
         }
 
     drawn = gather(map(sample, repetitions))
-    parts = []
+    parts, same = [], Null(1.0, "δ keeps its length")
     for symbol, limit, least, most in (
         ("β_LN", at_most, 0.82, 0.86),
         ("β_RC", at_least, 1.1, 1.22),
     ):
         kinds, middle = [f"{symbol}, {word}" for word in WORDS.values()], (least + most) / 2
-        parts += [limit(kind, 1.0, drawn[kind]) for kind in kinds]
-        within: dict[str, Any] = {"tolerance": most / middle - 1}
+        parts += [limit(kind, 1.0, drawn[kind], null=same) for kind in kinds]
+        within: dict[str, Any] = {"tolerance": most / middle - 1, "null": same}
         parts += [Part.mean(f"{k}, {least} to {most}", middle, drawn[k], **within) for k in kinds]
     for moment in ("", f", step {steps}"):
         for word in WORDS.values():
             limit, quantity = at_most if word == "feed-forward" else at_least, f"β, {word}{moment}"
-            parts.append(limit(quantity, 1.0, drawn[quantity], stated=not moment))
+            parts.append(limit(quantity, 1.0, drawn[quantity], stated=not moment, null=same))
     rng = random(seed)
     near = gather(jacobian_agreement(rng) for _ in range(32))
+    zero = Null(0.0, "as far as 0 is")
     parts += [
         Part.mean("δ_r by autograd, 1 − its distance from the formula", 1.0, near["document"],
-                  tolerance=1e-9),
-        beside("the same, I − (11ᵀ + r̄r̄ᵀ)/d", 1.0, near["right"], tolerance=1e-9),
+                  tolerance=1e-9, null=zero),
+        beside("the same, I − (11ᵀ + r̄r̄ᵀ)/d", 1.0, near["right"], tolerance=1e-9, null=zero),
         Part.mean("ln(‖δ‖ first/last)/Σ ln β, −1 where large β vanish", -1.0, drawn["explosion"],
-                  tolerance=1e-3),
+                  tolerance=1e-3, null=Null(0.0, "β says nothing of it")),
     ]  # fmt: skip
     at = range(1, 2 * depth + 1)
     lines = [Line.mean(word, at, drawn[word]) for word in ("β of LN", "β of the sum", "both")]
@@ -117,15 +128,17 @@ def jacobian_agreement(rng: torch.Generator, d: int = 64) -> dict[str, float]:
 
 @claim("C35", READING_NOTES)
 def no_warmup(seed: int) -> Finding:
-    """Post-LN without warm-up: gradients of lower layers vanish, Adam's updates of them are as
-    large as of upper ones and mostly noise; the last LN's gain grows when logits are small.
+    """Post-LN without warm-up: gradients of lower layers vanish, upper layers learn faster, Adam's
+    updates of lower layers are as large as of upper ones and mostly noise; the last LN's gain grows
+    when logits are small.
 
     A deep Post-LN encoder at its start, and after Adam's first steps at the full rate, with and
     without warm-up.  The share of signal in a layer's gradient is ‖E g‖²/E‖g‖² over batches,
-    unbiased.  Lower and upper: means over a third of the layers.  Then a shallow stack whose tied
-    table starts small.
+    unbiased.  Lower and upper: means over a third of the layers.  Updates are as large if they
+    differ by less than 10%, and upper layers learn faster if theirs are larger by more.  Then a
+    shallow stack whose tied table starts small.
     """
-    depth, batches, steps, repetitions = 12, 4, 10, seeds(seed, 12)
+    depth, batches, steps, repetitions = 12, 4, 10, seeds(seed, 16)
     moments = {"start": 0, "no warm-up": 1, "warm-up": 1000}
 
     def sample(draw_seed: int, moment: str) -> dict[str, Tensor]:
@@ -146,26 +159,33 @@ def no_warmup(seed: int) -> Finding:
     norms = {moment: ends(drawn[moment]["norm"]) for moment in moments}
     falling = {moment: (lower / upper).log() for moment, (lower, upper) in norms.items()}
     gains = [last_gain(draw_seed) for draw_seed in repetitions]
-    lower_over_upper = "ln ‖∂L/∂θ_l‖, lower over upper"
+    lower_over_upper, moved = "ln ‖∂L/∂θ_l‖, lower over upper", lower_moved / upper_moved
+    level, half = Null(0.0, "equal gradients"), Null(0.5, "as much signal as noise")
+    later = Null(falling["no warm-up"].mean().item(), f"as after {steps} steps without")
+    as_before: dict[str, Any] = {"tolerance": 0.5, "null": later}
+    as_gradients = Null(falling["no warm-up"].mean().exp().item(), "as the gradients")
     parts = [
-        at_most(f"{lower_over_upper}, after {steps} steps", 0.0, falling["no warm-up"]),
-        Part.mean("Adam's update, lower over upper", 1.0, lower_moved / upper_moved,
-                  tolerance=0.1),
-        at_most("share of signal, lower", 0.5, low),
-        at_least("gain of the last LN over the mean of the others", 1.0, gains),
-        at_most(f"{lower_over_upper}, at the start", 0.0, falling["start"], stated=False),
-        at_most(f"the same after {steps} steps of a warm-up of 1000", 0.0, falling["warm-up"],
-                stated=False),
-        at_least("share of signal, upper", 0.5, top, stated=False),
-        at_most("share of signal, lower, at the start", 0.5, start_low, stated=False),
-        at_least("the same, upper", 0.5, start_top, stated=False),
+        at_most(f"{lower_over_upper}, after {steps} steps", 0.0, falling["no warm-up"], null=level),
+        Part.mean("Adam's update, lower over upper", 1.0, moved, tolerance=0.1, null=as_gradients),
+        at_most("the same, where upper layers learn faster", 0.9, moved,
+                null=Null(1.0, "equal updates")),
+        at_most("share of signal, lower", 0.5, low, null=half),
+        at_least("gain of the last LN over the mean of the others", 1.0, gains,
+                 null=Null(1.0, "as the others'")),
+        beside(f"{lower_over_upper}, at the start", 0.0, falling["start"], **as_before),
+        beside(f"the same after {steps} steps of a warm-up of 1000", 0.0, falling["warm-up"],
+               **as_before),
+        at_least("share of signal, upper", 0.5, top, stated=False, null=half),
+        at_most("share of signal, lower, at the start", 0.5, start_low, stated=False, null=half),
+        at_least("the same, upper", 0.5, start_top, stated=False, null=half),
     ]  # fmt: skip
     lines = [Line.mean(moment, range(1, depth + 1), drawn[moment]["norm"]) for moment in moments]
     note = (
         f"{depth} layers, d = 32, lr 0.001, {batches} batches of 8 sequences, {len(gains)} seeds; "
         "the gain after 30 steps in a stack of 3 layers. The gradients of the lower layers do not "
-        "vanish at the start, but after a few steps at the full rate. Noise is most of the "
-        "gradient in all layers, the upper ones too."
+        "vanish at the start, but after a few steps at the full rate. Adam moves all layers alike, "
+        "so the upper ones learn no faster. Noise is most of the gradient in all layers, the upper "
+        "ones too."
     )
     return Finding(parts, note, Curves("layer l", "‖∂L/∂θ_l‖", lines, log_y=True))
 
@@ -219,22 +239,26 @@ def sizes_of_gradients(seed: int) -> Finding:
     parts = []
     for name, label in (("deepnorm", "DeepNorm"), ("post_ln", "Post-LN"), ("pre_ln", "Pre-LN")):
         by_seed = [[output_gradient(s, name, N) for N in depths] for s in repetitions]
-        parts.append(flat_part(f"{label}: ‖∂L/∂F‖ at N = 54 over N = 6", torch.tensor(by_seed)))
+        quantity = f"{label}: ‖∂L/∂F‖ at N = 54 over N = 6"
+        parts.append(flat_part(quantity, torch.tensor(by_seed), depths))
     rng, draws, widths = random(seed), repeats(48), (32, 96, 288)
     alpha, beta = 12**0.25, 48**-0.25  # DeepNorm's at N = 6
     claimed = math.sqrt(2) * beta / alpha
     for words, a, b in (("DeepNorm, N = 6", alpha, beta), ("α = v = w = 1", 1.0, 1.0)):
         ratio = scalar_gradients(rng, a, b, repeats(40_000)) / (2 * b**2 / a**2)
         quantity, within = f"scalar f, E‖∂f/∂θ‖² over (v² + w²)/α², {words}", 0.05
-        parts.append(Part.mean(quantity, 1.0, ratio, tolerance=within, stated=b < 1))
+        null = Null(0.25, "as at α = v = w = 1") if b < 1 else Null(4.0, "no term dropped")
+        parts.append(Part.mean(quantity, 1.0, ratio, tolerance=within, stated=b < 1, null=null))
     drawn = sweep(widths, draws, lambda d: parameter_gradients(rng, d, alpha, beta))
     over = "over √(v² + w²)/α, exponent in d"
     random_step, largest = drawn["random"] / claimed, drawn["largest"] / claimed
+    of_d: dict[str, Any] = {"tolerance": 0.05, "null": Null(0.5, "grows as √d")}
+    also: dict[str, Any] = {"stated": False, "null": Null(1.0, "as large as claimed")}
     parts += [
-        Part.mean(f"‖∂f/∂θ Δθ‖/‖Δθ‖ {over}", 0.0, exponents(widths, random_step), tolerance=0.05),
-        Part.mean(f"‖∂f/∂θ‖₂ {over}", 0.0, exponents(widths, largest), tolerance=0.05),
-        at_most("‖∂f/∂θ Δθ‖/‖Δθ‖ over √(v² + w²)/α, d = 96", 1.0, random_step[:, 1], stated=False),
-        at_most("‖∂f/∂θ‖₂ over √(v² + w²)/α, d = 96", 1.0, largest[:, 1], stated=False),
+        Part.mean(f"‖∂f/∂θ Δθ‖/‖Δθ‖ {over}", 0.0, exponents(widths, random_step), **of_d),
+        Part.mean(f"‖∂f/∂θ‖₂ {over}", 0.0, exponents(widths, largest), **of_d),
+        at_most("‖∂f/∂θ Δθ‖/‖Δθ‖ over √(v² + w²)/α, d = 96", 1.0, random_step[:, 1], **also),
+        at_most("‖∂f/∂θ‖₂ over √(v² + w²)/α, d = 96", 1.0, largest[:, 1], **also),
     ]
     lines = [
         Line.mean("random Δθ", widths, random_step),

@@ -1,19 +1,17 @@
-"""Claims about how matrices start, and how activations keep the second moment."""
+"""Claims about how matrices start, and the systems that differ by their start."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.diagnostics.sublayers import beta_rc
 from deepstack.model.initialise import DISTRIBUTIONS
-from deepstack.model.sublayers import scaled_linear
-from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim
+from deepstack.theory.claim import Curves, Finding, Line, Null, Part, at_most, beside, claim
 from deepstack.theory.claim_stack import Trial, small_stack
-from deepstack.theory.draws import F64, ROUNDING, normals, power, random, repeats, seeds
+from deepstack.theory.draws import F64, normals, power, random, repeats, seeds
 from deepstack.theory.sources import DEPTH_SCALED, READING_NOTES
 from deepstack.theory.statistics import agreement, gather, means
 
@@ -49,9 +47,10 @@ def nearly_orthogonal(seed: int) -> Finding:
         back = torch.linalg.solve(W, x)
         length, inverse = (W @ x).square().sum() / x.square().sum(), 1 - agreement(W.t() @ x, back)
         return [
-            Part.mean("‖Wx‖²/‖x‖²", 1.0, length),
-            Part.mean("‖W⁻¹x − Wᵀx‖/‖W⁻¹x‖, 1/√m if as near as the entries", m**-0.5, inverse),
-        ]
+            Part.mean("‖Wx‖²/‖x‖²", 1.0, length, null=Null(1 / 3, "variance 1/(3m), nn.Linear's")),
+            Part.mean("‖W⁻¹x − Wᵀx‖/‖W⁻¹x‖, 1/√m if as near as the entries", m**-0.5, inverse,
+                      null=Null(1.0, "Wᵀx is small beside W⁻¹x")),
+        ]  # fmt: skip
 
     of_products = means(products() for _ in range(draws))
     wide = [power(gram_error(normals(rng, 4096, 16) / 64)) ** 0.5 * 4 for _ in range(draws)]
@@ -60,18 +59,22 @@ def nearly_orthogonal(seed: int) -> Finding:
         DISTRIBUTIONS["orthogonal"].fill(straight, 1.0, rng)
         exact.append(1 - torch.linalg.matrix_norm(gram_error(straight), ord=2).item())
     distance, root = "‖WᵀW − I‖_F/‖I‖_F", "(WᵀW − I)_ij, root mean square, i ≠ j"
+    far, as_entries = Null(1.0, "as far as 0 is"), Null(m**-0.5, "as the entries")
     parts = [
         *(
-            Part.mean(f"{root}, {kind}, m = {m}", m**-0.5, of_kind["entries"])
+            Part.mean(f"{root}, {kind}, m = {m}", m**-0.5, of_kind["entries"],
+                      null=Null(1.0, "parallel columns"))
             for kind, of_kind in drawn[-1].items()
         ),
         *of_products,
-        Part.mean(distance, m**-0.5, frobenius[:, -1]),
-        beside(f"{distance}, √(1 + 1/m)", (1 + 1 / m) ** 0.5, frobenius[:, -1]),
-        beside("‖WᵀW − I‖₂, (1 + 1)² − 1", 3.0, drawn[-1]["normal"]["norm"], tolerance=0.05),
-        beside("the same in F, m = 4096, n = 16", (17 / 4096) ** 0.5, wide),
-        beside("1 − ‖WᵀW − I‖₂, orthogonal start", 1.0, exact, tolerance=1e-5),
-    ]
+        Part.mean(distance, m**-0.5, frobenius[:, -1], null=far),
+        beside(f"{distance}, √(1 + 1/m)", (1 + 1 / m) ** 0.5, frobenius[:, -1], null=as_entries),
+        beside("‖WᵀW − I‖₂, (1 + 1)² − 1", 3.0, drawn[-1]["normal"]["norm"], tolerance=0.05,
+               null=as_entries),
+        beside("the same in F, m = 4096, n = 16", (17 / 4096) ** 0.5, wide, null=far),
+        beside("1 − ‖WᵀW − I‖₂, orthogonal start", 1.0, exact, tolerance=1e-5,
+               null=Null(0.0, "as far as 0 is")),
+    ]  # fmt: skip
     note = (
         f"m = n = {m}, {draws} draws of each. Near the identity entry by entry only: n² errors of "
         "1/√m add up to a distance from I as large as I, at every size, and the inverse is not "
@@ -109,13 +112,16 @@ def truncated_normal(seed: int) -> Finding:
         share, bert = cut(0.5) / 0.25, math.sqrt(cut(0.2))
         DISTRIBUTIONS["truncated_normal"].fill(matrix, 0.3, rng)
         ours, small = power(matrix.double()) / 0.09, 768**-0.5
+        as_large = Null(small, "as large")
         return [
-            Part.mean("Var/σ²", 0.7737413, share),
-            Part.mean("standard deviation for σ = 0.2", 0.176, bert, tolerance=5e-4 / 0.176),
-            at_most("the same, beside 1/√768", small, bert),
-            at_most("for σ = 0.02", small, bert / 10, stated=False),
-            beside("Var/scale² of deepstack's truncated_normal", 1.0, ours),
-        ]
+            Part.mean("Var/σ²", 0.7737413, share, null=Null(1.0, "not cut")),
+            Part.mean("standard deviation for σ = 0.2", 0.176, bert, tolerance=5e-4 / 0.176,
+                      null=Null(0.2, "not cut")),
+            at_most("the same, beside 1/√768", small, bert, null=as_large),
+            at_most("for σ = 0.02", small, bert / 10, stated=False, null=as_large),
+            beside("Var/scale² of deepstack's truncated_normal", 1.0, ours,
+                   null=Null(0.7737413, "the cut is not undone")),
+        ]  # fmt: skip
 
     parts = means(sample() for _ in range(draws))
     return Finding(
@@ -123,140 +129,6 @@ def truncated_normal(seed: int) -> Finding:
         f"{draws} draws of 250 000 numbers. 0.2 is a slip for BERT's 0.02: 0.176 is five times "
         "1/√768, 0.0176 is half of it, as the document says later.",
     )
-
-
-def through(rng: torch.Generator, activation: Callable[[Tensor], Tensor]) -> list[float]:
-    """Return E[x²] after each of 12 layers x <- activation(W x), Var W = 1/width, from E[x²] = 1.
-
-    The laws are those of large widths: a finite one moves E[x²] by about layers/width.
-    """
-    width = 256
-    x, moments = normals(rng, width, 64), []
-    for _ in range(12):
-        x = activation(normals(rng, width, width) @ x / math.sqrt(width))
-        moments.append(power(x))
-    return moments
-
-
-def expectation(f: Callable[[Tensor], Tensor]) -> float:
-    """Return E[f(x)], x ~ N(0, 1), by the trapezoid rule on [−12, 12]."""
-    x = torch.linspace(-12, 12, 240_001, dtype=F64)
-    density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
-    return torch.trapezoid(f(x) * density, x).item()
-
-
-def activation_parts(
-    rng: torch.Generator,
-    name: str,
-    activation: Callable[[Tensor], Tensor],
-    square: float,
-    draws: int,
-    tolerance: float,
-) -> list[Part]:
-    """Return the parts that E[activation(x)²] = square, and that layers over √square keep E[x²]."""
-    root = math.sqrt(square)
-    drawn = [power(activation(normals(rng, 100_000))) for _ in range(draws)]
-    exact = expectation(lambda x: activation(x) ** 2)
-    deep = [through(rng, lambda x: activation(x) / root) for _ in range(draws)]
-    return [
-        Part.mean(f"E[{name}(x)²]", square, drawn),
-        Part("the same by quadrature", square, exact, 0.0, tolerance=tolerance),
-        Part.mean("E[x²] after 1 layer", 1.0, [d[0] for d in deep]),
-        Part.mean("after 12 layers", 1.0, [d[-1] for d in deep], tolerance=0.02),
-    ]
-
-
-LAYERS_NOTE = "{} draws of 100 000 numbers, and of layers of width 256 with 64 tokens; 2% is "
-LAYERS_NOTE += "allowed over 12 layers of finite width."
-
-
-@claim("C20", READING_NOTES)
-def scaled_sigmoid(seed: int) -> Finding:
-    """E[sigmoid(x)²] = 0.2933790, x ~ N(0, 1): sigmoid/√0.2933790 preserves second moments.
-
-    By random numbers, by quadrature, and through layers of Var W = 1/n_in.
-    """
-    rng, draws, square = random(seed), repeats(96), 0.2933790
-    parts = activation_parts(rng, "sigmoid", torch.sigmoid, square, draws, 5e-8 / 0.29)
-    plain = [through(rng, torch.sigmoid)[-1] for _ in range(repeats(4))]
-    return Finding([*parts, beside("without the root", 1.0, plain)], LAYERS_NOTE.format(draws))
-
-
-@claim("C21", READING_NOTES)
-def selu(seed: int) -> Finding:
-    """SELU = λ ELU_a, λ = 1.0507, a = 1.6733: E[SELU(x)²] = 1 for x ~ N(0, 1).
-
-    By random numbers, by quadrature, and through layers of Var W = 1/n_in, with torch's constants.
-    Any a has a λ that does this; with SELU's pair the mean is kept at 0 as well.
-    """
-    rng, draws = random(seed), repeats(64)
-    parts = activation_parts(rng, "SELU", F.selu, 1.0, draws, 1e-6)
-    means = [F.selu(normals(rng, 100_000)).mean().item() for _ in range(draws)]
-    other = 1 / math.sqrt(expectation(lambda x: F.elu(x) ** 2))
-    also = [power(other * F.elu(normals(rng, 100_000))) for _ in range(draws)]
-    parts.append(beside("E[SELU(x)]", 0.0, means))
-    parts.append(beside(f"E[(λ ELU(x))²], a = 1, λ = {other:.4f}", 1.0, also))
-    return Finding(parts, LAYERS_NOTE.format(draws))
-
-
-@claim("C48", READING_NOTES)
-def tanh(seed: int) -> Finding:
-    """tanh x ≈ x for small x, so Xavier fits tanh as it is: E[x²] stays; tanh/√E[tanh(x)²],
-    x ~ N(0, 1), preserves second moments: E[tanh(x)²] = 0.3942945.
-
-    By random numbers, by quadrature, and through layers of Var W = 1/n_in.  Xavier fits if layers
-    keep E[x²] within 5%, from E[x²] = 1, which the document takes, and from a small one.
-    """
-    rng, draws, square = random(seed), repeats(64), 0.3942945
-    parts = activation_parts(rng, "tanh", torch.tanh, square, draws, 1e-7)
-    plain = [through(rng, torch.tanh) for _ in range(draws)]
-    fits = "E[x²] over that before, tanh as it is, "
-    for layers in (1, 12):
-        values = [moments[layers - 1] for moments in plain]
-        quantity = f"{fits}E[x²] = 1, layers: {layers}"
-        parts.append(Part.mean(quantity, 1.0, values, tolerance=0.05))
-    for size in (0.1, 0.3):
-        small = [power(torch.tanh(size * normals(rng, 100_000))) / size**2 for _ in range(draws)]
-        quantity = f"E[tanh(x)²]/E[x²], x ~ N(0, {size}²)"
-        parts.append(Part.mean(quantity, 1.0, small, tolerance=0.05, stated=size == 0.1))
-    slow = [24 * moments[-1] for moments in plain]
-    parts.append(beside("2l E[x_l²] after l = 12 layers", 1.0, slow, tolerance=0.05))
-    return Finding(
-        parts,
-        f"{draws} draws.  For x of a tenth tanh is the identity to 2% and Xavier keeps E[x²]; from "
-        "E[x²] = 1 one layer leaves 0.39 of it and 12 layers a twentieth, as 1/(2l): x gets small, "
-        "and then the claim is true.  Divided by the root of its constant tanh keeps E[x²].",
-    )
-
-
-@claim("C22", READING_NOTES)
-def ntk(seed: int) -> Finding:
-    """y = Wx/√m + b, Var W = 1: E[y²] = E[x²].
-
-    deepstack's own product under `ntk`, beside the standard one with the very same function, whose
-    gradient and step of SGD are others.
-    """
-    rng, m = random(seed), 128
-
-    def sample() -> list[Part]:
-        x, target = normals(rng, 64, m), normals(rng, 64, m)
-        W = normals(rng, m, m).requires_grad_()
-        y = scaled_linear(x, W)
-        (scaled,) = torch.autograd.grad((y * target).sum(), W)
-        V = (W.detach() / math.sqrt(m)).requires_grad_()
-        (standard,) = torch.autograd.grad((F.linear(x, V) * target).sum(), V)
-        gradient, moment = scaled.norm() / standard.norm(), power(y.detach()) / power(x)
-        moved = scaled_linear(x, scaled).norm() / F.linear(x, standard).norm()
-        step, exact = "change of y by a step of SGD", {"tolerance": ROUNDING}
-        return [
-            Part.mean(f"E[y²]/E[x²], m = {m}", 1.0, moment),
-            beside("‖∂L/∂W‖ over the standard one's, 1/√m", m**-0.5, gradient, **exact),
-            beside(f"{step}, over the standard one's, 1/m", 1 / m, moved, **exact),
-        ]
-
-    parts = means(sample() for _ in range(repeats(32)))
-    note = f"{parts[0].draws} draws. The same function at the start, but not the same training."
-    return Finding(parts, note)
 
 
 @claim("C30", DEPTH_SCALED)
@@ -292,12 +164,16 @@ def ds_init(seed: int) -> Finding:
     post_ln, small = drawn["post_ln"].float(), drawn["ds_init"].float()
     nearer = small.abs().sum(dim=(1, 2)) < post_ln.abs().sum(dim=(1, 2))
     mean = small.mean(dim=(1, 2)) / post_ln.mean(dim=(1, 2))
+    alike = Null(layer.sqrt().mean().item(), "the same in every layer")
     parts = [
-        Part.mean("standard deviation over γα/√(3l)", 1.0, drawn["deviation"].flatten()),
-        Part.mean("largest |W| over γα/√l", 1.0, drawn["edge"].flatten(), tolerance=0.002),
-        Part.mean("share of the starts in which β_RC is nearer 1 than Post-LN's", 1.0, nearer),
-        at_most("mean of β_RC − 1, over Post-LN's", 1.0, mean),
-    ]
+        Part.mean("standard deviation over γα/√(3l)", 1.0, drawn["deviation"].flatten(),
+                  null=alike),
+        Part.mean("largest |W| over γα/√l", 1.0, drawn["edge"].flatten(), tolerance=0.002,
+                  null=alike),
+        Part.mean("share of the starts in which β_RC is nearer 1 than Post-LN's", 1.0, nearer,
+                  null=Null(0.5, "by chance")),
+        at_most("mean of β_RC − 1, over Post-LN's", 1.0, mean, null=Null(1.0, "as Post-LN's")),
+    ]  # fmt: skip
     lines = [
         Line.mean(f"{word}, {kind}", range(1, depth + 1), values[:, :, i].double())
         for word, values in (("Post-LN", post_ln), ("DS-Init", small))
@@ -332,18 +208,21 @@ def systems(seed: int) -> Finding:
         norms = [penalised_norm(draw_seed, penalty) for penalty in (0.1, 0.0)]
         ratio, seeds_apart = norms[0] / norms[1], "1 − distance of the matrices of two seeds"
         from_x_0 = "12 layers: 1 − distance of F from x_0"
+        apart, drawn = Null(1 - math.sqrt(2), "unrelated"), Null(1 - math.sqrt(2), "drawn")
         return [
-            Part.mean(f"ReZero, {from_x_0}", 1.0, identity(draw_seed, "rezero")),
-            Part.mean("Fixup, 12 layers: the same", 1.0, identity(draw_seed, "fixup")),
+            Part.mean(f"ReZero, {from_x_0}", 1.0, identity(draw_seed, "rezero"), null=apart),
+            Part.mean("Fixup, 12 layers: the same", 1.0, identity(draw_seed, "fixup"), null=apart),
             Part.mean("RealFormer: 1 − distance of S_4 from Σ q kᵀ/√d_head", 1.0, logits,
-                      tolerance=1e-5),
-            Part.mean(f"ZerO: {seeds_apart}", 1.0, of_two_seeds(draw_seed, **zero)),
-            Part.mean("ZerO: 1 − ‖W_1ᵀW_1 − I‖_F/‖I‖_F", 1.0, straight, tolerance=1e-5),
-            beside(f"Xavier: {seeds_apart}", 1.0, of_two_seeds(draw_seed)),
+                      tolerance=1e-5, null=Null(0.5, "layer 4 alone, a quarter of the variance")),
+            Part.mean(f"ZerO: {seeds_apart}", 1.0, of_two_seeds(draw_seed, **zero), null=drawn),
+            Part.mean("ZerO: 1 − ‖W_1ᵀW_1 − I‖_F/‖I‖_F", 1.0, straight, tolerance=1e-5,
+                      null=Null(0.0, "as far as 0 is")),
+            beside(f"Xavier: {seeds_apart}", 1.0, of_two_seeds(draw_seed), null=drawn),
             Part.mean("σ₁ after a step of rate 0.01 on σ₁²/2, over before", 0.99,
-                      after[0] / before[0], tolerance=1e-4),
-            Part.mean("share of the runs in which λ = 0.1 lowers Π‖W‖₂", 1.0, float(ratio < 1)),
-            at_most("‖W‖₂, with λ = 0.1 over without", 1.0, ratio),
+                      after[0] / before[0], tolerance=1e-4, null=Null(1.0, "not lowered")),
+            Part.mean("share of the runs in which λ = 0.1 lowers Π‖W‖₂", 1.0, float(ratio < 1),
+                      null=Null(0.5, "by chance")),
+            at_most("‖W‖₂, with λ = 0.1 over without", 1.0, ratio, null=Null(1.0, "not lowered")),
         ]  # fmt: skip
 
     parts = means(map(sample, seeds(seed, 8)))

@@ -13,7 +13,17 @@ from deepstack.model.fold import fold_norm, readers_of_norms
 from deepstack.model.plain import fill, values_of
 from deepstack.schemes import NORMS, Tap, with_storage
 from deepstack.schemes.tap import tapped
-from deepstack.theory.claim import Curves, Finding, Line, Part, at_least, at_most, beside, claim
+from deepstack.theory.claim import (
+    Curves,
+    Finding,
+    Line,
+    Null,
+    Part,
+    at_least,
+    at_most,
+    beside,
+    claim,
+)
 from deepstack.theory.claim_stack import Trial, small_stack
 from deepstack.theory.draws import ROUNDING, normals, random, repeats, seeds
 from deepstack.theory.initialisation import singular_vectors
@@ -39,9 +49,11 @@ def layer_norm_jacobian(seed: int) -> Finding:
     for scale in (0.3, 1.0, 5.0):
         ratios = [ratio(scale * normals(rng, d)) for _ in range(draws // 4)]
         quantity = f"‖∂LN/∂z‖₂ ‖z‖/√d, z ~ N(0, {scale:g}²)"
-        parts.append(Part.mean(quantity, 1.0, ratios, tolerance=0.01))
-    shifted = [ratio(normals(rng, d) + 1) for _ in range(draws)]
-    parts.append(beside("the same, z ~ N(1, 1)", math.sqrt(2), shifted, tolerance=0.02))
+        frobenius = Null(math.sqrt(d - 2), "its Frobenius norm")
+        parts.append(Part.mean(quantity, 1.0, ratios, tolerance=0.01, null=frobenius))
+    shifted, centred = [ratio(normals(rng, d) + 1) for _ in range(draws)], Null(1.0, "as claimed")
+    quantity = "the same, z ~ N(1, 1)"
+    parts.append(beside(quantity, math.sqrt(2), shifted, tolerance=0.02, null=centred))
     return Finding(
         parts,
         f"{draws // 4} draws each, {draws} of z ~ N(1, 1), d = {d}.  Exactly it is "
@@ -58,7 +70,7 @@ def folded(seed: int) -> Finding:
     Pre-LN stack that linear maps alone read, in fp64.  Beside it Post-LN, where the stream reads
     what leaves a norm too.
     """
-    rng = random(seed)
+    rng, apart = random(seed), Null(0.0, "as far as 0 is")
 
     def of_one_norm(d: int, n_out: int) -> list[Part]:
         x, W = 1 + 2 * normals(rng, 32, d), normals(rng, n_out, d)
@@ -66,7 +78,7 @@ def folded(seed: int) -> Finding:
         before = F.linear(torch.layer_norm(x, (d,), gain, bias), W, b)
         near = agreement(F.linear(torch.layer_norm(x, (d,)), W * gain, W @ bias + b), before)
         quantity = f"1 − relative distance, d = {d}, {n_out} outputs"
-        return [Part.mean(quantity, 1.0, near, tolerance=ROUNDING)]
+        return [Part.mean(quantity, 1.0, near, tolerance=ROUNDING, null=apart)]
 
     def of_stack(draw_seed: int, scheme: str) -> tuple[float, int]:
         """Return the agreement of a trained stack with the folded one, and the numbers saved."""
@@ -80,17 +92,19 @@ def folded(seed: int) -> Finding:
     def of_stacks(draw_seed: int) -> list[Part]:
         (pre, saved), (post, _) = (of_stack(draw_seed, name) for name in ("pre_ln", "post_ln"))
         return [
-            Part.mean("the same, a trained Pre-LN stack", 1.0, pre, tolerance=ROUNDING),
-            Part.mean("parameters less over 2d a norm", 1.0, saved / (6 * 2 * 32)),
-            beside("Post-LN folded alike", 1.0, post, tolerance=ROUNDING),
-        ]
+            Part.mean("the same, a trained Pre-LN stack", 1.0, pre, tolerance=ROUNDING, null=apart),
+            Part.mean("parameters less over 2d a norm", 1.0, saved / (6 * 2 * 32),
+                      null=Null(0.0, "none less")),
+            beside("Post-LN folded alike", 1.0, post, tolerance=ROUNDING, null=apart),
+        ]  # fmt: skip
 
     draws, sizes = repeats(8), ((8, 32), (64, 256), (256, 64))
     parts = [
         *means(of_one_norm(d, n_out) for d, n_out in sizes for _ in range(draws)),
         *means(map(of_stacks, seeds(seed, 8))),
-        beside("time over that before, d = 256", 1.0, fold_times(rng)),
-    ]
+        at_most("time over that before, d = 256", 1.0, fold_times(rng), stated=False,
+                null=Null(1.0, "no time saved")),
+    ]  # fmt: skip
     return Finding(
         parts,
         f"{draws} draws of a norm; 3 layers, d = 32, 8 steps, {draws} seeds. The last norm "
@@ -177,13 +191,17 @@ def unrolled(seed: int) -> Finding:
     weights = {start: (-0.5 * post[start]["sum"].log2()).cumsum(dim=1) for start in starts}
     falling = {start: slopes(at, weights[start]) for start in starts}
     rising = {start: slopes(at, pre[start]["stream"]) for start in starts}
+    flat: dict[str, Any] = {"null": Null(0.0, "the same in every sublayer")}
     parts = [
-        Part.mean("Post-LN: slope of log₂ weight against l", -0.5, falling["unit"], tolerance=0.05),
-        Part.mean("Pre-LN: slope of Var x_l against l", 1.0, rising["unit"], tolerance=0.05),
-        beside("Post-LN: x_l·x_0/‖x_0‖², l = 4", 0.25, post["unit"]["x_0"]),
-        beside("Post-LN, Xavier: slope of log₂ weight", -0.5, falling["Xavier"]),
-        beside("Pre-LN, Xavier: slope of Var x_l", 1.0, rising["Xavier"]),
-    ]
+        Part.mean("Post-LN: slope of log₂ weight against l", -0.5, falling["unit"], tolerance=0.05,
+                  **flat),
+        Part.mean("Pre-LN: slope of Var x_l against l", 1.0, rising["unit"], tolerance=0.05,
+                  **flat),
+        beside("Post-LN: x_l·x_0/‖x_0‖², l = 4", 0.25, post["unit"]["x_0"],
+               null=Null(1.0, "x_0 keeps its weight")),
+        beside("Post-LN, Xavier: slope of log₂ weight", -0.5, falling["Xavier"], **flat),
+        beside("Pre-LN, Xavier: slope of Var x_l", 1.0, rising["Xavier"], **flat),
+    ]  # fmt: skip
     lines = [Line.mean(f"Post-LN, {start}", at, weight.exp2()) for start, weight in weights.items()]
     lines.append(Line("2^(−l/2)", at, [2 ** (-sub / 2) for sub in at], measured=False))
     note = (
@@ -205,7 +223,8 @@ def lipschitz(seed: int) -> Finding:
     def radius(quantity: str, W: Tensor, **more: Any) -> Part:
         """Return the part that the largest |eigenvalue| is ‖W‖₂."""
         ratio = torch.linalg.eigvals(W).abs().max() / torch.linalg.matrix_norm(W, ord=2)
-        return Part.mean(quantity, 1.0, ratio, tolerance=ROUNDING, **more)
+        ginibre = Null(0.5, "a random W, at large n")
+        return Part.mean(quantity, 1.0, ratio, tolerance=ROUNDING, null=ginibre, **more)
 
     def sample(square: bool) -> list[Part]:
         W = normals(rng, n, n if square else 3 * n) / math.sqrt(n)
@@ -216,13 +235,14 @@ def lipschitz(seed: int) -> Finding:
         relu = (moved.norm(dim=1) / (spectral * (x - y).norm(dim=1))).max()
         u, v = singular_vectors(W)
         iterated = u @ W @ v / torch.linalg.eigvalsh(W.t() @ W)[-1].sqrt()
-        power_iteration = "σ of 500 power iterations over √λ_max(WᵀW)"
+        power_iteration, bound = "σ of 500 power iterations over √λ_max(WᵀW)", Null(1.0, "as large")
         parts = [
-            at_most("largest ‖Wx‖/(‖W‖₂‖x‖) of 200", 1.0, reached),
-            at_most("largest ‖ΔReLU(Wx)‖/(‖W‖₂‖Δx‖) of 200", 1.0, relu),
-            at_most("‖W‖₂/‖W‖_F", 1.0, spectral / W.norm()),
-            Part.mean(power_iteration, 1.0, iterated, tolerance=1e-3),
-        ]
+            at_most("largest ‖Wx‖/(‖W‖₂‖x‖) of 200", 1.0, reached, null=bound),
+            at_most("largest ‖ΔReLU(Wx)‖/(‖W‖₂‖Δx‖) of 200", 1.0, relu, null=bound),
+            at_most("‖W‖₂/‖W‖_F", 1.0, spectral / W.norm(), null=bound),
+            Part.mean(power_iteration, 1.0, iterated, tolerance=1e-3,
+                      null=Null(0.5, "one random vector")),
+        ]  # fmt: skip
         if square:
             parts.append(radius("largest |eigenvalue| over ‖W‖₂, square", W))
             parts.append(radius("the same, symmetric", W + W.t(), stated=False))
@@ -266,11 +286,14 @@ def weight_decay(seed: int) -> Finding:
         for kind in kinds:
             (bound, response), label = end(draw_seed, scheme, kind), f"{word}, {kind}"
             lower, over, response = bound < without[0], bound / without[0], response / without[1]
+            same = Null(1.0, "as without")
             parts += [
-                Part.mean(f"{label}: share of runs with a lower Π‖W‖₂", 1.0, float(lower)),
-                at_most(f"{label}: ‖W‖₂ over that without", 1.0, over),
-                at_most(f"{label}: ‖ΔF‖/‖δ‖ over that without", 1.0, response, stated=False),
-            ]
+                Part.mean(f"{label}: share of runs with a lower Π‖W‖₂", 1.0, float(lower),
+                          null=Null(0.5, "by chance")),
+                at_most(f"{label}: ‖W‖₂ over that without", 1.0, over, null=same),
+                at_most(f"{label}: ‖ΔF‖/‖δ‖ over that without", 1.0, response, stated=False,
+                        null=same),
+            ]  # fmt: skip
         return parts
 
     stacks = (("pre_ln", "Pre-LN", "L2", "AdamW"), ("t_fixup", "no norms", "L2"))
@@ -299,12 +322,13 @@ def small_deviation(seed: int) -> Finding:
     def sample(draw_seed: int, word: str, **start: Any) -> list[Part]:
         attention, feed_forward = stream_powers(small_stack(draw_seed, **bert, **start))["sum"]
         weight, stated = (attention * feed_forward) ** -6, word != "Xavier"
-        within: dict[str, Any] = {"tolerance": 0.1, "stated": stated}
+        double = Null(2.0, "a branch of variance 1")
+        within: dict[str, Any] = {"tolerance": 0.1, "stated": stated, "null": double}
         weight_of_x0 = f"weight of x_0 after 12 such layers, {word}"
         return [
             Part.mean(f"D, attention, {word}", 1.0, attention, **within),
             Part.mean(f"D, feed-forward, {word}", 1.0, feed_forward, **within),
-            at_least(weight_of_x0, 2.0**-12, weight, stated=stated),
+            at_least(weight_of_x0, 2.0**-12, weight, stated=stated, null=Null(2.0**-12, "D = 2")),
         ]
 
     repetitions, normal = seeds(seed, 24), {"init_distribution": "normal", "init_std": 0.0176}
@@ -336,9 +360,11 @@ def rms_without_biases(seed: int) -> Finding:
         mean = torch.rms_norm(1 + normals(rng, 64, 4096), (4096,)).mean()
         near = agreement(rms(x), formula)
         return [
-            Part.mean("1 − distance from the formula", 1.0, near, tolerance=ROUNDING),
-            Part.mean("mean of RMSNorm(x), x ~ N(1, 1): 1/√2", math.sqrt(0.5), mean),
-        ]
+            Part.mean("1 − distance from the formula", 1.0, near, tolerance=ROUNDING,
+                      null=Null(0.0, "as far as 0 is")),
+            Part.mean("mean of RMSNorm(x), x ~ N(1, 1): 1/√2", math.sqrt(0.5), mean,
+                      null=Null(0.0, "x is centred")),
+        ]  # fmt: skip
 
     def sample(draw_seed: int) -> list[Part]:
         pre_ln: dict[str, Any] = {"scheme": "pre_ln", "depth": depth, "lr": 3e-3}
@@ -347,9 +373,11 @@ def rms_without_biases(seed: int) -> Finding:
         saved, small_saved = (sum(s.built.banks.count().values()) for s in (usual, small))
         ratio = sum(small.run(24)[-8:]) / sum(usual.run(24)[-8:])
         return [
-            Part.mean("numbers less, all biases", biases, saved - small_saved),
-            beside("training loss over LayerNorm's with biases", 1.0, ratio),
-        ]
+            Part.mean("numbers less, all biases", biases, saved - small_saved,
+                      null=Null(0.0, "no bias less")),
+            beside("training loss over LayerNorm's with biases", 1.0, ratio,
+                   null=Null(1.05, "one part in twenty higher")),
+        ]  # fmt: skip
 
     biases = depth * (3 * d + d + 4 * d + d) + (2 * depth + 1) * d  # of maps, and of norms
     parts = [*means(norm_sample() for _ in range(repeats(8))), *means(map(sample, seeds(seed, 8)))]

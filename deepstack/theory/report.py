@@ -48,6 +48,11 @@ def measured(part: Part) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
+def null_result(part: Part) -> str:
+    """Return what a null result would give, such as `1: no decay`."""
+    return f"{part.null.value:.4g}: {part.null.meaning}"
+
+
 def decision_text(part: Part) -> str:
     """Return a part's decision, with the draws it needs if undecided; 'beside' if not stated."""
     word: str = part.decision
@@ -77,7 +82,8 @@ def as_json(findings: Findings) -> list[dict[str, Any]]:
         | asdict(finding)
         | {
             "parts": [
-                asdict(p) | {name: getattr(p, name) for name in judged} for p in finding.parts
+                asdict(p) | {"null": p.null._asdict()} | {name: getattr(p, name) for name in judged}
+                for p in finding.parts
             ]
         }
         for claim, finding in findings
@@ -95,7 +101,7 @@ def page(findings: Findings, command: str, charts: str | None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for text in (predicted, measured, decision_text, cited, escaped):
+    for text in (predicted, null_result, measured, decision_text, cited, escaped):
         environment.filters[text.__name__] = text
     total = Counter(finding.verdict for _, finding in findings)
     counted = ", ".join(f"{verdict}: {count}" for verdict, count in sorted(total.items()))

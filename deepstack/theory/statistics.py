@@ -1,7 +1,6 @@
 """Statistics of repeated draws."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from timeit import timeit
 
@@ -35,8 +34,8 @@ def means(samples: Iterable[Sequence[Part]]) -> list[Part]:
     for part in chain.from_iterable(samples):
         draws.setdefault(part.what, []).append(part)
     return [
-        replace(Part.mean(name, parts[0].predicted, [part.measured for part in parts]),
-                relation=parts[0].relation, tolerance=parts[0].tolerance, stated=parts[0].stated)
+        Part.mean(name, (one := parts[0]).predicted, [part.measured for part in parts],
+                  null=one.null, relation=one.relation, tolerance=one.tolerance, stated=one.stated)
         for name, parts in draws.items()
     ]  # fmt: skip
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepstack.theory.claim import Curves, Finding, Line, Part, at_most, beside, claim
+from deepstack.theory.claim import Curves, Finding, Line, Null, Part, at_most, beside, claim
 from deepstack.theory.claim_stack import FLAT, Trial
 from deepstack.theory.draws import F64, ROUNDING, normals, power, random, repeats, seeds
 from deepstack.theory.sources import LAYER_CAKE
@@ -18,9 +18,8 @@ COEFFICIENTS = {
     f"α = {alpha:.3g}, v = {v:.3g}, w = {w:.3g}": (alpha, v, w)
     for alpha, v, w in ((1.0, 1.0, 1.0), (12**0.25, 48**-0.25, 48**-0.25), (1.5, 0.8, 0.4))
 }
-
-
 D, M = 64, 256  # widths of a stream and of the hidden layer of a feed-forward
+NO_BOUND = Null(1.0, "no smaller than the bound")
 
 
 def rows(rng: torch.Generator, *shape: int) -> Tensor:
@@ -48,18 +47,22 @@ def linear_layer(seed: int) -> Finding:
         relu = power(torch.relu(math.sqrt(2) * gain * shifted @ W)) / power(shifted)
         half = power(torch.relu(gain * shifted @ W)) / power(shifted)
         square, doubled = gain**2, "E[ReLU(y)²]/E[x²], variance 2 gain²/n_in"
+        xavier, halved = "variance 2 gain²/(n_in + n_out)", Null(square / 2, "ReLU halves it")
+        rising = Null(square, "ReLU changes nothing")
         return [
-            Part.mean(f"E[y²]/E[x²], gain {gain}", square, linear),
+            Part.mean(f"E[y²]/E[x²], gain {gain}", square, linear, null=Null(square / 2, xavier)),
             Part.mean(
-                f"E‖y‖²/E‖x‖², n_out/n_in = 3, gain {gain}", 3 * square, n_out / n_in * linear
+                f"E‖y‖²/E‖x‖², n_out/n_in = 3, gain {gain}", 3 * square, n_out / n_in * linear,
+                null=Null(3 * square / 2, xavier),
             ),
-            Part.mean(f"{doubled}, gain {gain}", square, relu),
-            beside(f"the same, variance gain²/n_in, gain {gain}", square / 2, half),
-        ]
+            Part.mean(f"{doubled}, gain {gain}", square, relu, null=halved),
+            beside(f"the same, variance gain²/n_in, gain {gain}", square / 2, half, null=rising),
+        ]  # fmt: skip
 
     parts = means(sample(gain) for gain in (1.0, 0.3) for _ in range(draws))
     chain = [relu_chain(rng, layers=8, width=96) for _ in range(2 * draws)]
-    parts.append(Part.mean("E[x_8²]/E[x_0²], 8 such layers with ReLU, gain 1", 1.0, chain))
+    halved, chained = Null(2**-8, "ReLU halves it"), "E[x_8²]/E[x_0²], 8 such layers with ReLU"
+    parts.append(Part.mean(f"{chained}, gain 1", 1.0, chain, null=halved))
     return Finding(
         parts,
         f"{draws} draws of W ({n_in}, {n_out}) with 16 inputs each, {2 * draws} of 8 layers of "
@@ -84,17 +87,23 @@ def xavier_as_published(seed: int) -> Finding:
     """
     rng, depth = random(seed), 6
 
-    def part(quantity: str, predicted: float, W: Tensor) -> Part:
+    def part(quantity: str, predicted: float, W: Tensor, null: Null) -> Part:
         x = normals(rng, 64, W.shape[1])
-        return Part.mean(quantity, predicted, power(x @ W.t()) / power(x))
+        return Part.mean(quantity, predicted, power(x @ W.t()) / power(x), null=null)
 
     parts, shapes = [], {"v": "(d, d)", "w1": "(d, 4d)", "w2": "(4d, d)"}
-    claimed = {"as published": ("in_out", 1.0, 2 / 5, 8 / 5), "1/n_in": ("in", 1.0, 1.0, 1.0)}
-    for label, (fan, *ratios) in claimed.items():
+    published, fan_in = (1.0, 2 / 5, 8 / 5), (1.0, 1.0, 1.0)
+    for label, rival, fan, ratios in (
+        ("as published", "1/n_in", "in_out", zip(published, fan_in, strict=True)),
+        ("1/n_in", "as published", "in", zip(fan_in, published, strict=True)),
+    ):
+        pairs = list(zip(shapes.items(), ratios, strict=True))
         for draw_seed in seeds(seed, 4):
             matrices = Trial(draw_seed, scheme="post_ln", depth=depth, init_fan=fan).matrices()
-            for (role, shape), ratio in zip(shapes.items(), ratios, strict=True):
-                parts += [part(f"{label}, {shape}", ratio, W) for W in matrices[role].double()]
+            for (role, shape), (ratio, other) in pairs:
+                null = Null(other, rival) if other != ratio else Null(1 / 3, "nn.Linear's start")
+                of_role = matrices[role].double()
+                parts += [part(f"{label}, {shape}", ratio, W, null) for W in of_role]
     parts = means([parts])
     draws = parts[0].draws
     return Finding(
@@ -125,15 +134,18 @@ def attention_keeps_the_size(seed: int) -> Finding:
     ratio, flat = ratio.movedim(2, 0), flat.movedim(2, 0)  # (spreads, draws, sizes)
     bound_label = "largest ‖softmax(q)X‖/√d of all draws"
     parts = [
-        Part.mean("‖x_i‖/√d", 1.0, norm.t(), tolerance=1e-9),
-        Part(bound_label, 1.0, ratio.max().item(), 0.0, relation="<="),
-    ]
-    also, lines = [], []
+        Part.mean("‖x_i‖/√d", 1.0, norm.t(), tolerance=1e-9,
+                  null=Null(math.sqrt(D), "d, as the paper prints")),
+        Part(bound_label, 1.0, ratio.max().item(), 0.0, relation="<=",
+             null=Null(2.0, "weights 1 in place of a softmax: √n, n = 4")),
+    ]  # fmt: skip
+    also, lines, averaged = [], [], Null(-0.5, "a mean of n rows")
     for spread, measured, law in zip(spreads.tolist(), ratio, flat, strict=True):
         quantity = f"exponent of ‖softmax(q)X‖ in n, spread {spread}"
-        parts.append(Part.mean(quantity, 0.0, exponents(sizes, measured)))
+        parts.append(Part.mean(quantity, 0.0, exponents(sizes, measured), null=averaged))
         quantity, values = f"‖softmax(q)X‖/√(d Σs_i²), n = 256, spread {spread}", measured / law
-        also.append(beside(quantity, 1.0, values[:, 3], tolerance=0.02))
+        one_row = Null(1 / law[:, 3].mean().item(), "‖x_i‖ over it")
+        also.append(beside(quantity, 1.0, values[:, 3], tolerance=0.02, null=one_row))
         lines.append(Line.mean(f"q of spread {spread:g}, measured", sizes, measured))
         claimed = law.mean(dim=0).tolist()
         lines.append(Line(f"q of spread {spread:g}, √(Σs_i²)", sizes, claimed, False))
@@ -144,6 +156,11 @@ def attention_keeps_the_size(seed: int) -> Finding:
         "is √(d/n) for flat weights.  It holds where rows are alike or one weight is near 1.",
         Curves("keys n", "‖softmax(q)X‖/√d", lines, log_x=True, log_y=True),
     )
+
+
+def no_branch(alpha: float) -> Null:
+    """Return the null result of a mean square of αx + G(x): α², of αx alone."""
+    return Null(alpha**2, "α², the branch adds nothing")
 
 
 def sublayer(
@@ -165,7 +182,8 @@ def residual_sum(seed: int) -> Finding:
     def sample(label: str, alpha: float, v: float, w: float) -> list[Part]:
         x, W, V = sublayer(rng, v, w, tokens=8)
         z = alpha * x + torch.relu(x @ W) @ V
-        return [Part.mean(f"E‖z‖²/d, {label}", alpha**2 + v**2 * w**2, power(z))]
+        square = alpha**2 + v**2 * w**2
+        return [Part.mean(f"E‖z‖²/d, {label}", square, power(z), null=no_branch(alpha))]
 
     parts = means(sample(label, *c) for label, c in COEFFICIENTS.items() for _ in range(draws))
     return Finding(parts, f"{draws} draws of W, V and 8 tokens each, d = {D}, m = {M}.")
@@ -187,9 +205,10 @@ def step_through_the_residual(seed: int) -> Finding:
         most, stretched = torch.linalg.matrix_norm(jacobian, 2), "largest ‖∂z/∂x Δx‖/‖Δx‖"
         random_step = power(step @ jacobian) / power(step)
         return [
-            Part.mean(f"‖∂z/∂x Δx‖²/‖Δx‖², {label}", square, random_step),
-            at_most(f"{stretched}, {label}", math.sqrt(square), most, stated=False),
-        ]
+            Part.mean(f"‖∂z/∂x Δx‖²/‖Δx‖², {label}", square, random_step, null=no_branch(alpha)),
+            at_most(f"{stretched}, {label}", math.sqrt(square), most, stated=False,
+                    null=Null(math.sqrt(square), "as in a random direction")),
+        ]  # fmt: skip
 
     parts = means(sample(label, *c) for label, c in COEFFICIENTS.items() for _ in range(draws))
     parts.sort(key=lambda part: not part.stated)
@@ -229,15 +248,19 @@ def step_of_the_weights(seed: int) -> Finding:
 
     random_step = gather(ratios(16, independent=True) for _ in range(draws))
     steps = sweep(tokens, draws, partial(ratios, independent=False))
+    loose = (random_step["equal"] / random_step["bound"]).mean().item()
     parts = [
-        Part.mean("E‖…‖²/(w²‖ΔV‖² + (d v²/2m)‖ΔW‖²), Δθ independent", 1.0, random_step["equal"]),
-        at_most("E‖…‖²/((v² + w²)‖Δθ‖²), Δθ independent", 1.0, random_step["bound"]),
-    ]
+        Part.mean("E‖…‖²/(w²‖ΔV‖² + (d v²/2m)‖ΔW‖²), Δθ independent", 1.0, random_step["equal"],
+                  null=Null(loose, "(v² + w²)‖Δθ‖², the bound")),
+        at_most("E‖…‖²/((v² + w²)‖Δθ‖²), Δθ independent", 1.0, random_step["bound"],
+                null=NO_BOUND),
+    ]  # fmt: skip
     for count, step in zip(tokens, steps["bound"].t(), strict=True):
         words = f"{count} token{'s' * (count > 1)}"
-        parts.append(at_most(f"the same, a gradient step on {words}", 1.0, step))
-    long = "‖∂z/∂V ΔV‖/(w‖ΔV‖), a gradient step on 1 token"
-    parts.append(beside(long, math.sqrt(M), steps["by V"][:, 0].sqrt(), tolerance=0.05))
+        parts.append(at_most(f"the same, a gradient step on {words}", 1.0, step, null=NO_BOUND))
+    long, as_random = "‖∂z/∂V ΔV‖/(w‖ΔV‖), a gradient step on 1 token", Null(1.0, "Δθ independent")
+    by_V = steps["by V"][:, 0].sqrt()
+    parts.append(beside(long, math.sqrt(M), by_V, tolerance=0.05, null=as_random))
     lines = [
         Line.mean("first term, over w²‖ΔV‖²", tokens, steps["by V"]),
         Line.mean("both, over (v² + w²)‖Δθ‖²", tokens, steps["bound"]),
@@ -286,10 +309,12 @@ def attention_like_feed_forward(seed: int) -> Finding:
         weights = attend(x, dV, W_O, heads) + attend(x, W_V, dO, heads)
         equal, words = alpha**2 + v**2 * w**2, f"{label}, heads: {heads}"
         return [
-            Part.mean(f"E‖z‖²/d, {words}", equal, power(z)),
-            Part.mean(f"‖∂z/∂x Δx‖²/‖Δx‖², {words}", equal, power(moved) / power(step)),
-            at_most(f"E‖∂z/∂θ Δθ‖²/((v² + w²)‖Δθ‖²), {words}", 1.0, power(weights) / sizes),
-        ]
+            Part.mean(f"E‖z‖²/d, {words}", equal, power(z), null=no_branch(alpha)),
+            Part.mean(f"‖∂z/∂x Δx‖²/‖Δx‖², {words}", equal, power(moved) / power(step),
+                      null=no_branch(alpha)),
+            at_most(f"E‖∂z/∂θ Δθ‖²/((v² + w²)‖Δθ‖²), {words}", 1.0, power(weights) / sizes,
+                    null=NO_BOUND),
+        ]  # fmt: skip
 
     def aligned(tokens: int) -> float:
         """Return ‖∂z/∂θ Δθ‖²/((v² + w²)‖Δθ‖²), a mean over tokens, of a gradient step."""
@@ -312,9 +337,10 @@ def attention_like_feed_forward(seed: int) -> Finding:
     )
     for tokens in (1, 64):
         quantity = f"the last, v = w = 0.5, a gradient step on {tokens} token{'s' * (tokens > 1)}"
-        parts.append(at_most(quantity, 1.0, [aligned(tokens) for _ in range(draws // 3)]))
-    ones = [several(1.0, 1.0, 1.0) for _ in range(draws)]
-    parts.append(beside("E‖z‖²/d, α = v = w = 1, 32 independent tokens", 2.0, ones))
+        moved = [aligned(tokens) for _ in range(draws // 3)]
+        parts.append(at_most(quantity, 1.0, moved, null=NO_BOUND))
+    ones, quantity = [several(1.0, 1.0, 1.0) for _ in range(draws)], "E‖z‖²/d, α = v = w = 1"
+    parts.append(beside(f"{quantity}, 32 independent tokens", 2.0, ones, null=no_branch(1.0)))
     return Finding(
         parts,
         f"{draws} draws of the sublayer and 8 tokens ({draws // 3} of a step), d = {D}.  The heads "
@@ -353,13 +379,15 @@ def gain_of_queries(seed: int) -> Finding:
         size = drawn["size"]
         quantity = "‖Attn‖ at gain {} over that at gain 1, " + label
         parts += [
-            Part.mean(quantity.format(f"{gain:.2g}"), 1.0, size[:, at] / size[:, 2], tolerance=FLAT)
+            Part.mean(quantity.format(f"{gain:.2g}"), 1.0, size[:, at] / size[:, 2], tolerance=FLAT,
+                      null=Null(gain, "the size is that of the logits"))
             for at, gain in enumerate(gains)
             if gain != 1
-        ]
+        ]  # fmt: skip
         parts.append(
             Part(f"largest ‖Attn(x)_i‖ over max ‖x_j W_V W_O‖, {label}", 1.0,
-                 drawn["bound"].max().item(), 0.0, relation="<=", tolerance=ROUNDING)
+                 drawn["bound"].max().item(), 0.0, relation="<=", tolerance=ROUNDING,
+                 null=Null(4.0, "weights 1 in place of a softmax: √n, n = 16"))
         )  # fmt: skip
         lines.append(Line.mean(label, gains, size))
     return Finding(
