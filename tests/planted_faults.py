@@ -283,6 +283,17 @@ FAULTS = (
         "diagnostics/test_diagnostics_forward.py"
         "::test_every_diagnostic_is_that_of_the_forward_pass[deepnorm-ntk]",
     ),
+    Fault(
+        "attribution_every_first_step", "sweeps",
+        "0 if roles else math.gcd(*at)", "0 if roles else min(at)",
+        "sweeps/test_searches.py::test_roles_can_be_trained_alone_for_several_steps",
+    ),
+    Fault(
+        "attribution_every_first_step_of_a_model", "training",
+        "attribution_every=math.gcd(*at)", "attribution_every=min(at)",
+        "training/test_external_probe_folder.py"
+        "::test_every_step_is_measured_if_none_divides_the_others",
+    ),
 )  # fmt: skip
 
 

@@ -222,6 +222,16 @@ def test_the_factors_make_the_update_independent_of_depth(example: dict[str, Any
     assert free.linearity == pytest.approx(0.5, abs=0.01)
 
 
+def test_every_step_is_measured_if_none_divides_the_others(
+    example: dict[str, Any], tmp_path: Path
+) -> None:
+    shared = {"groups": example["groups"], "lr": 1e-5, "out": tmp_path / "x", "check": False}
+    result = deepstack.calibrate_model(
+        example["build"], depths=(1, 2), steps=(2, 3, 4), seeds=1, **shared
+    )
+    assert [row.step for row in result.rows if row.role == "matrices"] == [2, 3, 4]
+
+
 def test_the_guide_states_its_exponents(example: dict[str, Any]) -> None:
     stated = {name: float(x) for name, x in re.findall(r"'(\w+)': ([\d.]+)", GUIDE)}
     assert stated == pytest.approx(example["result"].exponents, abs=0.02)
