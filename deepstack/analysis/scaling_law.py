@@ -165,11 +165,11 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
         f"seeds, limits {SMALLEST:g} and {LARGEST:g}); needs more seeds or a wider range",
     )
     residual = math.sqrt(np.mean((samples[0] - (E + c * at**-a)) ** 2))
-    parts = (
+    of_E, of_c, of_a = (
         interval(column.tolist(), len(seeds), log=positive)
         for column, positive in zip(laws.T, (False, True, True), strict=True)
     )
-    return Law(*parts, residual, len(at), len(seeds), laws)
+    return Law(of_E, of_c, of_a, residual, len(at), len(seeds), laws)
 
 
 def solve(x: np.ndarray, losses: np.ndarray) -> np.ndarray:
