@@ -107,6 +107,8 @@ def fold(
     maps = [reader for each in readers.values() for reader in each]
     keeps_bias = config.model.norm.bias and any(reader.bias is None for reader in maps)
     values = {name: value.double() for name, value in values_of(built.model).items()}
+    if config.model.qk_norm:
+        refuse_unread_norms(readers, values)
     is_tied = any("embedding" in reader.weights for reader in maps)
     keep_gain = [
         n for n in readers if is_tied and f"{n}.gain" in values and n.endswith("final_norm")
@@ -126,6 +128,22 @@ def fold(
         left = [role for role in config.train.trainable if role not in OF_THE_STACK]
         changes["train.trainable"] = left or "all"
     return conf.with_overrides(config, changes), values
+
+
+def refuse_unread_norms(
+    readers: Mapping[str, Sequence[Reader]], values: Mapping[str, Tensor]
+) -> None:
+    """Raise ConfigError if norms of queries or keys have a trained gain or bias."""
+    neutral = {"gain": 1.0, "bias": 0.0}
+    for norm in (name for name, each in readers.items() if not each):
+        for part, value in neutral.items():
+            trained = values.get(f"{norm}.{part}")
+            if trained is not None and bool((trained != value).any()):
+                raise ConfigError(
+                    f"cannot fold with model.qk_norm: true: no linear map reads {norm}, whose "
+                    f"{part} is trained, and model.norm.{part}: false would remove it; leave "
+                    "--fold out"
+                )
 
 
 def fold_norm(

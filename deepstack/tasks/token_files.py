@@ -35,6 +35,8 @@ Layout = Literal["auto", "uint16", "uint32", "llm.c"]
 HEADER = 256  # int32s before the tokens of llm.c's files: magic, version, number of tokens
 LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic, version: type
 LLM_C_MAGIC = (20240520, 20240801, 20240522)  # the last is that of evaluations, without tokens
+LOOKED_AT, LEAST_HALVES = 2**16, 32
+"""Tokens of a file that tell whether it is uint32 read as uint16, and the least that can."""
 LARGEST_TOKENIZER = 2**28  # bytes
 STATE, SPLITS = "state.json", "dataset_dict.json"
 
@@ -241,7 +243,20 @@ def bin_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]
     if len(content) % dtype.itemsize:
         reason = f" has {len(content):,} bytes, no whole number of {dtype.name} tokens"
         raise reading.refusal(file, reason)
-    return [np.frombuffer(content, dtype)]
+    tokens = np.frombuffer(content, dtype)
+    if reading.layout == "auto" and are_halves(tokens[:LOOKED_AT]):
+        reason = (
+            ": as uint16, every second token is below 16, so it seems to hold uint32; give "
+            "task.layout=uint32 (or uint16), or write .npy, which states its type"
+        )
+        raise reading.refusal(file, reason)
+    return [tokens]
+
+
+def are_halves(tokens: Tokens) -> bool:
+    """Return whether uint16 tokens look like the halves of little-endian uint32 ones."""
+    low, high = tokens[0::2], tokens[1::2]
+    return len(high) >= LEAST_HALVES and bool(high.max() < 16 <= low.max())
 
 
 def npy_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import deepstack
 from deepstack.depth_use import MEASURES, Request, analyze_run, measure_all
+from deepstack.depth_use.external import with_first_token
+from deepstack.depth_use.huggingface import Folder
 from deepstack.depth_use.layered import Sample, StackLayers
 from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.records import Inspection, Run, RunFolder
@@ -285,6 +287,19 @@ def test_the_command_reads_text_by_the_folder_s_tokenizer(tmp_path: Path) -> Non
     assert read_analysis(folder, "linear").arrays["loss_linear"].shape == (3,)
     assert (folder.analysis_dir / "lens" / "checksums.json").is_file()
     assert "--text: found no text" in refusal(2, "analyze", tmp_path / "gpt2")
+    (row,) = json.loads(succeed(*command, "--batches", 2, "--bos"))
+    first = read_analysis(folder, "lens")
+    assert first.about["bos"] and not lens.about["bos"]
+    assert first.scalars["final_loss"] != lens.scalars["final_loss"]
+
+
+def test_sequences_begin_with_the_bos_token_of_the_config(tmp_path: Path) -> None:
+    tokens = torch.arange(12).view(2, 6)
+    folder = Folder(tmp_path, {"bos_token_id": 7}, [], [], 0)
+    wanted = [[7, 0, 1, 2, 3, 4], [7, 6, 7, 8, 9, 10]]
+    assert with_first_token(folder, tokens).tolist() == wanted
+    with pytest.raises(ConfigError, match=r"--bos: .* has bos_token_id None"):
+        with_first_token(Folder(tmp_path, {}, [], [], 0), tokens)
 
 
 def test_other_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

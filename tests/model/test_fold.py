@@ -108,6 +108,12 @@ def test_fold_keeps_the_function_under_other_settings(changes: dict[str, Any]) -
     fill(build_model(small, vocab_size=VOCAB).model, values)
 
 
+def test_trained_norms_of_queries_and_keys_are_named_as_the_reason() -> None:
+    config = config_of(model__qk_norm=True)
+    with pytest.raises(ConfigError, match=r"model.qk_norm: true: .*_norm, whose gain is trained"):
+        folded(config, moved(config))
+
+
 @pytest.mark.parametrize(
     "changes",
     [

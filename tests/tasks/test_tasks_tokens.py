@@ -86,6 +86,18 @@ def test_bare_uint32_is_read_if_asked_for(tmp_path: Path) -> None:
     assert shown(build(path, layout="uint32")) == set(range(70_000, 70_900))
 
 
+@pytest.mark.parametrize("first", [0, 70_000])
+def test_uint32_that_would_be_read_as_uint16_is_refused_with_a_hint(
+    first: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.bin"
+    (RAMP + first).astype("<u4").tofile(path)
+    with pytest.raises(ConfigError, match=r"seems to hold uint32; give task.layout=uint32 \(or"):
+        build(path)
+    assert build(path, layout="uint32").vocab_size == first + 1000
+    assert build(path, layout="uint16").data["tokens"] == 2000
+
+
 def test_shards_are_a_pattern_and_windows_lie_within_one(tmp_path: Path) -> None:
     for i in range(4):
         llm_c(tmp_path / f"fine_train_{i:06}.bin", RAMP[:100] + 100 * i)
