@@ -152,6 +152,11 @@ FAULTS = (
         "records/test_records.py::test_the_tolerance_is_relative_for_small_numbers_too",
     ),
     Fault(
+        "ends_of_the_central_90_percent", "analysis",
+        "ENDS = (0.025, 0.975)", "ENDS = (0.05, 0.95)",
+        "analysis/test_coverage.py::test_the_interval_of_a_mean_is_about_students",
+    ),
+    Fault(
         "residual_of_a_sum_of_squares", "analysis",
         "residual = math.sqrt(np.mean(", "residual = math.sqrt(np.sum(",
         "analysis/test_fits.py::test_the_residual_of_a_law_is_the_root_of_a_mean",

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from deepstack.analysis.calibration import role_exponents
+from deepstack.analysis.intervals import interval, over_samples
 from deepstack.analysis.scaling_law import fit_law
 from deepstack.analysis.statistics import mean_of
 from deepstack.analysis.transfer import transfer
@@ -88,6 +90,18 @@ def role_exponent(random: np.random.Generator, seeds: int) -> Held:
     (row,) = role_exponents(pd.DataFrame(rows))
     assert row.low is not None and row.high is not None
     return {"exponent of a role": row.low <= 0.5 <= row.high}
+
+
+def test_the_interval_of_a_mean_is_about_students() -> None:
+    """Without its factor it is 15 % narrower, and with quantiles of 90 % it is 16 % narrower."""
+    widths = []
+    for seed in range(20):
+        values = np.random.default_rng(seed).normal(size=12)
+        samples = over_samples(lambda drawn, all=values: all[list(drawn)].mean(), range(12))
+        found = interval(samples, 12)
+        low, high = stats.t.interval(0.95, 11, values.mean(), stats.sem(values))
+        widths.append((found.high - found.low) / (high - low))
+    assert np.mean(widths) == pytest.approx(1.0, abs=0.03)
 
 
 @pytest.mark.slow
