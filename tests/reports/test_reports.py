@@ -241,8 +241,7 @@ def test_what_a_folder_says_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
-    odd, broken = make_runs(tmp_path, seed=(0, 2))
-    RunFolder(odd).write_meta({"environment": "x", "git": 3, "plugins": [1]})  # no trouble
+    _, broken = make_runs(tmp_path, seed=(0, 2))
     make_run(tmp_path, seed=1, state="interrupted")
     (broken / "status.json").write_text("{")
     messages: list[str] = []
