@@ -48,12 +48,14 @@ def lens_by_layer(runs: list[Run], *, options: Options) -> Chart:
             x = np.arange(values.shape[1]) / (values.shape[1] - 1)
             look = drawing.curve_style(cell.series[0], cell.depths[0], len(cells)) | {"lw": 0.9}
             rows = array_statistics(x, values)
+            if key == "kl":  # 0 at the last layer
+                rows = drawing.above_zero(rows)
             panel.lines(cell.label, rows, place=(i, len(cells)), **look)
         label = typeset("KL(p_l ‖ p_N) (nats)") if key == "kl" else "loss (nats)"
         drawing.value_axis(label, [panel], log=key == "kl")
         panel.axes.set(xlim=(-0.02, 1.02), xlabel="layer l / N")
     drawing.explain(cells, len(cells))
-    drawing.note("l = 0: the embedding")
+    drawing.note("l = 0: the embedding; KL is 0 at l = N")
     return drawing.finish("Prediction read after each layer")
 
 

@@ -163,7 +163,7 @@ def test_values_of_layers_are_those_of_the_snapshots(tmp_path: Path) -> None:
     assert rows(chart, series="step 1")["y"].tolist() == [1.0, 2.0, 4.0]
     # Zero has no place on a log axis: it is left out, and the caption says so.
     assert rows(chart, series="step 2")["x"].tolist() == [1, 3]
-    assert "zeros" in caption(chart)
+    assert "left out: 1 point at or below 0" in caption(chart)
     chart = make_chart("layer_step_heat_map", tmp_path, diagnostic="stream_norm")
     assert rows(chart, x=2, y=3)["value"].item() == -values[1, 2] and len(chart.data) == 6
     with pytest.raises(NothingMatchedError, match="'gradnorm'; deepstack list diagnostics has all"):
@@ -185,7 +185,7 @@ def test_signed_values_have_a_plain_axis(
     assert rows(chart, kind="line")["y"].tolist() == drawn
     (axes,) = chart.figure.axes
     assert axes.get_yscale() == scale and axes.get_ylim()[0] < min(drawn)
-    assert ("zeros are not drawn" in caption(chart)) == (0 in values)
+    assert ("at or below 0" in caption(chart)) == (0 in values)
 
 
 def test_panels_show_the_greatest_depth_of_each_scheme(tmp_path: Path) -> None:

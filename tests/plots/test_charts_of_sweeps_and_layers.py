@@ -196,10 +196,12 @@ def test_a_setting_that_learnt_nothing_is_marked(tmp_path: Path) -> None:
 
 
 def test_the_lens_is_drawn_against_the_share_of_layers(runs: Path) -> None:
-    drawn = rows(make_chart("lens_by_layer", runs), panel="KL to the final output", series="N = 4")
-    assert drawn["x"].tolist() == [0, 0.25, 0.5, 0.75, 1]
-    assert drawn["y"].tolist() == pytest.approx([1, (0.5 + 0.75) / 2, 0.25, 0.125, 0])
-    assert drawn["n"].tolist() == [2] * 5
+    chart = make_chart("lens_by_layer", runs)
+    drawn = rows(chart, panel="KL to the final output", series="N = 4")
+    assert drawn["x"].tolist() == [0, 0.25, 0.5, 0.75]  # on its logarithmic axis
+    assert drawn["y"].tolist() == pytest.approx([1, (0.5 + 0.75) / 2, 0.25, 0.125])
+    assert drawn["n"].tolist() == [2] * 4
+    assert "KL is 0 at l = N" in caption(chart) and "at or below 0" in caption(chart)
 
 
 def test_heat_maps_have_the_cells_of_one_seed(runs: Path) -> None:
