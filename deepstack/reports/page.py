@@ -94,7 +94,7 @@ def report(
             "(to=… from Python)"
         )
     path = writable(Path(folders[0]) / "report.html") if to is None else Path(to)
-    if path.is_dir():
+    if to is not None and path.is_dir():
         path = path / "report.html"
     path = followed(path.parent) / path.name
     tell = started or (lambda chart, _: say(chart))

@@ -47,10 +47,10 @@ KINDS = ("link", "dangling link", "link to a folder", "pipe", "hard link")
 # Folders that the command line names: the user may name a link.
 NAMED = ("there", "exported")
 # Commands of milliseconds: every name meets every kind.  Otherwise it meets one of them.
-FAST = ("tag", "note", "init")
+FAST = ("tag", "note", "init", "report", "plot", "plot of a run")
 QUICK = [
     *(("tag", kind) for kind in KINDS), ("note", "link"), ("init", "dangling link"),
-    ("report", "link"), ("plot", "link to a folder"), ("train", "pipe"), ("resume", "link"),
+    ("report", "link to a folder"), ("plot", "link to a folder"), ("train", "pipe"), ("resume", "link"),
 ]  # fmt: skip
 SLOW = [(command, kind) for command in COMMANDS for kind in KINDS if (command, kind) not in QUICK]
 
