@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from deepstack.records.files import (
     CHECKSUMS,
     mapping,
+    remove_hidden_folders,
     replace_all,
     sha256,
     sync_folder,
@@ -81,8 +82,7 @@ def write_analysis(folder: RunFolder, name: str, analysis: Analysis) -> Path:
     draft, old = (parent / f".{kind}-{name}-{ending}" for kind in ("draft", "gone"))
     arrays = [(f"{key}.npy", npy_bytes(values)) for key, values in analysis.arrays.items()]
     with trouble(target):
-        for left in parent.glob(".*"):  # by killed calls
-            shutil.rmtree(left, ignore_errors=True)
+        remove_hidden_folders(parent)
         replace_all(draft, arrays, folder.path)
         folder.write_json(draft / COLUMNS, {part: getattr(analysis, part) for part in PARTS})
         sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}

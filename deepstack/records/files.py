@@ -170,6 +170,13 @@ def remove_drafts(folders: Iterable[Path]) -> None:
             opened.remove_drafts(folder, descriptor)
 
 
+def remove_hidden_folders(parent: Path) -> None:
+    """Remove the folders in a folder that killed processes left: their names begin with a dot."""
+    for left in parent.glob(".*"):
+        if left.is_dir() and not left.is_symlink():  # rmtree would wait for a pipe
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def refuse_links(folder: Path, below: Sequence[str]) -> None:
     """Raise ResourceError if a folder, or a folder `below` it, holds a link or a special file.
 

@@ -26,7 +26,7 @@ from deepstack.records import (
     sync_folder,
     trouble,
 )
-from deepstack.records.files import rewrite_end
+from deepstack.records.files import remove_hidden_folders, rewrite_end
 from deepstack.records.opened import file_in, open_folder, open_new
 
 CHECKPOINTS = 2  # the number that a run keeps
@@ -66,7 +66,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     }
     state = json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=2) + "\n"
     with trouble(draft):
-        remove_drafts(folder)
+        remove_hidden_folders(folder.checkpoint_dir)
         with open_folder(draft, folder.path, make=True) as opened:
             for name, tensors in parts.items():
                 try:
@@ -117,12 +117,6 @@ def write_new(opened: int, name: str, text: str) -> None:
         file.write(text)
 
 
-def remove_drafts(folder: RunFolder) -> None:
-    """Remove what killed processes left in checkpoint/: drafts, and checkpoints half removed."""
-    for left in folder.checkpoint_dir.glob(".*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
 def keep_only(folder: RunFolder, step: int) -> None:
     """Remove every checkpoint except this one: a finished run keeps only its weights."""
     with trouble(folder.checkpoint_dir):
@@ -130,7 +124,7 @@ def keep_only(folder: RunFolder, step: int) -> None:
             if other != step:
                 discard(folder.checkpoint_path(other))
         if folder.checkpoint_dir.is_dir():
-            remove_drafts(folder)
+            remove_hidden_folders(folder.checkpoint_dir)
             sync_folder(folder.checkpoint_dir)
 
 
