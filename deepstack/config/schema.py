@@ -5,6 +5,7 @@ The text under each field is its help, in `deepstack init`, in editors and in th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -160,6 +161,11 @@ class Train(Section):
     def has_budget(self) -> bool:
         """Whether tokens or flops are given, from which the steps are yet to be computed."""
         return self.tokens is not None or self.flops is not None
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Leave out the default steps where a budget decides them, by `model.with_steps`."""
+        shown = super().__repr_args__()
+        return [one for one in shown if not (one[0] == "steps" and self.has_budget)]
 
     _check_shards = divisor_of("shards", "train.batch_size")
 

@@ -148,6 +148,9 @@ def test_a_later_length_replaces_those_of_the_file() -> None:
     assert (config.train.tokens, config.train.flops, config.train.warmup_steps) == (None, 1e9, 2)
     assert conf.parse_config(conf.to_yaml(config)) == config
     assert conf.with_overrides(config, {"seed": 1}).train.flops == 1e9
+    assert "(steps=" not in repr(config.train) and "(steps=9," in repr(
+        conf.parse_config(text).train
+    )
     again = conf.with_overrides(config, {"train.steps": 7}).train
     assert (again.steps, again.flops) == (7, None)
     sweep = f"{text}\nsweep: {{grid: {{train.steps: [2, 4], model.depth: [1, 2]}}}}"
