@@ -158,6 +158,32 @@ def test_prefixes_of_wrappers_are_stripped_with_a_note(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["Llama", "OPT", "Mixtral"])
+def test_a_head_may_be_absent_if_it_is_tied(name: str, tied: bool, tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    sizes = {
+        "vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16,
+        "ffn_dim": 24, "word_embed_proj_dim": 16, "num_local_experts": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    config = getattr(transformers, f"{name}Config")(**sizes, tie_word_embeddings=tied)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        logits = model(TOKENS).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten()).item()
+    found = deepstack.analyze_huggingface(tmp_path, TOKENS)["lens"]
+    assert found.scalars["final_loss"] == pytest.approx(loss, rel=1e-5)
+    tensors(lambda t: t.pop("lm_head.weight", None))(tmp_path)
+    if tied:
+        deepstack.analyze_huggingface(tmp_path, TOKENS)
+    else:
+        with pytest.raises(ConfigError, match=r"lack weights .*: lm_head.weight"):
+            deepstack.analyze_huggingface(tmp_path, TOKENS)
+
+
+@pytest.mark.slow
 def test_shards_and_tokens_outside_the_vocabulary(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,3 +259,67 @@ def test_a_model_in_bfloat16_has_statistics_in_full_precision() -> None:
     found = measured(model, ["effects"])["effects"].arrays["contribution"][0]
     assert found == pytest.approx(size, rel=1e-6)
     assert np.isfinite(found)
+
+
+# -- compiled and wrapped models, nested tensors ---------------------------------------------------
+
+
+def compiled(model: Any) -> Any:
+    model = torch.compile(model, backend="eager")
+    model(TOKENS)
+    return model
+
+
+def with_compiled_blocks(model: Any) -> Any:
+    for index, block in enumerate(model.blocks):
+        model.blocks[index] = torch.compile(block, backend="eager")
+    model(TOKENS)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch.compile
+@pytest.mark.parametrize("wrap", [compiled, with_compiled_blocks, nn.DataParallel])
+def test_a_wrapped_model_has_the_numbers_of_the_model_inside(wrap: Callable[[Any], Any]) -> None:
+    what = ["effects", "swap", "lens"]
+    wanted, found = (measured(wrapped(Model()), what) for wrapped in (lambda model: model, wrap))
+    for name in what:
+        assert found[name].about["layers"] == "blocks"
+        for key, values in wanted[name].arrays.items():
+            assert found[name].arrays[key] == pytest.approx(values, rel=1e-5, nan_ok=True), key
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_scripted_modules_are_refused() -> None:
+    model = Model()
+    model.out = torch.jit.trace(nn.Linear(D, VOCAB), torch.zeros(1, D))
+    with pytest.raises(ConfigError, match="model: out is a TorchScript module"):
+        measured(model, ["lens"])
+
+
+class Padded(nn.Module):
+    """torch's encoder with its defaults, which nests a padded batch in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(D, 2, 24, dropout=0.0, batch_first=True)
+        self.embed, self.out = nn.Embedding(VOCAB, D), nn.Linear(D, VOCAB)
+        self.encoder = nn.TransformerEncoder(layer, DEPTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.encoder(self.embed(tokens), src_key_padding_mask=tokens == 0)
+        out: Tensor = self.out(x)
+        return out
+
+
+@torch.no_grad()
+def test_a_padded_batch_of_torch_s_encoder_is_read_at_all_positions() -> None:
+    model, tokens = Padded(), TOKENS.clone()
+    tokens[0, 4:] = 0
+    result = measured(model, ["lens", "effects"], batch=tokens)
+    x, losses = model.embed(tokens), []
+    for layer in model.encoder.layers.train():  # training mode is never nested
+        losses.append(loss_of(model.out(x)))
+        x = layer(x, src_key_padding_mask=tokens == 0)
+    losses.append(loss_of(model.out(x)))
+    assert result["lens"].arrays["loss"] == pytest.approx(losses, rel=1e-5)
