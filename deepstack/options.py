@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, get_origin, get_type_hints
 
@@ -16,11 +17,28 @@ from deepstack.registry import unknown
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
+@dataclass(frozen=True)
+class FirstDefault:
+    """States, in an option's annotation, the default that it had before the present one.
+
+    The identity of a run leaves out options with their first default.  So a changed default changes
+    no hash: a run of the first default keeps its folder and its checkpoints.
+    """
+
+    value: Any
+
+
 class Option(NamedTuple):
     """An option: its annotation and its default."""
 
     annotation: Any
     default: Any
+
+    @property
+    def first_default(self) -> Any:
+        """The value that the identity of a run leaves out (see `FirstDefault`)."""
+        marks = getattr(self.annotation, "__metadata__", ())
+        return next((m.value for m in marks if isinstance(m, FirstDefault)), self.default)
 
     @property
     def type(self) -> str:

@@ -24,14 +24,17 @@ def with_defaults(config: Config) -> Config:
 
 
 def without_defaults(config: Config) -> Config:
-    """Return the configuration without options equal to their defaults, for comparing runs.
+    """Return the configuration without options equal to their first defaults, for comparing runs.
 
-    Whole numbers become integers if the option's type allows both: 1 for 1.0.
+    An option that is not given has its present default, which differs from the first one if it was
+    changed (`FirstDefault`).  Whole numbers become integers if the option's type allows both: 1 for
+    1.0.
     """
 
     def shortest(options: Options, values: dict[str, Any]) -> dict[str, Any]:
-        usual = _defaults(options)
-        values = {k: v for k, v in values.items() if k not in usual or v != usual[k]}
+        first = _as_json({key: option.first_default for key, option in options.items()})
+        values = _defaults(options) | values
+        values = {k: v for k, v in values.items() if k not in first or v != first[k]}
         with suppress(ConfigError):  # building the model reports invalid values
             return dict(_whole(validated(options, values, kind="", name="", section="")))
         return values
@@ -88,8 +91,12 @@ def _options(config: Config) -> tuple[Options, Options]:
 
 
 def _defaults(options: Options) -> dict[str, Any]:
+    return _as_json({key: option.default for key, option in options.items()})
+
+
+def _as_json(values: dict[str, Any]) -> dict[str, Any]:
     # Convert through JSON, as YAML reads them: a tuple in a signature becomes a list.
-    return dict(json.loads(json.dumps({key: option.default for key, option in options.items()})))
+    return dict(json.loads(json.dumps(values)))
 
 
 def _whole(value: Any) -> Any:

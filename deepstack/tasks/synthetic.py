@@ -15,6 +15,7 @@ from pydantic import Field
 
 from deepstack.config import Family
 from deepstack.errors import ConfigError
+from deepstack.options import FirstDefault
 from deepstack.tasks.task import IGNORE, STRUCTURE, Batch, Task, choose_positions, task
 from deepstack.tasks.windows import Floats, MaskRate
 
@@ -241,10 +242,12 @@ def hops(
     seq_len: int,
     seed: int,
     family: OneStack = "encoder",
-    n: Annotated[int, Field(ge=2, le=4096, description="number of elements")] = 17,
+    n: Annotated[int, Field(ge=2, le=4096, description="number of elements"), FirstDefault(8)] = 17,
     max_k: Annotated[int, Field(ge=1, le=1024, description="largest k of a query")] = 8,
     one_cycle: Annotated[
-        bool, Field(description="whether p is one cycle; else k does not order difficulty")
+        bool,
+        Field(description="whether p is one cycle; else k does not order difficulty"),
+        FirstDefault(False),
     ] = True,
 ) -> Task:
     """target = p^k(s) for queries (s, k) on a permutation p: k look-ups, one after the other.

@@ -14,8 +14,9 @@ from helpers.plot_runs import make_chart, make_run, rows
 from numpy.typing import NDArray
 
 import deepstack
-from deepstack.config import Config
+from deepstack.config import Config, digest, with_overrides
 from deepstack.errors import ConfigError
+from deepstack.model import with_defaults, without_defaults
 from deepstack.tasks import IGNORE, Batch, build_task
 from deepstack.training.evaluation import Evaluation
 
@@ -96,6 +97,18 @@ def test_unigrams_are_the_frequencies_of_the_answers() -> None:
         deviation = (counts - expected) / np.sqrt(expected)
         assert (deviation**2).mean() < 2 and built.optimal_loss(batch) == 0
         assert built.references["uniform_entropy"] == pytest.approx(np.log(len(built.unigram)))
+
+
+def test_runs_of_the_first_defaults_of_hops_stay_the_same_runs() -> None:
+    """Earlier versions dropped n = 8, max_k = 8 and one_cycle = false from the identity."""
+    given = config_with({"task.name": "hops", "task.seq_len": 64})
+    first = {"task.n": 8, "task.max_k": 8, "task.one_cycle": False}
+    present = {"task.n": 17, "task.max_k": 8, "task.one_cycle": True}
+    before, after = (
+        digest(without_defaults(with_overrides(given, options))) for options in (first, present)
+    )
+    assert before == digest(given) != after == digest(without_defaults(given))
+    assert with_defaults(given).task.options() == {"n": 17, "max_k": 8, "one_cycle": True}
 
 
 OWN, NONE = "own token", "no token"
