@@ -104,11 +104,14 @@ class Windows:
         """Return `count` windows, (count, length)."""
         numbers = random.integers(self.begins[-1], size=count)
         indices = np.searchsorted(self.begins, numbers, side="right") - 1
-        for i in np.unique(indices):
-            self.parts[i].refuse_changed()
+        read = [self.parts[i] for i in np.unique(indices)]
+        for part in read:
+            part.refuse_changed()
         tokens = np.empty((count, self.length), dtype=np.int64)
         for row, i, start in zip(tokens, indices, numbers - self.begins[indices], strict=True):
             row[:] = self.parts[i].tokens[start : start + self.length]
+        for part in read:  # half of a window may be new
+            part.refuse_changed()
         return tokens
 
 

@@ -204,6 +204,22 @@ def test_a_change_whose_time_is_put_back_ends_the_run_too(tmp_path: Path) -> Non
         task.train_batch(1, 4)
 
 
+def test_a_change_between_the_check_and_the_reading_ends_the_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = nanogpt(tmp_path / "a.bin", np.arange(50_000))
+    task, empty = build(path), np.empty
+
+    def change(*words: Any, **more: Any) -> Any:
+        if isinstance(words[0], tuple):  # the windows; np.unique makes other arrays
+            path.write_bytes(b"\xff" * path.stat().st_size)  # in place: token 65535
+        return empty(*words, **more)
+
+    monkeypatch.setattr(np, "empty", change)
+    with pytest.raises(ResourceError, match="was written to while a run read it"):
+        task.train_batch(1, 4)
+
+
 def test_a_file_that_is_replaced_during_a_run_stays_as_it_was(tmp_path: Path) -> None:
     task = build(nanogpt(tmp_path / "a.bin"))
     nanogpt(tmp_path / "b.bin", RAMP + 5000)
