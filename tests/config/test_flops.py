@@ -82,7 +82,7 @@ def assert_counted(model: Any, tokens: Tensor, probe: Tensor, flops: StepFlops) 
         assert counted(lambda: model.hidden(probe)) == flops.probe
 
 
-OPTIONS = {"hops": "task.n=3 task.max_k=2 task.seq_len=12"}
+OPTIONS = {"hops": "task.n=5 task.max_k=2 task.seq_len=14"}
 DRAWN = [
     f"model.family={family} task.name={name} {OPTIONS.get(name, '')}"
     for name in TASKS
