@@ -19,8 +19,9 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 LARGEST_CONFIG = 2**24  # bytes
 FLOATS, OTHERS = ("F64", "F32", "F16", "BF16"), ("I64", "BOOL")
 SIZES = re.compile(r"layer|block|hidden|embd|d_model|intermediate|ffn|inner|head|expert|vocab")
+LAYERS = re.compile(r"^(n|num)_(\w+_)?(layer|block)s?$")
 NO_SIZES = re.compile(r"position|token_id|length|window|max_")
-"""Keys of config.json that are sizes of tensors or numbers of them, and keys that are not."""
+"""Keys of config.json that are sizes of tensors, numbers of layers, and neither of both."""
 OTHER_FORMATS = {
     "adapter_config.json": "a PEFT adapter without its base model; write the merged model: "
     "model.merge_and_unload().save_pretrained(folder)",
@@ -209,7 +210,7 @@ def refuse_sizes(file: Path, config: Mapping[str, Any], tensors: int, elements: 
         for key, value in part.items():
             if not isinstance(value, int) or not SIZES.search(key) or NO_SIZES.search(key):
                 continue
-            most = tensors if re.search(r"layer|block", key) else elements
+            most = tensors if LAYERS.search(key) else elements
             if not 0 <= value <= most and not (value == -1):
                 raise ConfigError(
                     f"{file}: {prefix}{key}: found {value:,}; the weights are {tensors:,} tensors "
