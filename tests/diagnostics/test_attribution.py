@@ -177,7 +177,8 @@ def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -
     assert not (plain.path / "attribution.csv").exists() and plain.columns["attribution"] == {}
     assert data_of(plain).items() <= data_of(run).items()
     assert list(run.sharpness["step"]) == [0, 3, 4] and len(run.noise_scale) == 5
-    more = {"noise_scale", "gradient_variance", "skip_loss", "skip_loss_increase", "jacobian"}
+    more = {"noise_scale", "gradient_variance", "skip_loss", "skip_loss_increase"}
+    more |= {"jacobian", "jacobian_error"}
     assert set(run.layer_names()) - {"stream_update", *plain.layer_names()} == more
     found, linear = run.attribution, pd.read_csv(run.path / "first_order.csv")
     assert list(found["step"]) == [1, 2, 3, 4] and list(found) == list(linear)
