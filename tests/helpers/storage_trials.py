@@ -79,7 +79,8 @@ def kills(harness: Harness, choice: Choice = all_calls, about: str = "") -> Iter
     """A kill at a call; then the same command."""
     chosen = chosen_calls(harness, choice, about)
     kinds = {kind_of(call) for call in chosen}
-    following = {call.number - 1: kind_of(call) for call in harness.alone.calls}
+    calls = [call for call in harness.alone.calls if call.kind != "mark"]  # it has no path
+    following = {call.number - 1: kind_of(call) for call in calls}
     for call in chosen:
         # Before the next call, the disk is as behind any other call.
         is_behind_another = call.kind != "write" and following.get(call.number) in kinds
