@@ -27,6 +27,7 @@ from deepstack.fast import FastPaths, Measured, Step, fast_paths_of
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
 from deepstack.records import ENDED, Run, RunFolder, removal
 from deepstack.records.given_plugins import require_recorded
+from deepstack.records.opened import followed
 from deepstack.tasks import Task, task_of
 from deepstack.trackers import require_tensorboard
 from deepstack.training.environment import (
@@ -241,6 +242,7 @@ def locked_folder(
     with ExitStack() as stack:
 
         def lock() -> list[str | None]:
+            refuse_foreign_link(study)
             folder = choose_folder(config, study, task, parent=parent)
             try:
                 stack.enter_context(folder.lock())
@@ -262,6 +264,13 @@ def locked_folder(
         if not ranks.is_rank0:
             folder = stack.enter_context(TemporaryDirectory(prefix="deepstack-"))
         yield Path(path), RunFolder(folder), state
+
+
+def refuse_foreign_link(study: Path) -> None:
+    """Raise ResourceError if a study's folder is a link, but for the user's own one to a folder."""
+    if study.is_symlink() and followed(study) == study:
+        why = "a link that leads nowhere, or a link that another user made"
+        raise ResourceError(f"{study} is {why}; nothing is written there")
 
 
 def run_name(config: conf.Config) -> str:

@@ -45,7 +45,7 @@ COMMANDS = {
 }
 KINDS = ("link", "dangling link", "link to a folder", "pipe", "hard link")
 # Folders that the command line names: the user may name a link.
-NAMED = ("there", "exported")
+NAMED = ("there", "exported", "results/new", "results/longer")
 # Commands of milliseconds: every name meets every kind.  Otherwise it meets one of them.
 FAST = ("tag", "note", "init", "report", "plot", "plot of a run")
 QUICK = [
@@ -217,3 +217,14 @@ def test_a_pipe_among_the_drafts_of_checkpoints_and_analyses_holds_nobody(
         os.mkfifo(folder / ".draft")
     assert run("resume", copy).exit_code == 0
     assert run("analyze", copy).exit_code in (0, 5)
+
+
+def test_a_study_that_is_another_user_s_link_is_refused(place: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "place"
+    shutil.copytree(place, copy)
+    (tmp_path / "target").mkdir()
+    (copy / "results" / "new").symlink_to(tmp_path / "target")
+    with patch("os.geteuid", lambda: os.getuid() + 1):
+        done = run("train", copy)
+    assert done.exit_code == 5 and "link that another user made" in done.stderr
+    assert not list((tmp_path / "target").iterdir())
