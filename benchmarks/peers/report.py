@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.peers.measure import Measured
 from benchmarks.peers.rows import LOGGED, PRODUCTS_LABEL, UNLOGGED, RowProcess
 from deepstack import config as conf
-from deepstack.analysis import power_law
+from deepstack.analysis.fit import power_law
 from deepstack.errors import ConfigError
 from deepstack.records.files import replace
 from deepstack.records.opened import followed

@@ -93,7 +93,7 @@ def test_sweep_runs_skips_and_ends_with_a_table(
     assert [run.state for run in runs] == ["done"] * 4
     before = times()
     runs[0].folder.write_status("failed", 1)
-    monkeypatch.setattr(sys.modules["deepstack.sweeps.local"], "cores", lambda: 1)
+    monkeypatch.setattr("deepstack.config.cores", lambda: 1)
     again = typed(*words, "--json")
     assert again.exit_code == 3 and len(json.loads(again.stdout)) == 4
     assert "2 workers have more threads than the cores; use --workers 1" in again.stderr

@@ -75,7 +75,7 @@ def is_forbidden(event, args, caller):
         return is_data(args[0].co_filename) or has_canary(args[0])
     if event == "subprocess.Popen":
         words = [args[1]] if isinstance(args[1], str) else list(map(str, args[1]))
-        is_git = os.path.basename(words[0]) == "git" and words[1] == "-C"
+        is_git = os.path.basename(words[0]) == "git" and "-C" in words[1:4]
         is_fork_server = words[1:3] == ["-P", "-c"] and FORK_SERVER in words[3]
         # fc-list is matplotlib's, where it has no cache
         return not (is_git or is_fork_server or os.path.basename(words[0]) == "fc-list")

@@ -77,7 +77,9 @@ def test_a_folder_that_cannot_be_written_asks_for_another(run: Path, tmp_path: P
         assert result.exit_code == 5 and result.stderr.rstrip().endswith(end)
 
 
-def test_a_plugin_that_is_not_given_and_one_that_was_changed(tmp_path: Path) -> None:
+def test_a_plugin_that_is_not_given_and_one_that_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "forgotten.py"
     out = tmp_path / "my results"
 
@@ -96,6 +98,7 @@ def test_a_plugin_that_is_not_given_and_one_that_was_changed(tmp_path: Path) -> 
     file.write_text(PLUGIN)
     folder = train(*words, "--plugin", file).stdout.strip()
     (recorded,) = Run(folder).meta["plugins"]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
     again = refusal(f"{folder}/config.yaml", "--study", "quick")
     assert "forgotten.py" in again and recorded["sha256"] in again
     file.write_text(PLUGIN + "# changed\n")

@@ -54,25 +54,32 @@ def without_draft(name: str) -> str:
     return RANDOM.sub(lambda match: match[match.lastindex or 0], name)
 
 
-def kind_of(call: Call) -> tuple[str, str]:
-    """Return the kind of a call and the kind of its file: paths without numbers and draft names."""
+def kind_of(call: Call) -> tuple[str, str, bool]:
+    """Return the kind of a call, the kind of its file, and whether it writes a file's first bytes.
+
+    The kind of a file is its path without numbers and draft names.
+    """
     names = [re.sub(r"\d+", "N", without_draft(name)) for name in call.path.parts[-3:]]
     if names[-1].endswith((".npy", ".npy.new")):
         names[-1] = "layers"  # the files of all diagnostics are written by one function
-    return call.kind, "/".join(names)
+    return call.kind, "/".join(names), call.kind == "write" and call.place == 0
 
 
 def one_a_kind(calls: Sequence[Call]) -> Sequence[Call]:
-    """Return one call of each kind; another one at another commit."""
-    return one_of_each(calls, kind_of)
+    """Return one call of each kind, up to the last checkpoint and after it.
+
+    It is another one at another commit.
+    """
+    renamed = [c.number for c in calls if c.kind == "rename" and c.target.name.isdecimal()]
+    return one_of_each(calls, lambda call: (kind_of(call), call.number > max(renamed, default=0)))
 
 
 def chosen_calls(harness: Harness, choice: Choice, about: str) -> Sequence[Call]:
-    """Return the chosen calls, of those with `about` in their path."""
+    """Return those of the chosen calls that have `about` in their path."""
     calls = [call for call in harness.alone.calls if call.kind != "mark"]
-    chosen = choice([call for call in calls if about in f"{call.path} {call.target}"])
-    assert chosen, about
-    return chosen
+    about_it = {call.number for call in calls if about in f"{call.path} {call.target}"}
+    assert about_it, about
+    return [call for call in choice(calls) if call.number in about_it]
 
 
 def kills(harness: Harness, choice: Choice = all_calls, about: str = "") -> Iterator[str]:
@@ -206,7 +213,7 @@ def power_cuts(
             disk.follow(call)
     calls = harness.run(out).calls
     files = [call for call in calls if call.kind != "mark"]
-    chosen = choice([call for call in files if about in f"{call.path} {call.target}"])
+    chosen = [call for call in choice(files) if about in f"{call.path} {call.target}"]
     numbers = {call.number for call in (*chosen, files[-1])}
     for call in calls:
         disk.follow(call)

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import statistics
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from helpers.command_line import typed
 from helpers.record_runs import HOLDER, make_run, python
+from helpers.terminals import terminal
 
 from deepstack.errors import LockedError, NothingMatchedError, ResourceError
 from deepstack.records import STEPS_COLUMNS, Run, RunFolder, find_runs, problems, run_rows, varying
@@ -193,9 +196,15 @@ def test_a_narrow_terminal_gets_whole_names_and_numbers(tmp_path: Path) -> None:
     make_run(tmp_path / name, "seed: 1234\nmodel: {scheme: x}\ntrain: {lr: 0.01}\n")
     make_run(tmp_path / "other", "seed: 5678\nmodel: {scheme: x}\ntrain: {lr: 0.02}\n")
     for width in (20, 60, 200):
-        terminal = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width)}
-        found = typed("ls", tmp_path, env=terminal)
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", found.stdout).splitlines()
+        with terminal() as (file, read):
+            found = subprocess.run(
+                [sys.executable, "-m", "deepstack", "ls", str(tmp_path)],
+                stdout=file,
+                stderr=subprocess.PIPE,
+                env=os.environ | {"TERM": "xterm", "COLUMNS": str(width)},
+                text=True,
+            )
+            lines = re.sub(r"\x1b\[[0-9;]*m", "", "".join(iter(read, ""))).splitlines()
         (row,) = (line for line in lines if name in line)
         assert ("0.3" in row) == (width >= 60) and ("1,234" in row) == (width >= 100)
         assert ("step_ms" in found.stderr and "--json" in found.stderr) == (width < 200)

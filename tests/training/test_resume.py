@@ -166,10 +166,11 @@ def test_a_run_that_is_done_is_said_to_be_where_nothing_can_be_written(
     assert train(tmp_path).exit_code == 0
     opened = os.open
 
-    def read_only(path: Any, flags: int, *more: Any, **named: Any) -> int:
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and str(tmp_path) in str(path):
+    def read_only(path: Any, flags: int, *more: Any, dir_fd: int | None = None) -> int:
+        folder = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and str(tmp_path) in f"{folder}/{path}":
             raise OSError(cause, os.strerror(cause), str(path))
-        return opened(path, flags, *more, **named)
+        return opened(path, flags, *more, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", read_only)
     again = train(tmp_path)
