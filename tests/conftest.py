@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from helpers.sampling import is_put_off
 from deepstack.cli.signals import SIGNALS
 
 torch.set_num_threads(1)
+NUMBERS = count()
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, in all processes of the tests
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start
 
 
@@ -63,10 +66,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.numprocesses = None
 
 
-@pytest.fixture(autouse=True, scope="session")
-def state_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep what commands remember for this user out of the home folder."""
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+@pytest.fixture(autouse=True)
+def state_of_the_user(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep what commands remember for this user out of the home folder and of other tests."""
+    state = tmp_path_factory.getbasetemp() / f"state-{next(NUMBERS)}"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,8 @@ FEW = pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.sl
 def test_no_value_ends_a_command(
     name: str, every: int, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
+    if name == "export" and find_spec("tensorboard") is None:
+        pytest.skip("the tensorboard extra is missing")
     study = make_study(tmp_path_factory.getbasetemp() / f"odd-{every}" / "study", every)
     places = {"STUDY": str(study), "TO": str(tmp_path / "to")}
     with without_layout():
