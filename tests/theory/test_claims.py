@@ -94,7 +94,9 @@ def test_a_claim_is_measured_and_judged(name: str) -> None:
             for factor in (1.5, 1 / 1.5, 1 + 3 * part.tolerance + 1e-3 * (not part.tolerance)):
                 slack = 2 * standard_errors(part.draws) * part.uncertainty / abs(part.predicted)
                 slack = math.copysign(slack, factor - 1)
-                moved = replace(part, predicted=part.predicted * (factor + slack))
+                wrong = part.predicted * (factor + slack)
+                far = Null(100 * wrong, "a null result that is not the wrong prediction")
+                moved = replace(part, predicted=wrong, null=far)
                 assert not moved.agrees, f"{part.what}: {moved}"
     for line in result.curves.lines if result.curves else ():
         assert len(line.x) == len(line.y) == len(line.error or line.y)
