@@ -185,6 +185,7 @@ def test_a_group_of_one_rank_needs_no_port(tmp_path: Path, monkeypatch: pytest.M
         assert deepstack.train(config, out=tmp_path).state == "done"
 
 
+@pytest.mark.slow
 def test_an_error_in_one_process_ends_all(tmp_path: Path) -> None:
     began = time.monotonic()
     ended = launch(*TORCHRUN, SCRIPT, "fail", str(tmp_path))

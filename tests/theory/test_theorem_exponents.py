@@ -49,6 +49,7 @@ def test_the_step_is_small_enough_to_be_linear(scheme: str, depth: int) -> None:
     assert whole / half == pytest.approx(2.0, rel=0.05)
 
 
+@pytest.mark.slow
 def test_deepnorms_update_does_not_depend_on_depth_and_post_lns_grows_faster() -> None:
     assert abs(exponent("deepnorm")) < 0.15
     assert exponent("post_ln") > 1.0

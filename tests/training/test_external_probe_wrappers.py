@@ -124,14 +124,8 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "model",
-        pytest.param("inside", marks=pytest.mark.slow),
-        pytest.param("function", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["model", "inside", "function"])
 def test_a_probe_on_one_of_two_processes_leaves_the_other_alone(kind: str, tmp_path: Path) -> None:
     words = [sys.executable, "-c", TWO_PROCESSES]
     started = [
