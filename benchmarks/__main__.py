@@ -28,7 +28,7 @@ COLUMNS = {
 
 
 class Bench(Command):
-    """A command that is a program of its own and reports its errors."""
+    """A program with one command, whose errors it reports."""
 
     def invoke(self, ctx: Any) -> Any:
         with reported_errors():

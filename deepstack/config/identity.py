@@ -81,7 +81,7 @@ def study_name(
 
 
 def name_of_stem(stem: str) -> str:
-    """Return a file's name as that of a study; six digits of a hash tell what it cannot hold.
+    """Return the study's name for a file; six digits of a hash stand for what a name cannot hold.
 
     Spaces and signs become underscores.  Other letters than ASCII's, and those beyond the longest
     name, are lost, so that two files would have one study without the hash.
