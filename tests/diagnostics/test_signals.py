@@ -182,6 +182,7 @@ def test_a_run_without_steps_is_a_measurement(signals: Signals, tmp_path: Path) 
     assert cells["Post-LN", 24] == pytest.approx(-row["gradient_exponent"])
 
 
+@pytest.mark.slow
 def test_the_command_prints_rows_and_draws_the_chart(tmp_path: Path) -> None:
     words = ["signal", "quick", *TINY[1:], "model.scheme=post_ln,pre_ln", "runtime.threads=1"]
     printed = succeed(*words, "--out", tmp_path, "--depths", "3", "--seeds", 2, "--json")

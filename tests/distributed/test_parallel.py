@@ -104,6 +104,7 @@ def test_two_processes_train_like_one_and_go_on_for_each_other(tmp_path: Path) -
         assert continued.meta["environment"]["processes"] == 1
 
 
+@pytest.mark.slow
 def test_a_signal_stops_all_processes_and_one_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     overrides = [*TINY, "train.steps=100000"]

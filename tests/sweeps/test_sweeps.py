@@ -91,6 +91,7 @@ def test_a_scheme_of_this_process_alone_is_refused_before_a_run_begins(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "deepstack", "sweep", *TINY, "train.steps=100000", "-q"]
     command += ["--depths", "1,2", "--out", str(tmp_path), "--workers", "2"]
@@ -107,6 +108,7 @@ def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     until(lambda: not list(beside.iterdir()))
 
 
+@pytest.mark.slow
 def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
