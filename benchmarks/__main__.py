@@ -7,11 +7,11 @@ from typing import Any
 
 import typer
 
+from deepstack.base.errors import ConfigError
 from deepstack.cli import Command, main, reported_errors
 from deepstack.cli import options as opt
 from deepstack.cli.output import emit, emit_json, log
 from deepstack.config import load_config
-from deepstack.errors import ConfigError
 
 COLUMNS = {
     "name": "row",

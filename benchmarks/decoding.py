@@ -13,7 +13,8 @@ import time
 import torch
 
 from deepstack.config import Config, with_overrides
-from deepstack.model import build_model, generate
+from deepstack.instruments.ledger.decoding import generate
+from deepstack.model import build_model
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # `pytest -m fast`: equations, configurations, run folders, tasks, and one file that trains.
-FAST = ("analysis", "config", "records", "schemes", "tasks", "training/test_training.py")
+FAST = ("config", "records", "runs", "schemes", "tasks", "training/test_training.py")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

@@ -90,7 +90,7 @@ def runs(only: str) -> Iterator[tuple[str, list[str]]]:
 def record(folder: Path, only: str) -> None:
     """Train every run into the folder with the deepstack that Python imports here."""
     import deepstack
-    from deepstack.errors import ConfigError, Interrupted
+    from deepstack.base.errors import ConfigError, Interrupted
 
     base = folder / "base.yaml"
     base.write_text(BASE, "utf-8")

@@ -74,14 +74,14 @@ FAULTS = (
         f"{DRAWN}[loss_vs_lr]",
     ),
     Fault(
-        "worst_loss_marked_best", "reports",
+        "worst_loss_marked_best", "instruments/report",
         'row["val_loss"] == min(known)', 'row["val_loss"] == max(known)',
-        "reports/test_reports.py::test_the_lowest_loss_of_each_depth_is_bold",
+        "instruments/report/test_reports.py::test_the_lowest_loss_of_each_depth_is_bold",
     ),
     Fault(
-        "deviation_as_standard_error", "analysis",
+        "deviation_as_standard_error", "runs",
         '["mean", "std", "sem"]', '["mean", "std", "std"]',
-        "reports/test_reports.py::test_a_difference_is_taken_seed_by_seed",
+        "instruments/report/test_reports.py::test_a_difference_is_taken_seed_by_seed",
     ),
     Fault(
         "first_override_wins", "config",
@@ -121,9 +121,9 @@ FAULTS = (
         "::test_every_diagnostic_is_that_of_the_forward_pass[pre_ln-encoder]",
     ),
     Fault(
-        "band_without_its_lower_half", "theory",
+        "band_without_its_lower_half", "instruments/ledger",
         "np.subtract(line.y, line.error)", "np.asarray(line.y)",
-        "theory/test_claims.py::test_a_claims_chart_draws_means_and_standard_errors",
+        "instruments/ledger/test_claims.py::test_a_claims_chart_draws_means_and_standard_errors",
     ),
     Fault(
         "largest_run_first", "sweeps",
@@ -144,7 +144,7 @@ FAULTS = (
         "threshold_from_the_second_beta", "training",
         'if train.optimizer == "sgd" else train.betas[0]',
         'if train.optimizer == "sgd" else train.betas[1]',
-        "diagnostics/test_sharpness.py::test_a_quadratic_diverges_above_the_threshold_alone",
+        "instruments/sharpness/test_sharpness.py::test_a_quadratic_diverges_above_the_threshold_alone",
     ),
     Fault(
         "absolute_tolerance_of_a_resume", "records",
@@ -152,24 +152,24 @@ FAULTS = (
         "records/test_records.py::test_the_tolerance_is_relative_for_small_numbers_too",
     ),
     Fault(
-        "ends_of_the_central_90_percent", "analysis",
+        "ends_of_the_central_90_percent", "runs",
         "ENDS = (0.025, 0.975)", "ENDS = (0.05, 0.95)",
-        "analysis/test_coverage.py::test_the_interval_of_a_mean_is_about_students",
+        "runs/test_coverage.py::test_the_interval_of_a_mean_is_about_students",
     ),
     Fault(
-        "residual_of_a_sum_of_squares", "analysis",
+        "residual_of_a_sum_of_squares", "instruments/laws",
         "residual = math.sqrt(np.mean(", "residual = math.sqrt(np.sum(",
-        "analysis/test_fits.py::test_the_residual_of_a_law_is_the_root_of_a_mean",
+        "instruments/laws/test_laws.py::test_the_residual_of_a_law_is_the_root_of_a_mean",
     ),
     Fault(
-        "inside_without_the_upper_neighbour", "sweeps",
+        "inside_without_the_upper_neighbour", "instruments/refine",
         "{self.best - 1, self.best + 1} <=", "{self.best - 1} <=",
-        "sweeps/test_searches.py::test_a_best_value_lies_inside_with_both_neighbours_only",
+        "instruments/calibrate/test_calibrate.py::test_a_best_value_lies_inside_with_both_neighbours_only",
     ),
     Fault(
-        "only_failed_seeds_make_a_loss_infinite", "sweeps",
+        "only_failed_seeds_make_a_loss_infinite", "instruments/refine",
         'any(run.state != "done" for run in runs)', 'all(run.state != "done" for run in runs)',
-        "sweeps/test_searches.py::test_a_run_that_failed_after_an_evaluation_has_no_loss",
+        "instruments/calibrate/test_calibrate.py::test_a_run_that_failed_after_an_evaluation_has_no_loss",
     ),
     Fault(
         "noise_is_never_the_first_token", "tasks",
@@ -178,9 +178,9 @@ FAULTS = (
         "tasks/test_tasks_text.py::test_masks_are_exact_and_split_as_asked",
     ),
     Fault(
-        "share_of_signal_is_biased", "theory",
+        "share_of_signal_is_biased", "instruments/ledger/claims",
         "(square - mean.square()) * batches / (batches - 1)", "square - mean.square()",
-        "theory/test_claims.py::test_the_share_of_signal_is_unbiased_for_few_batches",
+        "instruments/ledger/test_claims.py::test_the_share_of_signal_is_unbiased_for_few_batches",
     ),
     Fault(
         "a_run_moves_without_its_study", "records",
@@ -224,57 +224,57 @@ FAULTS = (
         " training/test_equations.py::test_torchs_muon_takes_the_same_steps",
     ),
     Fault(
-        "middle_layer_one_too_high", "analysis",
+        "middle_layer_one_too_high", "instruments/coordinates",
         "(len(by_layer) - 1) // 2", "len(by_layer) // 2",
-        "analysis/test_fits.py"
+        "instruments/laws/test_laws.py"
         "::test_values_per_coordinate_are_of_the_first_the_middle_and_the_last_layer",
     ),
     Fault(
-        "diverged_seeds_in_losses_by_compute", "plots",
+        "diverged_seeds_in_losses_by_compute", "instruments/laws",
         "== depth and not has_diverged(run)]\n            at =", "== depth]\n            at =",
         "plots/test_charts_of_sweeps_and_layers.py"
         "::test_a_budget_has_the_loss_of_the_seeds_that_did_not_diverge",
     ),
     Fault(
-        "minutes_rounded_down", "sweeps",
+        "minutes_rounded_down", "integrations/slurm",
         "math.ceil(60 * hours)", "int(60 * hours)",
-        "sweeps/test_slurm.py::test_the_array_has_what_its_largest_run_needs",
+        "integrations/slurm/test_slurm.py::test_the_array_has_what_its_largest_run_needs",
     ),
     Fault(
-        "time_left_of_all_steps", "cli",
+        "time_left_of_all_steps", "instruments/report",
         "(steps - step) * step_ms", "steps * step_ms",
         "cli/test_progress.py::test_a_running_run_has_speed_and_time_left",
     ),
     Fault(
-        "deviation_of_probes_as_error", "depth_use",
+        "deviation_of_probes_as_error", "instruments/depth_use/analyses",
         "values.std().item() / math.sqrt(probes)", "values.std().item()",
-        "depth_use/test_measures.py"
+        "instruments/depth_use/test_measures.py"
         "::test_the_error_of_a_jacobians_distance_is_its_spread_over_probes",
     ),
     Fault(
-        "agreement_over_the_other_norm", "theory",
+        "agreement_over_the_other_norm", "instruments/ledger",
         "((a - b).norm() / b.norm())", "((a - b).norm() / a.norm())",
-        "theory/test_claims.py::test_agreement_is_relative_to_the_second_argument",
+        "instruments/ledger/test_claims.py::test_agreement_is_relative_to_the_second_argument",
     ),
     Fault(
-        "diverged_seeds_of_the_runs_of_all_depths", "reports",
+        "diverged_seeds_of_the_runs_of_all_depths", "instruments/report",
         "{len(ends)} of {len(there)}, at", "{len(ends)} of {len(s.runs)}, at",
-        "reports/test_report_finding.py::test_the_page_begins_with_the_finding",
+        "instruments/report/test_report_finding.py::test_the_page_begins_with_the_finding",
     ),
     Fault(
-        "norm_counts_repeated_layers", "parameters",
+        "norm_counts_repeated_layers", "model",
         "b.gradient_rows()[: unique if b.in_layers else None]", "b.gradient_rows()",
         "model/test_unique_layers.py::test_a_step_is_that_of_shared_parameters",
     ),
     Fault(
         "a_rank_of_all_hosts_as_that_of_this_one", "",
         "launch is None else launch.local_rank", "launch is None else launch.rank",
-        "distributed/test_parallel.py::test_the_gpu_of_a_rank_has_its_number_on_this_host",
+        "training/test_parallel.py::test_the_gpu_of_a_rank_has_its_number_on_this_host",
     ),
     Fault(
-        "summaries_of_the_last_step_again", "trackers",
+        "summaries_of_the_last_step_again", "plots",
         "if step > after and len(finite)", "if step >= after and len(finite)",
-        "trackers/test_trackers.py::test_summaries_are_of_later_steps_and_of_finite_values",
+        "integrations/tensorboard/test_trackers.py::test_summaries_are_of_later_steps_and_of_finite_values",
     ),
     Fault(
         "penalty_of_ntk_without_its_factor", "training",
@@ -289,14 +289,14 @@ FAULTS = (
         "::test_every_diagnostic_is_that_of_the_forward_pass[deepnorm-ntk]",
     ),
     Fault(
-        "attribution_every_first_step", "sweeps",
+        "attribution_every_first_step", "instruments/calibrate",
         "0 if roles else math.gcd(*at)", "0 if roles else min(at)",
-        "sweeps/test_searches.py::test_roles_can_be_trained_alone_for_several_steps",
+        "instruments/calibrate/test_calibrate.py::test_roles_can_be_trained_alone_for_several_steps",
     ),
     Fault(
-        "attribution_every_first_step_of_a_model", "training",
+        "attribution_every_first_step_of_a_model", "instruments/calibrate",
         "attribution_every=math.gcd(*at)", "attribution_every=min(at)",
-        "training/test_external_probe_folder.py"
+        "instruments/probe/test_external_probe_folder.py"
         "::test_every_step_is_measured_if_none_divides_the_others",
     ),
 )  # fmt: skip

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.errors import DeepstackError
-from deepstack.registry import Registry
+from deepstack.base.errors import DeepstackError
+from deepstack.base.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.peers.measure import Measured
 from benchmarks.peers.rows import LOGGED, PRODUCTS_LABEL, UNLOGGED, RowProcess
 from deepstack import config as conf
-from deepstack.analysis.fit import power_law
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
+from deepstack.runs.fit import power_law
 
 
 def report(config: conf.Config, measured: Measured, command: str, source: str) -> dict[str, Any]:

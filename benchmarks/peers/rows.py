@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks.peers.peers import PEERS
 from deepstack import config as conf
-from deepstack import plugins
-from deepstack.errors import ConfigError, DeepstackError
-from deepstack.registry import unknown
+from deepstack.base import plugins
+from deepstack.base.errors import ConfigError, DeepstackError
+from deepstack.base.registry import unknown
 
 OWN = {"deepstack": "deepstack", "deepstack_unlogged": "deepstack, nothing logged"}
 """deepstack's own rows: with ‖ΔF‖ logged at every step, and the training step alone."""

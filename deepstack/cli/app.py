@@ -10,47 +10,23 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import deepstack
-from deepstack import torchrun
+from deepstack.base import torchrun
+from deepstack.base.ending import flush_stdout, one_line_endings, print_traceback
+from deepstack.base.errors import ConfigError, DeepstackError, Interrupted
+from deepstack.base.plugins import bug_in
+from deepstack.base.registry import nearest
+from deepstack.cli.commands import HEADINGS, find_commands
 from deepstack.cli.completion import cut_word_at_equals
 from deepstack.cli.output import log, printable_streams
-from deepstack.ending import flush_stdout, one_line_endings, print_traceback
-from deepstack.errors import ConfigError, DeepstackError, Interrupted
-from deepstack.plugins import bug_in
-from deepstack.registry import nearest
 
-EXAMPLES = {
-    "train": "deepstack train quick model.scheme=post_ln",
-    "sweep": "deepstack sweep --depths 6,48 --seeds 0,1,2",
-    "calibrate": "deepstack calibrate quick --depths 6,12,24",
-    "signal": "deepstack signal quick model.scheme=post_ln,deepnorm --depths 6,96",
-    "analyze": "deepstack analyze results/quick/RUN --what lens,effects",
-    "plot": "deepstack plot metric results/quick --x depth --y val_loss --by scheme",
-    "report": "deepstack report results/",
-    "compare": "deepstack compare results/depth_sweep --against post_ln",
-    "fit": "deepstack fit results/depth_sweep --law depth",
-    "ls": "deepstack ls results/depth_sweep",
-    "watch": "deepstack watch results/",
-    "serve": "deepstack serve results/",
-    "check": "deepstack check quick model.depth=1000",
-    "init": "deepstack init mine.yaml --from quick",
-    "list": "deepstack list schemes",
-    "theory": "deepstack theory --claim C9",
-    "export": "deepstack export results/quick/RUN --to model.safetensors",
-    "verify": "deepstack verify results/",
-    "rerun": "deepstack rerun results/quick/RUN --check",
-    "rm": "deepstack rm results/quick",
-    "tag": "deepstack tag results/quick/RUN good",
-    "note": 'deepstack note results/quick/RUN "loss falls late"',
-}
-"""The commands in the order of the help, each with its example."""
-COMMANDS = tuple(EXAMPLES)
+COMMANDS = find_commands()
+"""The commands by name, in the order of the help."""
 _CONTINUE = "an interrupted run continues when its train or sweep command is repeated"
 _STEPS = "training is measured in steps: train.steps=VALUE"
 COMMANDS_ELSEWHERE = {
@@ -113,6 +89,17 @@ class Group(TyperGroup):
         if word in COMMANDS_ELSEWHERE and not ctx.resilient_parsing:  # set by a completion
             ctx.fail(f"No such command {args[0]!r}; {COMMANDS_ELSEWHERE[word]}")
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for heading in HEADINGS:
+            named = [(name, self.commands[name]) for name in COMMANDS if name in self.commands]
+            rows = [
+                (name, one.get_short_help_str(limit=1000))
+                for name, one in named
+                if COMMANDS[name].heading == heading
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         with reported_errors():
@@ -195,12 +182,11 @@ app = typer.Typer(
     "trains it and measures how far each step moves its function.",
 )
 
-for _name in COMMANDS:
-    _module = import_module(f"deepstack.cli.{_name}_command")
-    _function = getattr(_module, f"{_name}_command")
-    _summary = " ".join((_function.__doc__ or "").split("\n\n")[0].split())  # never cut off
-    _example = f"Example: {EXAMPLES[_name]}"
-    app.command(_name, cls=Command, short_help=_summary, epilog=_example)(_function)
+for _name, _one in COMMANDS.items():
+    app.command(
+        _name, cls=Command, short_help=_one.summary, epilog=f"Example: {_one.example}",
+        rich_help_panel=_one.heading,
+    )(_one.function)  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)

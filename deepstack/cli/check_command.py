@@ -3,12 +3,14 @@
 from typing import Any
 
 from deepstack import config as conf
+from deepstack.base.gc_control import gc_paused
+from deepstack.cli.commands import command
 from deepstack.cli.options import ConfigFile, Json, Overrides, Plugins, load_plugins, located
 from deepstack.cli.output import emit_facts, show_work
 from deepstack.config import Config
-from deepstack.gc_control import gc_paused
 
 
+@command("Runs", "deepstack check quick model.depth=1000", place=3)
 def check_command(
     config: ConfigFile,
     overrides: Overrides = [],
@@ -25,7 +27,7 @@ def check_command(
 
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
-    from deepstack.distributed import ALONE
+    from deepstack.fast.distributed import ALONE
     from deepstack.model import build_model, check_scheme, flops_of, tokens_per_step, with_steps
     from deepstack.schemes import stack_schemes
     from deepstack.tasks import task_of

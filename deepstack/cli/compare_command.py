@@ -3,12 +3,14 @@
 from typing import Any
 
 from deepstack.cli import options as opt
+from deepstack.cli.commands import command
 from deepstack.cli.output import emit, show_work, study_rows
 
 RATES = "finished runs of two learning rates"
 SIZES = "runs of two widths or depths with records of every layer"
 
 
+@command("Results", "deepstack compare results/depth_sweep --against post_ln", place=2)
 def compare_command(
     directories: opt.Folders = ["results"],
     against: opt.Against = None,
@@ -36,10 +38,10 @@ def compare_command(
     val_low to val_high is the 95 % interval of the mean over n seeds. diff_low to diff_high is the
     95 % interval of the difference over pairs of runs (Student's t).
     """
-    from deepstack.analysis.coordinates import coordinate_table
-    from deepstack.analysis.outcomes import in_words
-    from deepstack.analysis.transfer import transfer_table
-    from deepstack.reports import compare as compared
+    from deepstack.instruments.coordinates.table import coordinate_table
+    from deepstack.instruments.transfer.table import transfer_table
+    from deepstack.runs.comparison import compare as compared
+    from deepstack.runs.outcomes import in_words
 
     if transfer or coordinates:
         make = transfer_table if transfer else lambda runs: (coordinate_table(runs), [])

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from glob import escape, glob
 from typing import Any
 
-from deepstack.allowed import alternatives, literals
+from deepstack.base.allowed import alternatives, literals
+from deepstack.base.errors import ConfigError
 from deepstack.cli.declarations import declarations
 from deepstack.config.load import example_paths
 from deepstack.config.schema import schema_at, setting_keys
-from deepstack.errors import ConfigError
 
 Complete = Callable[[str], list[str]]
 split_key = ""  # `key=` of the word at the cursor, if the shell completes its value alone
@@ -72,7 +72,7 @@ def complete_value(incomplete: str, values: Iterable[str]) -> list[str]:
 
 def complete_where(incomplete: str) -> list[str]:
     """Return `key=` for the start of a key or its last part, `key=value` for that of a value."""
-    from deepstack.analysis.selection import full_key, names_of
+    from deepstack.runs.selection import full_key, names_of
 
     key, equals, _ = (split_key + incomplete).partition("=")
     if not equals:
@@ -93,7 +93,7 @@ def complete_sort(incomplete: str) -> list[str]:
 
 def keys_of_runs(short: bool = True) -> list[str]:
     """Return the columns and settings of runs; short: also last parts that one setting has."""
-    from deepstack.analysis.selection import COLUMNS
+    from deepstack.runs.selection import COLUMNS
 
     lasts = Counter(key.rpartition(".")[2] for key in setting_keys()) if short else {}
     unique = [last for last, count in lasts.items() if count == 1]

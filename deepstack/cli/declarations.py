@@ -8,10 +8,12 @@ import inspect
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-PACKAGES = Path(__file__).parents[1]
+from deepstack.base.extensions import HOMES, PACKAGE, extension_files, module_name
+
+EXTENDED = {"plots": "chart", "diagnostics": "measure"}
+"""Packages whose definitions also stand in files of that name of instruments."""
 
 
 class Declaration(NamedTuple):
@@ -36,7 +38,7 @@ def declarations(package: str, kind: str) -> dict[str, Declaration]:
     """
     entries = {}
     for file, module in modules(package).items():
-        known = constants(package, file)
+        known = constants(file)
         for node in cast(list[Any], module.body):
             for call in registrations(node, kind):
                 arguments = [value_of(one, known) for one in getattr(call, "args", ())]
@@ -55,25 +57,41 @@ def registrations(node: Any, kind: str) -> list[Any]:
     return [one for one in decorators if getattr(getattr(one, "func", None), "id", "") == kind]
 
 
+def home_of(module: str) -> list[str]:
+    """Return the package of the core, or the instrument or integration, of a module, as words."""
+    words = module.split(".")
+    return words[: 3 if words[1:2] and words[1] in HOMES else 2]
+
+
 @cache
+def parsed(module: str) -> ast.Module | None:
+    """Return the syntax tree of a module of deepstack; None for a package."""
+    path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
 def modules(package: str) -> dict[str, ast.Module]:
-    """Return the parsed files of a package by their names."""
-    paths = sorted((PACKAGES / package).glob("*.py"))
-    return {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    """Return the syntax trees of a package and of its extensions by their full names."""
+    paths = sorted((PACKAGE / package).glob("*.py"))
+    if package in EXTENDED:
+        paths += extension_files(EXTENDED[package])
+    trees = {name: parsed(name) for name in map(module_name, paths)}
+    return {name: tree for name, tree in trees.items() if tree is not None}
 
 
 @cache
-def constants(package: str, file: str) -> dict[str, Any]:
-    """Return the constants of a file, with those that it imports from its package and config."""
+def constants(file: str) -> dict[str, Any]:
+    """Return the constants of a module, with those that it imports from its folder and config."""
     values: dict[str, Any] = {}
-    for node in modules(package)[file].body:
-        if isinstance(node, ast.ImportFrom):
-            home, _, source = str(node.module).rpartition(".")
-            if home == f"deepstack.{package}":
-                values |= constants(package, source)
-            elif home == "deepstack.config":  # imports no torch
-                values |= vars(import_module(str(node.module)))
-    return values | dict(assignments(modules(package)[file].body, {}))
+    tree = parsed(file)
+    body = tree.body if tree else []
+    for node in body:
+        source = str(node.module) if isinstance(node, ast.ImportFrom) else ""
+        if source.startswith("deepstack.config."):  # imports no torch
+            values |= vars(import_module(source))
+        elif home_of(source) == home_of(file) and parsed(source):
+            values |= constants(source)
+    return values | dict(assignments(body, {}))
 
 
 @cache
@@ -84,7 +102,7 @@ def attributes(package: str, class_name: str) -> dict[str, Any]:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 bases = [one.id for one in reversed(node.bases) if isinstance(one, ast.Name)]
                 inherited = {k: v for base in bases for k, v in attributes(package, base).items()}
-                return inherited | dict(assignments(node.body, constants(package, file)))
+                return inherited | dict(assignments(node.body, constants(file)))
     return {}
 
 

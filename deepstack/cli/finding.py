@@ -3,11 +3,11 @@
 import shlex
 from collections.abc import Sequence
 
-from deepstack.analysis.learning import Learning, by_success, learning_of
-from deepstack.analysis.outcomes import CLEAR, loss_and_floor, outcome
-from deepstack.analysis.settings import scheme_label
 from deepstack.records import Run
 from deepstack.records.run import visible_folders
+from deepstack.runs.learning import Learning, by_success, learning_of
+from deepstack.runs.outcomes import CLEAR, loss_and_floor, outcome
+from deepstack.runs.settings import scheme_label
 
 MOST_GROUPS = 8  # settings, and depths, up to which a sweep has a finding
 

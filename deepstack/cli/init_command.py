@@ -6,15 +6,17 @@ from pathlib import Path
 import typer
 
 from deepstack import config as conf
+from deepstack.base.errors import ConfigError, ResourceError
+from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_config
 from deepstack.cli.options import flag, option
 from deepstack.cli.output import emit_json
 from deepstack.config.load import example
-from deepstack.errors import ConfigError, ResourceError
 from deepstack.records.files import replace_all
 from deepstack.records.opened import followed
 
 
+@command("Runs", "deepstack init mine.yaml --from quick", place=4)
 def init_command(
     file: Path | None = typer.Argument(
         None,

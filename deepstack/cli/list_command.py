@@ -6,7 +6,10 @@ from typing import Any, get_args
 
 import typer
 
-from deepstack.allowed import describe
+from deepstack.base.allowed import describe
+from deepstack.base.errors import ConfigError
+from deepstack.base.registry import unknown
+from deepstack.cli.commands import command
 from deepstack.cli.completion import starting
 from deepstack.cli.declarations import Declaration, attributes, constants, declarations
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
@@ -14,9 +17,7 @@ from deepstack.cli.output import emit
 from deepstack.config import Config, Family, values, with_overrides
 from deepstack.config.load import description, example_paths
 from deepstack.config.schema import schema_at, setting_keys
-from deepstack.errors import ConfigError
 from deepstack.records import MODEL_UPDATE_COLUMNS
-from deepstack.registry import unknown
 
 Rows = list[dict[str, Any]]
 Columns = Mapping[str, tuple[str, str, str]]
@@ -34,6 +35,7 @@ CELLS: dict[str, Callable[[Any], str]] = {
 """Nested values as cells of a table."""
 
 
+@command("Runs", "deepstack list schemes", place=5)
 def list_command(
     kind: str = typer.Argument(
         metavar="KIND",
@@ -145,8 +147,8 @@ def diagnostic_rows() -> Rows:
     `beat`, its former name, for one version.
     """
     from deepstack.diagnostics import DIAGNOSTICS
-    from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
-    from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
+    from deepstack.instruments.noise_scale.measure import COLUMNS as NOISE
+    from deepstack.instruments.sharpness.measure import COLUMNS as SHARPNESS
 
     rows = column_rows((MODEL_UPDATE_COLUMNS, NOISE, SHARPNESS))
     for _, one in DIAGNOSTICS.items():
@@ -172,7 +174,7 @@ def layer_row(name: str, symbol: str, one: Any) -> dict[str, Any]:
 
 def analysis_rows() -> Rows:
     """Return name, description and columns of every analysis of `deepstack analyze`."""
-    from deepstack.depth_use import COLUMNS, MEASURES
+    from deepstack.instruments.depth_use.analyses import COLUMNS, MEASURES
 
     return [row | {"columns": list(COLUMNS[row["name"]])} for row in named_rows(MEASURES)]
 
@@ -191,7 +193,7 @@ def named_rows(entries: Any) -> Rows:
 
 def claim_rows() -> Rows:
     """Return id, formula and source of every claim that `deepstack theory` measures."""
-    from deepstack.theory import all_claims
+    from deepstack.instruments.ledger.claims import all_claims
 
     return [
         {"name": claim.id, "formula": claim.formula, "source": claim.source._asdict()}
@@ -214,8 +216,11 @@ def declared_schemes() -> Rows:
 
 def declared_diagnostics() -> Rows:
     """Return the rows of `diagnostic_rows` that the source declares."""
-    usual = constants("diagnostics", "layers")["SUBLAYERS"]
-    more = [constants("diagnostics", file)["COLUMNS"] for file in ("noise_scale", "sharpness")]
+    usual = constants("deepstack.diagnostics.layers")["SUBLAYERS"]
+    more = [
+        constants(f"deepstack.instruments.{name}.measure")["COLUMNS"]
+        for name in ("noise_scale", "sharpness")
+    ]
     rows = column_rows([MODEL_UPDATE_COLUMNS, *more])
     for name, one in declarations("diagnostics", "diagnostic").items():
         names = [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or [name]
@@ -225,7 +230,7 @@ def declared_diagnostics() -> Rows:
 
 def declared_claims() -> Rows:
     """Return id, formula and title of the source of every claim in the source, by number."""
-    claims = declarations("theory", "claim")
+    claims = declarations("instruments/ledger/claims", "claim")
     return [
         {
             "name": name,
@@ -249,7 +254,7 @@ KINDS: dict[str, Callable[[], Rows]] = {
 DECLARED: dict[str, Callable[[], Rows]] = {
     "schemes": declared_schemes,
     "diagnostics": declared_diagnostics,
-    "analyses": lambda: named_rows(declarations("depth_use", "measure")),
+    "analyses": lambda: named_rows(declarations("instruments/depth_use/analyses", "measure")),
     "charts": lambda: named_rows(declarations("plots", "chart")),
     "claims": declared_claims,
 }

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from deepstack.cli.commands import command
 from deepstack.cli.options import Best, Json, Last, Sort, Where
 from deepstack.cli.output import emit, log
 from deepstack.records import find_runs, rows_of, summarize
@@ -13,6 +14,7 @@ from deepstack.records.cells import one_line
 LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_masked", "step_ms")
 
 
+@command("Results", "deepstack ls results/depth_sweep", place=3)
 def ls_command(
     directory: Path = typer.Argument(
         Path("results"), metavar="DIR", help="A results folder, a study or a run."
@@ -24,7 +26,7 @@ def ls_command(
     json: Json = False,
 ) -> None:
     """List runs: state, varying settings, last loss and model update, and reasons of failures."""
-    from deepstack.analysis.selection import select
+    from deepstack.runs.selection import select
 
     runs = select(find_runs(directory), where, sort, last, best)
     summaries = [summarize(run) for run in runs]

@@ -2,12 +2,14 @@
 
 import typer
 
+from deepstack.base.errors import ConfigError
+from deepstack.cli.commands import command
 from deepstack.cli.options import RunPath, flag
-from deepstack.errors import ConfigError
 from deepstack.records import change_note, existing_run, read_labels
 from deepstack.records.cells import printable
 
 
+@command("Results", 'deepstack note results/quick/RUN "loss falls late"', place=5)
 def note_command(
     run: RunPath,
     text: str | None = typer.Argument(None, metavar="TEXT", help="The note (default: print it)."),

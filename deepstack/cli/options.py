@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from deepstack import plugins
+from deepstack.base import plugins
+from deepstack.base.errors import ConfigError, PluginError
 from deepstack.cli.completion import (
     complete_config,
     complete_key,
@@ -21,7 +22,6 @@ from deepstack.cli.completion import (
 )
 from deepstack.config import locate
 from deepstack.config.load import example_or_file
-from deepstack.errors import ConfigError, PluginError
 
 
 def option(

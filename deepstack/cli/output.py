@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from rich.cells import cell_len
 from rich.console import Console
 
-from deepstack.errors import NothingMatchedError
+from deepstack.base.errors import NothingMatchedError
 from deepstack.records import Run
 from deepstack.records.cells import one_line, plain, printable, text
 
@@ -194,7 +194,7 @@ def study_rows(
     make_table: returns rows and notes for the runs of a study, or raises NothingMatchedError.
     problem: the message if no study has rows.
     """
-    from deepstack.analysis.studies import find_studies
+    from deepstack.runs.studies import find_studies
 
     studies, notes = find_studies(directories, where=where, last=last)
     several = len(studies) > 1

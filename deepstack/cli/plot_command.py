@@ -6,10 +6,11 @@ from typing import Any
 
 import typer
 
+from deepstack.base.errors import BrokenChartError
 from deepstack.cli import options as opt
+from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_chart_or_folder, complete_names
 from deepstack.cli.output import show_work
-from deepstack.errors import BrokenChartError
 
 axis, look, files = (
     partial(opt.option, panel=heading)
@@ -17,6 +18,9 @@ axis, look, files = (
 )
 
 
+@command(
+    "Results", "deepstack plot metric results/quick --x depth --y val_loss --by scheme", place=1
+)
 def plot_command(
     words: list[str] = typer.Argument(
         ["results"],

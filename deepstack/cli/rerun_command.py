@@ -5,10 +5,12 @@ from pathlib import Path
 import typer
 
 from deepstack.cli import options as opt
+from deepstack.cli.commands import command
 from deepstack.cli.signals import stop_on_signal
 from deepstack.records import Run, existing_run
 
 
+@command("Results", "deepstack rerun results/quick/RUN --check", place=6)
 def rerun_command(
     run: opt.RunPath,
     check: bool = opt.flag(

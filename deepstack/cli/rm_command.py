@@ -5,13 +5,15 @@ from pathlib import Path
 
 import typer
 
+from deepstack.base.errors import ConfigError
+from deepstack.cli.commands import command
 from deepstack.cli.options import Out, flag
 from deepstack.cli.output import log
-from deepstack.errors import ConfigError
 from deepstack.records.cells import counted, one_line
 from deepstack.records.trash import empty_trash, list_trash, to_trash
 
 
+@command("Results", "deepstack rm results/quick", place=8)
 def rm_command(
     directories: list[Path] = typer.Argument(
         [], metavar="DIR", help="Runs or studies below --out."

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from deepstack.ending import SIGNALS
+from deepstack.base.ending import SIGNALS
 
 # Schedulers, terminals and dying parents send SIGTERM and SIGHUP more than once. A repetition
 # within this time is the same request.

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from deepstack import config as conf
+from deepstack.base.errors import ConfigError, Interrupted, ResourceError
 from deepstack.cli import options as opt
+from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_config_or_setting, complete_names
 from deepstack.cli.output import emit, emit_facts, log, show_runs
 from deepstack.cli.signals import stop_on_signal
 from deepstack.config.load import example, example_or_file
-from deepstack.errors import ConfigError, Interrupted, ResourceError
 from deepstack.records import Run
 from deepstack.records.cells import counted
 from deepstack.records.files import LARGEST_TEXT, make_folder, read, replace
@@ -34,6 +35,7 @@ grid, resources, clusters, best = (
 )
 
 
+@command("Runs", "deepstack sweep --depths 6,48 --seeds 0,1,2", place=2)
 def sweep_command(
     words: list[str] = typer.Argument(
         [],
@@ -138,7 +140,7 @@ def sweep_command(
         return
     launcher: Launcher
     if ray:
-        from deepstack.sweeps.ray import OnRay
+        from deepstack.integrations.ray.launcher import OnRay
 
         launcher = OnRay(name, out, workers, address)
     else:
@@ -185,9 +187,9 @@ def refine_study(
 ) -> None:
     """Run the search and print a row for each setting, or with `dry_run` the number of runs.
 
-    seeds: those that select the value.  search: further arguments of `deepstack.sweeps.refine`.
+    seeds: those that select the value.  search: further arguments of `refine`.
     """
-    from deepstack.sweeps.refine import SEED, count_runs, refine
+    from deepstack.instruments.refine.refine import SEED, count_runs, refine
 
     chosen = None if seeds is None else opt.whole_numbers("--select-seeds", seeds)
     if dry_run:
@@ -220,7 +222,7 @@ def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
 
     Several arrays with a number of workers run one after the other, so that the number holds.
     """
-    from deepstack.sweeps.slurm import submit, write_arrays
+    from deepstack.integrations.slurm.arrays import submit, write_arrays
 
     if not todo:
         log("no run is left to submit")

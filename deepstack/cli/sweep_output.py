@@ -11,10 +11,17 @@ from rich.live import Live
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from deepstack.base.errors import ResourceError
 from deepstack.cli.output import emit, is_interactive, log, terminal_console
-from deepstack.cli.watch_command import RunRow, changes_of_state, clock, counts, read_row, run_table
 from deepstack.config import Study, values
-from deepstack.errors import ResourceError
+from deepstack.instruments.report.watch_command import (
+    RunRow,
+    changes_of_state,
+    clock,
+    counts,
+    read_row,
+    run_table,
+)
 from deepstack.records import Run, run_rows
 from deepstack.records.cells import counted, distinct_texts, scalar
 from deepstack.sweeps import Cell, Progress, is_wanted, seconds_per_run

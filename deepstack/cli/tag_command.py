@@ -2,11 +2,13 @@
 
 import typer
 
+from deepstack.base.errors import ConfigError
+from deepstack.cli.commands import command
 from deepstack.cli.options import RunPath, flag
-from deepstack.errors import ConfigError
 from deepstack.records import change_tags, existing_run, read_labels
 
 
+@command("Results", "deepstack tag results/quick/RUN good", place=4)
 def tag_command(
     run: RunPath,
     words: list[str] = typer.Argument([], metavar="WORD", help="Tags, as in good."),

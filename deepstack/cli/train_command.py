@@ -6,15 +6,17 @@ from pathlib import Path
 
 import typer
 
-from deepstack import torchrun
+from deepstack.base import torchrun
+from deepstack.base.gc_control import gc_paused
 from deepstack.cli import options as opt
+from deepstack.cli.commands import command
 from deepstack.cli.output import log, show_work
 from deepstack.cli.signals import stop_on_signal
 from deepstack.config import load_config, study_name
-from deepstack.gc_control import gc_paused
 from deepstack.records import RunFolder
 
 
+@command("Runs", "deepstack train quick model.scheme=post_ln", place=1)
 def train_command(
     config: opt.ConfigFile,
     overrides: opt.Overrides = [],

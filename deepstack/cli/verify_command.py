@@ -1,13 +1,15 @@
 """The command `deepstack verify DIR…`."""
 
+from deepstack.base.errors import DifferenceError
+from deepstack.cli.commands import command
 from deepstack.cli.options import Folders, Json
 from deepstack.cli.output import emit, log, show_work
-from deepstack.errors import DifferenceError
 from deepstack.records import Inspection, folders_to_inspect
 from deepstack.records.cells import one_line
 from deepstack.records.run import absolute
 
 
+@command("Results", "deepstack verify results/", place=7)
 def verify_command(
     directories: Folders,
     json: Json = False,

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
 
+from deepstack.base.errors import ConfigError
 from deepstack.config.machine import machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
 from deepstack.config.schema import Config
 from deepstack.config.sizes import FP32, StackSizes, layer_counts, parameter_count, width_inside
-from deepstack.errors import ConfigError
 
 # the vocabulary of a text of bytes; other tasks' are smaller or not much larger
 BYTES_VOCABULARY = 257

@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deepstack.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
+from deepstack.base.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
+from deepstack.base.errors import ConfigError
+from deepstack.base.registry import nearest, unknown
+from deepstack.base.yaml_reader import Node, Problem, parse_scalar, quote, shorten
 from deepstack.config.roles import ROLES
 from deepstack.config.schema import Config, KeyPath, dotted_key, schema_at, sections, setting_keys
 from deepstack.config.section import Section
-from deepstack.errors import ConfigError
-from deepstack.registry import nearest, unknown
-from deepstack.yaml_reader import Node, Problem, parse_scalar, quote, shorten
 
 MAX_PROBLEMS = 20
 

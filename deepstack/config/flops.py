@@ -24,10 +24,10 @@ not trained needs none for its own gradient.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from deepstack.base.errors import ConfigError
 from deepstack.config.estimate import recompute_every, stack_sizes
 from deepstack.config.schema import Config
 from deepstack.config.sizes import StackSizes, layer_counts, width_inside
-from deepstack.errors import ConfigError
 
 SchemeFlops = Callable[[StackSizes], int]
 """FLOPs of a scheme's own products in a forward pass of a stack."""

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deepstack.allowed import PATTERNS, RUN_NAME
+from deepstack.base.allowed import PATTERNS, RUN_NAME
+from deepstack.base.errors import ConfigError
+from deepstack.base.yaml_reader import quote
 from deepstack.config.schema import Config
 from deepstack.config.section import LONGEST_NAME
-from deepstack.errors import ConfigError
-from deepstack.yaml_reader import quote
 
 NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
 

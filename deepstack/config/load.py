@@ -9,12 +9,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from deepstack.config.estimate import refuse_absurd
-from deepstack.config.explain import hint_for, raise_problems, validate
-from deepstack.config.schema import LENGTHS, Config
-from deepstack.errors import ConfigError
-from deepstack.registry import nearest, unknown
-from deepstack.yaml_reader import (
+from deepstack.base.errors import ConfigError
+from deepstack.base.registry import nearest, unknown
+from deepstack.base.yaml_reader import (
     MAX_DEPTH,
     Node,
     Problem,
@@ -26,6 +23,9 @@ from deepstack.yaml_reader import (
     refuse_forbidden,
     shorten,
 )
+from deepstack.config.estimate import refuse_absurd
+from deepstack.config.explain import hint_for, raise_problems, validate
+from deepstack.config.schema import LENGTHS, Config
 
 MAX_BYTES = 64 * 1024
 

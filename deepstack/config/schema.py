@@ -20,7 +20,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from deepstack.allowed import RUN_NAME, Schema, alternatives, schema_of
+from deepstack.base.allowed import RUN_NAME, Schema, alternatives, schema_of
+from deepstack.base.notebook import html_table
+from deepstack.base.yaml_reader import quote_key
 from deepstack.config.model_schema import Model
 from deepstack.config.roles import Role, in_order
 from deepstack.config.section import (
@@ -34,8 +36,6 @@ from deepstack.config.section import (
     divisor_of,
     unused_without,
 )
-from deepstack.notebook import html_table
-from deepstack.yaml_reader import quote_key
 
 # Settings of which one says how long a run trains; `deepstack.model.with_steps` counts its steps.
 LENGTHS = ("steps", "tokens", "flops")

@@ -13,8 +13,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from deepstack.allowed import IDENTIFIER
-from deepstack.yaml_reader import refuse_forbidden
+from deepstack.base.allowed import IDENTIFIER
+from deepstack.base.yaml_reader import refuse_forbidden
 
 LONGEST_NAME = 64
 

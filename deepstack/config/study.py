@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepstack.base.errors import ConfigError
+from deepstack.base.registry import unknown
+from deepstack.base.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, read
 from deepstack.config.explain import hint_for, raise_problems, suggest_key, validate
 from deepstack.config.identity import values as values_by_key
 from deepstack.config.load import (
@@ -24,9 +27,6 @@ from deepstack.config.load import (
     to_node,
 )
 from deepstack.config.schema import MAX_RUNS, Config, StudyFile, Where, sections, setting_keys
-from deepstack.errors import ConfigError
-from deepstack.registry import unknown
-from deepstack.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, read
 
 # The sections of which any key may be swept.
 FREE = ("task.", "model.scheme_options.", "train.lr_factors.", "train.lr_exponents.")

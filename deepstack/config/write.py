@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from deepstack.base.yaml_reader import parse_scalar, printable
 from deepstack.config.schema import Config
-from deepstack.yaml_reader import parse_scalar, printable
 
 # words that need no quotes, also inside [a, b]
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")

@@ -1,13 +1,15 @@
 """Measurements of a run: the model update at every step, layer diagnostics at selected steps."""
 
+from deepstack.base.extensions import import_extensions
+from deepstack.base.registry import import_all
 from deepstack.diagnostics.divergence import Culprit, culprit
 from deepstack.diagnostics.layers import DIAGNOSTICS, Diagnostic, describe, diagnostic, evaluate
 from deepstack.diagnostics.snapshot import Snapshot, take
 from deepstack.diagnostics.sublayers import SublayerStatistics
 from deepstack.diagnostics.update import ModelUpdate, evaluating, model_update
-from deepstack.registry import import_all
 
-import_all(__name__, __path__)  # each module registers its diagnostics
+import_all(__name__, __path__)
+import_extensions("measure")  # each module registers its diagnostics
 
 __all__ = [
     "DIAGNOSTICS",

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from deepstack.errors import PluginError
-from deepstack.registry import Registry, place_of
+from deepstack.base.errors import PluginError
+from deepstack.base.registry import Registry, place_of
 
 if TYPE_CHECKING:
     from deepstack.diagnostics.snapshot import Snapshot

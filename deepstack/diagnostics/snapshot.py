@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_map_only
 from deepstack.diagnostics.sublayers import SublayerStatistics, record_values
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
+from deepstack.model.banks import Bank, layer_norms
 from deepstack.model.stack import Layer, Layers
 from deepstack.model.sublayers import scaled_linear
-from deepstack.parameters import Bank, layer_norms
 from deepstack.schemes import Scheme, Stream, visible
 
 # Random draws for the norm of a Jacobian, over the sequences of the probe batch together.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from deepstack.errors import PluginError
+from deepstack.base.errors import PluginError
 from deepstack.model import Transformer
 
 

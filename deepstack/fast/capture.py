@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.errors import ResourceError
+from deepstack.base.errors import ResourceError
 from deepstack.fast.gpu.deferred_gradients import join
 from deepstack.fast.step import Measured, Probe, Update
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 
 Library = Literal["mkl", "onednn", "onednn_linear"]
 """onednn_linear: oneDNN by an operation that reads no setting of the process; for threads."""

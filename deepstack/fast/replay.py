@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deepstack.base.gc_control import gc_paused
 from deepstack.fast.recording import Recording, TensorRef, map_nested
 from deepstack.fast.step import Measured, Probe, Update, with_probe
-from deepstack.gc_control import gc_paused
 
 Operation = tuple[Callable[..., Any], Any, dict[str, Any]]
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from deepstack import config as conf
+from deepstack.base.errors import ConfigError
 from deepstack.config.estimate import FEW_STEPS
-from deepstack.distributed import ALONE, RankGroup, parallelism
-from deepstack.errors import ConfigError
+from deepstack.fast.distributed import ALONE, RankGroup, parallelism
 from deepstack.fast.gpu.available import has_triton
 from deepstack.fast.gpu.sublayer import heads_fit
 from deepstack.fast.products import Library, choose_library

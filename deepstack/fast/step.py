@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
+from deepstack.base.gc_control import gc_paused
 from deepstack.fast.gpu.deferred_gradients import forget
-from deepstack.gc_control import gc_paused
+from deepstack.model.banks import Bank, Banks, global_norm
 from deepstack.model.build import Built
-from deepstack.parameters.banks import Bank, Banks, global_norm
 from deepstack.tasks import IGNORE
 
 Loss = Callable[..., Tensor]

@@ -1,7 +1,6 @@
 """The model of a configuration, independent of device, dtype and compiler."""
 
 from deepstack.model.build import build_model
-from deepstack.model.decoding import decoder_of, generate
 from deepstack.model.initialise import initialise
 from deepstack.model.resolve import (
     flops_of,
@@ -20,9 +19,7 @@ __all__ = [
     "Transformer",
     "build_model",
     "check_scheme",
-    "decoder_of",
     "flops_of",
-    "generate",
     "initialise",
     "option_defaults",
     "shallow",

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
+from deepstack.model.banks import Bank, Banks
 from deepstack.model.initialise import initialise
 from deepstack.model.transformer import Transformer
-from deepstack.parameters import Bank, Banks
 from deepstack.schemes import NORMS, Optim, Scheme, StackScheme, stack_schemes
 
 

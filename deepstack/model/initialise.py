@@ -10,8 +10,8 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.config.roles import MATRICES
+from deepstack.model.banks import Bank, Banks
 from deepstack.model.sublayers import JOINED
-from deepstack.parameters import Bank, Banks
 from deepstack.schemes import StackScheme
 
 # numbers of random streams: 8 * layer + index for a matrix in a layer, the index alone outside

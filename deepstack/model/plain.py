@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.model.build import Built, build_model
 from deepstack.model.sublayers import JOINED
 from deepstack.model.transformer import Transformer
-from deepstack.parameters import has_role
 from deepstack.schemes import BatchNorm
+from deepstack.schemes.role import has_role
 
 
 class Paths(NamedTuple):

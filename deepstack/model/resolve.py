@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from deepstack.base.errors import ConfigError
+from deepstack.base.options import Options, validated
 from deepstack.config import Config, step_flops, with_overrides
 from deepstack.config import Task as TaskSettings
 from deepstack.config.flops import StepFlops
-from deepstack.errors import ConfigError
-from deepstack.options import Options, validated
 from deepstack.schemes import SCHEMES, scheme_flops, scheme_options
 from deepstack.tasks import TASKS, Task, task_of, task_options
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.errors import PluginError
+from deepstack.base.errors import PluginError
 from deepstack.model.build import build_model
 from deepstack.model.initialise import IN_LAYERS
 from deepstack.model.stack import Stack

@@ -8,11 +8,11 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError, PluginError
+from deepstack.base.errors import ConfigError, PluginError
+from deepstack.base.registry import unknown
 from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.sublayers import Attention, FeedForward, Joins, LinearMaps
-from deepstack.registry import unknown
 from deepstack.schemes import NORMS, Parts, Scheme, StackNorm, StackScheme, Stream, Sublayer
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deepstack import config as conf
 from deepstack.model.query_key import QueriesAndKeys
-from deepstack.parameters import parameter
+from deepstack.schemes.role import parameter
 
 # The roots of E[sigmoid(z)^2] = 0.2933790 and E[tanh(z)^2] = 0.3942945, z ~ N(0, 1): divided by
 # these, an activation preserves the second moment.  Derived: no paper defines them.

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.model.stack import Layer, LayerRunner, Stack, run_layers
 from deepstack.model.sublayers import Joins
-from deepstack.parameters import parameter
 from deepstack.schemes import BatchNorm, LayerNorm, Scheme, StackScheme, Statistics
+from deepstack.schemes.role import parameter
 
 
 class TiedHead(nn.Module):

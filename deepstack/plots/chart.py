@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from deepstack.errors import ConfigError, PluginError
+from deepstack.base.errors import ConfigError, PluginError
+from deepstack.base.registry import Registry, place_of, refuse_no_name, unknown
 from deepstack.plots.style import deepstack_style
 from deepstack.records import Run
-from deepstack.registry import Registry, place_of, refuse_no_name, unknown
 
 # One order for every chart's CSV; columns that a chart leaves empty are not written.
 COLUMNS = (

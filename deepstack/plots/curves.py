@@ -6,9 +6,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from deepstack.analysis.settings import require
-from deepstack.analysis.statistics import has_diverged
-from deepstack.analysis.tidy import seed_statistics, tidy
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.group import Group
@@ -16,6 +13,9 @@ from deepstack.plots.page import axis_label
 from deepstack.plots.panel import CROWDED, Panel
 from deepstack.plots.style import DASHES, GREY, is_wide, step_axis
 from deepstack.records import Run
+from deepstack.runs.settings import require
+from deepstack.runs.statistics import has_diverged
+from deepstack.runs.tidy import seed_statistics, tidy
 
 MOST_POINTS = 2000
 SMOOTH_PARTS = 20  # noisy curves, if there are many series, are means over this part of all steps

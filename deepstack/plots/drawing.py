@@ -13,19 +13,6 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from deepstack.analysis.captions import caption_of, seeds_note, title_of
-from deepstack.analysis.fit import Fit, exponent_title
-from deepstack.analysis.selection import find_key
-from deepstack.analysis.settings import (
-    DEPTH,
-    SCHEME,
-    SEED,
-    Series,
-    choose_series,
-    evenly_spaced,
-    label_of,
-    split_series,
-)
 from deepstack.plots.chart import COLUMNS, Chart, LineStyle, Options, PanelRows, Table
 from deepstack.plots.group import Group, scheme_of
 from deepstack.plots.page import Handle, Page
@@ -51,6 +38,19 @@ from deepstack.plots.style import (
 from deepstack.plots.texts import font_note, plain
 from deepstack.records import Run
 from deepstack.records.cells import counted
+from deepstack.runs.captions import caption_of, seeds_note, title_of
+from deepstack.runs.fit import Fit, exponent_title
+from deepstack.runs.selection import find_key
+from deepstack.runs.settings import (
+    DEPTH,
+    SCHEME,
+    SEED,
+    Series,
+    choose_series,
+    evenly_spaced,
+    label_of,
+    split_series,
+)
 
 T = TypeVar("T")
 MOST_LINES = 6  # series in a panel; more have a panel for each scheme

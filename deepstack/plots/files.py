@@ -12,17 +12,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from deepstack.analysis.comparison import choose_best
-from deepstack.analysis.selection import Where, select
-from deepstack.analysis.settings import require
-from deepstack.analysis.studies import (
-    Folders,
-    find_studies,
-    list_folders,
-    refuse_unknown_diagnostic,
-    use_readable,
-)
-from deepstack.errors import (
+from deepstack.base.errors import (
     BrokenChartError,
     ConfigError,
     DeepstackError,
@@ -30,18 +20,28 @@ from deepstack.errors import (
     PluginError,
     ResourceError,
 )
+from deepstack.base.plugins import bug_in
+from deepstack.base.registry import unknown
 from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
 from deepstack.plots.metric import metric, value_map
 from deepstack.plots.reference import read_reference
 from deepstack.plots.style import deepstack_style
-from deepstack.plugins import bug_in
 from deepstack.records import Run, RunFolder, find_runs
 from deepstack.records.cells import printable
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 from deepstack.records.published import writable
 from deepstack.records.run import path_text
-from deepstack.registry import unknown
+from deepstack.runs.comparison import choose_best
+from deepstack.runs.selection import Where, select
+from deepstack.runs.settings import require
+from deepstack.runs.studies import (
+    Folders,
+    find_studies,
+    list_folders,
+    refuse_unknown_diagnostic,
+    use_readable,
+)
 
 FORMATS = ("pdf", "png", "svg", "csv")
 DEFAULT_OPTIONS = Options()

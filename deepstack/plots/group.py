@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deepstack.analysis.settings import SCHEME, Series
 from deepstack.records import Run
+from deepstack.runs.settings import SCHEME, Series
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Values of every layer: gradients and their ratios, signals before training, any diagnostic."""
+"""Values of every layer: gradients, their ratios, any diagnostic over layers or steps."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -8,10 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 
-from deepstack.analysis.captions import diverged_note
-from deepstack.analysis.initial_signals import SIGNALS, signal_layers
-from deepstack.analysis.settings import evenly_spaced, require
-from deepstack.analysis.tidy import array_statistics, seed_statistics
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing
@@ -21,16 +17,11 @@ from deepstack.plots.style import COLOURS, DASHES, GREY, extent, layer_axis, sha
 from deepstack.plots.texts import typeset
 from deepstack.records import Run
 from deepstack.records.cells import counted
+from deepstack.runs.captions import diverged_note
+from deepstack.runs.settings import evenly_spaced, require
+from deepstack.runs.tidy import array_statistics
 
 MOST_STEPS = 7
-MOST_SERIES, MOST_DEPTHS = 10, 4  # of the signals before training
-MOST_POINTS = 120  # of a line: a thousand layers need no more
-COLUMNS = {
-    "variance": "variance",
-    "token_distance": "distance",
-    "stream_grad": "gradient",
-    "grad_norm": "gradient",
-}
 MOST_SETTINGS = 4  # of the ratios of gradients
 KINDS = {"attention": COLOURS[0], "cross_attention": COLOURS[1], "feed_forward": COLOURS[2]}
 RATIOS = {
@@ -158,45 +149,6 @@ def words_of(name: str) -> str:
         if name.endswith(f"_{part}"):
             return f"{words_of(name.removesuffix(f'_{part}'))}, {part.replace('_', '-')}"
     return " ".join(full_words.get(word, word) for word in name.split("_"))
-
-
-@chart("signal_by_layer")
-def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
-    """Variance, distance of tokens and gradients before training against layer/N, by depth."""
-    drawing = Drawing(runs_with(runs, SIGNALS["variance"]), options)
-    drawing.spread = "geometric mean × or ÷ 1 standard deviation"
-    shown = [group.series[0] for group in drawing.setting_groups(MOST_SERIES)]
-    table = signal_layers(drawing.runs)
-    depths = evenly_spaced(sorted({n for s in shown for n in s.depths}), MOST_DEPTHS)
-    cells = [(depth, column) for depth in depths for column in COLUMNS]
-    names = [f"N = {depth}: {column}" for depth, column in cells]
-    titles = [f"N = {depth}" for depth, _ in cells]
-    layout: Any = {"titles": titles, "columns": len(COLUMNS), "height": 1.3}
-    styles = {s: drawing.curve_style(s, s.depths[-1], len(shown)) for s in shown}
-    for panel, (depth, column) in drawing.fill(names, cells, **layout):
-        for i, (s, style) in enumerate(styles.items()):
-            here = table[(table["setting"] == s.label) & (table["depth"] == depth)]
-            rows = signal_rows(here, column)
-            panel.lines(s.label, rows, place=(i, len(shown)), **style)
-        panel.axes.set(xlim=(0, 1), xlabel="layer l / N")
-    require(not drawing.rows("line").empty, "no initial signal is finite and above 0")
-    for i, (column, words) in enumerate(COLUMNS.items()):
-        label = axis_label(drawing.runs, SIGNALS[column], words, ("layers",))
-        drawing.value_axis(label, drawing.panels[i :: len(COLUMNS)], log=True)
-    for s, style in styles.items():
-        drawing.entry(s.label, **style)
-    drawing.notes += ["before the first step", *sides_note(drawing.runs)]
-    return drawing.finish("Signals before training, by layer")
-
-
-def signal_rows(here: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return geometric mean and deviation over seeds at l/N, at MOST_POINTS layers."""
-    position = here.groupby("seed").cumcount() + 1
-    logs = np.log(here[column].where(here[column] > 0))
-    rows = seed_statistics(here.assign(position=position, value=logs), "position")
-    rows = rows.iloc[evenly_spaced(range(len(rows)), MOST_POINTS)]
-    values = {name: np.exp(rows[name]) for name in ("y", "low", "high")}
-    return rows.assign(x=rows["x"] / position.max(), **values)
 
 
 def records_of(members: Sequence[Run], name: str) -> Records | None:

@@ -16,8 +16,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 
-from deepstack.analysis.captions import means_note
-from deepstack.analysis.quantities import (
+from deepstack.plots.chart import Chart, Options, in_style
+from deepstack.plots.curves import smoothed
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.page import axis_label
+from deepstack.plots.panel import CROWDED, markers
+from deepstack.plots.style import MARKERS, is_wide, number, number_axis, scheme_style, shades
+from deepstack.plots.texts import drawn
+from deepstack.records import Run
+from deepstack.runs.captions import means_note
+from deepstack.runs.quantities import (
     FLOPS,
     LAYER,
     STEP,
@@ -28,8 +36,8 @@ from deepstack.analysis.quantities import (
     observations,
     setting_or_column,
 )
-from deepstack.analysis.selection import find_key
-from deepstack.analysis.settings import (
+from deepstack.runs.selection import find_key
+from deepstack.runs.settings import (
     DEPTH,
     SCHEME,
     label_of,
@@ -41,16 +49,8 @@ from deepstack.analysis.settings import (
     undetermined,
     varying_settings,
 )
-from deepstack.analysis.statistics import has_diverged
-from deepstack.analysis.tidy import seed_statistics
-from deepstack.plots.chart import Chart, Options, in_style
-from deepstack.plots.curves import smoothed
-from deepstack.plots.drawing import Drawing
-from deepstack.plots.page import axis_label
-from deepstack.plots.panel import CROWDED, markers
-from deepstack.plots.style import MARKERS, is_wide, number, number_axis, scheme_style, shades
-from deepstack.plots.texts import drawn
-from deepstack.records import Run
+from deepstack.runs.statistics import has_diverged
+from deepstack.runs.tidy import seed_statistics
 
 MOST_NUMBERS = 64  # cells of a map up to which each shows its number
 CROSS: Any = {"marker": "x", "color": "black", "ls": "none"}

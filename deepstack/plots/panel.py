@@ -15,11 +15,11 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize, to_hex
 from matplotlib.transforms import ScaledTranslation
 
-from deepstack.analysis.fit import Fit
-from deepstack.analysis.settings import evenly_spaced
-from deepstack.analysis.statistics import SOME_DIVERGED
 from deepstack.plots.chart import LineStyle
 from deepstack.plots.style import DASHES, DIVERGED_MARKER, GREY, layer_axis
+from deepstack.runs.fit import Fit
+from deepstack.runs.settings import evenly_spaced
+from deepstack.runs.statistics import SOME_DIVERGED
 
 if TYPE_CHECKING:
     from deepstack.plots.drawing import Drawing

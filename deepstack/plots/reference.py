@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.records import Run
 from deepstack.records.run import absolute
 

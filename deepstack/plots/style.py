@@ -20,9 +20,9 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
+from deepstack.base.registry import unknown
 from deepstack.plots.texts import drawn, typeset_power
-from deepstack.registry import unknown
 
 T = TypeVar("T")
 

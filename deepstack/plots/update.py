@@ -7,9 +7,18 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from deepstack.analysis.fit import fit_points
-from deepstack.analysis.settings import depth_of, depths_of, require, scheme_label
-from deepstack.analysis.statistics import (
+from deepstack.plots.chart import Chart, Options, chart
+from deepstack.plots.curves import draw_curves
+from deepstack.plots.drawing import Drawing
+from deepstack.plots.group import Group
+from deepstack.plots.page import axis_label
+from deepstack.plots.panel import Panel
+from deepstack.plots.style import GREY
+from deepstack.plots.texts import typeset
+from deepstack.records import Run
+from deepstack.runs.fit import fit_points
+from deepstack.runs.settings import depth_of, depths_of, require, scheme_label
+from deepstack.runs.statistics import (
     SATURATED,
     distinct_levels,
     has_diverged_by,
@@ -21,15 +30,6 @@ from deepstack.analysis.statistics import (
     value_at,
     with_steps,
 )
-from deepstack.plots.chart import Chart, Options, chart
-from deepstack.plots.curves import draw_curves
-from deepstack.plots.drawing import Drawing
-from deepstack.plots.group import Group
-from deepstack.plots.page import axis_label
-from deepstack.plots.panel import Panel
-from deepstack.plots.style import GREY
-from deepstack.plots.texts import typeset
-from deepstack.records import Run
 
 RIGHT, RATIO = "right-hand side", "right-hand side / measured"
 EQUAL = ("equal", "equal: below it is no bound")

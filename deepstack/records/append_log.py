@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from deepstack.errors import ChangedLogError, DifferenceError
+from deepstack.base.errors import ChangedLogError, DifferenceError
 from deepstack.records.files import (
     make_folder,
     open_file,

@@ -20,7 +20,7 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
-from deepstack.errors import LockedError, ResourceError
+from deepstack.base.errors import LockedError, ResourceError
 from deepstack.records import opened
 from deepstack.records.published import refuse_published
 

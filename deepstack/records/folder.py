@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepstack import yaml_reader
-from deepstack.errors import ResourceError
+from deepstack.base import yaml_reader
+from deepstack.base.errors import ResourceError
 from deepstack.records import files, shapes
 from deepstack.records.append_log import AppendLog
 

@@ -12,8 +12,8 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from deepstack import plugins
-from deepstack.errors import DeepstackError
+from deepstack.base import plugins
+from deepstack.base.errors import DeepstackError
 from deepstack.records import files
 from deepstack.records.folder import RunFolder
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from deepstack.errors import DeepstackError, ResourceError
+from deepstack.base.errors import DeepstackError, ResourceError
 from deepstack.records.analyses import analysis_names
 from deepstack.records.append_log import extent
 from deepstack.records.files import CHECKSUMS, mapping, plain_file, sha256, trouble

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from deepstack.allowed import PATTERNS, RUN_NAME
-from deepstack.errors import ConfigError, ResourceError
+from deepstack.base.allowed import PATTERNS, RUN_NAME
+from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.records import files
 from deepstack.records.cells import one_line
 from deepstack.records.folder import RunFolder

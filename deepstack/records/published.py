@@ -4,7 +4,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 
 PUBLISHED = "published"
 _PARTS = ("results", PUBLISHED)

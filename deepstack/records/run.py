@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepstack.base.errors import ConfigError, NothingMatchedError, ResourceError
+from deepstack.base.notebook import html_table
+from deepstack.base.registry import nearest
 from deepstack.config.identity import flatten, is_of_experiment
-from deepstack.errors import ConfigError, NothingMatchedError, ResourceError
-from deepstack.notebook import html_table
 from deepstack.records.analyses import Analysis, read_analysis
 from deepstack.records.cells import printable, text
 from deepstack.records.files import read
@@ -28,7 +29,6 @@ from deepstack.records.folder import (
 )
 from deepstack.records.labels import Labels, read_labels
 from deepstack.records.published import PUBLISHED
-from deepstack.registry import nearest
 
 if TYPE_CHECKING:
     import numpy as np

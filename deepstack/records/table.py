@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepstack.base.errors import ResourceError
 from deepstack.config.identity import flatten
-from deepstack.errors import ResourceError
 from deepstack.records.cells import scalar
 from deepstack.records.files import open_file, trouble
 from deepstack.records.folder import (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from deepstack.errors import ConfigError, LockedError, NothingMatchedError
+from deepstack.base.errors import ConfigError, LockedError, NothingMatchedError
 from deepstack.records.files import describe_holder, sync_folder, trouble
 from deepstack.records.folder import RunFolder
 from deepstack.records.published import refuse_published

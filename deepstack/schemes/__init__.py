@@ -1,9 +1,9 @@
 """Residual schemes, one class each; importing this package registers them all."""
 
-from deepstack.parameters.role import parameter, with_storage
-from deepstack.registry import import_all
+from deepstack.base.registry import import_all
 from deepstack.schemes.checks import defined_at
 from deepstack.schemes.norms import NORMS, BatchNorm, LayerNorm, StackNorm, Statistics
+from deepstack.schemes.role import parameter, with_storage
 from deepstack.schemes.scheme import (
     FAMILIES,
     SCHEMES,

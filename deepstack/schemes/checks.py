@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from deepstack.errors import PluginError
-from deepstack.parameters.role import has_role
-from deepstack.registry import line_of, nearest, place_of
+from deepstack.base.errors import PluginError
+from deepstack.base.registry import line_of, nearest, place_of
+from deepstack.schemes.role import has_role
 
 # Members of a scheme's class that are no methods.
 SETTINGS = (

@@ -7,9 +7,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.config import StackSizes
-from deepstack.parameters.role import parameter
 from deepstack.schemes.norms import in_fp32, in_full_precision
 from deepstack.schemes.pre_norm import PreLN
+from deepstack.schemes.role import parameter
 from deepstack.schemes.scheme import Norm, Parts, Scheme, Stream, Sublayer
 
 

@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.base.errors import ConfigError
 from deepstack.config import StackSizes
-from deepstack.errors import ConfigError
-from deepstack.parameters.role import parameter
 from deepstack.schemes.norms import in_full_precision
+from deepstack.schemes.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
 
 

@@ -6,9 +6,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from deepstack.base.errors import ConfigError
 from deepstack.config import Config
 from deepstack.config.roles import MATRICES
-from deepstack.errors import ConfigError
 from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from deepstack.parameters.role import parameter
+from deepstack.schemes.role import parameter
 from deepstack.schemes.scheme import Parts, Scheme, Sublayer
 
 LEAST_NORM = 1e-12

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from deepstack.parameters.role import parameter
+from deepstack.schemes.role import parameter
 
 Statistics = Literal["own", "own_and_followed", "followed"]
 """The mean and variance that a batch norm uses.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepstack.config import Config
 from deepstack.config.roles import MATRICES
-from deepstack.parameters.role import parameter
+from deepstack.schemes.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Optim, Parts, Scheme, Stream, Sublayer
 
 VALUE_PATH = ("v", "o", "w1", "w2", "cross_v", "cross_o")

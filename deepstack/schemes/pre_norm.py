@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from deepstack.errors import ConfigError
-from deepstack.parameters.role import parameter
+from deepstack.base.errors import ConfigError
+from deepstack.schemes.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
 
 

@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.config import Config, StackSizes
-from deepstack.parameters.role import parameter
 from deepstack.schemes.post_norm import VALUE_PATH
+from deepstack.schemes.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Sublayer
 
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor, nn
 
+from deepstack.base.errors import PluginError
+from deepstack.base.notebook import html_table
+from deepstack.base.options import Options, options_of_class, options_of_function
+from deepstack.base.registry import Registry
 from deepstack.config import StackSizes
-from deepstack.errors import PluginError
-from deepstack.notebook import html_table
-from deepstack.options import Options, options_of_class, options_of_function
-from deepstack.registry import Registry
 from deepstack.schemes.checks import check_class
 from deepstack.schemes.tap import Tap, with_tap
 

@@ -9,9 +9,9 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
+from deepstack.base.errors import ConfigError, PluginError
+from deepstack.base.options import Options, validated
 from deepstack.config import Config, Model, StackSizes
-from deepstack.errors import ConfigError, PluginError
-from deepstack.options import Options, validated
 from deepstack.schemes.checks import check_layers, defined_at
 from deepstack.schemes.scheme import SCHEMES, Optim, Parts, Scheme, StackPosition
 

@@ -1,7 +1,5 @@
 """Grids of runs: a plan, one process a run, nothing done twice."""
 
-from deepstack.sweeps.calibration import Calibration, calibrate
-from deepstack.sweeps.initial_signals import Signals, signal
 from deepstack.sweeps.local import Local, default_workers, memory_budget
 from deepstack.sweeps.plan import (
     RUN_AGAIN,
@@ -17,14 +15,11 @@ from deepstack.sweeps.run import sweep
 
 __all__ = [
     "RUN_AGAIN",
-    "Calibration",
     "Cell",
     "Launcher",
     "Local",
     "Pool",
     "Progress",
-    "Signals",
-    "calibrate",
     "default_workers",
     "expand",
     "is_wanted",
@@ -32,6 +27,5 @@ __all__ = [
     "plan",
     "retry_states",
     "seconds_per_run",
-    "signal",
     "sweep",
 ]

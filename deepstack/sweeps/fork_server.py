@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from deepstack import config as conf
-from deepstack import torchrun
+from deepstack.base import torchrun
 from deepstack.records import trouble
 
 POLL_SECONDS = 0.05

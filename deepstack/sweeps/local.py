@@ -11,7 +11,7 @@ import torch
 from pydantic import ByteSize, TypeAdapter
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.sweeps.fork_server import ForkServer, Process
 from deepstack.sweeps.plan import Cell, requirements_of, train_arguments
 from deepstack.sweeps.pool import Launcher

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
-from deepstack import plugins
+from deepstack.base import plugins
+from deepstack.base.errors import ConfigError, PluginError, ResourceError
+from deepstack.base.registry import unknown
 from deepstack.config.estimate import FEW_STEPS
-from deepstack.errors import ConfigError, PluginError, ResourceError
 from deepstack.fast import fast_paths_of
 from deepstack.model import build_model, flops_of, with_defaults, with_steps, without_defaults
 from deepstack.records import ENDED, Run, RunFolder
-from deepstack.registry import unknown
 from deepstack.schemes import scheme_memory
 from deepstack.tasks import Task, task_of
 from deepstack.training import (

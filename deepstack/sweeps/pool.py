@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from deepstack.errors import ResourceError
+from deepstack.base.errors import ResourceError
 from deepstack.records import ENDED, Run
 from deepstack.sweeps.plan import Cell, is_wanted
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
-from deepstack import plugins
-from deepstack.ending import Stop, stop_requests
-from deepstack.errors import ConfigError
-from deepstack.notebook import ProgressBar, in_notebook
+from deepstack.base import plugins
+from deepstack.base.ending import Stop, stop_requests
+from deepstack.base.errors import ConfigError
+from deepstack.base.notebook import ProgressBar, in_notebook
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.sweeps.local import Local, default_workers, memory_budget
@@ -59,7 +59,7 @@ def sweep(
 
     Returns a Run for each cell that has a folder, in any state.  Raises ConfigError before anything
     runs if a cell is not valid, or names a scheme, task or norm that only this process has
-    registered (`deepstack.plugins.load_plugins` registers it for the runs too).  Raises it at the
+    registered (`deepstack.load_plugins` registers it for the runs too).  Raises it at the
     end if a run's process refused to begin.
     """
     plugins.refuse_while_loading("deepstack.sweep")
@@ -109,5 +109,5 @@ def refuse_local(cells: Sequence[Cell]) -> None:
                 raise ConfigError(
                     f"the {kind} {name!r} is known to this process alone, and each run of a sweep "
                     "is another: put it into a file, and call "
-                    "deepstack.plugins.load_plugins([Path('my_file.py')])"
+                    "deepstack.load_plugins(['my_file.py'])"
                 )

@@ -1,6 +1,6 @@
 """Tasks: the data that a stack learns to predict. Each is one function that returns a `Task`."""
 
-from deepstack.registry import import_all
+from deepstack.base.registry import import_all
 from deepstack.tasks.task import (
     IGNORE,
     TASKS,

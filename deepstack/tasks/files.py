@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.records.cells import one_line
 
 PIECE = 2**20  # bytes read at a time

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from deepstack.base.errors import ConfigError
+from deepstack.base.options import FirstDefault
 from deepstack.config import Family
-from deepstack.errors import ConfigError
-from deepstack.options import FirstDefault
 from deepstack.tasks.task import IGNORE, STRUCTURE, Batch, Task, choose_positions, task
 from deepstack.tasks.windows import Floats, MaskRate
 

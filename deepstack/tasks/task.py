@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from deepstack.base.errors import ConfigError, PluginError
+from deepstack.base.options import Options, options_of_function, validated
+from deepstack.base.registry import Registry, place_of, refuse_no_name
 from deepstack.config import Config
-from deepstack.errors import ConfigError, PluginError
-from deepstack.options import Options, options_of_function, validated
-from deepstack.registry import Registry, place_of, refuse_no_name
 
 IGNORE = -100
 """Target of a position where nothing is predicted (the default of torch's cross-entropy)."""

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.tasks.files import (
     MOST_TEXT,
     find_files,

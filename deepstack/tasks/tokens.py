@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from deepstack.base.errors import ConfigError
 from deepstack.config import Family
-from deepstack.errors import ConfigError
 from deepstack.tasks.files import (
     Encoding,
     find_files,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
+from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.config import Family
-from deepstack.errors import ConfigError, ResourceError
 from deepstack.tasks.files import refusal
 from deepstack.tasks.task import IGNORE, Batch, choose_positions
 

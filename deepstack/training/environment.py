@@ -19,9 +19,15 @@ from torch import Tensor
 
 import deepstack
 from deepstack import config as conf
-from deepstack.distributed import ALONE, RankGroup, local_rank, parallelism, started_by_torchrun
-from deepstack.errors import ResourceError
+from deepstack.base.errors import ResourceError
 from deepstack.fast import FastPaths, triton_version
+from deepstack.fast.distributed import (
+    ALONE,
+    RankGroup,
+    local_rank,
+    parallelism,
+    started_by_torchrun,
+)
 from deepstack.schemes import scheme_memory
 from deepstack.tasks import Task
 

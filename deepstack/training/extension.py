@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError, DifferenceError
+from deepstack.base.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
 from deepstack.records import RunFolder, extent, files, problems
 from deepstack.records.given_plugins import require_recorded

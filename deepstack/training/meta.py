@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack import plugins
+from deepstack.base import plugins
 from deepstack.diagnostics import describe
 from deepstack.model import flops_of, option_defaults
 from deepstack.model.build import Built

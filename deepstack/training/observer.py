@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import partialmethod
 from typing import Any
 
-from deepstack.errors import PluginError
-from deepstack.notebook import ProgressBar, in_notebook
+from deepstack.base.errors import PluginError
+from deepstack.base.notebook import ProgressBar, in_notebook
+from deepstack.base.registry import Registry, refuse_no_name
+from deepstack.integrations.tensorboard.events import EventLog
+from deepstack.plots.tracked import heat_maps, layer_summaries, settings
 from deepstack.records import Run, RunFolder, trouble
 from deepstack.records.files import open_log
-from deepstack.registry import Registry, refuse_no_name
-from deepstack.trackers import EventLog, heat_maps, layer_summaries, settings
 
 Row = Mapping[str, float | None]
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from deepstack import config as conf
+from deepstack.model.banks import Bank
 from deepstack.model.build import Built
-from deepstack.parameters import Bank
 from deepstack.training.muon import Muon
 
 

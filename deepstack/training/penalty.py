@@ -11,10 +11,9 @@ from deepstack.diagnostics.spectral import (
     tall,
     top_singular_vectors,
 )
-from deepstack.distributed import RankGroup
+from deepstack.fast.distributed import RankGroup
+from deepstack.model.banks import Bank, joined
 from deepstack.model.build import Built
-from deepstack.parameters import Bank
-from deepstack.parameters.banks import joined
 
 
 class SpectralPenalty:

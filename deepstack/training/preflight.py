@@ -19,17 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from deepstack import config as conf
-from deepstack import plugins
-from deepstack.distributed import RankGroup, join_ranks, parallelism
-from deepstack.ending import Stop
-from deepstack.errors import ConfigError, PluginError, ResourceError
+from deepstack.base import plugins
+from deepstack.base.ending import Stop
+from deepstack.base.errors import ConfigError, PluginError, ResourceError
 from deepstack.fast import FastPaths, Measured, Step, fast_paths_of
+from deepstack.fast.distributed import RankGroup, join_ranks, parallelism
+from deepstack.integrations.tensorboard.events import require_tensorboard
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
 from deepstack.records import ENDED, Run, RunFolder, removal
 from deepstack.records.given_plugins import require_recorded
 from deepstack.records.opened import followed
 from deepstack.tasks import Task, task_of
-from deepstack.trackers import require_tensorboard
 from deepstack.training.environment import (
     choose_device,
     environment_changes,

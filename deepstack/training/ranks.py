@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.distributed import RankGroup, ShardedBanks, parallelism, sharded_norm, sharded_sum
+from deepstack.fast.distributed import (
+    RankGroup,
+    ShardedBanks,
+    parallelism,
+    sharded_norm,
+    sharded_sum,
+)
 from deepstack.model import build_model
+from deepstack.model.banks import Bank, global_norm
 from deepstack.model.build import Built
-from deepstack.parameters import Bank, global_norm
 from deepstack.schemes import Stream
 from deepstack.tasks import IGNORE, Batch
 from deepstack.training.preflight import Prepared

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepstack.diagnostics import Culprit
-from deepstack.distributed import lost_rank
-from deepstack.errors import (
+from deepstack.base.errors import (
     ChangedLogError,
     DeepstackError,
     OutOfMemoryError,
     PluginError,
     PluginFailure,
 )
+from deepstack.base.plugins import bug_in
+from deepstack.diagnostics import Culprit
 from deepstack.fast import Measured
-from deepstack.plugins import bug_in
+from deepstack.fast.distributed import lost_rank
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, RunFolder
 from deepstack.training.environment import memory_limit, memory_needed, peak_memory_mb
 from deepstack.training.observer import LogFile, Observer

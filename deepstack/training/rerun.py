@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
-from deepstack import torchrun
-from deepstack.distributed import started_by_torchrun
-from deepstack.ending import Stop
-from deepstack.errors import (
+from deepstack.base import torchrun
+from deepstack.base.ending import Stop
+from deepstack.base.errors import (
     ConfigError,
     DifferenceError,
     Interrupted,
     NothingMatchedError,
     ResourceError,
 )
+from deepstack.fast.distributed import started_by_torchrun
 from deepstack.records import ENDED, RunFolder, existing_run
 from deepstack.records.files import read, replace
 from deepstack.records.published import is_published

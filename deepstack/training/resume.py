@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.errors import NothingMatchedError, ResourceError
+from deepstack.base.errors import NothingMatchedError, ResourceError
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
 from deepstack.records import RunFolder

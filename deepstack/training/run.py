@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
+from deepstack.base.ending import Stop, stop_requests
+from deepstack.base.errors import ChangedLogError, Interrupted
+from deepstack.base.gc_control import gc_paused
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
-from deepstack.ending import Stop, stop_requests
-from deepstack.errors import ChangedLogError, Interrupted
 from deepstack.fast import Measured, enable_fast_paths, make_step, step_recorder
-from deepstack.gc_control import gc_paused
 from deepstack.model import with_defaults, with_steps
 from deepstack.records import Run, write_end
 from deepstack.schemes import SCHEMES

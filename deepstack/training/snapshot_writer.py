@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
+from deepstack.base.errors import ResourceError
 from deepstack.diagnostics import ModelUpdate, evaluate, take
-from deepstack.diagnostics import attribution as parts
-from deepstack.diagnostics.bound import uncovered_names
-from deepstack.diagnostics.noise_scale import COLUMNS as NOISE
-from deepstack.diagnostics.noise_scale import gradient_noise
-from deepstack.diagnostics.sharpness import COLUMNS as SHARPNESS
-from deepstack.diagnostics.sharpness import sharpness
 from deepstack.diagnostics.snapshot import stream_states
-from deepstack.errors import ResourceError
+from deepstack.instruments.attribution import measure as parts
+from deepstack.instruments.bound.measure import uncovered_names
+from deepstack.instruments.noise_scale.measure import COLUMNS as NOISE
+from deepstack.instruments.noise_scale.measure import gradient_noise
+from deepstack.instruments.sharpness.measure import COLUMNS as SHARPNESS
+from deepstack.instruments.sharpness.measure import sharpness
+from deepstack.model.banks import Bank
 from deepstack.model.build import Built
-from deepstack.parameters import Bank
 from deepstack.records import AppendLog, RunFolder
 from deepstack.tasks import IGNORE
 from deepstack.training.evaluation import mean_loss

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.model import build_model, with_defaults, without_defaults
 from deepstack.model.build import Built
 from deepstack.records import CHECKSUMS, Run, RunFolder, existing_run, mapping

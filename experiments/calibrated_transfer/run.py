@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from deepstack.analysis.intervals import UNKNOWN
-from deepstack.analysis.transfer import Losses, final_losses, transfer
 from deepstack.config import Config, Study, load_config, with_overrides
+from deepstack.instruments.calibrate.calibrate import calibrate
+from deepstack.instruments.refine.refine import refine
+from deepstack.instruments.transfer.table import Losses, final_losses, transfer
 from deepstack.records import find_runs
-from deepstack.sweeps import calibrate
-from deepstack.sweeps.refine import refine
+from deepstack.runs.intervals import UNKNOWN
 
 SCHEMES = (
     "post_ln,pre_ln,deepnorm,deepnorm_rates,rezero,layer_scale,peri_ln,sub_ln,depth_mup,"

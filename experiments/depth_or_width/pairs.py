@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from deepstack.analysis.statistics import final_value, mean_of
 from deepstack.records import Run, find_runs
+from deepstack.runs.statistics import final_value, mean_of
 
 RUNS = Path(__file__).parent / "runs.csv"
 CELL = ["gflops", "scheme", "width", "depth"]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from deepstack.analysis.outcomes import margin, outcome
 from deepstack.records import Run, find_runs
+from deepstack.runs.outcomes import margin, outcome
 
 HERE = Path(__file__).parent
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
-from deepstack.analysis.initial_signals import seed_rows, signal_layers
+from deepstack.instruments.signal.table import seed_rows, signal_layers
 from deepstack.plots.style import COLOURS, deepstack_style
 from deepstack.records import find_runs
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from deepstack.analysis.transfer import transfer_table
+from deepstack.instruments.transfer.table import transfer_table
 from deepstack.records import find_runs
 
 LAWS = {"N^(-3/2)": -1.5, "N^(-1)": -1.0, "N^(-1/2)": -0.5, "N^0": 0.0}

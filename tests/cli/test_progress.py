@@ -14,10 +14,11 @@ from helpers.command_line import TINY, typed
 from helpers.plot_runs import make_run, update
 from helpers.terminals import terminal
 
-from deepstack.cli import output, sweep_output, watch_command
+from deepstack.cli import output, sweep_output
 from deepstack.cli.output import PrintableStream, show_work
-from deepstack.cli.watch_command import RunRow, Watcher, caption_of
 from deepstack.config import Config
+from deepstack.instruments.report import watch_command
+from deepstack.instruments.report.watch_command import RunRow, Watcher, caption_of
 from deepstack.records import RunFolder
 from deepstack.sweeps import Cell, Progress
 

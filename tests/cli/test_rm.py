@@ -16,7 +16,7 @@ from helpers import record_runs
 from helpers.command_line import succeed, typed
 from helpers.record_runs import HOLDER, make_run, python
 
-from deepstack.errors import LockedError
+from deepstack.base.errors import LockedError
 from deepstack.records import RunFolder, find_runs
 
 

@@ -16,8 +16,8 @@ from helpers import ROOT
 from helpers.command_line import TINY, typed
 
 import deepstack as package
+from deepstack.base.errors import Interrupted
 from deepstack.config import parse_config, to_yaml
-from deepstack.errors import Interrupted
 from deepstack.records import find_runs
 
 CANARY = "canary_7f3a91"
@@ -261,4 +261,4 @@ def test_no_source_could_run_what_it_reads() -> None:
     }
     # what --plugin names on the command line, and nothing else, is run
     run_it = 'exec(compile(content, str(path), "exec"), module.__dict__)'
-    assert found == {("deepstack/plugins.py", run_it)}
+    assert found == {("deepstack/base/plugins.py", run_it)}

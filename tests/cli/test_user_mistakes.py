@@ -19,10 +19,10 @@ from helpers.record_runs import contents
 from helpers.registries import restored_names
 
 import deepstack
-from deepstack import plugins
+from deepstack.base import plugins
+from deepstack.base.errors import ConfigError
 from deepstack.cli import sweep_command
 from deepstack.config import parse_config
-from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.records.trash import list_trash
 

@@ -12,9 +12,9 @@ import yaml
 from helpers.bad_configs import AWKWARD, BAD, GOOD
 
 from deepstack import config as conf
-from deepstack import yaml_reader
+from deepstack.base import yaml_reader
+from deepstack.base.errors import ConfigError
 from deepstack.config.schema import sections, setting_keys
-from deepstack.errors import ConfigError
 
 BAD_OVERRIDES = [
     ("model.depth",

@@ -9,9 +9,9 @@ from helpers.small_runs import SMALL, data_of, interrupted, small
 
 import deepstack
 from deepstack import config as conf
+from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.config import estimate
 from deepstack.config.load import example
-from deepstack.errors import ConfigError, ResourceError
 from deepstack.model import with_steps
 from deepstack.schemes import scheme_flops, scheme_memory
 from deepstack.sweeps import plan

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from deepstack import config as conf
+from deepstack.base.errors import ConfigError
 from deepstack.config.flops import StepFlops
-from deepstack.errors import ConfigError
 from deepstack.model import build_model, flops_of, tokens_per_step
 from deepstack.schemes import SCHEMES, Scheme, cross_layer, scheme_flops
 from deepstack.tasks import TASKS, task_families, task_of

@@ -9,9 +9,9 @@ import pytest
 from helpers import ROOT
 
 from deepstack import config as conf
+from deepstack.base.errors import ConfigError
 from deepstack.config import load_config, load_study, parse_study, with_overrides
 from deepstack.config.load import example
-from deepstack.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.schemes import stack_positions
 from deepstack.sweeps import expand

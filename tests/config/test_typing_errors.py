@@ -19,7 +19,7 @@ from helpers.bad_configs import BAD, GOOD, HOSTILE
 from helpers.command_line import typed
 
 from deepstack import config as conf
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 
 SECOND = 1.0
 MEGABYTES = 60  # above the 40 of a command that reads nothing

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd.functional import jacobian
 from torch.overrides import TorchFunctionMode
 
+from deepstack.base.errors import ConfigError
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
 from deepstack.diagnostics.snapshot import DRAWS, stream_states
-from deepstack.errors import ConfigError
 from deepstack.schemes import SCHEMES, Scheme
 
 QK_NORM = {"model__qk_norm": True, "model__gated": True, "model__activation": "silu"}

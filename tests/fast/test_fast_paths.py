@@ -16,8 +16,8 @@ from helpers.papers import PAPERS
 from helpers.sampling import some
 
 import deepstack
+from deepstack.base.errors import ConfigError
 from deepstack.config import Config, with_overrides
-from deepstack.errors import ConfigError
 from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths
 from deepstack.fast.accelerate import in_parts
 from deepstack.fast.rule import is_fully_fused, two_layers

@@ -12,8 +12,8 @@ from helpers.small_runs import data_of, interrupted
 from torch import nn
 
 import deepstack
+from deepstack.base.errors import ResourceError
 from deepstack.config import with_overrides
-from deepstack.errors import ResourceError
 from deepstack.fast.gpu.products import DeviceProduct
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES

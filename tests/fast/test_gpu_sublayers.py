@@ -19,8 +19,8 @@ from deepstack.fast.gpu import sublayer as gpu_sublayer
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.gpu.sublayer import DeviceSublayer
+from deepstack.model.banks import Banks
 from deepstack.model.sublayers import FeedForward, scaled_linear
-from deepstack.parameters import Banks
 from deepstack.schemes import LayerNorm
 
 DEPTH, WIDTH, INSIDE = deferred_gradients.LAYERS + 3, 8, 16

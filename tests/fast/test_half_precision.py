@@ -9,8 +9,8 @@ import torch
 from helpers.kernels import NEEDS_ONEDNN, error_of
 from helpers.sampling import some
 
+from deepstack.base.errors import ConfigError
 from deepstack.config import Config, with_overrides
-from deepstack.errors import ConfigError
 from deepstack.fast import enable_fast_paths
 from deepstack.fast.fused_attention import SelfAttention
 from deepstack.fast.products import LARGE_PRODUCT

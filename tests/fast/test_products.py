@@ -13,7 +13,7 @@ from helpers.kernels import NEEDS_ONEDNN, error_of
 from helpers.small_runs import interrupted, small
 
 import deepstack
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.fast import fast_paths_of, products
 from deepstack.fast.fused_sublayers import Product
 from deepstack.fast.products import (

@@ -11,9 +11,9 @@ from helpers.kernels import NEEDS_ONEDNN
 from helpers.small_runs import data_of, small
 
 import deepstack
+from deepstack.base.errors import ConfigError
 from deepstack.cli.check_command import facts_of
 from deepstack.config import Config, config_hash, with_overrides
-from deepstack.errors import ConfigError
 from deepstack.fast import make_step
 from deepstack.tasks import task_of
 from deepstack.training import make_optimizer, mean_loss, to_device

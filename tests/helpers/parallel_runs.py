@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 import deepstack
+from deepstack.base.errors import Interrupted
 from deepstack.config import Config, with_overrides
-from deepstack.errors import Interrupted
-from deepstack.schemes import SCHEMES, Scheme, parameter
+from deepstack.schemes import SCHEMES, Scheme
+from deepstack.schemes.role import parameter
 from deepstack.tasks import IGNORE, Batch, Task, task
 from helpers.small_runs import small, stop_at
 

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
-from deepstack.analysis.effective_depth import effective_depth
+from deepstack.instruments.depth_use.effective_depth import effective_depth
 from deepstack.plots import CHARTS, Chart, Options
 from deepstack.records import (
     EVALS_COLUMNS,

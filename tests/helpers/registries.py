@@ -6,14 +6,14 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.peers.peers import PEERS
-from deepstack import plugins
-from deepstack.depth_use import MEASURES
+from deepstack.base import plugins
+from deepstack.base.registry import Registry
 from deepstack.diagnostics import DIAGNOSTICS
+from deepstack.instruments.depth_use.analyses import MEASURES
+from deepstack.instruments.ledger.claims import CLAIMS
 from deepstack.plots import CHARTS
-from deepstack.registry import Registry
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import TASKS
-from deepstack.theory import CLAIMS
 from deepstack.training.observer import OBSERVERS
 
 REGISTRIES: tuple[Registry[Any], ...] = (

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from deepstack.instruments.report import page
 from deepstack.plots import CHARTS
-from deepstack.reports import page
 
 
 def draw_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

@@ -73,9 +73,14 @@ def changed_packages() -> frozenset[str]:
             "tests",
         ]
         paths = map(Path, subprocess.check_output(log, text=True).splitlines())
-        return frozenset(path.parts[1].removesuffix(".py") for path in paths)
+        return frozenset(package_of(path.parts[1:]) for path in paths if len(path.parts) > 2)
     except (OSError, subprocess.CalledProcessError):
         return frozenset()
+
+
+def package_of(parts: Sequence[str]) -> str:
+    """Return the package, instrument or integration of a path below deepstack/ or tests/."""
+    return parts[parts[0] in ("instruments", "integrations")]
 
 
 def is_put_off(item: pytest.Item) -> bool:
@@ -84,5 +89,5 @@ def is_put_off(item: pytest.Item) -> bool:
     Half of them do, unless the package that they test has changed.
     """
     turns = [mark.kwargs["turn"] for mark in item.iter_markers("slow") if "turn" in mark.kwargs]
-    package = item.path.relative_to(TESTS).parts[0]
+    package = package_of(item.path.relative_to(TESTS).parts)
     return bool(turns) and package not in changed_packages() and (sum(turns) + ROTATION) % 2 == 1

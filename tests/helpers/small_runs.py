@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import deepstack
+from deepstack.base.errors import Interrupted
 from deepstack.config import Config, Study
-from deepstack.errors import Interrupted
 from deepstack.fast import Step, make_step
 from deepstack.model.build import Built
 from deepstack.records import CHECKSUMS, Run, RunFolder, sha256

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from deepstack.errors import LockedError, ResourceError
+from deepstack.base.errors import LockedError, ResourceError
 from deepstack.records import AppendLog, RunFolder, append_log, files
 from deepstack.training import checkpoint as ckpt
 from deepstack.training import resume

@@ -10,9 +10,10 @@ from helpers.small_runs import data_of, small, step_of, weights_of
 from torch import Tensor
 
 import deepstack
-from deepstack.errors import PluginError
+from deepstack.base.errors import PluginError
 from deepstack.model import build_model
-from deepstack.schemes import Parts, Scheme, parameter
+from deepstack.schemes import Parts, Scheme
+from deepstack.schemes.role import parameter
 
 SHAPES = {
     "q": (16, 16), "k": (16, 16), "v": (16, 16), "o": (16, 16), "w1": (64, 16), "w2": (16, 64),

@@ -11,11 +11,12 @@ from helpers.family_models import SEQ, VOCAB, config, perturbed, tokens_for
 from torch import Tensor, nn
 
 import deepstack
-from deepstack.errors import ConfigError
-from deepstack.model import build_model, decoder_of, generate
+from deepstack.base.errors import ConfigError
+from deepstack.instruments.ledger.claims.attention import merged_formula
+from deepstack.instruments.ledger.decoding import decoder_of, generate
+from deepstack.model import build_model
 from deepstack.schemes import FAMILIES, SCHEMES, stack_schemes
 from deepstack.tasks import TASKS, task_families
-from deepstack.theory.attention import merged_formula
 
 DECODERS = [
     (name, family)

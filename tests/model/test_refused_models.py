@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helpers.configs import config_with
 
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.model import build_model
 
 BOTH = {"model.family": "encoder_decoder"}

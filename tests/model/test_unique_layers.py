@@ -13,7 +13,7 @@ from helpers.small_runs import data_of, small, weights_of
 from torch.func import functional_call
 
 import deepstack
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.model import build_model
 from deepstack.training import mean_loss, temporary_run
 

@@ -9,7 +9,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 import deepstack
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.plots import Options, draw, figure, plot
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.style import ORDER, scheme_style

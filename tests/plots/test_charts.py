@@ -16,7 +16,7 @@ from helpers.sampling import some
 from matplotlib.transforms import Bbox
 
 import deepstack
-from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.base.errors import ConfigError, NothingMatchedError
 from deepstack.plots import CHARTS, draw
 from deepstack.plots.files import FORMATS
 from deepstack.plots.page import Page

@@ -18,11 +18,11 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from deepstack.analysis.outcomes import OUTCOME_WORDS
 from deepstack.plots import CHARTS, Chart, Options
 from deepstack.plots.files import csv_bytes
 from deepstack.plots.style import GREY
 from deepstack.records import Run, RunFolder, find_runs
+from deepstack.runs.outcomes import OUTCOME_WORDS
 
 
 @pytest.fixture(scope="module")

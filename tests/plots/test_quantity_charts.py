@@ -17,13 +17,13 @@ from helpers.plot_runs import (
 )
 from matplotlib.collections import QuadMesh
 
-from deepstack.analysis import tidy
-from deepstack.analysis.comparison import compare
-from deepstack.analysis.tidy import seed_statistics
-from deepstack.errors import ConfigError, NothingMatchedError
+from deepstack.base.errors import ConfigError, NothingMatchedError
 from deepstack.plots import Options
 from deepstack.plots.metric import metric, value_map
 from deepstack.records import find_runs
+from deepstack.runs import tidy
+from deepstack.runs.comparison import compare
+from deepstack.runs.tidy import seed_statistics
 
 # --- any quantity ----------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ import pytest
 from helpers.command_line import typed
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout, words
 
+from deepstack.instruments.report.figures import describe_figure
 from deepstack.plots import Options, draw
 from deepstack.plots.files import figure, render
 from deepstack.plots.reference import read_reference
 from deepstack.plots.style import deepstack_style, number
 from deepstack.plots.texts import drawn, is_typeset, typeset
 from deepstack.records import Run, RunFolder, find_runs
-from deepstack.reports.figures import describe_figure
 
 HOSTILE = (
     "a$b$c.txt", r"$\frac{1}{", r"\$5\$", "back\\", "_hidden", "{brace} & #hash ~tilde^ 100 %",

@@ -10,12 +10,12 @@ import pytest
 from helpers.plot_runs import DEPTHS, make_chart, make_run, make_runs, rows, update, words
 from scipy.stats import linregress
 
-from deepstack.analysis.captions import caption_of, depth_words, title_of
-from deepstack.analysis.fit import power_law, power_law_of_seeds
-from deepstack.analysis.settings import choose_series, evenly_spaced, left_out_note, split_series
-from deepstack.errors import NothingMatchedError, ResourceError
+from deepstack.base.errors import NothingMatchedError, ResourceError
 from deepstack.plots import draw
 from deepstack.records import RunFolder, find_runs
+from deepstack.runs.captions import caption_of, depth_words, title_of
+from deepstack.runs.fit import power_law, power_law_of_seeds
+from deepstack.runs.settings import choose_series, evenly_spaced, left_out_note, split_series
 
 UNRELATED = math.sqrt(2) * 8.0
 

@@ -11,12 +11,13 @@ from helpers.small_runs import small
 from helpers.snapshots import ToyModel
 
 import deepstack
+from deepstack.base.errors import ConfigError, PluginError
 from deepstack.config import with_overrides
 from deepstack.diagnostics.layers import diagnostic
-from deepstack.errors import ConfigError, PluginError
 from deepstack.model import build_model
 from deepstack.model.build import Built
-from deepstack.schemes import SCHEMES, Optim, Parts, Place, Scheme, parameter
+from deepstack.schemes import SCHEMES, Optim, Parts, Place, Scheme
+from deepstack.schemes.role import parameter
 from deepstack.tasks import IGNORE, Batch, Task
 
 # --- schemes --------------------------------------------------------------------------------------

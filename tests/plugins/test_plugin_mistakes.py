@@ -11,8 +11,8 @@ from helpers import QUICK, ROOT
 from helpers.command_line import TINY, succeed, typed
 
 import deepstack
-from deepstack.errors import PluginError
-from deepstack.plugins import load_plugins
+from deepstack.base.errors import PluginError
+from deepstack.base.plugins import load_plugins
 from deepstack.records import Run, RunFolder
 
 FIRST = '''

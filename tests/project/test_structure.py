@@ -12,23 +12,52 @@ from helpers import ROOT, TESTS
 
 PACKAGE = ROOT / "deepstack"
 
-# A package imports only from the levels above its own line.
-BASE = "allowed ending errors gc_control notebook registry options plugins torchrun"
-LEVELS = (
-    tuple(BASE.split()),
-    ("yaml_reader",),
-    ("config",),
-    ("records", "parameters"),
-    ("distributed", "schemes", "tasks", "analysis"),
-    ("model", "plots"),
-    ("fast", "reports", "trackers"),
-    ("diagnostics",),
-    ("training",),
-    ("theory", "sweeps", "depth_use"),
-    ("cli",),
-)
-LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
-NEEDS_NO_TORCH = ("config", "records", "analysis", "plots", "reports", "trackers")
+# Within the core a package imports only from packages above it in this list.
+CORE = (
+    "base", "config", "records", "runs", "schemes", "tasks", "model", "fast", "diagnostics",
+    "training", "sweeps", "plots", "cli",
+)  # fmt: skip
+OUTSIDE = ("instruments", "integrations")
+FORMER_NAMES = "deepstack.base.moved"  # imports what a user imports by a former name
+NO_TORCH = ("config", "records", "runs", "plots")
+# The other instruments and integrations that one may import.
+MAY_IMPORT = {
+    "attribution": {"calibrate"},
+    "export": {"tensorboard"},
+    "calibrate": {"probe"},
+    "depth_use": {"probe"},
+    "ledger": {"attribution", "bound"},
+    "laws": {"transfer"},
+}
+# What the core still imports of instruments and integrations.  This list may only shrink.
+TO_MEND = {
+    "deepstack/cli/compare_command.py imports deepstack.instruments.coordinates",
+    "deepstack/cli/compare_command.py imports deepstack.instruments.transfer",
+    "deepstack/cli/list_command.py imports deepstack.instruments.depth_use",
+    "deepstack/cli/list_command.py imports deepstack.instruments.ledger",
+    "deepstack/cli/list_command.py imports deepstack.instruments.noise_scale",
+    "deepstack/cli/list_command.py imports deepstack.instruments.sharpness",
+    "deepstack/cli/sweep_command.py imports deepstack.instruments.refine",
+    "deepstack/cli/sweep_command.py imports deepstack.integrations.ray",
+    "deepstack/cli/sweep_command.py imports deepstack.integrations.slurm",
+    "deepstack/cli/sweep_output.py imports deepstack.instruments.report",
+    "deepstack/training/observer.py imports deepstack.integrations.tensorboard",
+    "deepstack/training/preflight.py imports deepstack.integrations.tensorboard",
+    "deepstack/training/snapshot_writer.py imports deepstack.instruments.attribution",
+    "deepstack/training/snapshot_writer.py imports deepstack.instruments.bound",
+    "deepstack/training/snapshot_writer.py imports deepstack.instruments.noise_scale",
+    "deepstack/training/snapshot_writer.py imports deepstack.instruments.sharpness",
+}
+# Pairs of modules of a package that import each other.  This list may only shrink.
+CIRCLES_TO_MEND = {
+    frozenset({"config.identity", "config.schema"}),
+    frozenset({"records.run", "records.table"}),
+    frozenset({"training.meta", "training.resume", "training.run"}),
+    frozenset({"diagnostics.layers", "diagnostics.snapshot", "diagnostics.sublayers"}),
+    frozenset({"plots.drawing", "plots.panel"}),
+    frozenset({"runs.comparison", "runs.selection", "runs.studies"}),
+}
+UPWARD_TO_MEND = {"training.observer imports plots.tracked"}
 
 
 @cache
@@ -44,19 +73,117 @@ def imports_of(path: Path) -> list[str]:
     return names
 
 
-def test_packages_import_only_from_lower_levels() -> None:
+def sources(*places: str) -> list[Path]:
+    """Return the Python files in these packages of deepstack, in all of it without any."""
+    return sorted(file for place in places or [""] for file in (PACKAGE / place).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """Return the full name of the module in a file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in sources()}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Return the modules of deepstack that a file imports, also in functions and by string."""
+    modules = set()
+    for name in imports_of(path) + names_in_strings(path):
+        while name.startswith("deepstack") and name not in MODULES:
+            name = name.rpartition(".")[0]
+        modules.add(name)
+    return {name for name in modules if name.startswith("deepstack.")} - {module_of(path)}
+
+
+def names_in_strings(path: Path) -> list[str]:
+    """Return the strings of a file that are the name of a module of deepstack."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    strings = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    return [text for text in strings if isinstance(text, str) and text in MODULES]
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_the_packages_are_those_of_the_list() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == {*CORE, *OUTSIDE}
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+def test_a_core_package_imports_only_from_those_above_it() -> None:
+    wrong = {
+        f"{module} imports {name}".replace("deepstack.", "")
+        for module, path in MODULES.items()
+        if module.count(".") and package_of(module) in CORE and module != FORMER_NAMES
+        for name in imported_modules(path)
+        if package_of(name) in CORE
+        if CORE.index(package_of(name)) > CORE.index(package_of(module))
+    }
+    assert wrong == UPWARD_TO_MEND
+
+
+def test_the_core_imports_nothing_from_instruments_and_integrations() -> None:
+    wrong = set()
+    for path in sources(*CORE):
+        text = path.relative_to(ROOT).as_posix()
+        for name in imported_modules(path):
+            if package_of(name) in OUTSIDE and module_of(path) != FORMER_NAMES:
+                wrong.add(f"{text} imports {'.'.join(name.split('.')[:3])}")
+    assert wrong == TO_MEND
+
+
+def test_an_instrument_imports_of_others_only_what_the_list_allows() -> None:
     wrong = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if package in ("__init__", "__main__"):
-            continue
-        for name in imports_of(path):
-            other = name.split(".")[1] if name.startswith("deepstack.") else package
-            at_the_base = LEVEL[package] == LEVEL[other] == 0
-            if other != package and LEVEL[other] >= LEVEL[package] and not at_the_base:
+    for path in sources(*OUTSIDE):
+        own = path.relative_to(PACKAGE).parts[1]
+        for name in imported_modules(path):
+            other = (*name.split("."), "", "")[2]
+            allowed = {own, *MAY_IMPORT.get(own, ())}
+            if package_of(name) in OUTSIDE and other not in allowed:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
-            if package in NEEDS_NO_TORCH and name.split(".")[0] == "torch":
-                wrong.append(f"{path.relative_to(ROOT)} imports torch")
+    assert wrong == []
+
+
+def test_no_two_modules_of_a_package_import_each_other() -> None:
+    graph = {
+        module: {
+            name
+            for name in imported_modules(path)
+            if package_of(name) == package_of(module) and MODULES[name].name != "__init__.py"
+        }
+        for module, path in MODULES.items()
+        if module.count(".") and path.name != "__init__.py"
+    }
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = list(graph[start])
+        while todo:
+            if (name := todo.pop()) not in seen:
+                seen.add(name)
+                todo += graph[name]
+        return seen
+
+    reach = {module: reached(module) for module in graph}
+    circles = {
+        frozenset(other for other in reach[module] if module in reach[other])
+        for module in graph
+        if module in reach[module]
+    }
+    short = {frozenset(name.removeprefix("deepstack.") for name in each) for each in circles}
+    assert short == CIRCLES_TO_MEND
+
+
+def test_packages_that_need_no_torch_import_none() -> None:
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in sources(*NO_TORCH)
+        if any(name.split(".")[0] == "torch" for name in imports_of(path))
+    ]
     assert wrong == []
 
 
@@ -80,8 +207,8 @@ def test_benchmarks_import_existing_names() -> None:
 
 def test_analysis_and_plots_import_neither_torch_nor_a_display() -> None:
     code = (
-        "import sys, pkgutil, importlib, deepstack.analysis as a\n"
-        "for m in pkgutil.iter_modules(a.__path__, 'deepstack.analysis.'):\n"
+        "import sys, pkgutil, importlib, deepstack.runs as a\n"
+        "for m in pkgutil.iter_modules(a.__path__, 'deepstack.runs.'):\n"
         "    importlib.import_module(m.name)\n"
         "print({'torch', 'matplotlib'} & set(sys.modules))\n"
         "import deepstack.plots\n"

@@ -29,11 +29,11 @@ MODES = set("wax+")
 ALLOWED = {
     ("cli/app.py", "os.open"): "/dev/null",
     ("cli/app.py", "open"): "a stream that is open",
-    ("ending.py", "os.open"): "/dev/null",
+    ("base/ending.py", "os.open"): "/dev/null",
     ("plots/files.py", "savefig"): "into memory",
     ("plots/files.py", "to_csv"): "into memory",
     ("plots/page.py", "savefig"): "into memory",
-    ("theory/report.py", "savefig"): "into memory",
+    ("instruments/ledger/report.py", "savefig"): "into memory",
     ("records/folder.py", "np.save"): "into memory",
     ("records/files.py", "FileIO"): "a descriptor of records/opened.py",
     ("records/files.py", "open"): "only reads: open_file",
@@ -44,10 +44,13 @@ ALLOWED = {
     ("sweeps/fork_server.py", "open"): "in a temporary folder of this user alone",
     ("sweeps/fork_server.py", "write_text"): "in a temporary folder of this user alone",
     ("sweeps/fork_server.py", "touch"): "in a temporary folder of this user alone",
-    ("sweeps/ray_node.py", "write_bytes"): "in a temporary folder of this user alone",
-    ("sweeps/ray.py", "NamedTemporaryFile"): "a new file under a random name",
-    ("trackers/tensorboard.py", "EventFileWriter"): "a new file with a random part in its name",
-    ("trackers/export.py", "write_bytes"): "in a new folder, of a name that did not exist",
+    ("integrations/ray/node.py", "write_bytes"): "in a temporary folder of this user alone",
+    ("integrations/ray/launcher.py", "NamedTemporaryFile"): "a new file under a random name",
+    (
+        "integrations/tensorboard/events.py",
+        "EventFileWriter",
+    ): "a new file, random in its name",
+    ("instruments/export/logs.py", "write_bytes"): "in a new folder, of a name that did not exist",
 }
 
 

@@ -15,12 +15,12 @@ from helpers.small_runs import data_of, interrupted, small, stop_at
 from torch import Tensor
 
 import deepstack
+from deepstack.base.errors import ChangedLogError, DifferenceError, Interrupted
 from deepstack.config import Config
-from deepstack.errors import ChangedLogError, DifferenceError, Interrupted
+from deepstack.instruments.probe.probe import Probe
 from deepstack.records import Inspection, Run, RunFolder, write_end
 from deepstack.training import Observer, checkpoint
 from deepstack.training import run as training_run
-from deepstack.training.external import Probe
 from deepstack.training.observer import Started
 
 LOGS = ("steps.csv", "evals.csv", "timing.csv", "attribution.csv")

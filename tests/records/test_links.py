@@ -20,7 +20,7 @@ from helpers.plot_runs import without_layout
 from helpers.record_runs import make_run
 from helpers.small_runs import interrupted, small
 
-from deepstack.errors import ResourceError
+from deepstack.base.errors import ResourceError
 from deepstack.plots import CHARTS
 from deepstack.records.files import replace
 from deepstack.records.opened import Draft, followed, open_folder
@@ -109,7 +109,7 @@ def run(command: str, folder: Path) -> Any:
     signal.alarm(60)
     try:
         one_chart = {"loss_vs_step": CHARTS["loss_vs_step"]}
-        pages = patch.multiple("deepstack.reports.page", CHARTS=one_chart, FIRST=())
+        pages = patch.multiple("deepstack.instruments.report.page", CHARTS=one_chart, FIRST=())
         with inside(folder), without_layout(), pages:
             done = typed(*COMMANDS[command].split())
     finally:

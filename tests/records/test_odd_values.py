@@ -13,9 +13,9 @@ import pytest
 from helpers.command_line import typed
 from helpers.plot_runs import make_run, without_layout
 
-from deepstack.cli.serve_command import PageServer
+from deepstack.instruments.report.page import build_page
+from deepstack.instruments.report.serve_command import PageServer
 from deepstack.records import RunFolder
-from deepstack.reports.page import build_page
 
 ODD: list[Any] = [None, True, -1, 1e308, 10**400, 1.5, "", "x", "\x1b[31m", [], [[]], {}, {"": 0}]
 RAW = ["NaN", "-Infinity", "1e999", "[" * 5000]

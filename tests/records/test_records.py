@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.record_runs import make_run
 
-from deepstack.errors import DifferenceError, ResourceError
+from deepstack.base.errors import DifferenceError, ResourceError
 from deepstack.records import TIMING_COLUMNS, AppendLog, Run, RunFolder, extent, trouble
 from deepstack.records.append_log import number_text
 

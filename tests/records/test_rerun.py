@@ -16,9 +16,9 @@ from helpers.registries import restored_names
 from helpers.small_runs import reseal, stop_at
 
 import deepstack
-from deepstack import plugins
+from deepstack.base import plugins
+from deepstack.base.errors import ConfigError, DifferenceError, Interrupted
 from deepstack.config import Config, with_overrides
-from deepstack.errors import ConfigError, DifferenceError, Interrupted
 from deepstack.records import Run, RunFolder, extent
 from deepstack.training.rerun import check, later_difference
 

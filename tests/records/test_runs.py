@@ -18,7 +18,7 @@ from helpers.command_line import typed
 from helpers.record_runs import HOLDER, make_run, python
 from helpers.terminals import terminal
 
-from deepstack.errors import LockedError, NothingMatchedError, ResourceError
+from deepstack.base.errors import LockedError, NothingMatchedError, ResourceError
 from deepstack.records import STEPS_COLUMNS, Run, RunFolder, find_runs, problems, run_rows, varying
 
 # --- the lock ------------------------------------------------------------------------------

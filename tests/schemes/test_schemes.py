@@ -11,7 +11,7 @@ from helpers.papers import PAPERS
 from helpers.sampling import some
 from helpers.scheme_pieces import TOKENS, D, built, config, same
 
-from deepstack.errors import PluginError
+from deepstack.base.errors import PluginError
 from deepstack.model import build_model, check_scheme
 from deepstack.model.initialise import IN_LAYERS
 from deepstack.schemes import SCHEMES, Scheme

@@ -23,9 +23,9 @@ from helpers.small_runs import small
 
 import deepstack
 from deepstack import config as conf
+from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.cli import sweep_output
 from deepstack.config import Config, parse_config, parse_study, to_yaml, with_overrides
-from deepstack.errors import ConfigError, ResourceError
 from deepstack.model import build_model
 from deepstack.records import RunFolder, find_runs
 from deepstack.schemes import SCHEMES, Scheme

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.command_line import typed
 
+from deepstack.base.errors import ConfigError
 from deepstack.config import Config, to_yaml, with_overrides
-from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.sweeps import RUN_AGAIN, Cell, Launcher, Pool, is_wanted, plan, pool, retry_states
 from deepstack.sweeps.pool import error_line

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
+from deepstack.base.errors import ConfigError
 from deepstack.config import Config, with_overrides
-from deepstack.errors import ConfigError
 from deepstack.records import RunFolder
 from deepstack.sweeps import Cell, default_workers, local, memory_budget
 from deepstack.sweeps.local import CONTEXT_BYTES, Gpu, Reservation, Resources

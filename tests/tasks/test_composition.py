@@ -14,8 +14,8 @@ from helpers.plot_runs import make_chart, make_run, rows
 from numpy.typing import NDArray
 
 import deepstack
+from deepstack.base.errors import ConfigError
 from deepstack.config import Config, digest, with_overrides
-from deepstack.errors import ConfigError
 from deepstack.model import with_defaults, without_defaults
 from deepstack.tasks import IGNORE, Batch, build_task
 from deepstack.training.evaluation import Evaluation

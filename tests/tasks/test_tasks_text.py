@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepstack.errors import ConfigError
+from deepstack.base.errors import ConfigError
 from deepstack.tasks import IGNORE, Task, build_task
 from deepstack.tasks.files import PIECE, find_files
 from deepstack.tasks.text import MASK, context_free_entropy, read_corpus

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from deepstack.errors import ConfigError, ResourceError
+from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.tasks import IGNORE, Task, build_task
 
 RAMP = np.arange(1000)

@@ -11,8 +11,8 @@ from helpers.small_runs import interrupted, small
 from torch.utils.flop_counter import FlopCounterMode
 
 import deepstack
+from deepstack.base.errors import ConfigError
 from deepstack.config import to_yaml
-from deepstack.errors import ConfigError
 from deepstack.records import Run
 from deepstack.training import environment
 from deepstack.training.environment import VARIABLES, bf16_support, cpu, fingerprint

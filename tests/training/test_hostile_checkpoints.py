@@ -17,8 +17,8 @@ from helpers.small_runs import interrupted, reseal, small
 from safetensors.torch import load_file, save_file
 
 import deepstack
+from deepstack.base.errors import ResourceError
 from deepstack.config import digest
-from deepstack.errors import ResourceError
 from deepstack.model import without_defaults
 from deepstack.records import RunFolder
 from deepstack.training import checkpoint

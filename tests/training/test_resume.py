@@ -18,9 +18,9 @@ from helpers.sampling import some
 from helpers.small_runs import data_of, interrupted, logs_of, only_run, reseal, small
 
 import deepstack
+from deepstack.base.errors import ResourceError
 from deepstack.cli import main
 from deepstack.config import with_overrides
-from deepstack.errors import ResourceError
 from deepstack.records import RunFolder, problems
 from deepstack.training import checkpoint
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import deepstack
-from deepstack.errors import ConfigError, DifferenceError, Interrupted
+from deepstack.base.errors import ConfigError, DifferenceError, Interrupted
 from deepstack.model import build_model
 from deepstack.records import Run, RunFolder, find_runs, problems
 from deepstack.training import parent_of

@@ -18,8 +18,8 @@ from helpers.small_runs import data_of, only_run, small, step_of, stop_at
 from safetensors.torch import load_file
 
 import deepstack
+from deepstack.base.errors import Interrupted, ResourceError
 from deepstack.config import disk_estimate, machine_memory, with_overrides
-from deepstack.errors import Interrupted, ResourceError
 from deepstack.records import RunFolder
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of

@@ -1,0 +1,1 @@
+"""The ground floor: errors, registries, options, plugins, YAML, the ends of processes."""

@@ -1,0 +1,1 @@
+"""The theorem's bound on ‖ΔF‖, and its terms in every layer."""

@@ -1,0 +1,7 @@
+"""Learning rates of roles at another depth, from the depth exponents of a measurement."""
+
+PUBLIC = {
+    "calibrate": ("calibrate", "calibrate"),
+    "calibrate_model": ("model", "calibrate_model"),
+}
+"""Names of `import deepstack`: name -> module of this folder, attribute."""

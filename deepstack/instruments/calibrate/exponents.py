@@ -1,0 +1,223 @@
+"""Powers of depth with which each parameter role moves the function, from attributions of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from deepstack.records import Run
+from deepstack.runs.settings import LR, SEED, depth_of, require
+from deepstack.runs.statistics import finite_or_none, has_diverged_by, seed_coefficient
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TOGETHER = "together"
+HEAD = "head"  # the role that reads F and so never moves it
+NOT_A_ROLE = ("outside", "schedule", "unexplained")
+ROUNDING = 10 * 2**-23
+"""The part of ‖F_0‖ below which a movement of F is rounding in fp32 and counts as none."""
+
+
+class RoleExponent(NamedTuple):
+    """The growth of a role's model update with depth, ‖ΔF_role‖ ~ N^exponent at a step.
+
+    role: a parameter role, or `together` for all at once.  exponent, error: mean over seeds of the
+    slopes of log ‖ΔF_role‖ on log N, and its standard error.  low, high: its 95 % interval
+    (Student's t, three seeds or more).  curvature, curvature_error: the same of the coefficient of
+    (log N)² in a parabola.  smallest, largest: mean ‖ΔF_role‖ over seeds at the depths where it is
+    least and greatest.  linearity: ‖ΔF_role‖ at half the learning rate over that at the full rate,
+    where neither is within rounding; 0.5 is linear.  origin: `initial` if the role's change was
+    applied to θ_0, `current` if it was taken back from θ_t, `alone` if the role was trained alone.
+    None for a value that the runs do not determine.
+    """
+
+    step: int
+    role: str
+    exponent: float | None
+    error: float | None
+    low: float | None
+    high: float | None
+    curvature: float | None
+    curvature_error: float | None
+    smallest: float
+    largest: float
+    linearity: float | None
+    seeds: int
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthExponents:
+    """Exponents in depth of each role's part of ‖ΔF‖, from runs at several depths.
+
+    before: runs with a small constant rate and half of it, the same for all depths.  alone: the
+    same with one trained role each; empty if they were not asked for.  second: the same for the
+    roles that do not move F from θ_0, with the rates of the others corrected; empty if there are
+    none.  after: runs with corrected rates, empty if they were not asked for.
+    """
+
+    depths: tuple[int, ...]
+    steps: tuple[int, ...]
+    before: list[Run]
+    alone: list[Run] = field(default_factory=list)
+    second: list[Run] = field(default_factory=list)
+    after: list[Run] = field(default_factory=list)
+
+    @cached_property
+    def updates(self) -> pd.DataFrame:
+        """A row per run, step and role: depth, seed, lr, step, role, value."""
+        return role_updates(self.before)
+
+    @cached_property
+    def rows(self) -> list[RoleExponent]:
+        """The exponents of all roles and of `together`, at each step, before the correction."""
+        rows = role_exponents(self.updates, self.steps)
+        if self.alone:
+            rows = replaced(rows, role_exponents(role_updates(self.alone), self.steps, "alone"))
+        if self.second:
+            unmoved = unmoved_roles(rows)
+            second = role_exponents(role_updates(self.second), self.steps, "current")
+            rows = replaced(rows, [row for row in second if row.role in unmoved])
+        return rows
+
+    @cached_property
+    def rows_after(self) -> list[RoleExponent]:
+        """The same with the corrected rates; empty without runs of them."""
+        origin = "current" if self.second else "initial"
+        return role_exponents(role_updates(self.after), self.steps, origin) if self.after else []
+
+    @cached_property
+    def exponents(self) -> dict[str, float]:
+        """The exponent of each role: at the first step at which it moves F."""
+        first: dict[str, float] = {}
+        for row in self.rows:
+            if row.role != TOGETHER and row.exponent is not None:
+                first.setdefault(row.role, row.exponent)
+        return first
+
+    @property
+    def unmoved(self) -> list[str]:
+        """The roles without an exponent, but for the head, which is no part of F."""
+        return unmoved_roles(self.rows)
+
+
+def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return a table with one row per run, step and trained role.
+
+    Its columns are depth, seed, lr, step, role, value.
+
+    value: ‖F(θ_0 + Δθ_role) − F(θ_0)‖, or ‖F(θ_t) − F(θ_t − Δθ_role)‖ under
+    `log.attribution_from=current`; mean over probe tokens of the 2-norm, and 0 within the
+    rounding of F.  Runs need `log.attribution_every`; one that trains a single role gives ‖ΔF‖.
+    Rows at and after a divergence are left out.  Raises NothingMatchedError if no run has such a
+    row.
+    """
+    import pandas as pd
+
+    tables = []
+    for run in runs:
+        wide = run.attribution
+        trained = run.get("train.trainable")
+        if not len(wide) and isinstance(trained, list) and len(trained) == 1:
+            wide = run.steps[["step", "model_update"]].rename(columns={"model_update": trained[0]})
+        roles = [name for name in map(str, wide) if is_role(name)]
+        if isinstance(trained, list):
+            roles = [role for role in roles if role in trained]
+        if not len(wide) or not roles:
+            continue
+        long = wide.melt("step", [*roles, *({"whole"} & {*wide})], "role", "value")
+        long = long[[not has_diverged_by(run, int(step)) for step in long["step"]]]
+        rounding = ROUNDING * float(run.columns.get("f0_norm", 0.0))
+        long["value"] = long["value"].where(long["value"] > rounding, 0.0)
+        labels = {"depth": depth_of(run), "seed": run.get(SEED), "lr": float(run.get(LR, 0.0))}
+        tables.append(long.replace({"role": {"whole": TOGETHER}}).assign(**labels))
+    require(tables, "no run has an attribution.csv; set log.attribution_every=1")
+    table = pd.concat(tables, ignore_index=True)
+    return table[["depth", "seed", "lr", "step", "role", "value"]]
+
+
+def replaced(rows: Sequence[RoleExponent], others: Sequence[RoleExponent]) -> list[RoleExponent]:
+    """Return the rows, with those of `others` in place of rows of the same step and role."""
+    newer = {(row.step, row.role): row for row in others}
+    return [newer.get((row.step, row.role), row) for row in rows]
+
+
+def is_role(column: str) -> bool:
+    """Return whether a column of attribution.csv belongs to one role and not to some layers."""
+    return not column.startswith(("step", "whole", "layers_", "first_order_", *NOT_A_ROLE))
+
+
+def role_exponents(
+    updates: pd.DataFrame, steps: Sequence[int] = (), origin: str = "initial"
+) -> list[RoleExponent]:
+    """Return the exponents of every role at every step, of the runs with the largest rate.
+
+    updates: from `role_updates`, over two depths or more; smaller rates give the linearity.
+    steps: the steps to take, by default all.  origin: where the updates were measured, for the
+    rows.  A role that does not move F has no exponent.
+    """
+    chosen = updates[updates["step"].isin(steps)] if steps else updates
+    parts: Any = chosen.groupby(["step", "role"], sort=False)
+    top = updates["lr"].max()
+    rows = []
+    for (step, role), table in parts:
+        full = table[table["lr"] == top]
+        wide = full.pivot_table(index="seed", columns="depth", values="value", sort=False)
+        slope, bend = seed_coefficient(wide), seed_coefficient(wide, degree=2)
+        values = (slope.value, slope.se, slope.low, slope.high, bend.value, bend.se)
+        ends = float(wide.mean().min()), float(wide.mean().max())
+        numbers = (*map(finite_or_none, values), *ends, linearity(table), len(wide.dropna()))
+        rows.append(RoleExponent._make((int(step), str(role), *numbers, origin)))
+    return rows
+
+
+def unmoved_roles(rows: Sequence[RoleExponent]) -> list[str]:
+    """Return the roles that move F at no step, but for the head, which is no part of F."""
+    known = {row.role for row in rows if row.exponent is not None} | {TOGETHER, HEAD}
+    return [role for role in dict.fromkeys(row.role for row in rows) if role not in known]
+
+
+def linearity(table: pd.DataFrame) -> float | None:
+    """Return the mean ratio of updates at half and at the full learning rate, or None.
+
+    Pairs in which either movement is 0, and so within rounding (`role_updates`), are left out.
+    """
+    wide = table.pivot_table(index=["depth", "seed"], columns="lr", values="value")
+    if len(wide.columns) < 2:
+        return None
+    half, full = wide.iloc[:, -2], wide.iloc[:, -1]
+    ratios = (half / full)[(half > 0) & (full > 0)].dropna()
+    return finite_or_none(ratios.mean())
+
+
+def interpolated_factors(
+    updates: pd.DataFrame, step: int, depth: int, base: int
+) -> dict[str, float]:
+    """Return factors on the roles' rates at `depth` that give each its update at depth `base`.
+
+    Interpolates log ‖ΔF_role‖ (mean over seeds) linearly in log N between the measured depths; the
+    outermost slopes go on beyond them.  Roles that do not move F have no factor.
+    """
+    chosen = updates[(updates["step"] == step) & (updates["lr"] == updates["lr"].max())]
+    factors = {}
+    for role, table in chosen.groupby("role", sort=False):
+        means = table.groupby("depth")["value"].mean()
+        if role == TOGETHER or len(means) < 2 or not (means > 0).all():
+            continue
+        x, y = np.log(means.index.to_numpy(float)), np.log(means.to_numpy(float))
+        at_base, at_depth = (line_through(x, y, math.log(n)) for n in (base, depth))
+        factors[str(role)] = math.exp(at_base - at_depth)
+    return factors
+
+
+def line_through(x: np.ndarray, y: np.ndarray, at: float) -> float:
+    """Return the piecewise linear function through points at `at`, extended at both ends."""
+    i = int(np.clip(np.searchsorted(x, at), 1, len(x) - 1))
+    slope = (y[i] - y[i - 1]) / (x[i] - x[i - 1])
+    return float(y[i] + slope * (at - x[i]))

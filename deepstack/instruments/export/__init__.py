@@ -1,0 +1,1 @@
+"""Weights and logs of runs in the formats of others."""

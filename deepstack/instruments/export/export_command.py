@@ -1,0 +1,83 @@
+"""The command `deepstack export RUN`."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Any
+
+from deepstack import config as conf
+from deepstack.base.errors import ConfigError, ResourceError
+from deepstack.cli.commands import command
+from deepstack.cli.options import Json, Plugins, RunPath, load_plugins, option
+from deepstack.cli.output import emit_facts, log
+from deepstack.records import Run, existing_run, find_runs
+from deepstack.records.files import replace_all
+from deepstack.records.opened import followed
+
+
+@command("Instruments", "deepstack export results/quick/RUN --to model.safetensors")
+def export_command(
+    run: RunPath,
+    to: Path | None = option(
+        "A new folder, or x.safetensors (with --logs, by default logs/TRACKER).",
+        metavar="FILE_OR_DIR",
+    ),
+    logs: str | None = option(
+        "Write the logs of all runs in RUN: for tensorboard, wandb, mlflow or trackio.",
+        metavar="TRACKER",
+    ),
+    plugin: Plugins = [],
+    json: Json = False,
+) -> None:
+    """Write a trained model as plain tensors with a config, or logs for a tracker."""
+    if logs is not None:
+        from deepstack.instruments.export.logs import export_logs
+
+        runs, target = readable_runs(run), to or Path("logs") / logs
+        look = export_logs(runs, logs, target)
+        emit_facts({"runs": len(runs), "folder": str(target), "to look at it": look}, json)
+        return
+    from safetensors.torch import save
+
+    from deepstack.model.plain import export_paths, to_plain, values_of
+    from deepstack.training import load_trained
+
+    if to is None:
+        raise ConfigError("--to is missing: give a new folder, or x.safetensors")
+    load_plugins(plugin)
+    folder = existing_run(run)
+    paths = export_paths(to)
+    for path in paths:
+        if path.exists():
+            raise ConfigError(f"{path} exists already; give another name with --to")
+    trained = load_trained(folder, log)
+    config, built, step = trained.config, trained.built, trained.step
+    facts: dict[str, Any] = {
+        "run": folder.name,
+        "step": step,
+        "scheme": config.model.scheme,
+        "parameters": sum(built.banks.count().values()),
+        "files": [str(path) for path in paths],
+    }
+    files = {
+        paths.config.name: conf.to_yaml(config).encode(),
+        paths.about.name: (jsonlib.dumps(facts, indent=2) + "\n").encode(),
+        # the weights are the last: a kill at any moment leaves none, or a complete export
+        paths.weights.name: save(to_plain(built.model, values_of(built.model))),
+    }
+    replace_all(followed(paths.weights.parent), files.items())
+    emit_facts(facts, json)
+
+
+def readable_runs(path: Path) -> list[Run]:
+    """Return the runs below a folder; log a line for each that cannot be read, and leave it out.
+
+    Raises ResourceError if none can be read.
+    """
+    problems = {run: run.damage(layers=True) for run in find_runs(path)}
+    for run, problem in problems.items():
+        if problem is not None:
+            log(f"run {run.name} is left out: {problem}")
+    readable = [run for run, problem in problems.items() if problem is None]
+    if not readable:
+        raise ResourceError(f"{path}: none of its runs can be read")
+    return readable

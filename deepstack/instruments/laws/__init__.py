@@ -1,0 +1,1 @@
+"""Power laws of the loss over depth and compute, with their intervals."""

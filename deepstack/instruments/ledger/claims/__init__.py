@@ -1,0 +1,32 @@
+"""The claims of the source documents, each measured by a small experiment."""
+
+from deepstack.base.registry import import_all
+from deepstack.instruments.ledger.claim import (
+    CLAIMS,
+    Claim,
+    Curves,
+    Finding,
+    Line,
+    Null,
+    Part,
+    Source,
+    all_claims,
+    claim,
+)
+from deepstack.instruments.ledger.draws import repeats
+
+import_all(__name__, __path__)  # each module registers its claims
+
+__all__ = [
+    "CLAIMS",
+    "Claim",
+    "Curves",
+    "Finding",
+    "Line",
+    "Null",
+    "Part",
+    "Source",
+    "all_claims",
+    "claim",
+    "repeats",
+]

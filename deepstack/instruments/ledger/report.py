@@ -1,0 +1,202 @@
+"""Findings as rows, as JSON, as a page and as charts."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deepstack.instruments.ledger.claim import Claim, Curves, Finding, Part, Source
+from deepstack.records.files import replace
+from deepstack.records.opened import followed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+Findings = Sequence[tuple[Claim, Finding]]
+
+ROUNDING = 1e-9  # a standard error below this share of the value is that of arithmetic
+SIGNS = {"=": "", "<=": "≤ ", ">=": "≥ "}
+
+
+def predicted(part: Part) -> str:
+    """Return the prediction as text, such as `≤ 1 (within 5%)`."""
+    share = f"{100 * part.tolerance:.3g}%" if part.predicted else f"{part.tolerance:.3g}"
+    allowed = f" (within {share})" if part.tolerance >= 1e-3 else ""
+    return f"{SIGNS[part.relation]}{part.predicted:.4g}{allowed}"
+
+
+def measured(part: Part) -> str:
+    """Return the measured number ± its standard error, rounded to two digits of the latter."""
+    value, error = part.measured, part.uncertainty
+    if error <= ROUNDING * abs(value) or not math.isfinite(error) or not math.isfinite(value):
+        return f"{value:.4g}"
+    if error < 1e-4 * abs(value):
+        return f"{value:.4g} ± {error:.0e}"
+    digits = 1 - math.floor(math.log10(error))
+    if abs(value) < 1e-3 or digits <= 0:
+        return f"{value:.3g} ± {error:.2g}"
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def null_result(part: Part) -> str:
+    """Return what a null result would give, such as `1: no decay`."""
+    return f"{part.null.value:.4g}: {part.null.meaning}"
+
+
+def decision_text(part: Part) -> str:
+    """Return a part's decision, with the draws it needs if undecided; 'beside' if not stated."""
+    word: str = part.decision
+    if part.draws_needed:
+        word += f" (needs {part.draws_needed} draws, has {part.draws})"
+    return word if part.stated else f"beside: {word}"
+
+
+def rows(findings: Findings) -> list[dict[str, str]]:
+    """Return a row for each claim with its verdict, followed by one for each of its parts."""
+    names = ("id", "formula", "predicted", "measured", "verdict")
+    table: list[tuple[str, ...]] = []
+    for claim, finding in findings:
+        table.append((claim.id, claim.formula, "", "", finding.verdict))
+        for part in finding.parts:
+            numbers = predicted(part), measured(part), decision_text(part)
+            table.append(("", f"  {part.what}", *numbers))
+    return [dict(zip(names, cells, strict=True)) for cells in table]
+
+
+def as_json(findings: Findings) -> list[dict[str, Any]]:
+    """Return the findings as lists and dicts that JSON can hold."""
+    judged = ("agrees", "decision", "draws_needed")
+    return [
+        {"id": claim.id, "formula": claim.formula, "source": claim.source._asdict()}
+        | {"verdict": finding.verdict}
+        | asdict(finding)
+        | {
+            "parts": [
+                asdict(p) | {"null": p.null._asdict()} | {name: getattr(p, name) for name in judged}
+                for p in finding.parts
+            ]
+        }
+        for claim, finding in findings
+    ]
+
+
+def page(findings: Findings, command: str, charts: str | None) -> str:
+    """Return the findings as a page of Markdown; charts: the path of their folder from the page."""
+    import torch
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("deepstack.instruments.ledger", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for text in (predicted, null_result, measured, decision_text, cited, escaped):
+        environment.filters[text.__name__] = text
+    total = Counter(finding.verdict for _, finding in findings)
+    counted = ", ".join(f"{verdict}: {count}" for verdict, count in sorted(total.items()))
+    parts = [(claim, part) for claim, finding in findings for part in finding.parts]
+    page = environment.get_template("page.md").render(
+        findings=findings,
+        command=command,
+        charts=charts,
+        torch=torch.__version__,
+        counted=counted.capitalize(),
+        undecided=[(claim, part) for claim, part in parts if part.decision == "undecided"],
+    )
+    return page.removesuffix("\n")
+
+
+def cited(source: Source) -> str:
+    """Return title, address and papers of a document, with links."""
+    link = r"[arXiv:\1](https://arxiv.org/abs/\1)"
+    papers = re.sub(r"arXiv:(\S+?)(?=[,.;]?(?:\s|$))", link, source.papers)
+    address = f", {source.address}" if source.address else ""
+    return f"{source.title}{address}" + (f" (on {papers})." if papers else ".")
+
+
+def escaped(value: str | int) -> str:
+    """Escape a cell of a Markdown table; code spans and links keep their meaning."""
+    cell = str(value).replace("|", "\\|")
+    return cell if cell.startswith(("`", "[")) else re.sub(r"([*_<>])", r"\\\1", cell)
+
+
+def draw(claim: Claim, finding: Finding, folder: Path) -> None:
+    """Draw the claim's chart, if it has one, as <folder>/<id>.png.
+
+    Measured points have a bar of ± one standard error, lines a band.  The same finding gives the
+    same bytes.
+    """
+    if finding.curves is None:
+        return
+    from matplotlib.ticker import MaxNLocator
+
+    from deepstack.plots.page import Page
+    from deepstack.plots.style import deepstack_style, extent, log_axis
+
+    curves = finding.curves
+    xs = [float(x) for line in curves.lines for x in line.x]
+    ys = [float(y) for line in curves.lines for y in line.y]
+    with deepstack_style():
+        page = Page(1, 1, height=1.7)
+        axes = page.axes[0]
+        handles = lines(axes, curves)
+        if curves.log_x:
+            log_axis(axes, "x", *extent(xs))
+        elif all(x.is_integer() for x in xs):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if curves.log_y:
+            log_axis(axes, "y", *extent(ys))
+        elif min(ys) >= 0:
+            axes.set_ylim(bottom=0)
+        axes.set(xlabel=lowered(curves.x), ylabel=lowered(curves.y))
+        figure = page.finish(f"{claim.id}: {finding.verdict}", claim.formula, (), handles)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=150, metadata={"Software": None})
+    replace(followed(folder) / f"{claim.id}.png", picture.getvalue())
+
+
+def lowered(label: str) -> str:
+    """Return a label with the indices of symbols as subscripts: θ_l, β_LN, d_head."""
+    from deepstack.plots.texts import typeset_index
+
+    return re.sub(r"_(?:\{([^}]*)\}|([A-Za-z]+|\d+))", lambda m: typeset_index(m[1] or m[2]), label)
+
+
+def lines(axes: Axes, curves: Curves) -> list[Line2D]:
+    """Draw the lines and return the legend's entries.
+
+    Lines whose labels are equal up to the last comma share a colour.
+    """
+    from matplotlib.lines import Line2D
+
+    from deepstack.plots.style import COLOURS, DASHES, MARKERS
+
+    names = [line.label.rpartition(", ")[0] or line.label for line in curves.lines]
+    colours = dict(zip(dict.fromkeys(names), cycle(COLOURS), strict=False))
+    handles = []
+    for line, name, marker, dash in zip(
+        curves.lines, names, cycle(MARKERS), cycle(DASHES), strict=False
+    ):
+        style: dict[str, Any] = {"color": colours[name]}
+        if line.measured:
+            style |= {"marker": marker, "linestyle": "none"}
+            axes.errorbar(line.x, line.y, yerr=line.error, capsize=1.5, elinewidth=0.8, **style)
+        else:
+            style |= {"linestyle": dash}
+            axes.plot(line.x, line.y, **style)
+            if line.error:
+                band = np.subtract(line.y, line.error), np.add(line.y, line.error)
+                axes.fill_between(line.x, *band, color=colours[name], alpha=0.2, linewidth=0)
+        handles.append(Line2D([], [], label=lowered(line.label), **style))
+    return handles

@@ -1,0 +1,1 @@
+"""The gradient noise scale S/|G|², of the model and of every layer."""

@@ -1,0 +1,1 @@
+"""A search for the best learning rates of every setting of a sweep."""

@@ -1,0 +1,201 @@
+"""A sweep that finds the best value of one setting, for each combination of the others."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deepstack import config as conf
+from deepstack.base.errors import ConfigError
+from deepstack.base.registry import unknown
+from deepstack.records import Run
+from deepstack.runs.statistics import final_value, loss_column
+from deepstack.sweeps.plan import as_study
+from deepstack.sweeps.pool import Progress
+from deepstack.sweeps.run import sweep
+
+SEED = "seed"
+TOLERANCE = 1.26
+# The first values lie this power of the tolerance apart; each halving takes its square root.
+FIRST_STEP = 4
+# Values that a search may need: three, a pair for each halving, and growth to one side.
+FEWEST = 3 + 2 * int(math.log2(FIRST_STEP))
+MOST = 4 * FEWEST
+
+
+class Optimum(NamedTuple):
+    """The best value of a setting among those that a search has tried.
+
+    inside: whether greater and smaller neighbours at the final ratio are worse.  losses: value ->
+    mean final validation loss over the choosing seeds, infinite if one of their runs is not done.
+    reported: the same at the best value over the reported seeds; None without `select_seeds`.
+    """
+
+    setting: dict[str, Any]
+    value: float | None
+    loss: float
+    inside: bool
+    losses: dict[float, float]
+    reported: float | None = None
+
+
+@dataclass
+class Search:
+    """The values start * tolerance^i that one search has tried, i being whole numbers.
+
+    losses: i -> loss.  The grid grows until the best value lies inside; then its step is halved
+    around it, until neighbours differ by one factor `tolerance`.
+    """
+
+    start: float
+    tolerance: float
+    limit: int
+    losses: dict[int, float] = field(default_factory=dict)
+    step: int = FIRST_STEP
+
+    def wanted(self) -> list[int]:
+        """Return the indices to measure next; none when the search has ended."""
+        while True:
+            around = (self.best - self.step, self.best, self.best + self.step)
+            missing = [index for index in around if index not in self.losses]
+            if missing or self.step == 1:
+                return missing[: self.limit - len(self.losses)]
+            self.step //= 2
+
+    @property
+    def best(self) -> int:
+        """The index of the least loss; the smallest without a finite loss, and 0 at first."""
+        return min(sorted(self.losses), key=self.losses.__getitem__, default=0)
+
+    def value(self, index: int) -> float:
+        """Return the value of an index with six digits."""
+        return float(f"{self.start * self.tolerance**index:.6g}")
+
+    def optimum(self, setting: dict[str, Any]) -> Optimum:
+        """Return the best value so far."""
+        losses = {self.value(i): self.losses[i] for i in sorted(self.losses)}
+        loss = self.losses[self.best]
+        value = self.value(self.best) if math.isfinite(loss) else None
+        inside = {self.best - 1, self.best + 1} <= self.losses.keys()
+        return Optimum(setting, value, loss, inside, losses)
+
+
+def refine(
+    study: conf.Study | conf.Config,
+    key: str,
+    *,
+    tolerance: float = TOLERANCE,
+    max_runs: int | None = None,
+    select_seeds: Sequence[int] | None = None,
+    name: str = "sweep",
+    out: str | Path = "results",
+    workers: int | None = None,
+    show: Callable[[Sequence[Progress]], None] = lambda progress: None,
+) -> list[Optimum]:
+    """Find the value of `key` with the least validation loss for every setting of a study.
+
+    The search of a setting begins at the base's value, times tolerance^±4.  The grid grows until
+    the best value lies inside, then it is halved around it until neighbours have the ratio
+    `tolerance`.  Runs are ordinary run folders in `<out>/<name>`; a repeated call skips them.
+
+    max_runs: an upper limit of all choosing runs, shared equally by the settings.
+    select_seeds: the seeds that choose.  If given, the study's own seeds train once more at each
+    chosen value, in `<out>/<name>_reported`: their losses are not biased by the choice.
+
+    Raises ConfigError for a key that is no positive number, or a tolerance that is not above 1.
+    """
+    described = as_study(study)
+    start = start_value(described, key)
+    if not tolerance > 1:
+        raise ConfigError(f"--tolerance: found {tolerance:g}; allowed a ratio above 1, as in 1.26")
+    options: dict[str, Any] = {"out": out, "workers": workers, "show": show}
+    settings = settings_of(described, key)
+    own_seeds = described.grid.get(SEED, [described.base.seed])
+    seeds = list(select_seeds or own_seeds)
+    _, most = count_runs(described, key, seeds, max_runs)
+    searches = [Search(start, tolerance, most // len(settings) // len(seeds)) for _ in settings]
+    while wanted := [
+        (setting, search, index)
+        for setting, search in zip(settings, searches, strict=True)
+        for index in search.wanted()
+    ]:
+        cells = [setting | {key: search.value(index)} for setting, search, index in wanted]
+        runs = run_cells(described, cells, seeds, study=name, **options)
+        for cell, (_, search, index) in zip(cells, wanted, strict=True):
+            search.losses[index] = mean_loss([run for run in runs if matches(run, cell)])
+    optima = [search.optimum(setting) for setting, search in zip(settings, searches, strict=True)]
+    if select_seeds is not None:
+        chosen = [one.setting | {key: one.value} for one in optima if one.value is not None]
+        runs = run_cells(described, chosen, own_seeds, study=f"{name}_reported", **options)
+        optima = [
+            one._replace(reported=mean_loss([run for run in runs if matches(run, one.setting)]))
+            for one in optima
+        ]
+    return optima
+
+
+def count_runs(
+    study: conf.Study, key: str, seeds: Sequence[int], max_runs: int | None
+) -> tuple[int, int]:
+    """Return the least and the largest number of choosing runs.
+
+    Raises ConfigError for a key that cannot be refined, or a `max_runs` below the least.
+    """
+    start_value(study, key)
+    searches = len(settings_of(study, key)) * len(seeds)
+    fewest, most = FEWEST * searches, MOST * searches
+    if max_runs is not None and max_runs < fewest:
+        raise ConfigError(
+            f"--max-runs: found {max_runs}; allowed {fewest} or more: {FEWEST} values for each of "
+            f"{searches} settings and seeds"
+        )
+    return fewest, most if max_runs is None else min(most, max_runs)
+
+
+def start_value(study: conf.Study, key: str) -> float:
+    """Return the value of the base, from which every search begins."""
+    values = conf.values(study.base)
+    if key not in values:
+        raise ConfigError(unknown("--refine", key, values))
+    value = values[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ConfigError(
+            f"--refine: found {key}, whose value is {value!r}; allowed a setting that is a "
+            "positive number, as in train.lr"
+        )
+    return value
+
+
+def settings_of(study: conf.Study, key: str) -> list[dict[str, Any]]:
+    """Return every distinct combination of the swept values besides `key` and the seed."""
+    settings: list[dict[str, Any]] = []
+    for combination in study.combinations():
+        setting = {k: v for k, v in combination.values.items() if k not in (key, SEED)}
+        if setting not in settings:
+            settings.append(setting)
+    return settings
+
+
+def run_cells(
+    described: conf.Study, cells: Sequence[dict[str, Any]], seeds: Sequence[int], **options: Any
+) -> list[Run]:
+    """Train these settings with each seed and return the runs; options: of `sweep`."""
+    if not cells:
+        return []
+    group = {key: [cell[key] for cell in cells] for key in cells[0]}
+    return sweep(replace(described, grid={SEED: list(seeds)}, zips=(group,)), **options)
+
+
+def matches(run: Run, cell: dict[str, Any]) -> bool:
+    """Return whether a run has all values of a cell."""
+    return all(run.get(key) == value for key, value in cell.items())
+
+
+def mean_loss(runs: Sequence[Run]) -> float:
+    """Return the mean final validation loss; infinite without runs or if one is not done."""
+    if not runs or any(run.state != "done" for run in runs):
+        return math.inf
+    column = loss_column(runs)
+    loss = sum(final_value(run, column) for run in runs) / len(runs)
+    return loss if math.isfinite(loss) else math.inf

@@ -1,0 +1,295 @@
+"""One page of HTML that holds all of it: finding, tables, charts, settings, sources of numbers.
+
+It fetches nothing: charts are pictures inside of the page, with their CSV.  Its only script is
+page.js, which the page's policy names by its sha256; the texts of a run folder are escaped.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from deepstack.base.errors import BrokenChartError, ConfigError, ResourceError
+from deepstack.config.identity import is_of_experiment
+from deepstack.config.write import yaml_of
+from deepstack.instruments.report.figures import describe_figure
+from deepstack.instruments.report.finding import finding_of
+from deepstack.plots.chart import CHARTS, Chart, Options
+from deepstack.plots.files import csv_bytes, render, try_chart
+from deepstack.plots.reference import read_reference
+from deepstack.records import Run, run_rows, varying
+from deepstack.records.cells import counted, printable, text
+from deepstack.records.files import replace
+from deepstack.records.opened import followed
+from deepstack.records.published import writable
+from deepstack.runs.captions import title_of
+from deepstack.runs.comparison import best_keys, comparisons
+from deepstack.runs.outcomes import in_words
+from deepstack.runs.selection import Where, texts_of
+from deepstack.runs.settings import TASK, split_series
+from deepstack.runs.studies import Folders, find_studies, list_folders, refuse_unknown_diagnostic
+
+PIXELS = 150  # of an inch of a figure
+UPDATES = "update_vs_depth"  # the chart with the exponents of the finding
+# The charts that come first; the others follow in the order of their registration.
+FIRST = ("final_loss_vs_depth", "outcomes", UPDATES, "update_vs_step", "loss_vs_step")
+
+
+@dataclass(frozen=True)
+class Page:
+    """The text of a report, the runs that it leaves out, and the charts whose code has failed."""
+
+    text: str
+    skipped: list[str]
+    broken: list[str]
+
+
+def report(
+    directory: Folders,
+    to: str | os.PathLike[str] | None = None,
+    against: str | None = None,
+    best: str | Sequence[str] = (),
+    at_step: int | None = None,
+    diagnostic: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    started: Callable[[str, int], None] | None = None,
+    *,
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
+) -> Path:
+    """Write one HTML file of all runs below a folder: report.html in it, or `to`.
+
+    Each study has a section.  It holds the finding in words, settings and depths compared
+    (`against` and `best` are those of `compare`), and every chart that its runs allow, with its
+    numbers as CSV.  Then follow the shared settings, the environment, and every run with its
+    folder.  Tables can be sorted and
+    filtered, and charts show their values.  The same runs give the same bytes.  Several folders
+    make one section, and need `to`.
+
+    where, last: as in `deepstack.load_runs`.  sort: the order of its table of runs.
+    `say` gets a sentence for each chart as it is drawn and for each run that cannot be read;
+    `started`, if it is given, gets that of a chart in its place, and the number of all charts.
+    Returns the file.  Raises NothingMatchedError without runs, ResourceError where none can be
+    read, ConfigError for several folders without `to`, and the errors of `compare`.  Raises
+    BrokenChartError after it has written the page, if the code of a chart has failed.
+    """
+    folders = list_folders(directory)
+    if len(folders) > 1 and to is None:
+        raise ConfigError(
+            f"a report on the runs of {len(folders)} folders needs a file of its own: --to FILE "
+            "(to=… from Python)"
+        )
+    path = writable(Path(folders[0]) / "report.html") if to is None else Path(to)
+    if to is not None and path.is_dir():
+        path = path / "report.html"
+    path = followed(path.parent) / path.name
+    tell = started or (lambda chart, _: say(chart))
+    selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
+    page = build_page(folders, path, against, best, at_step, diagnostic, tell, **selection)
+    try:
+        replace(path, printable(page.text).encode("utf-8"))
+    except ResourceError as error:
+        raise ResourceError(f"{error}; give another file with --to") from error
+    for line in page.skipped:
+        say(line)
+    if page.broken:
+        raise BrokenChartError("\n".join(page.broken), [path])
+    return path
+
+
+def build_page(
+    folders: Sequence[str | os.PathLike[str]],
+    path: Path | None,
+    against: str | None = None,
+    best: str | Sequence[str] = (),
+    at_step: int | None = None,
+    diagnostic: str | None = None,
+    started: Callable[[str, int], None] = lambda chart, total: None,
+    *,
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
+) -> Page:
+    """Return the page of `report`.
+
+    path: the file that links to run folders start from; None for the page of a server, which has no
+    such links and looks for a newer page.
+    """
+    all_studies, skipped = find_studies(
+        folders, partial(Run.damage, layers=True), where, sort, last
+    )
+    studies = {study: runs for study, runs in all_studies.items() if runs}
+    if not studies:
+        raise ResourceError("\n".join(skipped))
+    refuse_unknown_diagnostic(diagnostic, [run for runs in studies.values() for run in runs])
+    keys = best_keys(studies, best)
+    best = list(dict.fromkeys(key for of_study in keys.values() for key in of_study))
+    tables = comparisons(studies, against, best)
+    charts = list(dict.fromkeys([*FIRST, *CHARTS]))
+    sections, panels, broken = [], {}, []
+    for number, (study, runs) in enumerate(studies.items(), 1):
+        name = runs[0].study if len(folders) == 1 else " and ".join(map(str, folders))
+        chart_options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
+        pictures, left_out, updates = [], [], None
+        for chart_name in charts:
+            started(f"{name}: {chart_name}", len(charts) * len(studies))
+            chart = try_chart(chart_name, CHARTS[chart_name], runs, chart_options)
+            if isinstance(chart, Chart):
+                pictures.append(picture_of(chart_name, chart))
+                panels[f"s{number}-{chart_name}"] = describe_figure(chart)
+                updates = chart.data if chart_name == UPDATES else updates
+                continue
+            left_out.append(str(chart))
+            if isinstance(chart, BrokenChartError):
+                broken.append(f"{name}: {chart}")
+        finding = finding_of(runs, keys[study], updates)
+        section = section_of(name, runs, tables[study], path)
+        sections.append(section | {"finding": finding, "pictures": pictures, "left_out": left_out})
+    values = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
+    values |= {"sort": sort, "last": last}
+    options = [f"--{key}={value}" for key, value in values.items() if value is not None]
+    options += [f"--where={condition}" for condition in texts_of(where)]
+    options += [f"--best={key}" for key in best]
+    page = render_page(
+        sections=sections,
+        command=shlex.join(["deepstack", "report", *map(str, folders), *options]),
+        skipped=skipped,
+        against=against,
+        best=best,
+        data=panels,
+        live=path is None,
+    )
+    return Page(page, skipped, broken)
+
+
+def section_of(
+    name: str, runs: Sequence[Run], rows: Sequence[dict[str, Any]], path: Path | None
+) -> dict[str, Any]:
+    """Return the values of one study on the page, without its charts.
+
+    rows: of `comparison`.  path: the file that links to run folders start from, or None.
+    """
+    several_tasks = len({run.get(TASK) for run in runs}) > 1
+    for row in rows:
+        losses = [one["val_loss"] for one in rows if one["depth"] == row["depth"]]
+        known = [loss for loss in losses if loss is not None]
+        row["best"] = not several_tasks and len(known) > 1 and row["val_loss"] == min(known)
+        row["outcome"] = in_words(row["outcome"])
+    states = Counter(run.state for run in runs).most_common()
+    return {
+        "name": name,
+        "title": title_of(runs, split_series(runs)[0]),
+        "states": ", ".join(f"{number} {state}" for state, number in states),
+        "notes": [note_on(run) for run in runs if run.state != "done"],
+        "rows": rows,
+        "runs": [
+            row | {"path": path and os.path.relpath(run.path, path.resolve().parent)}
+            for row, run in zip(run_rows(runs), runs, strict=True)
+        ],
+        "example": shlex.quote(str(runs[0].path)),
+        "shared": yaml_of(shared_settings(runs)),
+        "environments": environments(runs),
+    }
+
+
+def shared_settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the settings that all these runs have in common, nested as in a config."""
+    differing = varying(runs)
+    shared: dict[str, Any] = {}
+    for key, value in runs[0].flat_config.items():
+        if key not in differing and is_of_experiment(key):
+            *sections, name = key.split(".")
+            section = shared
+            for one in sections:
+                section = section.setdefault(one, {})
+            section[name] = value
+    return shared
+
+
+def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the environments of runs and their counts: versions, device, commit, plugins."""
+    counts = Counter(json.dumps(environment_of(run)) for run in runs)
+    return [{"runs": count, "made": json.loads(made)} for made, count in counts.items()]
+
+
+def of_type(kind: type, value: Any) -> Any:
+    """Return a value of a file if it has this type, else an empty one."""
+    return value if isinstance(value, kind) else kind()
+
+
+def environment_of(run: Run) -> dict[str, Any]:
+    """Return environment, commit and plugins of a run, without values that have another type."""
+    environment, git = (of_type(dict, run.meta.get(name)) for name in ("environment", "git"))
+    changes = " + changes" if git.get("dirty") else ""
+    plugins = [of_type(dict, plugin) for plugin in of_type(list, run.meta.get("plugins"))]
+    return {
+        **environment,
+        "commit": str(git.get("commit") or "")[:12] + changes,
+        "plugins": ", ".join(str(plugin["file"]) for plugin in plugins if "file" in plugin),
+    }
+
+
+def note_on(run: Run) -> str:
+    """Return a note on a run that failed, diverged or has not ended."""
+    if run.state in ("running", "interrupted"):
+        return f"{run.name}: {run.state}, not at its end"
+    why = " ".join(str(run.status.get("error") or "").split())
+    return f"{run.name}: {run.state} at step {run.status.get('step')}: {why}"
+
+
+def picture_of(name: str, chart: Chart) -> dict[str, Any]:
+    """Return a chart as the page holds it: svg and csv as data: addresses, the width in pixels."""
+    return {
+        "name": name,
+        "title": chart.title,
+        "svg": f"data:image/svg+xml;base64,{base64_text(render(chart, 'svg'))}",
+        "csv": f"data:text/csv;base64,{base64_text(csv_bytes(chart))}",
+        "width": round(PIXELS * chart.figure.get_figwidth()),
+    }
+
+
+def base64_text(data: bytes) -> str:
+    """Return data in base64 as text."""
+    return base64.b64encode(data).decode()
+
+
+def render_page(**values: Any) -> str:
+    """Return the page with these values of its template as text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("deepstack.instruments.report", "")
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "cell": cell,
+        "counted": lambda value, form: counted(form, value),
+        "signless": lambda value: f"{value:.3f}".replace("-", "−"),
+        "address_of": lambda path: quote(os.fsencode(path)),
+        "sha256": lambda source: base64_text(hashlib.sha256(source.encode()).digest()),
+    }
+    environment.policies["json.dumps_kwargs"] = {"default": float, "sort_keys": True}
+    script, style = (loader.get_source(environment, name)[0] for name in ("page.js", "page.css"))
+    return environment.get_template("page.html").render(script=script, style=style, **values)
+
+
+def cell(value: Any, form: str | None = None) -> str:
+    """Return a value as a cell; numbers of one column in one form, so that points are aligned."""
+    if value in (None, ""):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return text(value) if form is None else format(value, form)

@@ -1,0 +1,175 @@
+"""The command `deepstack serve DIR`: the report as a page on 127.0.0.1 that follows its runs."""
+
+import hashlib
+import html
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import typer
+
+from deepstack.base.errors import DeepstackError, NothingMatchedError, ResourceError
+from deepstack.cli import options as opt
+from deepstack.cli.commands import command
+from deepstack.cli.output import log
+from deepstack.cli.signals import ended_by_ctrl_c
+from deepstack.instruments.report.watch_command import stamp
+from deepstack.records import find_runs
+from deepstack.records.cells import printable
+
+ADDRESS = "127.0.0.1"
+LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.ASCII | re.IGNORECASE)
+LOOK_SECONDS = 2.0
+# Drawing a page while runs train costs them time: the pauses are longer than the drawing.
+PAUSE_FACTOR = 4
+# Browsers keep no copy, show the page in no frame, and give it to no other site. The page itself
+# has the policy for its contents.
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+WAITING = (
+    '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="3">'
+    "<title>deepstack</title><p>{}</p></html>"
+)
+
+
+@command("Instruments", "deepstack serve results/")
+def serve_command(
+    directories: opt.Folders = ["results"],
+    port: int = opt.option("Port on 127.0.0.1; 0: a free one.", default=8765, min=0, max=65535),
+    against: opt.Against = None,
+    best: opt.Best = [],
+    at_step: opt.AtStep = None,
+    diagnostic: opt.Diagnostic = None,
+    quiet: opt.Quiet = False,
+    plugin: opt.Plugins = [],
+) -> None:
+    """Show the report as a read-only page on 127.0.0.1 that follows running sweeps; Ctrl-C ends it.
+
+    The page is drawn again when runs change.  No other file can be read.  From another machine:
+    ssh -L 8765:127.0.0.1:8765 HOST, then open the address that is printed.
+    """
+    opt.load_plugins(plugin)
+    from deepstack.instruments.report.page import build_page
+
+    def build() -> str:
+        return build_page(directories, None, against, best, at_step, diagnostic).text
+
+    try:
+        server = PageServer((ADDRESS, port), directories, build)
+    except OSError as error:
+        raise ResourceError(
+            f"port {port} of {ADDRESS}: {error.strerror}; give another one with --port"
+        ) from error
+    say = (lambda line: None) if quiet else log
+    with ended_by_ctrl_c(), server:
+        typer.echo(f"http://{ADDRESS}:{server.server_address[1]}/")
+        say("Ctrl-C ends the server")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        while True:
+            began = time.monotonic()
+            if server.update():
+                seconds = time.monotonic() - began
+                say(f"page drawn in {seconds:.1f} s")
+                time.sleep(PAUSE_FACTOR * seconds)
+            time.sleep(LOOK_SECONDS)
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the newest page of the runs below some folders at `/`, and nothing else.
+
+    build: returns the page.  It runs in one thread only: matplotlib's style is global.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self, address: tuple[str, int], folders: Sequence[str], build: Callable[[], str]
+    ) -> None:
+        self.folders, self.build = folders, build
+        self.seen: object = None
+        self.page = page_of_text("The page is being drawn.").encode()
+        super().__init__(address, PageHandler)
+
+    def update(self) -> bool:
+        """Draw the page again if runs have changed; return whether they have."""
+        files = [one for folder in self.folders for one in files_of_runs(folder)]
+        if files == self.seen:
+            return False
+        self.seen = files
+        try:
+            page = self.build()
+        except NothingMatchedError:
+            page = page_of_text(f"No runs below {', '.join(self.folders)} yet.")
+        except DeepstackError as error:  # such as a log that is half copied from another machine
+            page = page_of_text(str(error))
+        self.page = printable(page).encode()
+        return True
+
+
+def page_of_text(text: str) -> str:
+    """Return a page with a text, until the report can be drawn."""
+    return WAITING.format(html.escape(text))
+
+
+def files_of_runs(folder: str) -> list[object]:
+    """Return sizes and times of all entries of all runs."""
+    files: list[object] = []
+    with suppress(NothingMatchedError):
+        for run in find_runs(folder):
+            with suppress(OSError):  # of a run that was removed meanwhile
+                files += [(path, stamp(path)) for path in run.path.iterdir()]
+    return files
+
+
+class PageHandler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD of `/` for requests that name the loopback, at any port.
+
+    Another name in the Host header comes from a page of another site whose name points to
+    127.0.0.1.  The port is that of the browser's machine: a tunnel of ssh may have another one.
+    """
+
+    server: PageServer
+    server_version, sys_version = "deepstack", ""
+    timeout = 30.0
+
+    def do_GET(self) -> None:
+        """Answer with the page."""
+        self.wfile.write(self.do_HEAD())
+
+    def do_HEAD(self) -> bytes:
+        """Answer with the headers of the page; return it, or nothing if it is refused.
+
+        The tag changes with the page, which asks for it every few seconds.
+        """
+        if not LOOPBACK.fullmatch(self.headers.get("Host", "")):
+            self.send_error(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
+            return b""
+        if self.path.partition("?")[0] != "/":
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return b""
+        page = self.server.page
+        self.send_response(HTTPStatus.OK)
+        self.send_header("ETag", f'"{hashlib.sha256(page).hexdigest()}"')
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        return page
+
+    def end_headers(self) -> None:
+        """Add the headers of every answer."""
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *values: Any) -> None:
+        """Print nothing: a page asks for the newest tag every few seconds."""

@@ -1,0 +1,1 @@
+"""The largest eigenvalue of the loss's Hessian, plain and preconditioned."""

@@ -1,0 +1,73 @@
+"""Measures signals of stacks before training: runs of no step, with one snapshot each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepstack import config as conf
+from deepstack.instruments.signal.table import signal_layers, signal_table
+from deepstack.records import Run
+from deepstack.sweeps.plan import as_study
+from deepstack.sweeps.pool import Progress
+from deepstack.sweeps.run import MEASURE_ONLY, sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+START: Mapping[str, Any] = {
+    **MEASURE_ONLY,
+    "train.steps": 0,
+    "log.layers_every": 1,
+    "log.jacobian": True,
+    "log.attribution_every": 0,
+}
+"""The settings of a run that measures the initial signals and nothing else."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """The initial signals of some stacks.  runs: their run folders, which all charts read."""
+
+    runs: list[Run]
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """A row per run and layer, see `deepstack.instruments.signal.table.signal_layers`."""
+        return signal_layers(self.runs)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per setting and depth, means over seeds."""
+        return signal_table(self.layers)
+
+
+def signal(
+    config: conf.Config | conf.Study,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    depths: Sequence[int] | None = None,
+    seeds: int = 3,
+    study: str | None = None,
+    out: str | Path = "results",
+    workers: int | None = None,
+    show: Callable[[Sequence[Progress]], None] | None = None,
+) -> Signals:
+    """Measure variance, correlation of tokens and gradients of every layer before training.
+
+    grid: {dotted key: values}, as in `deepstack.sweep`.  depths: of every cell, by default those of
+    the configuration.  seeds: how many, from `seed` on.  Runs are run folders of no training step
+    in `<out>/<study>`; a repeated call measures only missing ones.  workers, show: see
+    `deepstack.sweep`.
+    """
+    described = as_study(config, grid)
+    base = described.base
+    axes = described.grid | {"seed": list(range(base.seed, base.seed + seeds))}
+    if depths is not None:
+        axes["model.depth"] = list(depths)
+    described = replace(described, base=conf.with_overrides(base, START), grid=axes)
+    name = f"{base.name or 'runs'}_signal" if study is None else study
+    return Signals(sweep(described, study=name, out=out, workers=workers, show=show))

@@ -1,0 +1,58 @@
+"""The command `deepstack signal CONFIG [key=a,b …]`."""
+
+from pathlib import Path
+
+import typer
+
+from deepstack import config as conf
+from deepstack.cli import options as opt
+from deepstack.cli.commands import command
+from deepstack.cli.output import emit, emit_json, log_figures, show_runs
+
+SHOWN = (
+    "setting", "depth", "side", "variance_last", "cosine_last", "angle_exponent",
+    "gradient_exponent", "jacobian_ratio",
+)  # fmt: skip
+
+
+@command("Instruments", "deepstack signal quick model.scheme=post_ln,deepnorm --depths 6,96")
+def signal_command(
+    config: opt.ConfigFile,
+    overrides: list[str] = typer.Argument(
+        [], metavar="KEY=A,B", help="Settings to change; several values make a grid, as in sweep."
+    ),
+    depths: str | None = opt.option("Depths to measure, as in 6,96,1000."),
+    seeds: int = opt.option("Number of seeds of each stack.", default=3, min=1),
+    workers: int | None = opt.option("Runs at a time.", min=1),
+    out: opt.Out = Path("results"),
+    study: opt.StudyName = None,
+    plugin: opt.Plugins = [],
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
+) -> None:
+    """Measure variance, token correlation and gradients of every layer before training.
+
+    A row for each setting and depth, means over seeds. An exponent is a growth rate per layer. The
+    angle exponent is that of 1 − cosine between tokens; below 0, tokens become equal. The gradient
+    exponent counts toward the input; above 0, gradients explode.
+    """
+    described = conf.load_study(config, overrides)
+    name = conf.study_name(described.base, config, study, "_signal")
+    opt.load_plugins(plugin)
+    from deepstack.instruments.signal.signal import signal
+
+    with opt.located(config, overrides), show_runs("measuring", quiet) as show:
+        measured = signal(
+            described,
+            depths=None if depths is None else opt.whole_numbers("--depths", depths),
+            seeds=seeds,
+            study=name,
+            out=out,
+            workers=workers,
+            show=show,
+        )
+    emit_json({"rows": measured.rows}) if json else emit(measured.rows, False, first=SHOWN)
+    if not quiet:
+        from deepstack.plots import draw
+
+        log_figures(draw(out / name, ["signal_by_layer"]))

@@ -1,0 +1,1 @@
+"""Whether the best learning rate stays the same over depth or width."""

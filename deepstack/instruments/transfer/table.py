@@ -1,0 +1,232 @@
+"""The best learning rate at each depth, its power of N, and the cost of another depth's rate."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from deepstack.records import ENDED, Run
+from deepstack.runs.fit import power_law
+from deepstack.runs.intervals import (
+    DRAWS,
+    LEAST_SEEDS,
+    NO_INTERVAL,
+    UNKNOWN,
+    Interval,
+    interval,
+    over_samples,
+)
+from deepstack.runs.settings import LR, SEED, depth_of, require, split_series
+from deepstack.runs.statistics import final_value, has_diverged, loss_column
+
+Losses = Mapping[int, Mapping[float, Mapping[int, float]]]
+"""depth -> learning rate -> seed -> final validation loss, infinite for a diverged run."""
+
+HIGHEST, LOWEST, DIVERGED = "highest", "lowest", "diverged"
+
+
+class BestRate(NamedTuple):
+    """The best learning rate at one depth.
+
+    rate: the vertex of a parabola in log lr through the best rate tried and its two neighbours.
+    edge: empty if both neighbours have a finite loss.  Else `rate` is the best one tried, without
+    an interval, and `edge` is `highest` or `lowest`, its place among the rates tried, or `diverged`
+    if a neighbour diverged.
+    """
+
+    depth: int
+    rate: Interval
+    loss: float
+    edge: str
+    seeds: int
+
+    @property
+    def inside(self) -> bool:
+        """Whether both neighbours of the best rate tried have a finite loss."""
+        return not self.edge
+
+    @property
+    def advice(self) -> str:
+        """Where the best rate lies, and which rates to add; empty if it lies inside."""
+        at = f"N = {self.depth}: best at"
+        rate, refine = f"{self.rate.value:.4g}", "or --refine train.lr"
+        if self.edge == DIVERGED:
+            return f"{at} {rate}, next to a rate that diverged; add rates between them, {refine}"
+        if self.edge:
+            more = "higher" if self.edge == HIGHEST else "lower"
+            return f"{at} the {self.edge} rate tried ({rate}); add {more} ones, {refine}"
+        return ""
+
+
+class Transfer(NamedTuple):
+    """The best rates of one setting over depth.
+
+    exponent: of N in the best rate, None for one depth, or if a best rate lies at an edge.  costs:
+    depth -> the validation loss at the smallest depth's best rate minus the least loss, in nats;
+    None where no such rate was tried, or where one of both best rates lies at an edge.
+    """
+
+    best: list[BestRate]
+    exponent: Interval | None
+    costs: dict[int, Interval | None]
+
+    @property
+    def advice(self) -> list[str]:
+        """A sentence for each depth whose best rate lies at an edge of the rates tried."""
+        return [best.advice for best in self.best if best.edge]
+
+
+class Estimates(NamedTuple):
+    """Best rate and cost at each depth, and the exponent, from the mean losses of some seeds."""
+
+    rates: dict[int, float]
+    costs: dict[int, float]
+    exponent: float
+
+
+def transfer(losses: Losses, draws: int = DRAWS) -> Transfer:
+    """Return best rates, exponent and costs of one setting, with intervals over seeds.
+
+    The estimates come from the mean losses of the seeds that every depth and rate share, and of
+    samples of these (`deepstack.runs.intervals`), equal at every depth: a seed has the same
+    random numbers there.  A sample whose best rate lies at an edge counts with that rate.
+    """
+    depths = sorted(losses)
+    seeds = shared_seeds(losses)
+
+    def estimate(sample: Sequence[int]) -> Estimates:
+        curves = {n: mean_curve(losses[n], sample) for n in depths}
+        rates = {n: best_rate(curve) for n, curve in curves.items()}
+        fit = power_law(depths, list(rates.values()))
+        costs = {n: cost(curve, rates[depths[0]]) for n, curve in curves.items()}
+        return Estimates(rates, costs, math.nan if fit is None else fit.exponent)
+
+    samples = over_samples(estimate, seeds, draws)
+    best = []
+    for n in depths:
+        curve = mean_curve(losses[n], seeds)
+        edge = edge_of(curve)
+        rate = interval([sample.rates[n] for sample in samples], len(seeds), log=True)
+        if edge:
+            rate = UNKNOWN._replace(value=rate.value)
+        best.append(BestRate(n, rate, float(curve[1].min()), edge, len(seeds)))
+    costs: dict[int, Interval | None] = {}
+    for at in best:
+        extra = interval([sample.costs[at.depth] for sample in samples], len(seeds))
+        known = math.isfinite(extra.value) and best[0].inside and at.inside
+        costs[at.depth] = extra if known else None
+    exponent = interval([sample.exponent for sample in samples], len(seeds))
+    known = math.isfinite(exponent.value) and all(at.inside for at in best)
+    return Transfer(best, exponent if known else None, costs)
+
+
+def final_losses(runs: Sequence[Run], column: str) -> Losses:
+    """Return the final validation losses of runs; those that are not finite are infinite."""
+    losses: dict[int, dict[float, dict[int, float]]] = {}
+    for run in runs:
+        loss = math.inf if has_diverged(run) else final_value(run, column)
+        by_seed = losses.setdefault(depth_of(run), {}).setdefault(float(run.get(LR)), {})
+        by_seed[int(run.get(SEED, 0))] = loss if math.isfinite(loss) else math.inf
+    return losses
+
+
+def shared_seeds(losses: Losses) -> list[int]:
+    """Return the seeds that were trained at every depth and rate."""
+    seeds = [set(by_seed) for by_rate in losses.values() for by_seed in by_rate.values()]
+    return sorted(set.intersection(*seeds)) if seeds else []
+
+
+def mean_curve(
+    by_rate: Mapping[float, Mapping[int, float]], seeds: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return log lr, rising, and the mean loss over these seeds."""
+    rates = sorted(by_rate)
+    means = [float(np.mean([by_rate[rate][seed] for seed in seeds])) for rate in rates]
+    return np.log(np.array(rates)), np.array(means)
+
+
+def best_rate(curve: tuple[np.ndarray, np.ndarray]) -> float:
+    """Return the vertex of the parabola around the least loss, or the rate with the least loss."""
+    lowest = vertex(curve)
+    return float(np.exp(curve[0][curve[1].argmin()] if lowest is None else lowest[0]))
+
+
+def edge_of(curve: tuple[np.ndarray, np.ndarray]) -> str:
+    """Return the `edge` of the rate with the least loss, see BestRate."""
+    if vertex(curve) is not None:
+        return ""
+    at, last = int(curve[1].argmin()), len(curve[1]) - 1
+    return HIGHEST if at == last else LOWEST if at == 0 else DIVERGED
+
+
+def vertex(curve: tuple[np.ndarray, np.ndarray]) -> tuple[float, float] | None:
+    """Return the lowest point of the parabola through the point of least y and its neighbours.
+
+    None if that point has no neighbour with a finite y on both sides.
+    """
+    x, y = curve
+    i = int(y.argmin())
+    if not 0 < i < len(y) - 1 or not np.isfinite(y[i - 1 : i + 2]).all():
+        return None
+    bend, tilt, least = np.polyfit(x[i - 1 : i + 2] - x[i], y[i - 1 : i + 2], 2)
+    shift = -tilt / (2 * bend) if bend > 0 else 0.0
+    at = float(np.clip(x[i] + shift, x[i - 1], x[i + 1]))
+    return at, float(np.polyval([bend, tilt, least], at - x[i]))
+
+
+def cost(curve: tuple[np.ndarray, np.ndarray], rate: float) -> float:
+    """Return the loss at a rate, linear in log lr between those tried, minus the least loss.
+
+    Infinite beside a diverged run; NaN outside of the rates tried.
+    """
+    x, y = curve
+    at = np.log(rate)
+    if not x[0] - 1e-9 <= at <= x[-1] + 1e-9:
+        return math.nan
+    return float(np.interp(at, x, y) - y.min())
+
+
+def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:
+    """Return the transfer of every setting: the runs that differ in depth, rate and seed only.
+
+    Running and failed runs are left out.  Raises NothingMatchedError if no setting has finished
+    runs of two learning rates or more with a common seed.
+    """
+    ended = [run for run in runs if run.state in ENDED]
+    column = loss_column(ended)
+    results = {}
+    for series in split_series(ended, but=[LR])[0]:
+        losses = final_losses(series.runs, column)
+        if any(len(by_rate) > 1 for by_rate in losses.values()) and shared_seeds(losses):
+            results[series.label] = transfer(losses)
+    return require(results, "needs finished runs of two learning rates with a common seed")
+
+
+def transfer_table(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each setting and depth, and sentences on best rates at an edge.
+
+    A row has the best rate, the exponent in N and the cost of the smallest depth's rate.
+    """
+    results = transfers(runs)
+    rows = [
+        {"setting": label, "depth": best.depth}
+        | best.rate.columns("best_lr", "lr_low", "lr_high")
+        | {"inside": best.inside, "val_loss": best.loss}
+        | (result.costs[best.depth] or UNKNOWN).columns("cost")
+        | (result.exponent or UNKNOWN).columns("exponent")
+        | {"seeds": best.seeds}
+        for label, result in results.items()
+        for best in result.best
+    ]
+    notes = [f"{label}, {advice}" for label, each in results.items() for advice in each.advice]
+    few = any(best.seeds < LEAST_SEEDS for result in results.values() for best in result.best)
+    return rows, notes + [NO_INTERVAL] * few
+
+
+PUBLISHED_LAWS: dict[str, tuple[float, str]] = {
+    "N^(−3/2)": (-1.5, "arXiv:2602.07494"),
+    "N^(−1/2)": (-0.5, "arXiv:2310.02244"),
+    "N^0": (0.0, "arXiv:2505.01618"),
+}
+"""Published powers of depth of the best learning rate, each under the paper's parameterisation."""

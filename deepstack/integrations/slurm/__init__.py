@@ -1,0 +1,1 @@
+"""Sweeps as Slurm job arrays."""

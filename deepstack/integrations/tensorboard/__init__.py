@@ -1,0 +1,1 @@
+"""Event files of TensorBoard, while a run trains and from finished runs."""

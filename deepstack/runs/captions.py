@@ -1,0 +1,113 @@
+"""Titles and captions: the settings that the runs of a figure share."""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from deepstack import config as conf
+from deepstack.records import ENDED, Run, varying
+from deepstack.records.cells import counted
+from deepstack.runs.settings import (
+    DEPTH,
+    OBSERVATION,
+    SCHEME,
+    SEED,
+    TASK,
+    Series,
+    depth_of,
+    scheme_label,
+    short_key,
+    value_text,
+    values_of,
+    varying_settings,
+)
+from deepstack.runs.statistics import has_diverged
+
+# Settings that every caption shows; of the others it shows those that differ from the default.
+ALWAYS = (
+    "model.d_model", "model.d_ff", "train.batch_size", "task.seq_len", "train.lr", "train.clip"
+)  # fmt: skip
+IN_TITLE = ("name", SEED, DEPTH, SCHEME, TASK, "model.decoder_depth")
+NO_SETTING = ("runtime.", *OBSERVATION)  # starts of keys that change no number
+
+
+def title_of(runs: Sequence[Run], series: Sequence[Series]) -> str:
+    """Return the title of runs: `DeepNorm, Post-LN on text, N = 6 to 1000, 3 seeds`."""
+    labels = list(dict.fromkeys(scheme_label(run) for run in runs))
+    schemes = ", ".join(labels) if len(labels) <= 4 else f"{len(labels)} schemes"
+    tasks = list(dict.fromkeys(str(run.get("task.name", "?")) for run in runs))
+    words = f"{schemes} on {', '.join(tasks)}"
+    depths = [words.replace(" ", "\u00a0") for words in depth_words(runs)]
+    words += f", N\u00a0=\u00a0{depths[0]}" + (f"\u00a0to\u00a0{depths[-1]}" if depths[1:] else "")
+    seeds = {run.get(SEED, 0) for run in runs}
+    words += f", {len(seeds)}\u00a0seeds" if len(seeds) > 1 else ""
+    return words + (f", {len(series)} settings" if len(series) > len(labels) else "")
+
+
+def depth_words(runs: Sequence[Run]) -> list[str]:
+    """Return the depths of these runs: `6`, or `20 + 5` for an encoder-decoder."""
+    depth_sets = set()
+    for run in runs:
+        both = run.get("model.family") == "encoder_decoder"
+        decoder = [int(run.get("model.decoder_depth") or depth_of(run))] if both else []
+        depth_sets.add((depth_of(run), *decoder))
+    return [" + ".join(map(str, depths)) for depths in sorted(depth_sets)]
+
+
+def caption_of(runs: Sequence[Run], depth_settings: Iterable[str] = ()) -> list[str]:
+    """Return a caption: shared settings, those that follow depth, the number of unfinished runs.
+
+    It always has width, batch and rate; of the other settings those that differ from the default.
+    """
+    hidden = {*IN_TITLE, *varying(runs)}
+    usual = _usual() | runs[0].columns.get("defaults", {})
+    items = []
+    for key, value in runs[0].flat_config.items():
+        is_set = value not in (None, "", {}) and value != usual.get(key)
+        if key in hidden or key.startswith(NO_SETTING):
+            continue
+        if is_set or key in ALWAYS:
+            # A file is shown by its name, without its folder.
+            items.append(f"{short_key(key)} {value_text(value).rpartition('/')[2]}")
+    items += [f"{short_key(key)} follows N" for key in depth_settings]
+    if left := _repeated(runs):
+        items.append(f"left out: {counted('{} runs', left)} with the seed of another")
+    if going := sum(run.state not in ENDED for run in runs):
+        items.append(f"unfinished: {going} of {counted('{} runs', len(runs))}")
+    # A line may end after a comma; a name and its value stay together.
+    return [re.sub("(?<!,) ", "\u00a0", item) for item in items]
+
+
+def _repeated(runs: Sequence[Run]) -> int:
+    """Return the number of runs with the setting, depth and seed of another run."""
+    keys = [DEPTH, SEED, *varying_settings(runs)]
+    return len(runs) - len({values_of(run, keys) for run in runs})
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return conf.values(conf.Config())
+
+
+def seeds_note(counts: Iterable[int]) -> str:
+    """Return a note on the number of seeds of a band."""
+    numbers = set(counts)
+    if not numbers or max(numbers) == 1:
+        return ""
+    return "n = " + " to ".join(str(n) for n in sorted({min(numbers), max(numbers)}))
+
+
+def means_note(runs: Sequence[Run]) -> list[str]:
+    """Return a note on the runs that diverged, if any did."""
+    count = sum(map(has_diverged, runs))
+    return [f"left out of the means: {counted('{} diverged runs', count)}"] if count else []
+
+
+def diverged_note(shown: Iterable[tuple[str, Sequence[Run]]]) -> list[str]:
+    """Return a note that names the means with diverged seeds."""
+    notes = []
+    for name, runs in shown:
+        if count := sum(map(has_diverged, runs)):
+            notes.append(f"{name} ({count} of {counted('{} seeds', len(runs))})")
+    return [f"diverged: {'; '.join(notes)}"] if notes else []

@@ -1,0 +1,317 @@
+"""Comparison tables: mean and spread over seeds per setting and depth, and a baseline."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from deepstack.base.errors import ConfigError, ResourceError
+from deepstack.base.registry import unknown
+from deepstack.config.write import one_line
+from deepstack.records import Run
+from deepstack.records.cells import printable_row
+from deepstack.runs.captions import depth_words
+from deepstack.runs.outcomes import loss_and_floor, outcome
+from deepstack.runs.selection import Where, find_key, sort_rows
+from deepstack.runs.settings import (
+    DEPTH,
+    SCHEME,
+    SEED,
+    depth_of,
+    edge_of,
+    one_run_per_seed,
+    owner_of,
+    setting_value,
+    short_key,
+    split_series,
+    undetermined,
+    value_text,
+    values_of,
+    varying_settings,
+)
+from deepstack.runs.statistics import (
+    final_value,
+    loss_column,
+    mean_of,
+    training_flops,
+    update_column,
+    value_at,
+)
+from deepstack.runs.studies import Folders, find_studies, list_folders
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NUMBERS = (
+    "val_loss", "val_sd", "val_low", "val_high", "unigram", "difference", "se", "diff_low",
+    "diff_high", "update_first", "update_last", "step_ms", "flops"
+)  # fmt: skip
+
+
+def compare(
+    directory: Folders,
+    against: str | None = None,
+    best: str | Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
+) -> pd.DataFrame:
+    """Compare settings and depths below one or several folders; return a pandas DataFrame.
+
+    | column           | unit |                                                                    |
+    |------------------|------|--------------------------------------------------------------------|
+    | study            |      | the folder's name, where there are several                         |
+    | setting          |      | the values that differ, besides depth and seed                     |
+    | depth            |      | N; `20 + 5` in an encoder-decoder                                  |
+    | seeds            |      | how many                                                           |
+    | outcome          |      | trained, stalled, above, diverged (chart `outcomes`), or the state |
+    | val_loss, val_sd | nats | final validation loss, where [MASK] is shown if anywhere: mean and |
+    |                  |      | standard deviation over the `n` seeds that are done                |
+    | val_low,         | nats | 95 % interval of that mean: Student's t with n - 1 degrees of      |
+    | val_high         |      | freedom; empty below three seeds                                   |
+    | unigram          | nats | loss of a predictor without context on the same positions          |
+    | difference, se   | nats | with `against`: val_loss minus the baseline's, of runs alike in    |
+    |                  |      | all else, seed by seed: mean and standard error over the `pairs`   |
+    | diff_low,        | nats | 95 % interval of the difference: Student's t with pairs - 1        |
+    | diff_high        |      | degrees of freedom; empty below three pairs                        |
+    | train.lr, …      |      | with `best`: its value here, and `edge`: whether it is the least   |
+    |                  |      | or the greatest that was tried, so that a better one may lie there |
+    | update_first     |      | ‖ΔF‖ after the first step, relative where some F leaves no norm    |
+    | update_last      |      | the same after the last step; both of the seeds that are done      |
+    | update_measure   |      | of these two columns: ‖ΔF‖ or ‖ΔF‖/‖F_0‖                           |
+    | step_ms          | ms   | median wall-clock time of a step                                   |
+    | flops            |      | FLOPs of all training steps, forward and backward; mean over seeds |
+
+    against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
+    chosen and not compared, such as train.lr: of each setting and depth the value whose mean
+    val_loss is least, among those of which every seed is done.  Choice and comparison use the same
+    losses.  This biases a mean and a difference, and no interval accounts for it; other seeds,
+    trained at the chosen values, avoid it.  Of several studies, one that has no such run is not
+    compared, and one in which no such key varies not chosen from.
+
+    where, last: as in `deepstack.load_runs`.  sort: a column of this table, descending with `-`.
+    `say` gets a sentence for each run that cannot be read and is left out.  Raises
+    NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
+    baseline or a key that no study has.
+    """
+    import pandas as pd
+
+    studies, skipped = find_studies(list_folders(directory), where=where, last=last)
+    readable = {study: runs for study, runs in studies.items() if runs}
+    if not readable:
+        raise ResourceError("\n".join(skipped))
+    for line in skipped:
+        say(line)
+    rows = []
+    for study, study_rows in comparisons(readable, against, best).items():
+        rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
+    # Of several studies one may lack columns, and it may be the first.
+    order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
+    if sort is not None:
+        rows = sort_rows(rows, sort, list(order), number_of)
+    table = pd.DataFrame(map(printable_row, rows), columns=list(order))
+    if "pairs" in table:
+        table["pairs"] = table["pairs"].fillna(0).astype(int)
+    return table.astype({name: float for name in NUMBERS if name in table})
+
+
+def number_of(row: Mapping[str, Any], key: str) -> Any:
+    """Return a cell of this table; a depth of one stack, '48', as a number."""
+    value = row.get(key)
+    return int(value) if key == "depth" and value and value.isdecimal() else value
+
+
+def comparisons(
+    studies: Mapping[Path, Sequence[Run]],
+    against: str | None = None,
+    best: str | Sequence[str] = (),
+) -> dict[Path, list[dict[str, Any]]]:
+    """Return the rows of each study; a study without the baseline or a varying key omits them.
+
+    Raises ConfigError if every study lacks them.
+    """
+    keys = best_keys(studies, best)
+    tables, missing = {}, []
+    for study, runs in studies.items():
+        varying = keys[study]
+        try:
+            tables[study] = comparison(runs, against, varying)
+        except ConfigError as error:
+            missing.append(error)
+            tables[study] = comparison(runs, None, varying)
+    if len(missing) == len(studies):
+        raise missing[0]
+    return tables
+
+
+def best_keys(
+    studies: Mapping[Path, Sequence[Run]], best: str | Sequence[str]
+) -> dict[Path, list[str]]:
+    """Return the settings that `best` names, full, for each study in which they vary.
+
+    Raises ConfigError for a key that varies in no study.
+    """
+    vary = {study: varying_settings(runs) for study, runs in studies.items()}
+    every = [run for runs in studies.values() for run in runs]
+    varying = list(dict.fromkeys(key for keys in vary.values() for key in keys))
+    words = [best] if isinstance(best, str) else best
+    keys = [varying_key(word, varying, every, "best") for word in words]
+    return {study: [key for key in keys if key in vary[study]] for study in studies}
+
+
+def choose_best(
+    studies: Mapping[Path, Sequence[Run]], best: str | Sequence[str]
+) -> dict[Path, list[Run]]:
+    """Return the runs of each study that `compare` with `best` compares, in their order."""
+    if not best:
+        return {study: list(runs) for study, runs in studies.items()}
+    chosen = {}
+    for study, keys in best_keys(studies, best).items():
+        best_runs = {run for _, choice in choices(studies[study], keys) for run in choice.runs}
+        chosen[study] = [run for run in studies[study] if run in best_runs]
+    return chosen
+
+
+def choices(runs: Sequence[Run], best: Sequence[str]) -> list[tuple[str, Choice]]:
+    """Return label and choice of each setting and depth of the runs of one study."""
+    return [
+        (s.label.replace("\u00a0", " "), choice_of([r for r in s.runs if depth_of(r) == n], best))
+        for s in split_series(runs, but=best)[0]
+        for n in s.depths
+    ]
+
+
+def comparison(
+    runs: Sequence[Run], against: str | None = None, best: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return the rows of `compare` for the runs of one study; values that are unknown are None."""
+    chosen = choices(runs, best)
+    partner = None if against is None else pair_runs([c for _, c in chosen], against, best)
+    measure = update_column(runs)
+    rows = []
+    for label, choice in chosen:
+        there, column = choice.runs, loss_column(choice.runs)
+        done = [run for run in there if run.state == "done"] if choice.complete else []
+        outcomes = Counter(outcome(run) or run.state for run in there).most_common()
+        loss = mean_of([final_value(run, column) for run in done])
+        row: dict[str, Any] = {
+            "setting": label,
+            "depth": " and ".join(depth_words(there)),
+            "seeds": len({run.get(SEED) for run in there}),
+            "outcome": ", ".join(f"{number} {name}" for name, number in outcomes),
+            "val_loss": loss.value,
+            "val_sd": loss.sd,
+            "val_low": loss.low,
+            "val_high": loss.high,
+            "n": loss.n,
+            "unigram": mean_of([loss_and_floor(run)[1] for run in there]).value,
+        }
+        if partner is not None:
+            pairs = [(run, other) for run in done if (other := partner(run)) not in (None, run)]
+            gap = mean_of([final_value(a, column) - final_value(b, column) for a, b in pairs])
+            row |= {"difference": gap.value, "se": gap.se}
+            row |= {"diff_low": gap.low, "diff_high": gap.high, "pairs": gap.n}
+        if best:
+            row |= choice.values | {"edge": choice.edge}
+        for name, at in (("update_first", 0), ("update_last", -1)):
+            steps = {run: int(run.steps["step"].iloc[at]) for run in done if len(run.steps)}
+            row[name] = mean_of([value_at(run, measure, step) for run, step in steps.items()]).value
+        row["update_measure"] = "‖ΔF‖" if measure == "model_update" else "‖ΔF‖/‖F_0‖"
+        times = [float(run.timing["step_ms"].median()) for run in there if len(run.timing)]
+        row["step_ms"] = median(times) if times else math.nan
+        row["flops"] = mean_of([training_flops(run) for run in there]).value
+        rows.append({key: None if value != value else value for key, value in row.items()})
+    return rows
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The runs of a setting and depth with the values that were chosen.
+
+    complete: whether all seeds of some value are done; else `runs` has all runs, values are None.
+    edge: 'lowest' or 'highest' if a chosen number is the limit of those tried, or ''.
+    """
+
+    runs: list[Run]
+    values: dict[str, Any]
+    edge: str = ""
+    complete: bool = True
+
+
+def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
+    """Return the runs of one setting and depth at the best values of these keys, one per seed."""
+    if not keys:
+        return Choice(sorted(one_run_per_seed(runs), key=lambda run: int(run.get(SEED, 0))), {})
+    column = loss_column(runs)
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(values_of(run, keys), []).append(run)
+    finished: dict[float, list[Run]] = {}  # by mean loss
+    for members in map(one_run_per_seed, groups.values()):
+        loss = mean_of([final_value(run, column) for run in members]).value
+        if math.isfinite(loss) and all(run.state == "done" for run in members):
+            finished.setdefault(loss, members)
+    if not finished:
+        return Choice(list(runs), dict.fromkeys(keys), complete=False)
+    best = finished[min(finished)]
+    values = {key: setting_value(best[0], key) for key in keys}
+    edges = []
+    for key, value in values.items():
+        tried = {v for run in runs if isinstance(v := setting_value(run, key), int | float)}
+        edges.append(edge_of(value, tried))
+    return Choice(best, values, ", ".join(filter(None, edges)))
+
+
+def varying_key(word: str, varying: Sequence[str], runs: Sequence[Run], option: str) -> str:
+    """Return the varying setting that a word names (see `find_key`).
+
+    Raises ConfigError for an unknown key, and for one of which all runs have the same value.
+    """
+    key = find_key(word, runs, option)
+    if key in varying:
+        return key
+    vary = f"; these vary: {', '.join(varying)}" if varying else "; no setting varies"
+    first, *others = dict.fromkeys(value_text(setting_value(run, key)) for run in runs)
+    if others:
+        raise ConfigError(f"{option}: {key} is never compared here{vary}")
+    value = first.replace("\u00a0", " ")
+    raise ConfigError(f"{option}: {key} does not vary: it is {value} in all of these runs{vary}")
+
+
+def pair_runs(
+    choices: Sequence[Choice], against: str, chosen: Sequence[str] = ()
+) -> Callable[[Run], Run | None]:
+    """Return a function that gives a run its baseline run, of `key=value` or of a scheme.
+
+    A pair has equal seed, depth and other varying settings, except for settings that these
+    determine, such as a learning rate chosen for each scheme.  Raises ConfigError if no run is a
+    baseline, or if a run has baselines that differ in other settings.
+    """
+    runs = [run for choice in choices for run in choice.runs]
+    name, _, value = against.rpartition("=")
+    varying = [other for other in varying_settings(runs) if other not in chosen]
+    key = varying_key(name or SCHEME, varying, runs, "against")
+    values = {run: one_line(setting_value(run, key)) for run in runs}
+    if value not in values.values():
+        other = "" if name else "; another setting: --against KEY=VALUE"
+        raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}{other}")
+    others = [k for k in varying if k != key and owner_of(k) != key]
+    shared = [DEPTH, SEED, *undetermined(others, [key, DEPTH], runs)]
+    partners: dict[Any, Run] = {}
+    for choice in choices:
+        for run in choice.runs if choice.complete else ():
+            if values[run] == value and run.state == "done":
+                first = partners.setdefault(values_of(run, shared), run)
+                if differing := [k for k in varying if run.get(k) != first.get(k)]:
+                    raise ConfigError(
+                        f"against: {value} has several values of {differing[0]}; take the best of "
+                        f"them with --best {short_key(differing[0])}"
+                    )
+    return lambda run: partners.get(values_of(run, shared))

@@ -1,0 +1,85 @@
+"""Finds the runs below folders and groups them by study."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from deepstack.base.errors import ConfigError, ResourceError
+from deepstack.base.registry import unknown
+from deepstack.config.identity import is_of_experiment
+from deepstack.records import Run, find_runs
+from deepstack.runs.selection import Where, select
+
+Result = TypeVar("Result")
+Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def list_folders(folders: Folders) -> list[str | os.PathLike[str]]:
+    """Return one folder or several as a list."""
+    return [folders] if isinstance(folders, str | os.PathLike) else list(folders)
+
+
+def find_studies(
+    folders: Sequence[str | os.PathLike[str]],
+    damage_of: Callable[[Run], str | None] = Run.damage,
+    where: Where = (),
+    sort: str | None = None,
+    last: int | None = None,
+) -> tuple[dict[Path, list[Run]], list[str]]:
+    """Group the runs below folders by study; also return a sentence for each run that is left out.
+
+    The runs of several folders form one study, `Path()`.  Of runs with equal configuration and
+    seed, it has only the first.  damage_of: why a run cannot be read, or None.  where, sort, last:
+    as in `deepstack.load_runs`.
+    """
+    is_joined = len(folders) > 1
+    studies: dict[Path, list[Run]] = {}
+    skipped: list[str] = []
+    seen: dict[str, Run] = {}
+    every = [run for folder in folders for run in find_runs(folder)]
+    for run in select(every, where, sort, last):
+        members = studies.setdefault(Path() if is_joined else run.path.parent, [])
+        if wrong := damage_of(run):
+            skipped.append(f"run {run.name} is left out: {wrong}")
+        elif is_joined and (same := seen.setdefault(experiment_of(run), run)) is not run:
+            if same.path.resolve() != run.path.resolve():
+                skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
+        else:
+            members.append(run)
+    return studies, skipped
+
+
+def refuse_unknown_diagnostic(name: str | None, runs: Iterable[Run]) -> None:
+    """Raise ConfigError for a per-layer diagnostic that is neither recorded by a run nor known."""
+    known = {key for run in runs for key in (*run.columns.get("layers", {}), *run.layer_names())}
+    if name is not None and known and name not in known:
+        command = "deepstack list diagnostics"
+        raise ConfigError(unknown("diagnostic of these runs", name, sorted(known), command))
+
+
+def use_readable(
+    runs: Sequence[Run], skipped: list[str], use: Callable[[list[Run]], Result]
+) -> Result:
+    """Return use(runs), leaving out runs of which it reads a damaged file.
+
+    `use` is called again whenever it raises ResourceError and some of its runs are damaged; they
+    are left out, and `skipped` gets a sentence for each.
+    """
+    readable = list(runs)
+    while True:
+        try:
+            return use(readable)
+        except ResourceError:
+            damage = {run: wrong for run in readable if (wrong := run.damage(layers=True))}
+            if not damage:
+                raise
+            skipped += [f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()]
+            readable = [run for run in readable if run not in damage]
+
+
+def experiment_of(run: Run) -> str:
+    """Return the configuration of a run as text, seed included, without names and `runtime`."""
+    settings = {k: v for k, v in run.flat_config.items() if is_of_experiment(k)}
+    return json.dumps([settings, run.meta.get("plugins", [])], sort_keys=True, default=str)

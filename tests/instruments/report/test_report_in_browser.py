@@ -1,0 +1,216 @@
+"""The page of a report in headless Chromium: tables, charts, themes, phones, hostile text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.browser import CHROMIUM, Browser, open_browser
+from helpers.plot_runs import make_runs, without_layout
+
+from deepstack.instruments.report.page import report
+from deepstack.records import Run, RunFolder
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
+EVIL = "<img src=x onerror=window.owned=1></script><script>window.owned=1</script>\"'&{{7*7}}\u202e"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three schemes at two depths with two seeds; one run diverged."""
+    root = tmp_path_factory.mktemp("study") / "mine"
+    layers = np.exp(np.linspace(-3, 1, 12)).reshape(2, 6)
+    schemes, gone = ("deepnorm", "post_ln", "pre_ln"), ("post_ln", 48, 1)
+
+    def loss(scheme: str, depth: int, seed: int) -> float:
+        i = schemes.index(scheme)
+        return 2.0 + 0.2 * i + 0.001 * depth + 0.01 * seed * (i + 1)
+
+    make_runs(
+        root, scheme=schemes, depth=(6, 48), seed=(0, 1), masked=loss,
+        state=lambda scheme, depth, seed: "diverged" if (scheme, depth, seed) == gone else "done",
+        layers=lambda scheme, depth, seed: layers if depth == 6 else None,
+    )  # fmt: skip
+    with without_layout():
+        return report(root).as_uri()
+
+
+LOSS_LEVELS = ["training loss without context (expected)", "best without context"]
+COMPARED = "[...document.querySelectorAll('table')].find(t => t.textContent.includes('ms a step'))"
+CELLS = f"[...({COMPARED}).tBodies[0].rows].filter(r => !r.hidden).map(r => r.cells[%d].innerText)"
+
+
+def show(browser: Browser, name: str) -> str:
+    """Bring a chart into view and return the expression of its element, once it is drawn."""
+    figure = f"document.getElementById('s1-{name}')"
+    browser.run(f"{figure}.scrollIntoView({{behavior: 'instant'}})")
+    browser.wait_for(f"{figure}.querySelector('.panel svg') !== null")
+    return figure
+
+
+def show_all(browser: Browser, address: str) -> dict[str, str]:
+    """Open a page and return the expressions of its charts; nothing reports an error."""
+    browser.errors.clear()
+    browser.open(address)
+    names = browser.run("[...document.querySelectorAll('figure')].map(f => f.id.slice(3))")
+    figures = {name: show(browser, name) for name in names}
+    assert browser.errors == []
+    return figures
+
+
+def test_a_column_sorts_both_ways_by_mouse_and_keyboard(browser: Browser, page: str) -> None:
+    browser.open(page)
+    heads = browser.run(f"[...({COMPARED}).tHead.rows[0].cells].map(c => c.innerText)")
+    at = heads.index("validation loss")
+    button = f"({COMPARED}).tHead.rows[0].cells[{at}].querySelector('button')"
+    browser.run(f"{button}.click()")
+    losses = browser.run(CELLS % at)
+    assert losses == sorted(losses, key=float) and len(losses) == 6
+    browser.run(f"{button}.focus()")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", code="Enter")
+    assert browser.run(CELLS % at) == losses[::-1]
+    assert browser.run(f"{button}.parentElement.getAttribute('aria-sort')") == "descending"
+    browser.run(f"({COMPARED}).tHead.rows[0].cells[1].querySelector('button').click()")
+    assert browser.run(CELLS % 1) == ["6"] * 3 + ["48"] * 3  # numbers, not letters
+
+
+def test_a_filter_has_words_conditions_and_choices(browser: Browser, page: str) -> None:
+    browser.open(page)
+    browser.press("/")
+    assert browser.run("document.activeElement.type") == "search"
+    search = f"({COMPARED}).parentElement.previousElementSibling.querySelector('input')"
+    for words, settings in {
+        "pre-ln": ["Pre-LN"] * 2, "n>6 norm": ["DeepNorm"], "val<2.1": ["DeepNorm"] * 2,
+        "diverged": ["Post-LN"], "no such words": [],
+    }.items():  # fmt: skip
+        browser.run(f"{search}.value = {words!r}; {search}.dispatchEvent(new Event('input'))")
+        assert browser.run(CELLS % 0) == settings, words
+        count = browser.run(f"{search}.parentElement.querySelector('output').textContent")
+        assert count == f"{len(settings)} of 6 rows"
+    browser.run("sessionStorage.clear()")
+    browser.open(page)
+    choice = f"({COMPARED}).parentElement.previousElementSibling.querySelector('select')"
+    browser.run(f"{choice}.value = '=Post-LN'; {choice}.dispatchEvent(new Event('change'))")
+    assert browser.run(CELLS % 0) == ["Post-LN"] * 2
+
+
+def test_the_mouse_and_the_keyboard_show_values_of_a_chart(browser: Browser, page: str) -> None:
+    browser.open(page)
+    figure = show(browser, "final_loss_vs_depth")
+    tips = f"{figure}.querySelector('.tip:not([hidden])')"
+    box = browser.run(f"{figure}.querySelector('.panel svg').getBoundingClientRect().toJSON()")
+    browser.move(box["right"] - 15, box["y"] + 60)
+    tip = browser.wait_for(f"{tips}?.innerText")
+    assert tip.startswith("depth N (layers) 48") and "DeepNorm 2.053" in tip and "n = 2" in tip
+    browser.move(box["x"] + box["width"] / 2, box["y"] - 40)
+    browser.wait_for(f"{tips} === null")
+    browser.run(f"{figure}.querySelector('.panel svg').focus()")
+    browser.press("ArrowRight")
+    tip = browser.wait_for(f"{tips}?.innerText")
+    assert tip.startswith("depth N (layers) 6") and "DeepNorm 2.011" in tip
+    assert browser.run(f"{figure}.querySelector('[aria-live]').textContent") != ""
+    browser.press("Escape")
+    assert browser.run(f"{tips} === null")
+
+
+def test_series_and_scales_of_a_chart_change(browser: Browser, page: str) -> None:
+    browser.open(page)
+    figure = show(browser, "update_vs_depth")
+    curves = f"{figure}.querySelectorAll('.panel')[0].querySelectorAll('.curve').length"
+    assert browser.run(curves) == 3
+    button = f"{figure}.querySelectorAll('.legend button')[1]"
+    browser.run(f"{button}.click()")
+    assert browser.run(curves) == 2
+    assert browser.run(f"{button}.getAttribute('aria-pressed')") == "false"
+    labels = f"[...{figure}.querySelectorAll('.panel svg text')].map(t => t.textContent).join()"
+    before = browser.run(labels)
+    browser.run(f"{figure}.querySelector('.scale-y').click()")
+    assert browser.run(labels) != before
+    assert browser.run(f"{figure}.querySelector('.scale-y').textContent") == "y: linear"
+    browser.run(f"{figure}.querySelector('.paper').click()")
+    assert browser.run(f"{figure}.querySelector('img').checkVisibility()")
+    assert not browser.run(f"{figure}.querySelector('.panels').checkVisibility()")
+
+
+def test_validation_losses_are_points_and_the_legend_names_every_line(
+    browser: Browser, page: str
+) -> None:
+    """As in the printed figure: circles with bars, no line and no band between two of them."""
+    browser.open(page)
+    figure = show(browser, "loss_vs_step")
+    panel = f"{figure}.querySelectorAll('.panel > svg')[0]"  # DeepNorm, two depths, two seeds
+    count = f"{panel}.querySelectorAll(%r).length"
+    assert browser.run(count % "path.curve") == browser.run(count % "path[fill-opacity]") == 2
+    assert browser.run(count % "line.bar") == 4
+    assert browser.run(count % "circle[fill='var(--paper)']") == 4
+    assert browser.run(count % "line.level") == 2
+    legend = browser.run(f"[...{figure}.querySelectorAll('.legend > span')].map(s => s.innerText)")
+    assert legend == ["training", "validation", *LOSS_LEVELS]
+    dashes = f"[...{figure}.querySelectorAll('{{}}')].map(l => l.getAttribute('stroke-dasharray'))"
+    drawn = browser.run(dashes.format(".panel > svg line.level"))
+    assert (
+        set(drawn) == set(browser.run(dashes.format(".legend .level line")))
+        and len(set(drawn)) == 2
+    )
+
+
+def test_every_chart_is_drawn_without_an_error(browser: Browser, page: str) -> None:
+    figures = show_all(browser, page)
+    assert len(figures) > 5 and {"layer_step_heat_map", "outcomes"} <= set(figures)
+    for name, figure in figures.items():
+        assert browser.run(f"{figure}.querySelector('img').hidden"), name
+        assert "NaN" not in browser.run(f"{figure}.querySelector('.panels').innerHTML"), name
+
+
+def test_dark_mode_follows_the_system_and_the_button(browser: Browser, page: str) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor"
+    browser.open(page, dark=True)
+    assert browser.run(colour) == "rgb(22, 24, 27)"
+    browser.open(page)
+    assert browser.run(colour) == "rgb(255, 255, 255)"
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run(colour) == "rgb(22, 24, 27)"
+    browser.press("d")
+    assert browser.run(colour) == "rgb(255, 255, 255)"
+    browser.run("localStorage.clear()")
+
+
+def test_a_phone_scrolls_in_one_direction(browser: Browser, page: str) -> None:
+    browser.open(page, width=390)
+    show(browser, "update_vs_depth")
+    assert browser.run("document.documentElement.scrollWidth") == 390
+    assert browser.run("document.getElementById('bar').getBoundingClientRect().top") == 0
+
+
+def test_paper_gets_the_printed_figures(browser: Browser, page: str) -> None:
+    browser.open(page)
+    figure = show(browser, "update_vs_depth")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.run(f"{figure}.querySelector('img').checkVisibility()")
+    for selector in (".panels", ".tools", "#bar"):
+        assert not browser.run(f"document.querySelector({selector!r}).checkVisibility()")
+    browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_texts_of_a_run_folder_stay_texts(browser: Browser, tmp_path: Path) -> None:
+    for path in make_runs(
+        tmp_path / "<b>x", scheme=("deepnorm", "post_ln"), seed=(0, 1), config={"task.name": EVIL}
+    ):
+        folder = RunFolder(path)
+        folder.write_columns(Run(path).columns | {"scheme": {"label": f"{path.name} {EVIL}"}})
+        folder.write_meta({"environment": {EVIL: EVIL}, "git": {"commit": EVIL}})
+    with without_layout():
+        show_all(browser, report(tmp_path).as_uri())
+    assert browser.run("window.owned === undefined")
+    assert browser.run("document.querySelectorAll('img[onerror], b:not(.tip b)').length") == 0
+    legend = browser.run("document.querySelector('#s1-update_vs_step .legend').innerText")
+    assert "<img src=x" in legend and "\\u202e" in legend and "\u202e" not in legend
