@@ -154,7 +154,7 @@ FAULTS = (
     Fault(
         "ends_of_the_central_90_percent", "runs",
         "ENDS = (0.025, 0.975)", "ENDS = (0.05, 0.95)",
-        "runs/test_coverage.py::test_the_interval_of_a_mean_is_about_students",
+        "instruments/test_coverage.py::test_the_interval_of_a_mean_is_about_students",
     ),
     Fault(
         "residual_of_a_sum_of_squares", "instruments/laws",
@@ -164,12 +164,12 @@ FAULTS = (
     Fault(
         "inside_without_the_upper_neighbour", "instruments/refine",
         "{self.best - 1, self.best + 1} <=", "{self.best - 1} <=",
-        "instruments/calibrate/test_calibrate.py::test_a_best_value_lies_inside_with_both_neighbours_only",
+        "instruments/refine/test_refine.py::test_a_best_value_lies_inside_with_both_neighbours_only",
     ),
     Fault(
         "only_failed_seeds_make_a_loss_infinite", "instruments/refine",
         'any(run.state != "done" for run in runs)', 'all(run.state != "done" for run in runs)',
-        "instruments/calibrate/test_calibrate.py::test_a_run_that_failed_after_an_evaluation_has_no_loss",
+        "instruments/refine/test_refine.py::test_a_run_that_failed_after_an_evaluation_has_no_loss",
     ),
     Fault(
         "noise_is_never_the_first_token", "tasks",

@@ -1,7 +1,6 @@
-"""Searches: exponents of roles in depth (`calibrate`), and the best value (`sweep --refine`)."""
+"""`deepstack calibrate`: exponents of roles in depth, and the config that follows."""
 
 import json
-import sys
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -27,8 +26,7 @@ small = partial(small_runs.small, train__eval_every=0, log__layers_every=0)
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("calibration", "refine"):
-        monkeypatch.setattr(sys.modules[f"deepstack.sweeps.{name}"], "sweep", small_runs.sweep_here)
+    monkeypatch.setattr("deepstack.instruments.calibrate.calibrate.sweep", small_runs.sweep_here)
 
 
 def exponents_of(rows: list[Any], step: int) -> dict[str, float]:

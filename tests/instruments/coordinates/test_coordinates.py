@@ -1,4 +1,4 @@
-"""Fits with intervals: laws of losses, best learning rates over depth, the coordinate check."""
+"""The coordinate check: exponents in width and depth, and their verdicts."""
 
 import json
 from itertools import product
@@ -20,8 +20,6 @@ from deepstack.instruments.coordinates.table import coordinates, verdict
 from deepstack.model import build_model
 from deepstack.records import RunFolder, find_runs
 from deepstack.tasks import task_of
-
-# --- the coordinate check --------------------------------------------------------------------
 
 
 def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:

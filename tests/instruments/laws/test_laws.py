@@ -1,4 +1,4 @@
-"""Fits with intervals: laws of losses, best learning rates over depth, the coordinate check."""
+"""Laws of losses over depth, width and compute, with their intervals."""
 
 import json
 import math
@@ -14,9 +14,6 @@ from helpers.plot_runs import make_run
 from deepstack.base.errors import NothingMatchedError
 from deepstack.instruments.laws.laws import fit_law, law_table
 from deepstack.records import find_runs
-
-# --- the law of losses -----------------------------------------------------------------------
-
 
 DEPTHS = [2, 4, 8, 16, 32, 64]
 E, C, A = 1.7, 2.0, 0.6

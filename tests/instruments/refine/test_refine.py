@@ -1,8 +1,7 @@
-"""Searches: exponents of roles in depth (`calibrate`), and the best value (`sweep --refine`)."""
+"""`sweep --refine`: the grid grows until the best value lies inside, then halves."""
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,7 @@ small = partial(small_runs.small, train__eval_every=0, log__layers_every=0)
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("calibration", "refine"):
-        monkeypatch.setattr(sys.modules[f"deepstack.sweeps.{name}"], "sweep", small_runs.sweep_here)
-
-
-# --- the grid grows until the best value lies inside, then halves ---------------------------------
+    monkeypatch.setattr("deepstack.instruments.refine.refine.sweep", small_runs.sweep_here)
 
 
 def search_for(loss: Callable[[float], float], limit: int = MOST) -> Search:

@@ -1,4 +1,4 @@
-"""Fits with intervals: laws of losses, best learning rates over depth, the coordinate check."""
+"""Best learning rates over depth, their exponent and the cost of another depth's rate."""
 
 import json
 import math
@@ -11,9 +11,6 @@ from helpers.command_line import refusal, typed
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows
 
 from deepstack.instruments.transfer.table import Losses, transfer
-
-# --- best learning rates ---------------------------------------------------------------------
-
 
 RATES = [1e-3 * 2**i for i in range(9)]
 SEEDS = range(5)
