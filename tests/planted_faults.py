@@ -226,7 +226,7 @@ FAULTS = (
     Fault(
         "middle_layer_one_too_high", "instruments/coordinates",
         "(len(by_layer) - 1) // 2", "len(by_layer) // 2",
-        "instruments/laws/test_laws.py"
+        "instruments/coordinates/test_coordinates.py"
         "::test_values_per_coordinate_are_of_the_first_the_middle_and_the_last_layer",
     ),
     Fault(
