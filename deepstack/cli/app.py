@@ -139,7 +139,7 @@ def suggest_option(error: Any) -> None:
 
     For example, `--seed 1` suggests `seed=VALUE`.
     """
-    from deepstack.config.schema import setting_keys
+    from deepstack.config.keys import setting_keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
     parameters = error.ctx.command.params

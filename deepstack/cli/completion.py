@@ -9,8 +9,8 @@ from typing import Any
 from deepstack.base.allowed import alternatives, literals
 from deepstack.base.errors import ConfigError
 from deepstack.cli.declarations import declarations
+from deepstack.config.keys import schema_at, setting_keys
 from deepstack.config.load import example_paths
-from deepstack.config.schema import schema_at, setting_keys
 
 Complete = Callable[[str], list[str]]
 split_key = ""  # `key=` of the word at the cursor, if the shell completes its value alone

@@ -15,8 +15,8 @@ from deepstack.cli.declarations import Declaration, attributes, constants, decla
 from deepstack.cli.options import Json, Markdown, Plugins, load_plugins, option
 from deepstack.cli.output import emit
 from deepstack.config import Config, Family, values, with_overrides
+from deepstack.config.keys import schema_at, setting_keys
 from deepstack.config.load import description, example_paths
-from deepstack.config.schema import schema_at, setting_keys
 from deepstack.records import MODEL_UPDATE_COLUMNS
 
 Rows = list[dict[str, Any]]

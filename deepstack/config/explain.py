@@ -11,8 +11,9 @@ from deepstack.base.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, d
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import nearest, unknown
 from deepstack.base.yaml_reader import Node, Problem, parse_scalar, quote, shorten
+from deepstack.config.keys import KeyPath, dotted_key, schema_at, sections, setting_keys
 from deepstack.config.roles import ROLES
-from deepstack.config.schema import Config, KeyPath, dotted_key, schema_at, sections, setting_keys
+from deepstack.config.schema import Config
 from deepstack.config.section import Section
 
 MAX_PROBLEMS = 20

@@ -1,42 +1,18 @@
-"""The identity of an experiment: its values, their hash and the name of its run."""
+"""The identity of an experiment: the hash of its values, and the names of its run and study."""
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from deepstack.base.allowed import PATTERNS, RUN_NAME
 from deepstack.base.errors import ConfigError
 from deepstack.base.yaml_reader import quote
-from deepstack.config.schema import Config
+from deepstack.config.schema import Config, non_defaults
 from deepstack.config.section import LONGEST_NAME
 
 NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
-
-
-def values(config: Config) -> dict[str, Any]:
-    """Return every value by its dotted key: {'seed': 0, 'model.depth': 6, …}; tuples as lists."""
-    return dict(flatten(config.model_dump(mode="json")))
-
-
-def non_defaults(config: Config) -> dict[str, Any]:
-    """Return the values that differ from the defaults; a d_ff of 4 d_model does not."""
-    usual = _usual() | {"model.d_ff": 4 * config.model.d_model}
-    settings = values(config)
-    return {  # 1 is neither 1.0 nor true
-        key: value
-        for key, value in settings.items()
-        if key not in usual or type(value) is not type(usual[key]) or value != usual[key]
-    }
-
-
-@cache
-def _usual() -> dict[str, Any]:
-    return values(Config())
 
 
 def same_experiment(a: Config, b: Config) -> bool:
@@ -109,12 +85,3 @@ def checked_study(name: str) -> str:
 def is_of_experiment(key: str) -> bool:
     """Return whether a dotted key belongs to the experiment: not `name`, `runtime` or `log.to`."""
     return not {key, key.split(".")[0]} & set(NOT_THE_EXPERIMENT)
-
-
-def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and the values of nested sections."""
-    for key, item in value.items():
-        if isinstance(item, dict):
-            yield from flatten(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item

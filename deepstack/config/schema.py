@@ -5,7 +5,7 @@ The text under each field is its help, in `deepstack init`, in editors and in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -20,9 +20,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from deepstack.base.allowed import RUN_NAME, Schema, alternatives, schema_of
+from deepstack.base.allowed import RUN_NAME
 from deepstack.base.notebook import html_table
-from deepstack.base.yaml_reader import quote_key
 from deepstack.config.model_schema import Model
 from deepstack.config.roles import Role, in_order
 from deepstack.config.section import (
@@ -263,8 +262,6 @@ class Config(Section):
     runtime: Runtime = Runtime()
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        from deepstack.config.identity import non_defaults  # imports this module
-
         return list(non_defaults(self).items())
 
     __str__ = BaseModel.__repr__
@@ -273,6 +270,36 @@ class Config(Section):
         changed = {str(key): value for key, value in self.__repr_args__()}
         rest = "others" if changed else "all settings"
         return html_table(f"Config: {rest} have their defaults", changed)
+
+
+def values(config: Config) -> dict[str, Any]:
+    """Return every value by its dotted key: {'seed': 0, 'model.depth': 6, …}; tuples as lists."""
+    return dict(flatten(config.model_dump(mode="json")))
+
+
+def non_defaults(config: Config) -> dict[str, Any]:
+    """Return the values that differ from the defaults; a d_ff of 4 d_model does not."""
+    usual = _usual() | {"model.d_ff": 4 * config.model.d_model}
+    settings = values(config)
+    return {  # 1 is neither 1.0 nor true
+        key: value
+        for key, value in settings.items()
+        if key not in usual or type(value) is not type(usual[key]) or value != usual[key]
+    }
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return values(Config())
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and the values of nested sections."""
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from flatten(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
 
 
 MAX_RUNS, MAX_AXES, MAX_RULES = 10_000, 32, 100
@@ -318,57 +345,3 @@ class StudyFile(Config):
     """A configuration, or a study with `sweep:`.  Every key has a default."""
 
     sweep: Sweep = Sweep()
-
-
-KeyPath = tuple[str | int, ...]
-"""The keys and positions that lead to a value."""
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of configurations and studies, for editors."""
-    schema = StudyFile.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-_cached_schema = cache(schema_of)
-
-
-@cache
-def sections() -> dict[str, list[str]]:
-    """Return each section ('' for the whole, 'model', 'model.norm', …) with its keys."""
-    inner = [("", _cached_schema(Config))]
-    for name, section in inner:  # grows while it is read
-        below = section["properties"].items()
-        inner += [(f"{name}.{key}".strip("."), each) for key, each in below if "properties" in each]
-    return {name: list(section["properties"]) for name, section in inner}
-
-
-@cache
-def setting_keys() -> list[str]:
-    """Return every dotted key that is not a section: 'seed', 'model.depth', …"""
-    inner = sections()
-    every = [f"{name}.{key}".strip(".") for name, names in inner.items() for key in names]
-    return [key for key in every if key not in inner]
-
-
-def schema_at(path: KeyPath) -> Schema:
-    """Return the JSON schema at a path; {} where anything is allowed or nothing is known."""
-    schema = _cached_schema(StudyFile if path[:1] == ("sweep",) else Config)
-    for part in path:
-        inside = (_inside(option, part) for option in alternatives(schema))
-        schema = next((inner for inner in inside if isinstance(inner, dict)), {})
-    return schema
-
-
-def dotted_key(path: KeyPath) -> str:
-    """Return a path as it is written in messages: 'train.betas[0]'."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return quote_key(text.removeprefix("."))
-
-
-def _inside(option: Schema, part: str | int) -> Any:
-    if isinstance(part, int):
-        return option.get("prefixItems", [option.get("items")])[0]  # all have one schema
-    others = option.get("patternProperties", {}).values()
-    named = option.get("properties", {}).get(part) or option.get("additionalProperties")
-    return named or next(iter(others), None)

@@ -15,7 +15,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
 from deepstack.base.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, read
 from deepstack.config.explain import hint_for, raise_problems, suggest_key, validate
-from deepstack.config.identity import values as values_by_key
+from deepstack.config.keys import sections, setting_keys
 from deepstack.config.load import (
     merge_problems,
     override_place,
@@ -26,7 +26,8 @@ from deepstack.config.load import (
     rival_lengths,
     to_node,
 )
-from deepstack.config.schema import MAX_RUNS, Config, StudyFile, Where, sections, setting_keys
+from deepstack.config.schema import MAX_RUNS, Config, StudyFile, Where
+from deepstack.config.schema import values as values_by_key
 
 # The sections of which any key may be swept.
 FREE = ("task.", "model.scheme_options.", "train.lr_factors.", "train.lr_exponents.")

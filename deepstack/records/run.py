@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from deepstack.base.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.base.notebook import html_table
 from deepstack.base.registry import nearest
-from deepstack.config.identity import flatten, is_of_experiment
+from deepstack.config.identity import is_of_experiment
+from deepstack.config.schema import flatten
 from deepstack.records.analyses import Analysis, read_analysis
 from deepstack.records.cells import printable, text
 from deepstack.records.files import read

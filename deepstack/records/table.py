@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack.base.errors import ResourceError
-from deepstack.config.identity import flatten
+from deepstack.config.schema import flatten
 from deepstack.records.cells import scalar
 from deepstack.records.files import open_file, trouble
 from deepstack.records.folder import (

@@ -150,7 +150,7 @@ def all_settings(one: Summary) -> dict[str, Any]:
 
     The options of a scheme or a task and the factors of roles are one text each, as JSON.
     """
-    from deepstack.config.schema import setting_keys
+    from deepstack.config.keys import setting_keys
 
     rest, settings = dict(one.config), {}
     for key in setting_keys():

@@ -14,7 +14,7 @@ from helpers.bad_configs import AWKWARD, BAD, GOOD
 from deepstack import config as conf
 from deepstack.base import yaml_reader
 from deepstack.base.errors import ConfigError
-from deepstack.config.schema import sections, setting_keys
+from deepstack.config.keys import sections, setting_keys
 
 BAD_OVERRIDES = [
     ("model.depth",
