@@ -183,9 +183,9 @@ FAULTS = (
         "instruments/ledger/test_claims.py::test_the_share_of_signal_is_unbiased_for_few_batches",
     ),
     Fault(
-        "a_run_moves_without_its_study", "records",
-        "in chosen.items() if path.parent not in chosen]", "in chosen.items()]",
-        "cli/test_rm.py::test_a_study_goes_whole_and_its_runs_with_it",
+        "a_removed_run_is_deleted_in_place", "records",
+        "os.rename(path, hidden)", "hidden = path",
+        "cli/test_rm.py::test_a_kill_leaves_whole_runs_and_the_next_use_of_the_folder_deletes_the_rest",
     ),
     Fault(
         "rules_match_excluded_cells", "config",

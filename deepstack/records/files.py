@@ -170,9 +170,9 @@ def remove_drafts(folders: Iterable[Path]) -> None:
             opened.remove_drafts(folder, descriptor)
 
 
-def remove_hidden_folders(parent: Path) -> None:
+def remove_hidden_folders(parent: Path, pattern: str = ".*") -> None:
     """Remove the folders in a folder that killed processes left: their names begin with a dot."""
-    for left in parent.glob(".*"):
+    for left in parent.glob(pattern):
         if left.is_dir() and not left.is_symlink():  # rmtree would wait for a pipe
             shutil.rmtree(left, ignore_errors=True)
 

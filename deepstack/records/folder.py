@@ -53,6 +53,9 @@ EVALS_COLUMNS = ("step", "loss", "loss_masked", "bits_per_token")
 # Keys that identify a run in any study, with the types of their values.
 IDENTITY = {"model.scheme": str, "model.depth": int, "seed": int, "task.name": str}
 
+# The hidden name of a run or study that is being deleted begins so.
+REMOVED = ".removed-"
+
 # Folders of a run in which files are replaced.
 WRITTEN_BELOW = ("layers", "aside", "analysis", "plugins")
 
@@ -100,11 +103,13 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Lock this folder while the context is open; the lock ends with the process.
 
-        Removes drafts that killed processes left.  Raises LockedError, naming process and host, if
-        another process has it, and ResourceError if writing would follow a link out of it.
+        Removes what killed processes left: drafts here, and beside it folders that were being
+        deleted.  Raises LockedError, naming process and host, if another process has it, and
+        ResourceError if writing would follow a link out of it.
         """
         files.refuse_links(self.path, WRITTEN_BELOW)
         with files.locked(self.lock_path):
+            files.remove_hidden_folders(self.path.parent, REMOVED + "*")
             files.remove_drafts([self.path, *(self.path / name for name in WRITTEN_BELOW)])
             yield
 

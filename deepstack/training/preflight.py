@@ -26,7 +26,7 @@ from deepstack.fast import FastPaths, Measured, Step, fast_paths_of
 from deepstack.fast.distributed import RankGroup, join_ranks, parallelism
 from deepstack.integrations.tensorboard.events import require_tensorboard
 from deepstack.model import build_model, check_scheme, shallow, without_defaults
-from deepstack.records import ENDED, Run, RunFolder, removal
+from deepstack.records import ENDED, Run, RunFolder, suggest_removal
 from deepstack.records.given_plugins import require_recorded
 from deepstack.records.opened import followed
 from deepstack.tasks import Task, task_of
@@ -115,7 +115,7 @@ def preflight(
         if not ranks.is_rank0:
             observer = Observer()
         if state in ENDED:
-            how = f"to train it anew, first: {removal(path)}"
+            how = f"to train it anew, first: {suggest_removal(path)}"
             observer.notify(f"{state} already, left as it is; {how}")
             yield Run(path)
             return
@@ -256,7 +256,7 @@ def locked_folder(
             try:
                 return [str(folder.path), folder.read_state()]
             except ResourceError as error:
-                how = f"to train it anew, first: {removal(folder.path)}"
+                how = f"to train it anew, first: {suggest_removal(folder.path)}"
                 raise ResourceError(f"{error}; {how}") from error
 
         path, state = ranks.from_rank0(lock)
@@ -284,9 +284,8 @@ def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
         try:
             require_recorded(folder, folder.read_meta().get("plugins", []))
         except PluginError as error:
-            raise PluginError(
-                f"{error}, or, to train with the file that is there: {removal(folder.path)}"
-            ) from None
+            how = f"or, to train with the file that is there: {suggest_removal(folder.path)}"
+            raise PluginError(f"{error}, {how}") from None
 
 
 def choose_folder(

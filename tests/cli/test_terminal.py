@@ -118,7 +118,7 @@ def test_verify_and_rm_and_errors_show_letters(study: Path, tmp_path: Path) -> N
         ["compare", study.parent],
         ["export", done, "--to", tmp_path / "x"],
         ["check", done / "config.yaml"],
-        ["rm", done, "--out", study.parent],
+        ["rm", done, "--out", study.parent, "--yes"],
         ["plot", f"--{HOSTILE}"],
     ):
         found = typed(*words)

@@ -36,7 +36,7 @@ COMMANDS = {
     "analyze": "analyze results/study/run --what linear --batches 1",
     "export": "export results/study/run --to exported",
     "init": "init mine.yaml",
-    "rm": "rm results/study/run",
+    "rm": "rm results/study/run --yes",
     "train": "train config.yaml --study new -q",
     "resume": "train stopped.yaml --study runs -q",
     "extend": "train results/study/run --extend 1 --study longer -q",
@@ -130,8 +130,8 @@ def written_names(command: str, place: Path) -> tuple[str, ...]:
     assert done.exit_code == 0, done.output
     after = content(copy)
     names = [name for name, data in after.items() if before.get(name, b"?") != data]
-    # the names of event files and of the trash have a time in them
-    fixed = [name for name in names if ".trash/" not in name and "tfevents" not in name]
+    # the names of event files have a time in them
+    fixed = [name for name in names if "tfevents" not in name]
     drafts = [str(Path(name).with_name(f".{Path(name).name}.new")) for name in fixed]
     return tuple(sorted({*fixed, *drafts}))
 
