@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import deepstack
-from deepstack.cli import list_command
+from deepstack.cli.listing import listings
 
 HEAD = "This page is generated from the code.\n\n"
 
@@ -39,7 +39,7 @@ def schemes() -> str:
         "# Schemes",
         HEAD + f"{len(SCHEMES)} schemes. N is the depth, G a sublayer, x the stream.",
     ]
-    for row in list_command.scheme_rows(depth=100):
+    for row in listings()["schemes"].table(complete=True):
         scheme = SCHEMES[row["name"]]
         facts = [("`model.scheme`", code(row["name"])), ("families", ", ".join(row["families"]))]
         facts += [("paper", link_paper(row["paper"]))]
@@ -71,7 +71,7 @@ def diagnostics() -> str:
 
     rows = [
         (code(row["name"]), row["symbol"], row["description"])
-        for row in list_command.diagnostic_rows()
+        for row in listings()["diagnostics"].table(complete=True)
         if row["interval"] == "every step"
     ]
     parts = [
@@ -90,7 +90,7 @@ def diagnostics() -> str:
 def settings() -> str:
     """Return every setting by section, with default, allowed values and meaning."""
     sections: dict[str, list[Sequence[Any]]] = {}
-    for row in list_command.setting_rows():
+    for row in listings()["settings"].table(complete=True):
         section, _, name = row["name"].rpartition(".")
         cells = (code(name), shown(row["default"]), row["allowed"], row["description"])
         sections.setdefault(section or "top level", []).append(cells)
@@ -109,7 +109,7 @@ def tasks() -> str:
         "# Tasks",
         HEAD + "Choose one with `task.name`. The others are keys of the section `task`.",
     ]
-    for row in list_command.task_rows():
+    for row in listings()["tasks"].table(complete=True):
         options = [
             (code(o["name"]), shown(o["default"]), o["type"], o["description"])
             for o in row["options"]

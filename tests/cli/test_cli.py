@@ -21,11 +21,11 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from deepstack.cli import app
-from deepstack.cli import list_command as lists
 from deepstack.cli.app import COMMANDS
 from deepstack.cli.declarations import declarations
 from deepstack.cli.display import Display
 from deepstack.cli.finding import next_command, run_finding, sweep_finding
+from deepstack.cli.listing import listings
 from deepstack.cli.output import emit_json
 from deepstack.config import Config, json_schema, load_config, parse_config, with_overrides
 from deepstack.config.load import example_paths
@@ -323,7 +323,7 @@ for kind in sys.argv[1:]:
 
 
 def test_help_errors_and_lists_import_no_torch() -> None:
-    command = [sys.executable, "-c", PROGRAM, *lists.KINDS]
+    command = [sys.executable, "-c", PROGRAM, *listings()]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "nothing.yaml: no such file" in result.stderr
@@ -334,13 +334,15 @@ def test_every_task_is_declared_for_completion() -> None:
     assert list(declarations("tasks", "task")) == TASKS.names()
 
 
-@pytest.mark.parametrize("kind", lists.DECLARED)
+@pytest.mark.parametrize("kind", ["schemes", "diagnostics", "analyses", "charts", "claims"])
 def test_the_tables_have_the_values_of_the_registries(kind: str) -> None:
-    short, rows = lists.DECLARED[kind](), lists.KINDS[kind]()
+    short, rows = (listings()[kind].table(complete=complete) for complete in (False, True))
     assert len(short) > 5 and len(short) == len(rows)
     full = {row["name"]: row for row in rows}
     for row in short:
         if "source" in row:
-            full[row["name"]]["source"] = {"title": full[row["name"]]["source"]["title"]}
+            full[row["name"]]["source"] = {
+                key: full[row["name"]]["source"][key] for key in row["source"]
+            }
         assert row == {key: full[row["name"]][key] for key in row}
         assert row.get("description") or row.get("equation") or row.get("source"), row

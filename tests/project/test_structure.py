@@ -33,10 +33,6 @@ MAY_IMPORT = {
 TO_MEND = {
     "deepstack/cli/compare_command.py imports deepstack.instruments.coordinates",
     "deepstack/cli/compare_command.py imports deepstack.instruments.transfer",
-    "deepstack/cli/list_command.py imports deepstack.instruments.depth_use",
-    "deepstack/cli/list_command.py imports deepstack.instruments.ledger",
-    "deepstack/cli/list_command.py imports deepstack.instruments.noise_scale",
-    "deepstack/cli/list_command.py imports deepstack.instruments.sharpness",
     "deepstack/cli/sweep_command.py imports deepstack.instruments.refine",
     "deepstack/cli/sweep_command.py imports deepstack.integrations.ray",
     "deepstack/cli/sweep_command.py imports deepstack.integrations.slurm",

@@ -13,6 +13,8 @@ from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
 from deepstack.model.banks import Bank
 
+INTERVAL = "every layer"
+"""When the columns are logged, for `deepstack list`."""
 # column -> symbol, unit, one sentence, for the run folder's columns.json
 COLUMNS = {
     "model_noise_scale": (

@@ -16,6 +16,8 @@ from deepstack.model.build import Built
 # Relative residual at which the iteration ends, and the most Hessian-vector products until then.
 TOLERANCE, MOST_PRODUCTS = 1e-3, 100
 
+INTERVAL = "sharpness_every"
+"""When the columns are logged, for `deepstack list`."""
 # column -> symbol, unit, one sentence, for the run folder's columns.json
 COLUMNS = {
     "sharpness": ("λ_{max}(H)", "", "Largest eigenvalue of the Hessian of the probe batch's loss."),
