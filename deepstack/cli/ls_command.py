@@ -29,7 +29,7 @@ def ls_command(
     from deepstack.runs.selection import select
 
     runs = select(find_runs(directory), where, sort, last, best)
-    summaries = [summarize(run) for run in runs]
+    summaries = [summarize(run.folder) for run in runs]
     rows = rows_of(summaries)
     several = len({row["study"] for row in rows}) > 1
     first = ["run", "state", *(["study"] if several else []), "tags", "model_update", "loss"]

@@ -6,7 +6,7 @@ from deepstack.cli.options import Folders, Json
 from deepstack.cli.output import emit, log, show_work
 from deepstack.records import Inspection, folders_to_inspect
 from deepstack.records.cells import one_line
-from deepstack.records.run import absolute
+from deepstack.records.folder import absolute
 
 
 @command("Results", "deepstack verify results/", place=7)

@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from deepstack.base.allowed import PATTERNS, RUN_NAME
 from deepstack.base.errors import ConfigError
@@ -13,6 +15,9 @@ from deepstack.config.schema import Config, non_defaults
 from deepstack.config.section import LONGEST_NAME
 
 NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
+# Options of schemes, tasks and roles: a missing key has its own default, so missing and present are
+# different values. Elsewhere a missing key belongs to the config of an older version.
+OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.", "train.lr_exponents.")
 
 
 def same_experiment(a: Config, b: Config) -> bool:
@@ -85,3 +90,20 @@ def checked_study(name: str) -> str:
 def is_of_experiment(key: str) -> bool:
     """Return whether a dotted key belongs to the experiment: not `name`, `runtime` or `log.to`."""
     return not {key, key.split(".")[0]} & set(NOT_THE_EXPERIMENT)
+
+
+def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the dotted keys on which configs differ, in their order, without `name` and `runtime`.
+
+    A key that an older config lacks counts as equal, except in OPEN_SECTIONS.
+    """
+    seen: dict[str, list[Any]] = {}
+    for config in configs:
+        for key, value in config.items():
+            seen.setdefault(key, []).append(value)
+    differing = []
+    for key, values in seen.items():
+        is_absent = len(values) < len(configs) and key.startswith(OPEN_SECTIONS)
+        if is_of_experiment(key) and (is_absent or any(value != values[0] for value in values)):
+            differing.append(key)
+    return differing

@@ -30,9 +30,9 @@ from deepstack.records.removal import suggest_removal as suggest_removal
 from deepstack.records.run import Run as Run
 from deepstack.records.run import existing_run as existing_run
 from deepstack.records.run import find_runs as find_runs
+from deepstack.records.run import run_rows as run_rows
 from deepstack.records.run import varying as varying
 from deepstack.records.table import LOGGED as LOGGED
 from deepstack.records.table import Summary as Summary
 from deepstack.records.table import rows_of as rows_of
-from deepstack.records.table import run_rows as run_rows
 from deepstack.records.table import summarize as summarize

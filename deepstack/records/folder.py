@@ -182,6 +182,14 @@ class RunFolder:
             raise damage_error(self.steps_path, why)
         return state
 
+    def present_state(self) -> str:
+        """Return the state now: `read_state`, or `interrupted` for a run that nobody trains.
+
+        A run that says `running` but is not locked was killed.
+        """
+        state = self.read_state() or "interrupted"
+        return "interrupted" if state == "running" and self.holder() is None else state
+
     def ends_at(self, step: object) -> bool:
         """Return whether steps.csv ends at a run's last step; an external probe may skip steps."""
         last = int(self.last_row().get("step", "0"))
@@ -368,3 +376,8 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     if not value or not isinstance(value, dict):
         raise damage_error(path, "is no mapping" if value else "is empty or missing")
     return value
+
+
+def absolute(path: Path) -> Path:
+    """Return an absolute path without `..`; links keep their names."""
+    return Path(os.path.abspath(path))

@@ -6,7 +6,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from deepstack.base.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.base.notebook import html_table
 from deepstack.base.registry import nearest
-from deepstack.config.identity import is_of_experiment
+from deepstack.config.identity import differing_keys
 from deepstack.config.schema import flatten
 from deepstack.records.analyses import Analysis, read_analysis
 from deepstack.records.cells import printable, text
@@ -25,19 +25,18 @@ from deepstack.records.folder import (
     STEPS_COLUMNS,
     TIMING_COLUMNS,
     RunFolder,
+    absolute,
     damage_error,
     is_logged,
 )
 from deepstack.records.labels import Labels, read_labels
 from deepstack.records.published import PUBLISHED
+from deepstack.records.table import rows_of, summarize
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-# Options of schemes, tasks and roles: a missing key has its own default, so missing and present are
-# different values. Elsewhere a missing key belongs to the config of an older version.
-OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.", "train.lr_exponents.")
 RESULTS = "results"  # the default of --out
 
 
@@ -59,8 +58,6 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return state, identity and last values as a table for notebooks."""
-        from deepstack.records.table import run_rows  # imports this module
-
         (row,) = run_rows([self])
         shown = {key: self.get(key) for key in IDENTITY} if row["state"] != "damaged" else {}
         facts = {
@@ -109,16 +106,9 @@ class Run:
         status.json cannot be read, or names a step that steps.csv lacks, is `damaged`.
         """
         try:
-            return self.read_state()
+            return self.folder.present_state()
         except ResourceError:
             return "damaged"
-
-    def read_state(self) -> str:
-        """Return the present `state`.  Raises ResourceError where it would be `damaged`."""
-        state = self.folder.read_state() or "interrupted"
-        if state == "running" and self.folder.holder() is None:
-            return "interrupted"
-        return state
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -217,6 +207,19 @@ class Run:
         return read_analysis(self.folder, name)
 
 
+def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return one row a run: study, run, state, the settings that vary, the last logged values.
+
+    Tags and notes are columns if any run has them.  A run that cannot be read is `damaged`, and has
+    no values.  A setting is a column if it varies inside a study; scheme, depth and seed also if
+    they differ between studies.
+
+    `loss` is the training loss of the last row, `val_loss` and `val_loss_masked` the last
+    evaluation's, `step_ms` the median over steps.
+    """
+    return rows_of([summarize(run.folder) for run in runs])
+
+
 def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     """Return the runs in a run, study or results folder, in natural order (d6 before d48).
 
@@ -247,24 +250,10 @@ def existing_run(path: str | os.PathLike[str]) -> RunFolder:
 def varying(runs: Sequence[Run]) -> list[str]:
     """Return the dotted config keys on which the runs differ, in the config's order.
 
-    Leaves out `name` and `runtime`. A key that an older config lacks counts as equal, except among
+    Leaves out `name` and `runtime`.  A key that an older config lacks counts as equal, except among
     options of schemes and tasks and factors of roles.
     """
     return differing_keys([run.flat_config for run in runs])
-
-
-def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return `varying` for configs with dotted keys."""
-    seen: dict[str, list[Any]] = {}
-    for config in configs:
-        for key, value in config.items():
-            seen.setdefault(key, []).append(value)
-    differing = []
-    for key, values in seen.items():
-        is_absent = len(values) < len(configs) and key.startswith(OPEN_SECTIONS)
-        if is_of_experiment(key) and (is_absent or any(value != values[0] for value in values)):
-            differing.append(key)
-    return differing
 
 
 def folders_below(root: Path) -> list[Path]:
@@ -277,11 +266,6 @@ def folders_below(root: Path) -> list[Path]:
 def path_text(run: Run) -> str:
     """Return the path of a run as tables show it, in which bytes that are not UTF-8 are escapes."""
     return printable(os.fspath(run.path))
-
-
-def absolute(path: Path) -> Path:
-    """Return an absolute path without `..`; links keep their names."""
-    return Path(os.path.abspath(path))
 
 
 def visible_folders(folder: Path) -> list[Path]:

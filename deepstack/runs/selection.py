@@ -70,7 +70,7 @@ class Row:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.summary = one = summarize(run)
+        self.summary = one = summarize(run.folder)
         self.values: dict[str, Any] = {
             **one.config,
             "study": one.path.parent.name,
@@ -137,7 +137,7 @@ def load_runs(
     if settings not in ("varying", "all"):
         raise ConfigError(f"settings: found {settings!r}; allowed 'varying' or 'all'")
     chosen = select(find_runs(path), where, sort, last, best)
-    summaries = [summarize(run) for run in chosen]
+    summaries = [summarize(run.folder) for run in chosen]
     rows = rows_of(summaries, all_settings if settings == "all" else None)
     paths = ({"path": path_text(run)} for run in chosen)
     table = pd.DataFrame([printable_row(row | at) for row, at in zip(rows, paths, strict=True)])

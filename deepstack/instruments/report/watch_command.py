@@ -121,7 +121,7 @@ class Watcher:
 def row_of(run: Run, name: str) -> RunRow:
     """Return the values that the table shows of a run."""
     try:
-        state = run.read_state()
+        state = run.folder.present_state()
         if state == "interrupted" and run.status.get("state") == "running":
             changed = stamp(run.folder.steps_path)
             if changed and time.time() - changed[0] / 1e9 < FRESH_SECONDS:
