@@ -17,7 +17,10 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import reference  # noqa: E402  (lies in this folder)
 
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "benchmarks/*.md", "results/README.md")
+PAGES = (
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "benchmarks/*.md",
+    "results/README.md",
+)  # fmt: skip
 EXPERIMENTS = ("experiments/*/README.md",)
 PICTURES = ("docs/**/*.png", "experiments/*/figures*/*.png", "benchmarks/**/*.png")
 # Files of this folder, and where the site has them.

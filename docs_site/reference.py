@@ -25,7 +25,6 @@ def pages(root: Path) -> dict[str, str]:
         "reference/charts.md": charts(),
         "reference/commands.md": commands(),
         "reference/python.md": python(),
-        "reference/glossary.md": glossary(root),
         "reference/gallery.md": gallery(root),
         "experiments/README.md": experiments(root),
     }
@@ -174,12 +173,6 @@ def python() -> str:
         if not name.startswith("_") and text and name not in ("folder", "path"):
             parts += [f"### Run.{name}", prose(text)]
     return "\n\n".join(parts) + "\n"
-
-
-def glossary(root: Path) -> str:
-    """Return the glossary of CONTRIBUTING.md."""
-    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return "# Glossary\n\n" + re.split(r"^## ", text.partition("## Glossary\n")[2], flags=re.M)[0]
 
 
 def experiments(root: Path) -> str:
