@@ -118,6 +118,27 @@ class DynamicErf(StackNorm, kind="dynamic_erf"):
         return self.scaled(torch.erf(self.scale * z + self.shift))
 
 
+class BoundedTanh(StackNorm, kind="bounded_tanh"):
+    """BHyT(z) = g * tanh(a z / (10 sqrt(mean(z^2) + eps))) + b, a a trained scalar, 1 at the start.
+
+    z: (batch, seq, d); g, b: (d,), each optional in the configuration.  The output is bounded by
+    the gain, and its scale does not depend on z's.  Lee et al. 2026, arXiv:2601.09719; the factor
+    kappa = 10 and the start are those of the authors' code (github.com/MLAI-Yonsei/BHyT), in which
+    the second norm of a layer may take its mean square from the first one: not so here.
+    """
+
+    KAPPA = 10.0
+
+    def __init__(self, d: int, **common: Any) -> None:
+        super().__init__(d, **common)
+        self.scale = parameter(1, role=self.roles[0], start="one")
+
+    def forward(self, z: Tensor) -> Tensor:
+        z = in_fp32(z)
+        factor = torch.rsqrt(z.square().mean(-1, keepdim=True) + self.eps) / self.KAPPA
+        return self.scaled(torch.tanh(self.scale * (factor * z)))
+
+
 class BatchNorm(StackNorm, kind="batch"):
     """BN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over batch and positions, by channel.
 

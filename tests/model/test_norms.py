@@ -54,6 +54,9 @@ FORMULAS = {
     "batch": batch,
     "dynamic_tanh": lambda z: torch.tanh(0.7 * z),
     "dynamic_erf": lambda z: torch.erf(0.7 * z + 0.2),
+    "bounded_tanh": lambda z: torch.tanh(
+        0.7 * z / (10 * z.square().mean(-1, True).add(0.1).sqrt())
+    ),
 }
 
 
