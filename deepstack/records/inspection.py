@@ -59,12 +59,20 @@ def write_end(
     logs: Mapping[str, str] | None = None,
     **about: Any,
 ) -> None:
-    """Write checksums.json and then status.json, which states how the run has ended.
+    """Write status.json, which states how a run has ended.
 
-    checksums.json has {relative path: sha256} of all data of the run.  checkpoints: False leaves
-    out those that the run will remove.  logs: the sha256 of logs, where known.  about: further
-    values for status.json.  Raises ResourceError when the disk refuses.
+    A run that is done or has diverged gets checksums.json first: {relative path: sha256} of all its
+    data.
+
+    checkpoints: whether checkpoints are data; False for a run that will remove them.
+    logs: the sha256 of logs, where known.
+    about: further values for status.json.
+
+    Raises ResourceError when the disk refuses.
     """
+    if state not in ENDED:
+        folder.write_status(state, step, **about)
+        return
     path = folder.path / CHECKSUMS
     with trouble(folder.path):
         sums = dict(logs or {})

@@ -9,7 +9,7 @@ from pathlib import Path
 from deepstack import config as conf
 from deepstack.training.environment import usual_torch_modes
 from deepstack.training.observer import Observer
-from deepstack.training.preflight import Prepared, preflight
+from deepstack.training.preflight import lock_run, preflight
 from deepstack.training.run import TrainingRun, open_run
 
 
@@ -41,8 +41,8 @@ def temporary_run(
     with (
         tempfile.TemporaryDirectory(prefix="deepstack-", dir=folder) as out,
         usual_torch_modes(),
-        preflight(config, "trial", Path(out), Observer(), saves=False) as prepared,
+        lock_run(config, "trial", Path(out)) as locked,
+        preflight(locked, Observer(), saves=False) as prepared,
+        open_run(prepared, measures=measures) as run,
     ):
-        assert isinstance(prepared, Prepared)
-        with open_run(prepared, measures=measures) as run:
-            yield run
+        yield run

@@ -112,7 +112,7 @@ def test_a_run_is_warned_where_memory_is_short_and_refused_beyond_the_machine(
     assert 2**28 < conf.machine_memory() < 2**50
     words = ["train", QUICK, *TINY, "--out", tmp_path]
     assert "memory" not in typed(*words).stderr
-    monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: 10**8)
+    monkeypatch.setattr("deepstack.training.resources.memory_limit", lambda _: 10**8)
     trained = typed(*words, "seed=1")
     assert trained.stderr.count("of memory are needed and 100 MB are here") == 1
     monkeypatch.setattr("deepstack.config.machine_memory", lambda: 10**8)

@@ -46,7 +46,6 @@ TO_MEND = {
 }
 # Pairs of modules of a package that import each other.  This list may only shrink.
 CIRCLES_TO_MEND = {
-    frozenset({"training.meta", "training.resume", "training.run"}),
     frozenset({"diagnostics.layers", "diagnostics.snapshot", "diagnostics.sublayers"}),
     frozenset({"plots.drawing", "plots.panel"}),
     frozenset({"runs.comparison", "runs.selection", "runs.studies"}),

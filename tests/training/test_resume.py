@@ -243,7 +243,7 @@ def test_a_refusal_after_a_notice_leaves_no_folder(
     meta = run.read_meta()
     meta["environment"]["threads"] = 7
     run.write_meta(meta)
-    monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: 10**6)
+    monkeypatch.setattr("deepstack.training.resources.memory_limit", lambda _: 10**6)
     refused = typed("rerun", run.path, "--out", tmp_path / "new")
     assert refused.exit_code == 2 and "threads was 7" in refused.stderr
     assert not (tmp_path / "new").exists()

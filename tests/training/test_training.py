@@ -24,8 +24,8 @@ from deepstack.records import RunFolder
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
 from deepstack.training import to_device
-from deepstack.training.environment import memory_limit
 from deepstack.training.recorder import Recorder
+from deepstack.training.resources import memory_limit
 from deepstack.training.schedule import learning_rate
 from deepstack.training.snapshot_writer import LayerRecords
 
@@ -165,7 +165,7 @@ def test_divergence_is_a_result_however_late_it_is_seen(
 def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(tmp_path: Path) -> None:
     config = with_overrides(small(runtime__checkpoint_seconds=0.0), BLOW_UP)
     with (
-        patch("deepstack.training.run.write_end", side_effect=KeyboardInterrupt),
+        patch("deepstack.training.outcome.write_end", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         deepstack.train(config, out=tmp_path)
