@@ -25,7 +25,7 @@ class Plugin(NamedTuple):
 
 
 LOADED: dict[str, Plugin] = {}
-"""The plugins of this process by file name, which a sweep also loads in those of its runs."""
+"""The plugins of this process by file name; a sweep loads them in the processes of its runs too."""
 
 LONGEST = 300  # characters of an error's message
 _LOADING: list[Path] = []  # the file that is being loaded

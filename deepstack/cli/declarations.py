@@ -20,7 +20,7 @@ class Declaration(NamedTuple):
     """A class or function that registers itself under a name.
 
     class_name: of a class, else the function's name.  document: the docstring.  arguments,
-    keywords: of the decorator, or keywords of the class statement.  Values that are no constants
+    keywords: of the decorator, or keywords of the class statement.  Values that are not constants
     are None.
     """
 

@@ -17,7 +17,7 @@ def note_command(
 ) -> None:
     """Write a note on a run, which `ls` and `report` show; a new note replaces the old one.
 
-    Prints the note of the run. It is no part of its verified files.
+    Prints the note of the run. It is not part of its verified files.
     """
     folder = existing_run(run)
     if remove and text is not None:

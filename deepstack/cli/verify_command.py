@@ -17,7 +17,7 @@ def verify_command(
     """Compare every data file of every run with its checksum; exit 6 on a difference.
 
     An ended run is compared with its checksums.json, any other with its checkpoints. log.txt is not
-    checked. A checksum is no signature: anyone who can write the folder can change it too.
+    checked. A checksum is not a signature: anyone who can write the folder can change it too.
     """
     once = {
         folder.path.resolve(): folder

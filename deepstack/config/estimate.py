@@ -22,7 +22,7 @@ LAYER_OVERHEAD = 240 * 2**10
 # rows of steps.csv and timing.csv; files below layers/, most diagnostics having two
 BYTES_PER_STEP = 160
 LAYER_FILES = 60
-# Steps from which on `auto` replays them: recording one costs what about twenty replayed ones save.
+# Steps from which on `auto` replays them: recording one takes as long as twenty replayed ones save.
 FEW_STEPS = 50
 # Sublayers that a snapshot measures at a time: launching them costs little, and so does memory.
 SUBLAYERS_AT_A_TIME = 128

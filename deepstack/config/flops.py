@@ -92,7 +92,7 @@ def step_flops(
 def layer_flops(
     config: Config, batch: int, scheme_flops: SchemeFlops, target_len: int | None = None
 ) -> dict[str, int]:
-    """Return the FLOPs of a forward pass of all layers by role, and under "" those of no role."""
+    """Return the FLOPs of a forward pass of all layers by role; products without a role have ""."""
     model, layers, d = config.model, layer_counts(config), config.model.d_model
     stacks = stack_sizes(config, batch, target_len)
     # summed over all layers: tokens that pass a matrix, and pairs of positions in attention

@@ -48,7 +48,7 @@ def run_name(config: Config) -> str:
 def study_name(
     config: Config, path: str | os.PathLike[str], given: str | None = None, suffix: str = ""
 ) -> str:
-    """Return the study of a run: the given name, else that of the configuration or its file.
+    """Return the study of a run: the given name, else the configuration's or its file's name.
 
     The config.yaml of a run without a name stays with the study in whose folder the run lies.
     suffix: of a name that is not given.  Raises ConfigError for a name that no study may have.
@@ -62,7 +62,7 @@ def study_name(
 
 
 def name_of_stem(stem: str) -> str:
-    """Return the study's name for a file; six digits of a hash stand for what a name cannot hold.
+    """Return the study's name for a file; a hash of six digits marks letters that it cannot hold.
 
     Spaces and signs become underscores.  Other letters than ASCII's, and those beyond the longest
     name, are lost, so that two files would have one study without the hash.
@@ -77,8 +77,8 @@ def name_of_stem(stem: str) -> str:
 def checked_study(name: str) -> str:
     """Return the name of a study if a configuration's `name` may have it.
 
-    Raises ConfigError for what would lead elsewhere ('../x', '/x', 'a/b', '.'), hide ('.x'),
-    look like an option ('-x'), be no folder at all ('') or be too long.
+    Raises ConfigError for a name that would lead elsewhere ('../x', '/x', 'a/b', '.'), hide ('.x'),
+    look like an option ('-x'), name no folder ('') or be too long.
     """
     if re.fullmatch(RUN_NAME, name) and len(name) <= LONGEST_NAME:
         return name

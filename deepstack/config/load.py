@@ -185,7 +185,7 @@ def to_node(value: Any, where: str) -> Node:
 
 
 def merge_problems(form: list[Problem], meaning: list[Problem]) -> list[Problem]:
-    """Return all problems of syntax, and those of meaning at other places."""
+    """Return all problems of syntax, and the problems of meaning at other places."""
     places = {problem.where for problem in form}
     return form + [problem for problem in meaning if problem.where not in places]
 
@@ -210,7 +210,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name}: cannot be read: {why}") from None
-    kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
+    kind = "a folder" if stat.S_ISDIR(mode) else "something that is not a file"
     inside = Path(path, "config.yaml")
     hint = hint_for(printable_path(inside)) if inside.is_file() else ""
     raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")

@@ -39,7 +39,7 @@ from deepstack.config.section import (
 # Settings of which one says how long a run trains; `deepstack.model.with_steps` counts its steps.
 LENGTHS = ("steps", "tokens", "flops")
 
-# The least number that fp32 holds with all its digits, and what norms up to 3e8 can be divided by.
+# The least number that fp32 holds with all its digits, and the least divisor of norms up to 3e8.
 LEAST, LEAST_CLIP = 1.2e-38, 1e-30
 
 

@@ -145,9 +145,9 @@ class Banks:
 
     stacks: name -> layers, modules with equal parameter names and shapes, which the model has as
     `<name>.layers`.  stacked=False gives every layer storage of its own; the numbers are the
-    same bit for bit.  unique: the number of layers with parameters of their own; layer l repeats
-    those of layer l - unique.  Each repetition has a copy, so that a layer has its row in every
-    bank; equal gradients keep the copies equal.  None: all.
+    same bit for bit.  unique: the number of layers with separate parameters; layer l repeats the
+    parameters of layer l - unique.  Each repetition has a copy, so that a layer has its row in
+    every bank; equal gradients keep the copies equal.  None: all.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Banks:
                 bank.tie(self.unique or 1)
 
     def sum_repeats(self) -> None:
-        """Sum the gradients over repetitions: those of the parameters that they share."""
+        """Sum the gradients of shared parameters over their repetitions."""
         for bank in self.all if self.unique else ():
             if bank.in_layers:
                 bank.sum_repeats(self.unique or 1)
@@ -201,7 +201,7 @@ class Banks:
             bank.copy_(state[bank.key])
 
     def count(self) -> dict[str, int]:
-        """Number of parameters by role; those of repeated layers count once."""
+        """Return the number of parameters by role; shared parameters count once."""
         counts: dict[str, int] = {}
         for bank in self.all:
             repeats = len(bank.starts) // self.unique if self.unique and bank.in_layers else 1

@@ -37,8 +37,8 @@ def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     The NTK parameterisation, for a W whose entries have variance gain^2.  Compare Xavier with
     'fan: in', of variance gain^2 / n_in.  Here y starts equal, the entries of W are sqrt(n_in)
-    times as large, and the gradient by W is 1/sqrt(n_in) as large.  So a step of SGD moves y by
-    1/n_in as much.  Jacot et al. 2018, arXiv:1806.07572, section 2.
+    times as large, and the gradient with respect to W is 1/sqrt(n_in) as large.  So a step of SGD
+    moves y by 1/n_in as much.  Jacot et al. 2018, arXiv:1806.07572, section 2.
     """
     scale = weight.shape[1] ** -0.5
     if bias is None:
@@ -152,7 +152,7 @@ class Cache:
         self.stored: list[Tensor] = []
 
     def keep(self, *new: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of this position; return those of all positions so far."""
+        """Store keys and values of this position; return the ones of all positions so far."""
         if not self.stored:
             self.stored = [n.new_empty(*n.shape[:2], self.seq_len, n.shape[3]) for n in new]
         for old, now in zip(self.stored, new, strict=True):
@@ -211,7 +211,7 @@ class Attention(Heads):
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
 
     With the slot `logits` or `mixed_values`, the result also has the tensor for the next layer, and
-    `before` is that of the layer before, None in the first one.  Logits are (batch, head, seq, seq)
+    `before` is the tensor of the layer before, or None.  Logits are (batch, head, seq, seq)
     for all pairs of positions, without a causal mask, so that they are finite.  Values are (batch,
     head, seq, d_head).
 

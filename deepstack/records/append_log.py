@@ -68,7 +68,7 @@ class AppendLog:
 
     `path`: the file. `columns`: names, the first one is `step`.
     `replay_from`: rows on disk after this step have to be written again: each is compared byte for
-    byte. The default compares every row, that of step 0 included.
+    byte. The default compares every row, also the row of step 0.
     `compared=False` is for values that differ between executions (timing): rows are appended after
     all rows on disk.
     `tolerance`: relative difference up to which a row written again counts as equal (for runs

@@ -261,7 +261,7 @@ class RunFolder:
         path = self.layers_dir / f"{name}.npy"
         array = read_npy(path)
         if array.ndim != (1 if name == "steps" else 2):
-            raise damage_error(path, "is no array as a run has it")
+            raise damage_error(path, "is not an array as a run has it")
         return array
 
     def layer_names(self) -> list[str]:
@@ -321,7 +321,7 @@ def read_npy(path: Path) -> np.ndarray:
         array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except Exception as error:  # numpy evaluates the header, which may raise anything
         # Hide numpy's message: it advises to allow pickles, which run code.
-        raise damage_error(path, "is no array of numbers") from error
+        raise damage_error(path, "is not an array of numbers") from error
     return array
 
 
@@ -333,7 +333,7 @@ def logged_number(path: Path, cell: str | None) -> float:
     try:
         number = float(cell or "nan")
     except ValueError as error:
-        raise damage_error(path, f"is no table of numbers ({error})") from error
+        raise damage_error(path, f"is not a table of numbers ({error})") from error
     if cell and not is_logged(path, number):
         raise damage_error(path, f"found {cell:.20}, which no run writes there")
     return number
@@ -374,7 +374,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         raise damage_error(path, f"is no YAML ({problems[0]})")
     value = root.plain()
     if not value or not isinstance(value, dict):
-        raise damage_error(path, "is no mapping" if value else "is empty or missing")
+        raise damage_error(path, "is not a mapping" if value else "is empty or missing")
     return value
 
 

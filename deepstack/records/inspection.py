@@ -18,7 +18,7 @@ from deepstack.records.run import find_runs, folders_below, natural, read_csv
 
 STATUS = "status.json"
 STATE = "state.json"
-# log.txt and .lock record what people and processes did; they are no results.  status.json holds
+# log.txt and .lock record what people and processes did; they are not results.  status.json holds
 # the sha256 of checksums.json, which in turn holds one of the rest of status.json.
 DATA = (
     "config.yaml", "meta.json", "columns.json", "[!.]*.csv", "layers/[!.]*.npy",
@@ -85,7 +85,7 @@ def write_end(
 
 
 def status_sum(status: Mapping[str, Any]) -> str:
-    """Return the sha256 of status.json's values without that of checksums.json.
+    """Return the sha256 of status.json's values other than the sha256 of checksums.json.
 
     Required by test_a_change_of_a_finished_run_is_named.
     """
@@ -177,7 +177,7 @@ class Inspection:
             if name not in there:
                 self._add(name, "missing")
             elif not there[name].is_file():  # reading a pipe would block
-                self._add(name, "unreadable (no file)")
+                self._add(name, "unreadable (not a file)")
             else:
                 self.files += 1
                 with self._reading(name):

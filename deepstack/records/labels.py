@@ -1,6 +1,6 @@
 """Tags and a note on a run, in labels.json of its folder.
 
-labels.json is no data file: it has no checksum, and `verify` does not read it.
+labels.json is not a data file: it has no checksum, and `verify` does not read it.
 """
 
 import json
@@ -47,7 +47,7 @@ def _read(folder: RunFolder) -> Labels:
 def change_tags(folder: RunFolder, words: Iterable[str], *, remove: bool = False) -> Labels:
     """Add tags to a run, or remove them, and return its labels.
 
-    Raises ConfigError for a word that is no tag, or that the run does not have.
+    Raises ConfigError for a word that is not a tag, or that the run does not have.
     """
     words = set(words)
     for word in sorted(words):

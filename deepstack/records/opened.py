@@ -35,7 +35,7 @@ def followed(path: Path) -> Path:
 
 @contextlib.contextmanager
 def open_folder(path: Path, below: Path | None = None, *, make: bool = False) -> Iterator[int]:
-    """Open a folder to change what it holds; yield its descriptor.
+    """Open a folder to change its contents; yield its descriptor.
 
     below: a folder above it, from which on no link is followed (default: the folder itself).
     make: make the folders that are missing under `below`.

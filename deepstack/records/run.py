@@ -85,7 +85,7 @@ class Run:
 
     @cached_property
     def status(self) -> dict[str, Any]:
-        """status.json as last written; that of a killed process says `running`."""
+        """status.json as last written; after a kill it still says `running`."""
         return self.folder.read_status()
 
     @cached_property
@@ -243,7 +243,9 @@ def existing_run(path: str | os.PathLike[str]) -> RunFolder:
     """Return the folder of a run.  Raises ConfigError if it is none."""
     folder = RunFolder(path)
     if not folder.exists():
-        raise ConfigError(f"{path} is no run: expected a folder with a config.yaml, as in results/")
+        raise ConfigError(
+            f"{path} is not a run: expected a folder with a config.yaml, as in results/"
+        )
     return folder
 
 
@@ -297,12 +299,12 @@ def read_csv(path: Path, columns: Iterable[str]) -> pd.DataFrame:
     if missing := [name for name in list(columns)[:2] if name not in names]:
         raise damage_error(path, f"has no column {missing[0]}")
     if complete.count(b",") != complete.count(b"\n") * (len(names) - 1):  # pandas fills short rows
-        raise damage_error(path, f"is no table of numbers (a row has not {len(names)} cells)")
+        raise damage_error(path, f"is not a table of numbers (a row has not {len(names)} cells)")
     try:
         table = pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
     except (ValueError, OverflowError) as error:
         why = str(error).splitlines()[0]
-        raise damage_error(path, f"is no table of numbers ({why})") from error
+        raise damage_error(path, f"is not a table of numbers ({why})") from error
     refuse_odd_numbers(path, table)
     return table
 

@@ -54,8 +54,8 @@ class Summary:
     def order(self) -> tuple[str, int, str]:
         """Return a value by which runs sort in the order of their creation, without ties.
 
-        Of equal times, which runs of earlier versions have to the second, that of config.yaml
-        decides, then the path.
+        Runs of earlier versions have times to the second.  Among equal times, the time of
+        config.yaml decides, then the path.
         """
         try:
             began = (self.path / "config.yaml").stat().st_mtime_ns
@@ -151,7 +151,7 @@ def _last_row(path: Path, columns: Iterable[str]) -> dict[str, float]:
     values: list[float] = []
     for row in rows:
         if len(row) != len(names) or not row[0].isdecimal():
-            raise damage_error(path, f"is no table of numbers (in the row of step {row[0]:.20})")
+            raise damage_error(path, f"is not a table of numbers (in the row of step {row[0]:.20})")
         values = [logged_number(path, cell) for cell in row]
     return dict(zip(names, values, strict=False))
 

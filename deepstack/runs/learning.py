@@ -49,7 +49,7 @@ class Learning:
 def learning_of(runs: Sequence[Run]) -> list[Learning]:
     """Return how many seeds of each setting and depth learnt, at its best rate of several.
 
-    Learning rates of one setting and depth are no settings here.  Runs without an outcome are left
+    Learning rates of one setting and depth are not settings here.  Runs without an outcome are left
     out.  The best rate is that at which most seeds learn, of these that with the least mean loss.
     """
     known = [run for run in runs if outcome(run) is not None]

@@ -1,6 +1,6 @@
 """Settings, the config values that vary over runs, and the series of runs that they tell apart.
 
-A setting varies if runs differ in it: it can be a line's label.  Depth and seed are no settings.
+A setting varies if runs differ in it: it can be a line's label.  Depth and seed are not settings.
 A setting is dependent if other settings determine it: it makes no further lines.
 A depth setting is chosen for each depth: depth and the other settings determine it.
 An option belongs to a scheme or a task: only labels of its owner name it.
@@ -20,7 +20,7 @@ TASK, SEED, LR, STEPS = "task.name", "seed", "train.lr", "train.steps"
 EXPONENTS = "train.lr_exponents."
 # Not a key of the config: the data of a task, which can vary like a setting.
 DATA = "data"
-# Intervals of measurements are no settings.
+# Intervals of measurements are not settings.
 OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
 # Schemes that remain in a figure that cannot show all.
 COMPARED_WITH = ("deepnorm", "post_ln", "pre_ln")

@@ -252,7 +252,7 @@ class X0Lambdas(
 
 
 class AttentionStream(Scheme, registered=False):
-    """A scheme whose stream is x and a tensor from one attention to that of the next layer."""
+    """A scheme whose stream is x and a tensor that each attention passes to the next one."""
 
     def enter(self, x: Tensor) -> Stream:
         return x, None

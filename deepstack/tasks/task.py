@@ -28,8 +28,8 @@ class Batch(NamedTuple):
     inputs: (batch, seq) int64, the tokens that the model reads. For an encoder-decoder: the source,
     seq_len tokens, followed by the decoder's input, the target shifted right.
     targets: (batch, seq or target) int64, the true token, or IGNORE where nothing is predicted.
-    masked: like targets, bool, the predicted positions whose token the inputs do not reveal. These
-    show [MASK], or, in a decoder, are those of the next token.
+    masked: like targets, bool, the predicted positions whose token the inputs do not reveal. They
+    show [MASK]; in a decoder, they predict the next token.
     """
 
     inputs: NDArray[np.int64]

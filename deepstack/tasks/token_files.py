@@ -34,7 +34,7 @@ Layout = Literal["auto", "uint16", "uint32", "llm.c"]
 
 HEADER = 256  # int32s before the tokens of llm.c's files: magic, version, number of tokens
 LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic, version: type
-LLM_C_MAGIC = (20240520, 20240801, 20240522)  # the last is that of evaluations, without tokens
+LLM_C_MAGIC = (20240520, 20240801, 20240522)  # the last marks evaluations, which hold no tokens
 LOOKED_AT, LEAST_HALVES = 2**16, 32
 """Tokens of a file that tell whether it is uint32 read as uint16, and the least that can."""
 LARGEST_TOKENIZER = 2**28  # bytes
@@ -63,7 +63,7 @@ class Tokenizer:
                 self.library = Library.from_str(files[0].read_text(encoding="utf-8"))
             except Exception as error:  # the library raises plain Exception
                 reason = " ".join(str(error).split())
-                raise refusal(f"{path} is no tokenizer.json: {reason}", key) from error
+                raise refusal(f"{path} is not a tokenizer.json: {reason}", key) from error
         self.library.no_truncation()
         self.library.no_padding()
         self.settings = json.loads(self.library.to_str())
@@ -232,7 +232,9 @@ def bin_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens]
     if reading.layout == "llm.c" or (reading.layout == "auto" and magic in LLM_C_MAGIC):
         if (magic, version) not in LLM_C:
             allowed = " or ".join(f"{magic}, {version}" for magic, version in LLM_C)
-            reason = f" is no file of tokens of llm.c: it begins with {magic}, {version}; allowed "
+            reason = (
+                f" is not a file of tokens of llm.c: it begins with {magic}, {version}; allowed "
+            )
             raise reading.refusal(file, reason + allowed)
         dtype, rest = np.dtype(LLM_C[magic, version]), len(content) - 4 * HEADER
         if rest != count * dtype.itemsize:
@@ -276,7 +278,7 @@ def saved_files(folder: Path, reading: Reading) -> list[Path]:
         plain = all(Path(name).name == name for name in names)
         if names and plain and not state.get("_indices_data_files"):
             return [folder / name for name in names]
-    raise reading.refusal(folder / STATE, " is no state of a saved data set")
+    raise reading.refusal(folder / STATE, " is not the state of a saved data set")
 
 
 def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens] | list[Part]:
@@ -290,7 +292,7 @@ def arrow_tokens(content: mmap.mmap, file: Path, reading: Reading) -> list[Token
         table = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(content))).read_all()
     except pa.ArrowException as error:
         reason = " ".join(str(error).split())
-        raise reading.refusal(file, f" is no arrow stream: {reason}") from error
+        raise reading.refusal(file, f" is not an arrow stream: {reason}") from error
     default = "input_ids" if "input_ids" in table.column_names else "text"
     name = reading.column or default
     if name not in table.column_names:

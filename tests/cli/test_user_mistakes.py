@@ -194,8 +194,8 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         (["train", QUICK, "model.depth='12'"], "did you mean 12?"),
         (["train", "quick.yaml"], "quick.yaml: no such file; did you mean 'quick'?"),
         (["train", RUN], f"allowed a YAML file; did you mean '{RUN}/config.yaml'?"),
-        (["rerun", STUDY], "is no run: expected a folder with a config.yaml"),
-        (["export", STUDY, "--to", "x"], "is no run: expected a folder with a config.yaml"),
+        (["rerun", STUDY], "is not a run: expected a folder with a config.yaml"),
+        (["export", STUDY, "--to", "x"], "is not a run: expected a folder with a config.yaml"),
         (["init", "mine.yaml", "--from", "quik"], "did you mean 'quick'"),
         # After a suggestion no long list follows.
         (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),

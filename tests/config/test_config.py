@@ -270,7 +270,7 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
         ("qiuck.yaml", "no such file; did you mean 'quick.yaml'?"),
         ("deepnrm_1000", "no such file; did you mean 'deepnorm_1000'?"),
         ("a\x00b", "a\\x00b: cannot be read: embedded null byte"),
-        ("fifo", "found something that is no file"),
+        ("fifo", "found something that is not a file"),
         ("\udcff.yaml", "\\udcff.yaml: no such file"),
     ],
 )

@@ -115,7 +115,10 @@ CHANGES: list[tuple[Change, str]] = [
         r"layers/steps\.npy: a record was of step 1, is of step 0",
     ),
     (lambda f: (f.layers_dir / "grad_norm.npy").unlink(), r"layers/grad_norm\.npy: only one"),
-    (lambda f: (f.layers_dir / "grad_norm.npy").write_bytes(b""), r"grad_norm\.npy: is no array"),
+    (
+        lambda f: (f.layers_dir / "grad_norm.npy").write_bytes(b""),
+        r"grad_norm\.npy: is not an array",
+    ),
     (lambda f: shutil.rmtree(f.checkpoint_dir), "checkpoint/6 is not in the record"),
     (lambda f: f.write_status("diverged", 6), "its state was diverged at step 6, is done at"),
     (lambda f: os.truncate(f.evals_path, extent(f.evals_path, 0).size), "evals.csv has more rows"),

@@ -92,10 +92,10 @@ def test_pipes_in_a_run_folder_hold_nobody(tmp_path: Path) -> None:
     folder.steps_path.unlink()
     os.mkfifo(folder.steps_path)
     assert folder.holder() is None
-    with pytest.raises(ResourceError, match="is no file"), folder.lock():
+    with pytest.raises(ResourceError, match="is not a file"), folder.lock():
         pass
     for read in (folder.last_row, lambda: Run(folder.path).steps):
-        with pytest.raises(ResourceError, match="something that is no file"):
+        with pytest.raises(ResourceError, match="something that is not a file"):
             read()
 
 
@@ -306,7 +306,7 @@ def test_a_bad_last_row_is_damage(end: str, tmp_path: Path) -> None:
     folder.steps_path.write_text(folder.steps_path.read_text() + end)
     (row,) = run_rows([Run(folder.path)])
     assert row["state"] == "damaged" and row["loss"] is None
-    assert "is no table of numbers" in typed("ls", tmp_path).stderr
+    assert "is not a table of numbers" in typed("ls", tmp_path).stderr
 
 
 def test_the_last_values_are_those_of_the_whole_logs(tmp_path: Path) -> None:

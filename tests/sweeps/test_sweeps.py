@@ -258,7 +258,7 @@ def test_a_damaged_run_is_shown_and_left_alone(tmp_path: Path) -> None:
     assert [is_wanted(cell) for cell in cells] == [False, False, True]
     first, second, _ = deepstack.sweeps.Pool(cells, Local(cells, "s", tmp_path, 1)).progress
     assert "steps.csv: goes to step 0, but status.json says done at step 3" in first.message
-    assert "status.json: is no JSON" in second.message
+    assert "status.json: is not JSON" in second.message
     with pytest.raises(ResourceError, match="to train it anew, first: deepstack rm"):
         deepstack.train(cells[0].config, study="s", out=tmp_path)
 

@@ -151,7 +151,7 @@ UNFIT: list[tuple[str, bytes | Callable[[Path], object], str]] = [
     ("a.npy", lambda f: npy(f, -RAMP), "found token -"),
     ("a.npy", lambda f: npy(f, np.array([{}, print], dtype=object)), "cannot read"),  # a pickle
     ("a.npy", lambda f: os.truncate(npy(f), 8000), "cannot read"),
-    ("state.json", b'{"_data_files": [{"filename": "../a.arrow"}]}', "is no state of a saved"),
+    ("state.json", b'{"_data_files": [{"filename": "../a.arrow"}]}', "is not a state of a saved"),
 ]
 
 

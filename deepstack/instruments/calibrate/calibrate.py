@@ -59,7 +59,7 @@ class Calibration(DepthExponents):
     def interpolated(self, depth: int) -> conf.Config:
         """Return the configuration for one depth, with factors between the measured depths.
 
-        For schemes whose update is no power of N: `train.lr_factors` at `depth` give each role its
+        If the update is not a power of N: `train.lr_factors` at `depth` give each role its
         update at `train.base_depth`.
         """
         train = self.config.train

@@ -103,7 +103,7 @@ class DepthExponents:
 
     @property
     def unmoved(self) -> list[str]:
-        """The roles without an exponent, but for the head, which is no part of F."""
+        """The roles without an exponent, but for the head, which is not part of F."""
         return unmoved_roles(self.rows)
 
 
@@ -178,7 +178,7 @@ def role_exponents(
 
 
 def unmoved_roles(rows: Sequence[RoleExponent]) -> list[str]:
-    """Return the roles that move F at no step, but for the head, which is no part of F."""
+    """Return the roles that move F at no step, but for the head, which is not part of F."""
     known = {row.role for row in rows if row.exponent is not None} | {TOGETHER, HEAD}
     return [role for role in dict.fromkeys(row.role for row in rows) if role not in known]
 

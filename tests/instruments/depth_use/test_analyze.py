@@ -82,7 +82,7 @@ def test_verify_notices_a_flipped_bit(trained: Run, file: str) -> None:
     succeed("verify", trained.path)
     elsewhere = path.rename(trained.path.parent / file)
     path.symlink_to(elsewhere)
-    refusal(6, "verify", trained.path)  # a link is no file of an analysis
+    refusal(6, "verify", trained.path)  # a link is not a file of an analysis
     elsewhere.replace(path)
 
 

@@ -83,8 +83,8 @@ def test_files_that_do_not_belong_together_are_no_export(tmp_path: Path) -> None
     model = build_model(config_of(), vocab_size=VOCAB).model
     save_file(to_plain(model, values_of(model)), tmp_path / "a.safetensors")
     cases = [
-        ("[]", {}, "is no export of deepstack"),
-        ('{"step": null}', {}, "is no export of deepstack"),
+        ("[]", {}, "is not an export of deepstack"),
+        ('{"step": null}', {}, "is not an export of deepstack"),
         ('{"step": 3}', {"model__d_ff": 48}, r"w1 is \(24, 16\), and in the .* \(48, 16\)"),
     ]
     for about, changes, message in cases:

@@ -169,7 +169,7 @@ def test_tensorboard_follows_a_run_that_is_interrupted(tmp_path: Path) -> None:
         assert (run.path / name).read_bytes() == (plain.path / name).read_bytes()
     succeed("verify", run.path)
     again = deepstack.train(settings(), study="a", out=tmp_path)
-    assert again.path == run.path  # a tracker is no part of the experiment
+    assert again.path == run.path  # a tracker is not part of the experiment
 
 
 @pytest.mark.slow

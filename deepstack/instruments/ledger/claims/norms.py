@@ -348,7 +348,7 @@ def rms_without_biases(seed: int) -> Finding:
     """T5: y = γ x/√(mean(x²) + ε), no centring, and no bias in any layer.
 
     Compares deepstack's RMSNorm to the formula, and measures the mean that it leaves and the number
-    of parameters saved.  Short runs beside LayerNorm with biases are no claim of the document.
+    of parameters saved.  Short runs beside LayerNorm with biases are not claimed by the document.
     """
     rng, d, depth = random(seed), 32, 2
 
