@@ -10,7 +10,8 @@ from functools import partialmethod
 from typing import Any
 
 from deepstack.base.errors import PluginError
-from deepstack.base.notebook import ProgressBar, in_notebook
+from deepstack.base.notebook import in_notebook
+from deepstack.base.progress import LineView, NotebookView, View
 from deepstack.base.registry import Registry, refuse_no_name
 from deepstack.integrations.tensorboard.events import EventLog
 from deepstack.plots.tracked import heat_maps, layer_summaries, settings
@@ -21,6 +22,9 @@ Row = Mapping[str, float | None]
 
 # The columns of evals.csv that a display shows.
 VALIDATION = ("loss", "loss_masked", "unigram_loss", "optimal_loss", "solved")
+
+# The line of a step.
+STEP_LINE = "step {done}/{total}  {text}"
 
 
 @dataclass(frozen=True)
@@ -97,24 +101,25 @@ class Observers(Observer):
 
 
 class PlainLines(Observer):
-    """Prints one line for each event, and for a step at most every `seconds`."""
+    """Shows each event of a run in a view, by default as a printed line.
 
-    def __init__(self, seconds: float = 5.0) -> None:
+    seconds: the least time between two steps that it shows.
+    """
+
+    def __init__(self, seconds: float = 5.0, view: View | None = None) -> None:
         self.seconds = seconds
+        self.view = view or LineView(state=STEP_LINE)
         self.run: Started | None = None
         self._shown = time.monotonic()
         self._times: deque[float] = deque(maxlen=50)
 
     def line(self, text: str) -> None:
-        """Print a line; subclasses write it elsewhere."""
-        print(text, flush=True)
-
-    def show(self, step: int, steps: int, text: str) -> None:
-        """Show the values of a step, and the time that remains."""
-        self.line(f"step {step}/{steps}  {text}")
+        """Show a line."""
+        self.view.line(text)
 
     def started(self, run: Started) -> None:
         self.run = run
+        self.view.begin(run.first_step - 1, run.steps)
         steps = f"steps {run.first_step} to {run.steps}" if run.steps else "the start"
         self.line(
             f"{run.label}, {run.layers} layers, {run.parameters:,} parameters on {run.device}: "
@@ -132,7 +137,7 @@ class PlainLines(Observer):
         text = f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}  "
         text += f"‖g‖ {number(row['grad_norm'])}  {each:.{0 if each >= 10 else 1}f} ms/step  "
         text += f"{left:.0f} s left"
-        self.show(step, self.run.steps, text)
+        self.view.show(step, self.run.steps, text)
 
     def evaluated(self, step: int, row: Row) -> None:
         known = (f"{name} {number(row[name])}" for name in VALIDATION if row.get(name) is not None)
@@ -149,10 +154,10 @@ class LogFile(PlainLines):
     """Appends the plain lines to log.txt of the run folder."""
 
     def __init__(self, folder: RunFolder) -> None:
-        super().__init__()
+        super().__init__(view=LineView(self._append, STEP_LINE))
         self.folder = folder
 
-    def line(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         path = self.folder.log_path
         with trouble(path), open_log(path) as file:
@@ -164,22 +169,12 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-class NotebookProgress(PlainLines):
-    """A bar in the output of the cell, with the latest line."""
+class NotebookLines(PlainLines):
+    """Shows the latest event of a run beside a bar in the output of the cell."""
 
     def __init__(self) -> None:
-        super().__init__(seconds=0.2)
-        self.bar = ProgressBar()
-
-    def started(self, run: Started) -> None:
-        self.bar.done, self.bar.total = run.first_step - 1, run.steps
-        super().started(run)
-
-    def line(self, text: str) -> None:
-        self.bar.show(self.bar.done, self.bar.total, text, last=True)
-
-    def show(self, step: int, steps: int, text: str) -> None:
-        self.bar.show(step, steps, text, last=True)
+        self.bar = NotebookView()
+        super().__init__(seconds=0.2, view=self.bar)
 
     def notify(self, line: str) -> None:
         print(line)
@@ -190,7 +185,7 @@ class NotebookProgress(PlainLines):
 
 def default_observer() -> Observer:
     """Return the observer of a run without one: a bar in a notebook, else silence."""
-    return NotebookProgress() if in_notebook() else Observer()
+    return NotebookLines() if in_notebook() else Observer()
 
 
 class TensorBoardLog(Observer):

@@ -23,17 +23,17 @@ from typer.testing import CliRunner
 from deepstack.cli import app
 from deepstack.cli.app import COMMANDS
 from deepstack.cli.declarations import declarations
-from deepstack.cli.display import Display
 from deepstack.cli.finding import next_command, run_finding, sweep_finding
 from deepstack.cli.listing import listings
 from deepstack.cli.output import emit_json
+from deepstack.cli.views import run_view
 from deepstack.config import Config, json_schema, load_config, parse_config, with_overrides
 from deepstack.config.load import example_paths
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.plots import CHARTS
 from deepstack.records import Run, RunFolder, find_runs
 from deepstack.tasks import TASKS
-from deepstack.training import Started
+from deepstack.training import PlainLines, Started
 
 
 def test_init_writes_every_default_and_a_schema(tmp_path: Path) -> None:
@@ -128,15 +128,16 @@ def test_the_live_display_on_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [20, 80, 300])
 def test_the_display_can_be_drawn_at_every_moment(width: int) -> None:
     console = Console(force_terminal=True, width=width, record=True, file=StringIO())
-    display = Display(console)
-    with display.progress:
+    view = run_view(console)
+    display = PlainLines(0.0, view)
+    with view.live:
         folder = RunFolder("results/x/y")
         display.started(Started(folder, "DeepNorm", [3], 30, 4, 90_000, "cpu", {}))
         for step in range(4, 90):
             update = 1.2345 if step > 4 else None
             row = {"loss": 3.1, "model_update": update, "grad_norm": 1.2, "step_ms": 234.5}
             display.stepped(step, row)
-            display.progress.refresh()
+            view.live.refresh()
             assert width < 80 or f"{step}/90000 " in console.export_text()
         display.evaluated(4, {"loss": float("nan"), "loss_masked": 3.1, "unigram_loss": 3.2})
         display.finished("done", 90)

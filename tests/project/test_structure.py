@@ -36,7 +36,6 @@ TO_MEND = {
     "deepstack/cli/sweep_command.py imports deepstack.instruments.refine",
     "deepstack/cli/sweep_command.py imports deepstack.integrations.ray",
     "deepstack/cli/sweep_command.py imports deepstack.integrations.slurm",
-    "deepstack/cli/sweep_output.py imports deepstack.instruments.report",
     "deepstack/training/observer.py imports deepstack.integrations.tensorboard",
     "deepstack/training/preflight.py imports deepstack.integrations.tensorboard",
     "deepstack/training/snapshot_writer.py imports deepstack.instruments.attribution",
