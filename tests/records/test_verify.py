@@ -98,7 +98,7 @@ CHANGES: list[tuple[Callable[[RunFolder], object], str]] = [
     ),
     (
         lambda f: (f.timing_path.unlink(), os.mkfifo(f.timing_path)),
-        "timing.csv: unreadable (no file)",
+        "timing.csv: unreadable (not a file)",
     ),
     (
         lambda f: f.write_status("diverged", 6, checksums=f.read_status()["checksums"]),
