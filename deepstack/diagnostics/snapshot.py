@@ -35,7 +35,7 @@ class Snapshot(SublayerStatistics):
 
     S counts the sublayers of a layer; every mean, norm or variance of a token is over its d values.
 
-    - sublayers: their S names.  schemes: those of the layers.
+    - sublayers: their S names.  schemes: the scheme of each layer.
     - matrices, initial: role -> its matrix in every layer, (depth, n_out, n_in), at θ_t and at θ_0.
       scaled: whether products with them are divided by sqrt(n_in) (`model.init.distribution: ntk`).
 
@@ -43,14 +43,14 @@ class Snapshot(SublayerStatistics):
 
     - states: (depth + 1, batch, seq, d), the stream x_l.  initial_states: the same at θ_0.
     - stream: (depth + 1, tokens), ‖x_l‖₂.
-    - stream_grad: the norm of the loss's gradient by x_l.  It counts all tensors of `cut`.
+    - stream_grad: norm of the loss's gradient with respect to x_l; it counts all tensors of `cut`.
     - jacobian: ‖∂F/∂x_l‖_F² over the numbers in F, and the standard error of this estimate.
 
     Every sublayer: the fields of `SublayerStatistics`.
 
     (depth,), of every layer:
 
-    - entropy, largest_logit: sublayer -> those of its attention.
+    - entropy, largest_logit: sublayer -> mean entropy and largest logit of its attention.
     - grad_norm, param_norm, param_update_norm.  matrix_grad_norm: of its weight matrices alone.
     - skip_loss: the loss without the layer.  It is NaN for layers not tried.
     - gradient_noise: (2, depth), the variance of the gradient between sequences, and |G|².
@@ -204,10 +204,11 @@ def gradient_norms(
     of: Callable[[Tensor], Tensor],
     parameters: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, list[Tensor]]]:
-    """Return a function of F, the norms of its gradient by parameters and stream, and the stream.
+    """Return a function of F, norms of its gradients, and the stream.
 
-    of: F -> 0-d.  The norms by the stream are side -> (depth + 1,), one for each boundary; the
-    stream is side -> x_l at each of them.
+    The gradients are with respect to parameters and stream.  of: F -> 0-d.  The norms for the
+    stream are side -> (depth + 1,), one for each boundary; the stream is side -> x_l at each of
+    them.
     """
     F, measured, states = cut_pass(model, tokens)
     value = of(F)
@@ -240,10 +241,10 @@ def cut_pass(
 def cut(stream: Stream, measured: list[list[Tensor]], known: set[int]) -> Stream:
     """Return the stream at a layer boundary with views of its tensors; append these to `measured`.
 
-    Only later layers read a view: the gradient by it leaves out its use in other tensors of the
-    same boundary.  Views are made of x_l, and of those of its shape beside it in a stream of
-    several.  Past values do not count: neither in a nested tuple, nor if a scheme carries them on
-    unchanged.  known: the ids of all views so far, to which these are added.
+    Only later layers read a view: the gradient with respect to it leaves out its use in other
+    tensors of the same boundary.  Views are made of x_l and of the tensors of its shape beside it
+    in a stream of several.  Past values do not count: neither in a nested tuple, nor if a scheme
+    carries them on unchanged.  known: the ids of all views so far, to which these are added.
     """
     x = visible(stream)
     views = {id(x): x.view_as(x)}
@@ -263,9 +264,9 @@ def jacobian_norms(
 
     tokens: (batch, seq).  F of a sequence depends on the stream of that sequence alone, so its
     m values give E‖Rᵀ J‖² = ‖J‖_F²/m for R uniform on the unit sphere.  A sequence has
-    DRAWS/batch values of R, but two or more, drawn by `seed`.  The error is that of their mean, by
-    their deviation within each sequence.  With as many draws as values in F the rows of the
-    identity take the place of R; the norm is then exact and the error 0.
+    DRAWS/batch values of R, but two or more, drawn by `seed`.  The error is the standard error of
+    their mean, by their deviation within each sequence.  With as many draws as values in F the rows
+    of the identity take the place of R; the norm is then exact and the error 0.
     """
     batch, random = len(tokens), torch.Generator().manual_seed(seed)
     draws = max(2, DRAWS // batch)

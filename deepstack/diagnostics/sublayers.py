@@ -34,8 +34,8 @@ class SublayerStatistics:
     (depth, S):
 
     - alpha: the alpha of z = alpha x + G(x), NaN for other z.
-    - delta_in, delta_sum: the norm of the loss's gradient by its input and by its residual sum.
-    - delta_norm_in, delta_norm_out: that by the input and by the output of its last norm.
+    - delta_in, delta_sum: norm of the loss's gradient with respect to its input and residual sum.
+    - delta_norm_in, delta_norm_out: the same with respect to input and output of its last norm.
     """
 
     entering: Tensor
@@ -75,7 +75,7 @@ class SublayerTap(Tap):
     """Records the `residual` calls of a stack, in the order of the forward pass.
 
     attention: sublayer -> mean entropy and largest logit by layer, (2,).
-    nodes: those of the graph that have hooks, see `free_graph`.
+    nodes: nodes of the graph that have hooks, see `free_graph`.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class SublayerTap(Tap):
     def norm(self, norm: Callable[[Tensor], Tensor], z: Tensor, last: bool) -> Tensor:
         if not last:
             return norm(z)
-        # The gradient by this view is that through the norm alone.
+        # The gradient with respect to this view passes through the norm alone.
         self.norm_input = z = z.view_as(z)
         self.norm_output = out = norm(z)
         self.calls[-1].z = z.detach()
@@ -120,7 +120,7 @@ class SublayerTap(Tap):
         del self.x, self.branch_inputs, self.norm_input, self.norm_output
 
     def record_gradient(self, name: str, y: Tensor) -> None:
-        """Record the norm of the gradient by y once the backward pass reaches it."""
+        """Record the norm of the gradient with respect to y once the backward pass reaches it."""
         if y.requires_grad:
             deltas = self.calls[-1].deltas
             y.register_hook(lambda grad: deltas.update({name: torch.linalg.vector_norm(grad)}))

@@ -151,8 +151,8 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
 class HeadNorm:
     """h -> g * n + b, n = (h - m) / sqrt(mean((h - m)^2) + eps), for every head h of q and k.
 
-    m = mean(h) in a layer norm, 0 in an RMS norm.  norms: that of q and that of k, which differ in
-    g and b, (d_head,) each, or None.
+    m = mean(h) in a layer norm, 0 in an RMS norm.  norms: the norm of q and the norm of k, which
+    differ in g and b, (d_head,) each, or None.
     """
 
     def __init__(self, norms: Sequence[LayerNorm | RMSNorm], n_heads: int) -> None:

@@ -297,7 +297,7 @@ def by_shape(products: Iterable[P]) -> list[list[P]]:
 def stacked(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
     """Return tensors of one shape as one, (n, …): a view if they are evenly spaced in memory.
 
-    dtype: of the result; that of the tensors if None.
+    dtype: of the result; None keeps the dtype of the tensors.
     """
     first = tensors[0]
     kind = dtype or first.dtype

@@ -23,7 +23,7 @@ def convert(x: Tensor, *, out: Tensor, **options: Any) -> None:
 
 
 # By operation: the function that replaces it, and the names of its output arguments.  Not every
-# `out=` variant of torch equals its operation: that of batch norm is wrong for strided rows.
+# `out=` variant of torch equals its operation: batch norm's is wrong for strided rows.
 FUNCTIONS: dict[Any, tuple[Any, ...]] = {
     aten._softmax.default: (aten._softmax.out, "out"),
     aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),

@@ -172,7 +172,7 @@ def make_step(
     probe: measures the model after the update; a 'model_update' that is not finite masks the next
     update.
     share: called after the backward pass with the loss of this rank's part of the batch; reduces
-    gradients to those of the whole batch and returns its loss.
+    the gradients over the ranks and returns the loss of the whole batch.
     norm_of: the norm of all gradients after `share`.
     capture: turns update and probe into one function, such as a CUDA graph.
     """

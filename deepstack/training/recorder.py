@@ -79,7 +79,7 @@ def sync_logs(logs: Collection[AppendLog], *, ended: bool = False) -> dict[str, 
 
 
 class PendingRow(NamedTuple):
-    """A row that is not written yet; values: those of the columns `names`, on the device."""
+    """A row that is not written yet; values: of the columns `names`, on the device."""
 
     step: int
     lr: float

@@ -17,7 +17,7 @@ def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]
     """Train as `train` does, without evaluations and snapshots, and yield the seconds of each step.
 
     logged=False leaves out the probe for ‖ΔF‖ and the row: the difference is their cost.  Each step
-    waits for a GPU's results, so that the time is that of the work and not of its launch.
+    waits for a GPU's results, so that the time includes the work and not just its launch.
     """
     quiet = {"train.eval_every": 0, "train.eval_batches": 1, "log.layers_every": 0}
     config = conf.with_overrides(config, quiet)

@@ -140,7 +140,7 @@ def normed_backward(
     scale: float = 1.0,
     plus: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the gradient of x, that of `plus` in its precision `plus`, and sums over tokens.
+    """Return the gradients of x and of `plus` (in the precision `plus`), and sums over tokens.
 
     sums: (programs, 2 or 3, d).  Added over programs they are the gradients of gain and of bias,
     and the sum over tokens of the gradient of `plus`.

@@ -150,7 +150,7 @@ def attend(qkv: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
 
 
 def attend_backward(qkv: Tensor, dy: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
-    """Return the gradient of [q, k, v], given that of the result of `attend`."""
+    """Return the gradient of [q, k, v], given the gradient of `attend`'s result."""
     qkv, dy = qkv.contiguous(), dy.contiguous()
     tokens, width = dy.shape
     dqkv = torch.empty_like(qkv)
