@@ -31,11 +31,6 @@ MAY_IMPORT = {
 }
 # What the core still imports of instruments and integrations.  This list may only shrink.
 TO_MEND = {
-    "deepstack/cli/compare_command.py imports deepstack.instruments.coordinates",
-    "deepstack/cli/compare_command.py imports deepstack.instruments.transfer",
-    "deepstack/cli/sweep_command.py imports deepstack.instruments.refine",
-    "deepstack/cli/sweep_command.py imports deepstack.integrations.ray",
-    "deepstack/cli/sweep_command.py imports deepstack.integrations.slurm",
     "deepstack/training/observer.py imports deepstack.integrations.tensorboard",
     "deepstack/training/preflight.py imports deepstack.integrations.tensorboard",
     "deepstack/training/snapshot_writer.py imports deepstack.instruments.attribution",

@@ -19,7 +19,6 @@ import deepstack
 from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.base.errors import PluginError, ResourceError
-from deepstack.cli.sweep_command import ray_address
 from deepstack.config import Config, with_overrides
 from deepstack.integrations.ray import cluster as ray_cluster
 from deepstack.integrations.ray import folder_sync
@@ -32,6 +31,7 @@ from deepstack.integrations.ray.launcher import (
     resources_of,
     share_of_gpu,
 )
+from deepstack.integrations.ray.launcher_option import ray_address
 from deepstack.integrations.ray.node import Order, is_shared, work
 from deepstack.records import Run, RunFolder, files
 from deepstack.sweeps import plan
