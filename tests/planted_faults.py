@@ -274,7 +274,7 @@ FAULTS = (
     Fault(
         "summaries_of_the_last_step_again", "plots",
         "if step > after and len(finite)", "if step >= after and len(finite)",
-        "integrations/tensorboard/test_trackers.py::test_summaries_are_of_later_steps_and_of_finite_values",
+        "plots/test_tracked.py::test_summaries_are_of_later_steps_and_of_finite_values",
     ),
     Fault(
         "penalty_of_ntk_without_its_factor", "training",

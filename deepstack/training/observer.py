@@ -1,10 +1,9 @@
-"""Observers receive the events of a run: a display, a log file, TensorBoard, a test."""
+"""Observers receive the events of a run: a display, a log file, a tracker, a test."""
 
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partialmethod
 from typing import Any
@@ -13,9 +12,7 @@ from deepstack.base.errors import PluginError
 from deepstack.base.notebook import in_notebook
 from deepstack.base.progress import LineView, NotebookView, View
 from deepstack.base.registry import Registry, refuse_no_name
-from deepstack.integrations.tensorboard.events import EventLog
-from deepstack.plots.tracked import heat_maps, layer_summaries, settings
-from deepstack.records import Run, RunFolder, trouble
+from deepstack.records import RunFolder, trouble
 from deepstack.records.files import open_log
 
 Row = Mapping[str, float | None]
@@ -186,46 +183,3 @@ class NotebookLines(PlainLines):
 def default_observer() -> Observer:
     """Return the observer of a run without one: a bar in a notebook, else silence."""
     return NotebookLines() if in_notebook() else Observer()
-
-
-class TensorBoardLog(Observer):
-    """Writes event files into tensorboard/ of the run folder while the run trains."""
-
-    def __init__(self) -> None:
-        self._open = ExitStack()
-
-    def started(self, run: Started) -> None:
-        self.path = run.folder.path
-        first = run.first_step if run.first_step > 1 else 0
-        self.events = EventLog(self.path / "tensorboard", first)
-        self._open.callback(self.events.close)
-        self.last_snapshot = first - 1
-        if not first:
-            self.events.text(0, "settings", settings(Run(self.path)))
-
-    def stepped(self, step: int, row: Row) -> None:
-        values = {f"steps/{name}": v for name, v in row.items() if name != "step"}
-        values["timing/step_ms"] = values.pop("steps/step_ms", None)
-        self.events.scalars(step, values)
-
-    def evaluated(self, step: int, row: Row) -> None:
-        values = {f"evals/{name}": v for name, v in row.items() if name != "step"}
-        self.events.scalars(step, values)
-        self._summarize_layers()
-
-    def finished(self, state: str, step: int) -> None:
-        self._summarize_layers()
-        if state != "interrupted":
-            for key, last, png in heat_maps(Run(self.path)):
-                self.events.picture(last, key, png)
-        self.close()
-
-    def close(self) -> None:
-        """Close the event file, if one is open."""
-        self._open.close()
-
-    def _summarize_layers(self) -> None:
-        """Write the summaries of snapshots that are on the disk and not yet written."""
-        for step, values in layer_summaries(Run(self.path), self.last_snapshot):
-            self.events.scalars(step, values)
-            self.last_snapshot = step

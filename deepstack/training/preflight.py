@@ -6,7 +6,7 @@ that writes into a buffer shows in its first step (`refuse_buffer_writes`).
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from deepstack.base.ending import Stop
 from deepstack.base.errors import ConfigError, PluginError
 from deepstack.fast import FastPaths, Measured, Step, fast_paths_of
 from deepstack.fast.distributed import RankGroup, join_ranks, parallelism
-from deepstack.integrations.tensorboard.events import require_tensorboard
 from deepstack.model import Transformer, build_model, check_scheme, shallow
 from deepstack.records import ENDED, RunFolder, suggest_removal
+from deepstack.runs.trackers import live_logs
 from deepstack.tasks import Task, task_of
 from deepstack.training.environment import (
     choose_device,
@@ -32,7 +32,7 @@ from deepstack.training.environment import (
 )
 from deepstack.training.extension import Parent
 from deepstack.training.folders import locked_folder, refuse_missing_plugins
-from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers, TensorBoardLog
+from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers
 from deepstack.training.resources import memory_notices, refuse_full_disk
 from deepstack.training.start import Start, start_of
 
@@ -104,8 +104,7 @@ def lock_run(
     study_folder = out / conf.checked_study(study or conf.checked_config(config).name or "runs")
     refuse_non_utf8_path(out.absolute())
     refuse_missing_plugins(config, study_folder)
-    if "tensorboard" in config.log.to:
-        require_tensorboard()
+    live_logs(config.log.to)
     task = task_of(config)
     model = build_model(shallow(config), vocab_size=task.vocab_size, device="meta").model
     check_scheme(config)
@@ -140,11 +139,11 @@ def preflight(
     config, folder, task, ranks = locked.config, locked.folder, locked.task, locked.ranks
     with (
         torch_settings(config, locked.device, ranks) as threads,
-        closing(TensorBoardLog()) as tracker,
+        ExitStack() as logs,
     ):
         if ranks.is_rank0:
             registered = [make() for _, make in OBSERVERS.items()] if saves else []
-            trackers = [tracker] if "tensorboard" in config.log.to else []
+            trackers = [logs.enter_context(closing(log())) for log in live_logs(config.log.to)]
             observer = Observers(observer, LogFile(folder), *trackers, *registered)
             if saves:
                 refuse_full_disk(config, folder, task.vocab_size)

@@ -23,7 +23,6 @@ NO_TORCH = ("config", "records", "runs", "plots")
 # The other instruments and integrations that one may import.
 MAY_IMPORT = {
     "attribution": {"calibrate"},
-    "export": {"tensorboard"},
     "calibrate": {"probe"},
     "depth_use": {"probe"},
     "ledger": {"attribution", "bound"},
@@ -31,8 +30,6 @@ MAY_IMPORT = {
 }
 # What the core still imports of instruments and integrations.  This list may only shrink.
 TO_MEND = {
-    "deepstack/training/observer.py imports deepstack.integrations.tensorboard",
-    "deepstack/training/preflight.py imports deepstack.integrations.tensorboard",
     "deepstack/training/snapshot_writer.py imports deepstack.instruments.attribution",
     "deepstack/training/snapshot_writer.py imports deepstack.instruments.bound",
     "deepstack/training/snapshot_writer.py imports deepstack.instruments.noise_scale",
@@ -44,7 +41,7 @@ CIRCLES_TO_MEND = {
     frozenset({"plots.drawing", "plots.panel"}),
     frozenset({"runs.comparison", "runs.selection", "runs.studies"}),
 }
-UPWARD_TO_MEND = {"training.observer imports plots.tracked"}
+UPWARD_TO_MEND: set[str] = set()
 
 
 @cache
