@@ -181,7 +181,8 @@ def refuse_links(folder: Path, below: Sequence[str]) -> None:
     """Raise ResourceError if a folder, or a folder `below` it, holds a link or a special file.
 
     Writing to a link would change another file, writing to a pipe would block.  Required by
-    test_a_link_in_a_run_folder_is_not_written_through and test_pipes_in_a_run_folder_hold_nobody.
+    test_a_link_in_a_run_folder_is_not_written_through and
+    test_pipes_in_a_run_folder_block_no_command.
     """
     for path in (folder, *(folder / name for name in below)):
         if not path.is_dir():

@@ -144,7 +144,7 @@ def test_the_display_can_be_drawn_at_every_moment(width: int) -> None:
     assert "validation loss nan" in console.export_text()
 
 
-def test_a_missing_reader_of_stdout_is_no_error(tmp_path: Path) -> None:
+def test_a_missing_reader_of_stdout_is_not_an_error(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "deepstack", "list", "schemes"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
@@ -212,7 +212,7 @@ def test_train_names_another_scheme_and_then_the_charts(run: Path, tmp_path: Pat
     assert next_command(one, words) == f"deepstack plot {tmp_path / 'quick'}"
 
 
-def test_a_diverged_run_and_a_damaged_one_are_no_obstacle(tmp_path: Path) -> None:
+def test_diverged_and_damaged_runs_do_not_stop_a_command(tmp_path: Path) -> None:
     words = ["train", QUICK, *TINY, "train.max_loss=0.1", "--out", tmp_path]
     shown = typed(*words)
     assert shown.exit_code == 0 and "DeepNorm with 2 layers diverged at step 1." in shown.stderr

@@ -138,7 +138,7 @@ def watched(code: str, *words: object, data: Path, log: Path) -> subprocess.Comp
 
 
 @pytest.mark.slow
-def test_commands_do_nothing_forbidden_and_tell_no_secret(tmp_path: Path) -> None:
+def test_commands_unpickle_nothing_and_reveal_no_secret(tmp_path: Path) -> None:
     """Run every command on data; the report draws all charts.
 
     A word that is nothing else's is the study's name, in the text, and so in whatever is read.

@@ -305,7 +305,7 @@ def expected_values(toy: ToyModel, post: bool) -> list[dict[str, float]]:
         ("deepnorm_tight", "encoder"),
     ],
 )
-def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) -> None:
+def test_every_diagnostic_equals_a_literal_forward_pass(scheme: str, family: str) -> None:
     toy = ToyModel(model__scheme=scheme, **(FAMILIES | OTHERS)[family])
     with torch.no_grad():  # with equal gains the norm of a norm's Jacobian is known exactly
         for layer, entry in enumerate(toy.model.schemes):
@@ -339,7 +339,7 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
 
 
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 3, 1))
-def test_values_of_attention_are_those_of_the_logits_in_every_scheme(scheme: str) -> None:
+def test_attention_statistics_follow_the_logits_in_every_scheme(scheme: str) -> None:
     """Diagnostics of other kinds are finite, but for two streams that a sublayer joins at once."""
     kind = SCHEMES[scheme]
     for family, changes in FAMILIES.items():

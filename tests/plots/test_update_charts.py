@@ -22,7 +22,7 @@ UNRELATED = math.sqrt(2) * 8.0
 # --- the fit -------------------------------------------------------------------------------
 
 
-def test_the_exponent_and_its_error_are_those_of_least_squares() -> None:
+def test_the_exponent_and_its_error_equal_least_squares() -> None:
     random = np.random.default_rng(0)
     x = np.array(DEPTHS, dtype=float)
     y = np.exp(0.7 * np.log(x) - 2 + 0.2 * random.normal(size=len(x)))
@@ -49,7 +49,7 @@ def test_the_error_over_seeds_is_of_their_exponents() -> None:
     assert power_law([], []) is None and power_law([6.0, 6.0], [1.0, 2.0]) is None
 
 
-def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
+def test_a_chart_leaves_out_runs_whose_files_it_cannot_read(tmp_path: Path) -> None:
     paths = make_runs(tmp_path / "study", seed=(0, 1, 2), layers=np.ones((2, 6)))
     (paths[0] / "layers" / "grad_norm.npy").write_bytes(b"no array")
     messages: list[str] = []

@@ -38,7 +38,7 @@ PAGES = [path for place in PLACES for path in sorted(ROOT.glob(place))]
 USED = [line for line in LINES if line.startswith("deepstack ") and "--plugin" not in line]
 
 
-def test_the_readme_is_short_and_its_commands_stand_there_to_the_letter() -> None:
+def test_the_readme_is_short_and_has_the_documented_commands() -> None:
     lines = README.splitlines()
     assert len(lines) <= 130 and USED[0] == "deepstack train configs/quick.yaml"
     for command in (

@@ -92,7 +92,7 @@ def package_of(module: str) -> str:
     return module.split(".")[1]
 
 
-def test_the_packages_are_those_of_the_list() -> None:
+def test_the_packages_equal_the_list() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders == {*CORE, *OUTSIDE}
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}

@@ -190,7 +190,7 @@ def test_only_the_user_s_own_link_is_followed(tmp_path: Path) -> None:
     assert "link is a link to" in str(caught.value) and content(target) == {"file": b"new"}
 
 
-def test_drafts_of_killed_processes_are_removed_and_those_of_others_stay(tmp_path: Path) -> None:
+def test_drafts_of_killed_processes_are_removed_and_of_living_ones_stay(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     old = [folder.path / ".status.json.new", folder.path / ".meta.json.0123abcd.new"]
     old.append(folder.layers_dir / ".steps.npy.0123abcd.new")
@@ -206,9 +206,7 @@ def test_drafts_of_killed_processes_are_removed_and_those_of_others_stay(tmp_pat
     assert not (folder.path / draft.path).exists()
 
 
-def test_a_pipe_among_the_drafts_of_checkpoints_and_analyses_holds_nobody(
-    place: Path, tmp_path: Path
-) -> None:
+def test_a_pipe_among_drafts_blocks_no_command(place: Path, tmp_path: Path) -> None:
     copy = tmp_path / "place"
     shutil.copytree(place, copy)
     (stopped,) = (copy / "results" / "runs").iterdir()

@@ -213,7 +213,7 @@ def test_a_missing_plugin_is_refused_and_a_given_one_is_used(tmp_path: Path) -> 
     assert result.exit_code == 0, result.stderr
 
 
-def test_what_is_no_run_or_has_no_row(
+def test_a_rerun_of_a_folder_without_rows_is_refused(
     trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: RunFolder
 ) -> None:
     assert rerun(tmp_path, "--check").exit_code == 2

@@ -138,7 +138,7 @@ IN_FP32 = [n for n in SCHEMES if SCHEMES[n].maps_stream and n != "res_former"]
 
 
 @pytest.mark.parametrize("name", [*IN_FP32, "frac_connections"])
-def test_what_goes_between_layers_is_in_full_precision_under_autocast(name: str) -> None:
+def test_the_stream_is_in_full_precision_under_autocast(name: str) -> None:
     """Sublayers round to bf16; what they gave is mixed, weighed and summed up in fp32."""
     static = {"dynamic": False} if name.endswith("_connections") else {}
     model = perturbed(name, 6, model__scheme_options=static)

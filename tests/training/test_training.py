@@ -203,7 +203,7 @@ def test_a_disk_too_small_for_the_run_is_refused_before_it_begins(
     assert deepstack.train(small(), out=tmp_path).state == "done"
 
 
-def test_a_run_takes_no_more_disk_than_was_said(tmp_path: Path) -> None:
+def test_a_run_takes_no_more_disk_than_its_estimate(tmp_path: Path) -> None:
     config = small(runtime__checkpoint_seconds=0.0, train__steps=15)
     kept, most = disk_estimate(config)
     seen = []
@@ -279,7 +279,7 @@ thread.join()
 """
 
 
-def test_a_look_takes_no_more_of_the_stack_the_deeper_a_model_is() -> None:
+def test_snapshots_of_deep_models_fit_on_the_stack() -> None:
     process = python(DEEP)
     assert (process.communicate()[0].strip(), process.returncode) == ("1", 0)
 

@@ -66,7 +66,7 @@ def test_losses_without_a_floor_have_none() -> None:
         ([3.0, 2.6, 2.3, 2.1], 1, "needs two seeds, or more than 4 values"),
     ],
 )
-def test_what_has_no_law_is_refused(values: list[float], seeds: int, message: str) -> None:
+def test_losses_without_a_law_are_refused(values: list[float], seeds: int, message: str) -> None:
     spread = [{seed: value + 1e-3 * seed for seed in range(seeds)} for value in values]
     with pytest.raises(NothingMatchedError, match=message):
         fit_law(DEPTHS[: len(values)], spread, draws=20)

@@ -69,7 +69,7 @@ def top(H: Tensor) -> float:
 
 
 @pytest.mark.parametrize("changes", CASES)
-def test_both_eigenvalues_are_those_of_the_dense_hessian(changes: dict[str, Any]) -> None:
+def test_both_eigenvalues_equal_the_dense_hessians(changes: dict[str, Any]) -> None:
     toy = ToyModel(**TINY | changes)
     toy.built.banks.tie()
     optimizer, unique = make_optimizer(ADAM, toy.built), toy.built.banks.unique

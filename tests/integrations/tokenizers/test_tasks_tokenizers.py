@@ -149,7 +149,7 @@ LOSSY = [word_piece, bpe_without_unknown, unigram, byte_level_of_few_bytes]
 
 
 @pytest.mark.parametrize("make", [*LOSSY, byte_level])
-def test_bytes_of_tokens_are_those_of_the_text_as_it_was(make: Any, tmp_path: Path) -> None:
+def test_tokens_count_the_bytes_of_the_original_text(make: Any, tmp_path: Path) -> None:
     make(tmp_path / "t.json")
     (tmp_path / "train.txt").write_text("plain words follow here\n" * 30, encoding="utf-8")
     (tmp_path / "held.txt").write_text(ODD, encoding="utf-8")
