@@ -241,7 +241,7 @@ FAULTS = (
         "integrations/slurm/test_slurm.py::test_the_array_has_what_its_largest_run_needs",
     ),
     Fault(
-        "time_left_of_all_steps", "instruments/report",
+        "time_left_of_all_steps", "cli",
         "(steps - step) * step_ms", "steps * step_ms",
         "cli/test_progress.py::test_a_running_run_has_speed_and_time_left",
     ),

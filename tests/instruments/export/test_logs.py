@@ -16,7 +16,7 @@ from deepstack.records import Run
 from deepstack.runs.trackers import Tracker, register_tracker, trackers
 
 
-def test_scalars_are_those_of_the_run(runs: dict[str, Run]) -> None:
+def test_scalars_equal_the_runs(runs: dict[str, Run]) -> None:
     run = runs["done"]
     values = dict(scalars(run))
     assert list(values) == list(range(13))
