@@ -72,13 +72,14 @@ def complete_value(incomplete: str, values: Iterable[str]) -> list[str]:
 
 def complete_where(incomplete: str) -> list[str]:
     """Return `key=` for the start of a key or its last part, `key=value` for that of a value."""
-    from deepstack.runs.selection import full_key, names_of
+    from deepstack.config.key import Key
+    from deepstack.runs.conditions import names_of
 
     key, equals, _ = (split_key + incomplete).partition("=")
     if not equals:
         return [f"{name}=" for name in starting(keys_of_runs(), key)]
     try:
-        key = full_key(key.removesuffix("!"), keys_of_runs(short=False), "where")
+        key = Key.look_up(key.removesuffix("!"), keys_of_runs(short=False), "where")
     except ConfigError:
         return []
     values = list(names_of(key)) or (values_of(key) if "." in key or key == "seed" else [])
@@ -93,7 +94,7 @@ def complete_sort(incomplete: str) -> list[str]:
 
 def keys_of_runs(short: bool = True) -> list[str]:
     """Return the columns and settings of runs; short: also last parts that one setting has."""
-    from deepstack.runs.selection import COLUMNS
+    from deepstack.runs.conditions import COLUMNS
 
     lasts = Counter(key.rpartition(".")[2] for key in setting_keys()) if short else {}
     unique = [last for last, count in lasts.items() if count == 1]

@@ -21,11 +21,11 @@ from rich.console import Console
 
 from deepstack.base.errors import NothingMatchedError
 from deepstack.base.progress import LineView, View
-from deepstack.records import Run
 from deepstack.records.cells import one_line, plain, printable, text
 
 if TYPE_CHECKING:
     from deepstack import sweeps
+    from deepstack.runs import Runs
 
 DELAY_SECONDS = 0.5  # a command that ends before shows nothing
 SENTENCE = 30  # minimal width of a column of sentences, which is folded at words
@@ -175,7 +175,7 @@ def study_rows(
     directories: Sequence[str],
     where: Sequence[str],
     last: int | None,
-    make_table: Callable[[list[Run]], tuple[Sequence[dict[str, Any]], Sequence[str]]],
+    make_table: Callable[[Runs], tuple[Sequence[dict[str, Any]], Sequence[str]]],
     problem: str,
 ) -> list[dict[str, Any]]:
     """Return the rows of all studies below some folders; print the notes on stderr.

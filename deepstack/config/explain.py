@@ -11,6 +11,7 @@ from deepstack.base.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, d
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import nearest, unknown
 from deepstack.base.yaml_reader import Node, Problem, parse_scalar, quote, shorten
+from deepstack.config.key import Key
 from deepstack.config.keys import KeyPath, dotted_key, schema_at, sections, setting_keys
 from deepstack.config.roles import ROLES
 from deepstack.config.schema import Config
@@ -84,9 +85,7 @@ def suggest_key(path: KeyPath) -> str | None:
     word, section = str(path[-1]), dotted_key(path[:-1])
     if sibling := nearest(word, schema_at(path[:-1]).get("properties", ())):
         return f"{section}.{sibling}".strip(".")
-    by_name = {key.rpartition(".")[2]: key for key in reversed([*setting_keys(), *sections()])}
-    near = nearest(word, by_name)
-    return by_name[near] if near else None
+    return Key.nearest(word, [*setting_keys(), *sections()])
 
 
 def hint_for(suggestion: str | None) -> str:

@@ -20,7 +20,8 @@ from deepstack.records import Run
 from deepstack.records.cells import counted
 from deepstack.runs.learning import runs_by_rate
 from deepstack.runs.outcomes import CLEAR, OUTCOME_WORDS, margin, outcome, runs_with_outcome
-from deepstack.runs.settings import LR, Series, require
+from deepstack.runs.series import Series
+from deepstack.runs.settings import LR, require
 
 # From dark to light and to black, so that a grey print tells them apart too.
 OUTCOME_COLOURS = {

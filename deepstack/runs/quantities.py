@@ -11,8 +11,9 @@ import numpy as np
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
+from deepstack.config.key import Key
 from deepstack.records import Run
-from deepstack.runs.selection import find_key
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import SCHEME, require, scheme_label, value_text
 from deepstack.runs.statistics import layers_at
 
@@ -104,9 +105,8 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     if layers not in (None, *REDUCTIONS, "last") and not str(layers).isdecimal():
         raise ConfigError(unknown("layers", layers, (*REDUCTIONS, "last", "a number")))
     if name == FLOPS:
-        return Quantity(name, FLOPS, name, "training FLOPs")
-    words = name.replace("_", " ").replace("val loss masked", "validation loss on [MASK]")
-    words = words.replace("val loss", "validation loss").replace("grad ", "gradient ")
+        return Quantity(name, FLOPS, name, Key(name).words)
+    words = Key(name).words
     if name in VALIDATION and any(VALIDATION[name] in run.evals for run in runs):
         return Quantity(name, "evals", VALIDATION[name], words)
     known: dict[str, None] = {}
@@ -128,15 +128,15 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     raise ConfigError(unknown("column", name, [*known, *VALIDATION, FLOPS]))
 
 
-def setting_or_column(word: str, runs: Sequence[Run]) -> str:
+def find_axis(word: str, runs: Runs) -> Key:
     """Return `step`, `layer`, a dotted setting, or a logged column for the word of an axis."""
     if word in (STEP, LAYER, FLOPS):
-        return word
+        return Key(word)
     try:
-        return find_key(word, runs)
+        return runs.key(word)
     except ConfigError as error:
         try:
-            return find_quantity(word, runs).name
+            return Key(find_quantity(word, runs).name)
         except ConfigError:
             raise error from None
 

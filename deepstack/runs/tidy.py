@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from deepstack.records import Run
-from deepstack.runs.settings import SCHEME, SEED, depth_of, setting_value, varying_settings
+from deepstack.runs.series import varying_settings
+from deepstack.runs.settings import SCHEME, SEED, depth_of, setting_value
 
 if TYPE_CHECKING:
     import numpy as np

@@ -39,7 +39,6 @@ TO_MEND = {
 CIRCLES_TO_MEND = {
     frozenset({"diagnostics.layers", "diagnostics.snapshot", "diagnostics.sublayers"}),
     frozenset({"plots.drawing", "plots.panel"}),
-    frozenset({"runs.comparison", "runs.selection", "runs.studies"}),
 }
 UPWARD_TO_MEND: set[str] = set()
 

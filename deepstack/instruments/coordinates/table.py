@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.records import Run
 from deepstack.runs.intervals import signed
-from deepstack.runs.settings import SEED, WIDTH, depth_of, require, split_series
+from deepstack.runs.runs import Runs
+from deepstack.runs.settings import SEED, WIDTH, depth_of, require
 from deepstack.runs.statistics import has_diverged_by, layers_at, seed_coefficient
 
 if TYPE_CHECKING:
@@ -117,13 +118,13 @@ def swept(table: pd.DataFrame) -> list[str]:
     return [name for name in ("width", "depth") if table[name].nunique() > 1]
 
 
-def coordinate_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def coordinate_table(runs: Runs) -> list[dict[str, Any]]:
     """Return `coordinate_slopes` of every setting, over width and over depth.
 
     Raises NothingMatchedError if no setting has two widths or two depths.
     """
     rows = []
-    for series in split_series(runs, but=OF_WIDTH)[0]:
+    for series in runs.series(but=OF_WIDTH):
         table = coordinates(series.runs)
         for over in swept(table):
             rows += [{"setting": series.label} | row for row in coordinate_slopes(table, over)]

@@ -25,16 +25,17 @@ from deepstack.instruments.report.finding import finding_of
 from deepstack.plots.chart import CHARTS, Chart, Options
 from deepstack.plots.files import csv_bytes, render, try_chart
 from deepstack.plots.reference import read_reference
-from deepstack.records import Run, run_rows, varying
+from deepstack.records import Run, varying
 from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 from deepstack.records.published import writable
 from deepstack.runs.captions import title_of
-from deepstack.runs.comparison import best_keys, comparisons
+from deepstack.runs.comparison import comparisons
+from deepstack.runs.conditions import Where, texts_of
 from deepstack.runs.outcomes import in_words
-from deepstack.runs.selection import Where, texts_of
-from deepstack.runs.settings import TASK, split_series
+from deepstack.runs.runs import Runs, best_keys
+from deepstack.runs.settings import TASK
 from deepstack.runs.studies import Folders, find_studies, list_folders, refuse_unknown_diagnostic
 
 PIXELS = 150  # of an inch of a figure
@@ -172,7 +173,7 @@ def build_page(
 
 
 def section_of(
-    name: str, runs: Sequence[Run], rows: Sequence[dict[str, Any]], path: Path | None
+    name: str, runs: Runs, rows: Sequence[dict[str, Any]], path: Path | None
 ) -> dict[str, Any]:
     """Return the values of one study on the page, without its charts.
 
@@ -187,13 +188,13 @@ def section_of(
     states = Counter(run.state for run in runs).most_common()
     return {
         "name": name,
-        "title": title_of(runs, split_series(runs)[0]),
+        "title": title_of(runs, runs.series()),
         "states": ", ".join(f"{number} {state}" for state, number in states),
         "notes": [note_on(run) for run in runs if run.state != "done"],
         "rows": rows,
         "runs": [
             row | {"path": path and os.path.relpath(run.path, path.resolve().parent)}
-            for row, run in zip(run_rows(runs), runs, strict=True)
+            for row, run in zip(runs.rows, runs, strict=True)
         ],
         "example": shlex.quote(str(runs[0].path)),
         "shared": yaml_of(shared_settings(runs)),
