@@ -13,7 +13,6 @@ from deepstack.config.key import Key
 from deepstack.records import Run, Summary, find_runs, rows_of, summarize
 from deepstack.records.cells import printable_row
 from deepstack.records.run import path_text
-from deepstack.runs.choice import Choice, choice_of
 from deepstack.runs.conditions import Row, Where, select_rows
 from deepstack.runs.series import Series, Split, label_of, split_series, varying_settings
 from deepstack.runs.settings import DEPTH, require, setting_value, value_text
@@ -21,6 +20,8 @@ from deepstack.runs.tidy import tidy
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from deepstack.runs.choice import Choice
 
 
 class Runs(tuple[Run, ...]):
@@ -132,6 +133,8 @@ class Runs(tuple[Run, ...]):
 
     def choices(self, best: Sequence[str] = ()) -> list[tuple[str, Choice]]:
         """Return label and choice of each series and depth; best: settings that are chosen."""
+        from deepstack.runs.choice import choice_of  # `deepstack ls` needs no numpy
+
         return [
             (s.label.replace("\u00a0", " "), choice_of(s.everything_at(depth), best))
             for s in self.series(best)
