@@ -61,7 +61,7 @@ def on_post_template(output: str, template_name: str, config: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links to files that are no page, such as configs and code, into their paths."""
+    """Turn links to files that are not pages, such as configs and code, into their paths."""
     folder = (ROOT / page.file.src_uri).parent
 
     def replace(match: re.Match[str]) -> str:
