@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from deepstack.base.allowed import describe
-from deepstack.base.extensions import extension_files, module_name
 from deepstack.cli.declarations import Declaration, attributes, constants
 from deepstack.cli.listing import Entries, Listing, Rows, described, first_line, registered
 from deepstack.config import Config, Family, values, with_overrides
+from deepstack.config.instruments import SNAPSHOTS, specs
 from deepstack.config.keys import schema_at, setting_keys
 from deepstack.config.load import description, example_paths
 from deepstack.records import MODEL_UPDATE_COLUMNS
@@ -115,9 +115,11 @@ def registry() -> Entries:
 
 def logged_columns() -> list[tuple[str, dict[str, tuple[str, str, str]]]]:
     """Return interval and columns of each log with columns of its own."""
-    modules = [constants(module_name(path)) for path in extension_files("measure")]
-    logs = [(module["INTERVAL"], module["COLUMNS"]) for module in modules if "INTERVAL" in module]
-    return [("every step", MODEL_UPDATE_COLUMNS), *logs]
+    tables = [("every step", MODEL_UPDATE_COLUMNS)]
+    for spec in specs().values():
+        interval = "every layer" if spec.every == SNAPSHOTS else spec.key.removeprefix("log.")
+        tables.append((interval, dict(spec.columns or {})))
+    return tables
 
 
 def diagnostic_rows(name: str, one: Any, depth: int) -> Rows:

@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from deepstack.base.errors import ConfigError
+from deepstack.config.instruments import MeasurementSizes, specs
 from deepstack.config.machine import machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
@@ -81,8 +82,13 @@ def memory_terms(
         # WᵀW of every matrix; further gradients, one bank of q, k, v or w1 at a time
         bank = max(3 * by_role.get("q", 0), by_role.get("w1", 0)) * FP32
         terms["spectral penalty"] = 6 * by_role.get("q", 0) * FP32 + 2 * bank
-    has_snapshots, has_attribution = config.log.layers_every != 0, config.log.attribution_every != 0
-    if has_snapshots or has_attribution:
+    has_snapshots = config.log.layers_every != 0
+    active = [spec for spec in specs().values() if spec.interval(config.log)]
+    with_snapshots = [spec for spec in active if spec.is_part_of_snapshots]
+    during = terms["activations"] + terms["temporaries of the optimizer"]
+    saved = saved_by_layers(config, probe, scheme_memory, target_len)
+    measured = MeasurementSizes(config, weights, trained, bank_bytes, saved)
+    if has_snapshots or with_snapshots:
         # θ_0, kept by the host; held over the step: the weights before it
         copies = weights * (has_snapshots + (not on_gpu(config)))
         after = 0
@@ -94,19 +100,12 @@ def memory_terms(
             states = 4 * streams + 6 * at_a_time * max(stack.stream for stack in sizes)
             if config.log.stream_update:  # x_l at θ_0, kept, and a difference
                 copies, states = copies + streams, states + streams
-            saved = saved_by_layers(config, probe, scheme_memory, target_len)
             after = 2 * weights + saved + states
-            if config.log.noise_scale:  # a gradient; in double precision its rows and their sum
-                after = max(after, 5 * trained + saved)
-        if has_attribution:  # θ_t, and to first order the difference, zeros, and tangents of a part
-            after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * bank_bytes)
-        during = terms["activations"] + terms["temporaries of the optimizer"]
+        after = max([after, *(spec.memory(measured) for spec in with_snapshots)])
         terms["snapshots and attribution"] = copies + max(0, after - during)
-    if config.log.sharpness_every:
-        # vectors in double precision with gradients, and the graph of a gradient
-        graph = 4 * saved_by_layers(config, probe, scheme_memory, target_len)
-        during = terms["activations"] + terms["temporaries of the optimizer"]
-        terms["sharpness"] = max(0, 22 * trained + graph - during)
+    for spec in active:
+        if not spec.is_part_of_snapshots:
+            terms[spec.name] = max(0, spec.memory(measured) - during)
     return terms
 
 

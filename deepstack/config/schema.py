@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,19 +15,22 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    field_validator,
+    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from deepstack.base.allowed import RUN_NAME
+from deepstack.base.extensions import import_extensions
 from deepstack.base.notebook import html_table
+from deepstack.config.instruments import log_sections, log_settings
 from deepstack.config.model_schema import Model
 from deepstack.config.roles import Role, in_order
 from deepstack.config.section import (
     LONGEST_NAME,
     Fraction,
     Identifier,
+    Interval,
     Scalar,
     Section,
     as_dict,
@@ -173,12 +176,13 @@ class Train(Section):
         return {str(key): factor for key, factor in self.lr_factors.items()}.get(role, 1.0)
 
 
-class Log(Section):
-    """The records of a run."""
+@log_settings(place=0)
+class SnapshotSettings(Section):
+    """The probe batch, and the records of every layer."""
 
     probe_sequences: Annotated[int, Field(ge=1, le=4096)] = 4
     """Sequences in the fixed batch on which the model update is measured."""
-    layers_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = "log"
+    layers_every: Interval = "log"
     """Steps between records of every layer; 'log': 0, 1, 2, 3, 5, 8, 13, 21, ...; 0: never."""
     skipped_layers: Annotated[int, Field(ge=0, le=16)] = 0
     """How many layers a record leaves out in turn, to measure the probe loss without each."""
@@ -186,34 +190,30 @@ class Log(Section):
     """Whether a record has ‖x_l,t − x_l,0‖ of every layer; it keeps the stream of the start."""
     jacobian: bool = False
     """Whether a record has the norm of the Jacobian of F with respect to each layer's output."""
-    noise_scale: bool = False
-    """Whether a record has the gradient noise scale: a pass for each of the probe_sequences."""
-    attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
-    """Steps between records of which roles and layers moved F: a forward of the probe for each."""
-    attribution_from: Literal["initial", "current"] = "initial"
-    """Whether a part's change is applied to the initial or taken back from current parameters."""
-    sharpness_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
-    """Steps between records of the Hessian's largest eigenvalue: 50 to 800 forward passes each."""
+
+    _check_stream_update = unused_without(stream_update={"log.layers_every": ()})
+
+
+@log_settings(place=80)
+class OutputSettings(Section):
+    """Trackers, and instruments that have no settings of their own."""
+
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()
     """Trackers that get the log too, in the run's folder: [tensorboard]; changes no number."""
-    first_order: bool = False
-    """Whether the same is recorded of the linearised model too: a forward-mode pass for each."""
+    instruments: Annotated[dict[Identifier, Interval], BeforeValidator(as_dict)] = {}
+    """Steps between the measurements of instruments from plugins: {grad_cosine: 10}."""
 
-    _check_use = unused_without(
-        first_order={"log.attribution_every": ()},
-        stream_update={"log.layers_every": ()},
-        noise_scale={"log.layers_every": ()},
+
+import_extensions("settings")  # the fields of instruments
+
+if TYPE_CHECKING:
+
+    class Log(SnapshotSettings, OutputSettings):
+        pass
+else:
+    Log = create_model(
+        "Log", __base__=log_sections(), __module__=__name__, __doc__="The records of a run."
     )
-
-    @field_validator("noise_scale")
-    @classmethod
-    def _noise_needs_two_sequences(cls, chosen: bool, info: Any) -> bool:
-        if chosen and info.data.get("probe_sequences") == 1:
-            raise PydanticCustomError(
-                "relation",
-                "found true under log.probe_sequences=1; allowed false, or 2 sequences or more",
-            )
-        return chosen
 
 
 class Runtime(Section):

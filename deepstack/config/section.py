@@ -1,7 +1,7 @@
 """The base of all sections of a configuration: strict, frozen, with shared types and checks."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,8 @@ LONGEST_NAME = 64
 
 Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=LONGEST_NAME)]
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Interval = Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"]
+"""Steps between two measurements; 'log': 0, 1, 2, 3, 5, 8, …; 0: never."""
 
 
 def _readable(value: Any) -> Any:

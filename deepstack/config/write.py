@@ -38,6 +38,8 @@ def to_yaml(config: Config) -> str:
     data = config.model_dump(mode="json")
     if config.train.has_budget:
         del data["train"]["steps"]
+    if not config.log.instruments:  # the config.yaml of a run names them only if there are some
+        del data["log"]["instruments"]
     return yaml_of(data)
 
 

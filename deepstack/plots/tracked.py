@@ -19,8 +19,8 @@ def scalars(run: Run) -> list[tuple[int, Scalars]]:
     `layers/grad_norm/mean`, the columns of the run's files.  Values that do not exist are left out.
     """
     merged: dict[int, Scalars] = {}
-    for table in ("steps", "evals", "timing", "attribution", "sharpness", "noise_scale"):
-        rows = getattr(run, table).to_dict("records")
+    for table in run.log_names():
+        rows = run.log(table).to_dict("records")
         for row in rows:
             step = int(row.pop("step"))
             values = {f"{table}/{name}": float(value) for name, value in row.items()}

@@ -15,6 +15,7 @@ from deepstack.base.errors import ConfigError, NothingMatchedError, ResourceErro
 from deepstack.base.notebook import html_table
 from deepstack.base.registry import nearest
 from deepstack.config.identity import differing_keys
+from deepstack.config.instruments import specs
 from deepstack.config.schema import flatten
 from deepstack.records.analyses import Analysis, read_analysis
 from deepstack.records.cells import printable, text
@@ -52,6 +53,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.folder = RunFolder(path)
         self.path = self.folder.path
+        self._instrument_tables: dict[str, pd.DataFrame] = {}
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.state})"
@@ -138,20 +140,30 @@ class Run:
         latest = table.drop_duplicates("step", keep="last")
         return latest.sort_values("step", ignore_index=True)
 
-    @cached_property
-    def attribution(self) -> pd.DataFrame:
-        """A row a step at which ‖ΔF‖ was attributed; empty where it never was."""
-        return read_csv(self.folder.csv_path("attribution"), ("step",))
+    def log_names(self) -> list[str]:
+        """Return the names of this run's logs: steps, evals, timing, and those of instruments."""
+        return ["steps", "evals", "timing", *self.folder.instrument_logs()]
 
-    @cached_property
-    def sharpness(self) -> pd.DataFrame:
-        """A row a step at which the Hessian's largest eigenvalue was measured, or no rows."""
-        return read_csv(self.folder.csv_path("sharpness"), ("step",))
+    def log(self, name: str) -> pd.DataFrame:
+        """Return a log: `steps`, `evals`, `timing`, or an instrument's, a row a measurement.
 
-    @cached_property
-    def noise_scale(self) -> pd.DataFrame:
-        """A row a snapshot with the model's gradient noise scale; none without log.noise_scale."""
-        return read_csv(self.folder.csv_path("noise_scale"), ("step",))
+        An instrument's table is empty if the run has not used it.  `run.<name>` is the same.
+        """
+        if name in ("steps", "evals", "timing"):
+            table: pd.DataFrame = getattr(self, name)
+            return table
+        if name not in self._instrument_tables:
+            self._instrument_tables[name] = read_csv(self.folder.csv_path(name), ("step",))
+        return self._instrument_tables[name]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> pd.DataFrame:
+            """Return the log of an instrument."""
+            is_known = "folder" in vars(self) and name[0] != "_"
+            if is_known and (name in specs() or name in self.folder.instrument_logs()):
+                return self.log(name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def damage(self, *, layers: bool = False) -> str | None:
         """Return why this run cannot be read, or None; layers=True reads the files of layers too.
@@ -163,9 +175,7 @@ class Run:
             _ = self.config, self.meta, self.columns, self.steps, self.evals, self.timing
             if layers:
                 _ = (
-                    self.attribution,
-                    self.sharpness,
-                    self.noise_scale,
+                    [self.log(name) for name in self.log_names()],
                     [self.layers(name) for name in self.layer_names()],
                 )
         except ResourceError as error:

@@ -42,7 +42,6 @@ def growth(values: np.ndarray, axis: int = 1) -> np.ndarray:
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     "mean": np.mean, "max": np.max, "min": np.min, "growth": growth,
 }  # fmt: skip
-TABLES = ("steps", "evals", "timing", "attribution", "sharpness", "noise_scale")
 # Names of load_runs for columns of evals.csv.
 VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
 
@@ -76,7 +75,7 @@ class Quantity:
                 {"step": taken_steps, "value": taken_steps * run.step_flops}
             ).dropna()
         if self.source != "layers":
-            logged = getattr(run, self.source)
+            logged = run.log(self.source)
             return pd.DataFrame({"step": logged["step"], "value": logged.get(self.column)})
         if self.column not in run.layer_names():
             return pd.DataFrame({"step": [], "value": []})
@@ -111,9 +110,10 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
         return Quantity(name, "evals", VALIDATION[name], words)
     known: dict[str, None] = {}
     is_diagnostic = any(name in run.layer_names() for run in runs)
-    for source in () if layers is not None and is_diagnostic else TABLES:
+    logs = dict.fromkeys(name for run in runs for name in run.log_names())
+    for source in () if layers is not None and is_diagnostic else logs:
         for run in runs:
-            columns = [str(c) for c in getattr(run, source) if c != "step"]
+            columns = [str(c) for c in run.log(source) if c != "step"]
             known |= dict.fromkeys(columns)
             if name in columns:
                 return Quantity(name, source, name, words)

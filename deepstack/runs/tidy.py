@@ -31,7 +31,7 @@ def tidy(
     keys = varying_settings(runs) if settings is None else settings
     tables = [pd.DataFrame(columns=["scheme", "depth", "seed", "step", "value"])]
     for run in runs:
-        logged = getattr(run, source) if isinstance(source, str) else source(run)
+        logged = run.log(source) if isinstance(source, str) else source(run)
         if quantity not in logged or not len(logged):
             continue
         table = pd.DataFrame({"step": logged["step"], "value": logged[quantity].astype(float)})

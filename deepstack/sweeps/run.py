@@ -11,6 +11,7 @@ from deepstack.base.ending import Stop, stop_requests
 from deepstack.base.errors import ConfigError
 from deepstack.base.notebook import in_notebook
 from deepstack.base.progress import NotebookView
+from deepstack.config.instruments import switches
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.sweeps.local import Local, default_workers, memory_budget
@@ -26,7 +27,7 @@ MEASURE_ONLY: dict[str, Any] = {
     "train.eval_every": 0,
     "train.eval_batches": 1,
     "log.skipped_layers": 0,
-    "log.first_order": False,
+    **switches("attribution_every"),
 }
 
 

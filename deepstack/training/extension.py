@@ -153,7 +153,8 @@ def recorded_config(folder: RunFolder) -> conf.Config:
 
 def recorded_logs(folder: RunFolder) -> list[Path]:
     """Return the logs of a run whose rows are the same in every execution."""
-    return [path for name in ckpt.RESUMED_LOGS if (path := folder.csv_path(name)).exists()]
+    names = "steps", "evals", *folder.instrument_logs()
+    return [path for name in names if (path := folder.csv_path(name)).exists()]
 
 
 def inexact_extension(extends: Any) -> Mapping[str, Any] | None:

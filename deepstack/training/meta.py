@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.base import plugins
+from deepstack.config.instruments import specs
 from deepstack.diagnostics import describe
 from deepstack.model import flops_of, option_defaults
 from deepstack.model.build import Built
@@ -129,14 +130,17 @@ def columns_of(
     config, task = prepared.config, prepared.task
     validation = VALIDATION_COLUMNS | (GUESS_COLUMN if task.guess else {})
     scheme = SCHEMES[config.model.scheme]
-    attribution = logs.get("attribution", {})
-    others = {**logs.get("noise_scale", {}), **logs.get("sharpness", {})}
+    described: dict[str, dict[str, tuple[str, str, str]]] = {"columns": {}}
+    for name, spec in specs().items():
+        if spec.section:
+            described.setdefault(spec.section, {}).update(logs.get(name, {}))
+    others = described.pop("columns")
     evals = {**validation, **answers}
     coarse = steps_below_resolution(config, built)
     return {
         "columns": entries({**STEPS_COLUMNS, **evals, **TIMING_COLUMNS, **COMPUTE, **others}),
         "layers": entries(describe()),
-        "attribution": entries(attribution),
+        **{section: entries(columns) for section, columns in described.items()},
         "scheme": {
             "name": scheme.name,
             "label": scheme.label,

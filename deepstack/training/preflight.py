@@ -18,6 +18,7 @@ from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.base.ending import Stop
 from deepstack.base.errors import ConfigError, PluginError
+from deepstack.config.instruments import specs
 from deepstack.fast import FastPaths, Measured, Step, fast_paths_of
 from deepstack.fast.distributed import RankGroup, join_ranks, parallelism
 from deepstack.model import Transformer, build_model, check_scheme, shallow
@@ -212,8 +213,10 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
         ),
         ("train.optimizer", cuts_matrices and train.optimizer == "muon", reason),
         ("train.spectral_penalty", cuts_matrices and train.spectral_penalty, reason),
-        ("log.sharpness_every", cuts_matrices and config.log.sharpness_every, reason),
     ]
+    for spec in specs().values():
+        is_cut = cuts_matrices and spec.needs_whole_matrices
+        rules.append((spec.key, is_cut and spec.interval(config.log), reason))
     for key, is_broken, text in rules:
         if is_broken:
             raise ConfigError(f"{key}: {text}", key=key)

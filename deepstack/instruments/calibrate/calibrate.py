@@ -12,6 +12,7 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
+from deepstack.config.instruments import SNAPSHOTS, switches
 from deepstack.instruments.calibrate.exponents import (
     HEAD,
     TOGETHER,
@@ -33,7 +34,7 @@ SHORT = MEASURE_ONLY | {
     "model.dropout": 0.0,
     "log.layers_every": 0,
     "log.stream_update": False,
-    "log.noise_scale": False,
+    **switches(SNAPSHOTS),
 }
 
 

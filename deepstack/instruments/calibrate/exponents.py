@@ -122,7 +122,7 @@ def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
 
     tables = []
     for run in runs:
-        wide = run.attribution
+        wide = run.log("attribution")
         trained = run.get("train.trainable")
         if not len(wide) and isinstance(trained, list) and len(trained) == 1:
             wide = run.steps[["step", "model_update"]].rename(columns={"model_update": trained[0]})
