@@ -61,6 +61,8 @@ RUNS = {
     "orthogonal": "model.init.distribution=orthogonal + model.head=separate",
     "spectral_penalty": "train.spectral_penalty=0.1",
     "attribution": "log.attribution_every=6 + log.first_order=true + log.skipped_layers=2",
+    "instruments": "log.sharpness_every=6 + log.noise_scale=true + log.jacobian=true"
+    " + log.stream_update=true",
     "bf16": "train.precision=bf16",
     "ngpt_replayed": "model.scheme=ngpt + model.gated=true + runtime.replay=true",
     "hyper_connections_replayed": "model.scheme=hyper_connections + runtime.replay=true",

@@ -87,7 +87,7 @@ def memory_terms(
     with_snapshots = [spec for spec in active if spec.is_part_of_snapshots]
     during = terms["activations"] + terms["temporaries of the optimizer"]
     saved = saved_by_layers(config, probe, scheme_memory, target_len)
-    measured = MeasurementSizes(config, weights, trained, bank_bytes, saved)
+    measured = MeasurementSizes(weights, trained, bank_bytes, saved)
     if has_snapshots or with_snapshots:
         # θ_0, kept by the host; held over the step: the weights before it
         copies = weights * (has_snapshots + (not on_gpu(config)))

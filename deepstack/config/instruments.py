@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from deepstack.config.section import Section
-
-if TYPE_CHECKING:
-    from deepstack.config.schema import Config
 
 Columns = Mapping[str, tuple[str, str, str]]
 """Column -> symbol, unit and one sentence."""
@@ -27,14 +24,12 @@ S = TypeVar("S", bound=Section)
 class MeasurementSizes(NamedTuple):
     """Sizes from which the memory of a measurement is estimated.
 
-    config: the configuration.
     weights: all parameters, bytes.
     trained: the trained parameters, bytes.
     bank: the largest bank, bytes.
     saved: values that all layers keep for a backward pass on the probe batch, bytes.
     """
 
-    config: Config
     weights: int
     trained: int
     bank: int

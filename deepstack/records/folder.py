@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.base import yaml_reader
 from deepstack.base.errors import ResourceError
-from deepstack.config.instruments import specs
 from deepstack.records import files, shapes
 from deepstack.records.append_log import AppendLog
 
@@ -213,24 +212,6 @@ class RunFolder:
     def csv_path(self, name: str) -> Path:
         """Return the path of the log `name`, such as `evals`."""
         return self.path / f"{name}.csv"
-
-    def instrument_logs(self) -> list[str]:
-        """Return the names of the logs of instruments in this folder, in alphabetical order.
-
-        They are, besides steps, evals and timing, the files of known instruments, and other CSV
-        files whose first column is the step.
-        """
-        names = {path.stem for path in self.path.glob("[!.]*.csv")} - {"steps", "evals", "timing"}
-        return sorted(name for name in names if name in specs() or self._has_steps(name))
-
-    def _has_steps(self, name: str) -> bool:
-        """Return whether the first column of a CSV file is the step."""
-        with (
-            contextlib.suppress(OSError, ResourceError),
-            files.open_file(self.csv_path(name)) as file,
-        ):
-            return file.read(5) in (b"step,", b"step\n")
-        return False
 
     def log(
         self, name: str, columns: Iterable[str], replay_from: int = -1, *, tolerance: float = 0.0

@@ -31,6 +31,7 @@ from deepstack.records.folder import (
     is_logged,
 )
 from deepstack.records.labels import Labels, read_labels
+from deepstack.records.logs import OF_EVERY_RUN, instrument_logs
 from deepstack.records.published import PUBLISHED
 from deepstack.records.table import rows_of, summarize
 
@@ -142,14 +143,14 @@ class Run:
 
     def log_names(self) -> list[str]:
         """Return the names of this run's logs: steps, evals, timing, and those of instruments."""
-        return ["steps", "evals", "timing", *self.folder.instrument_logs()]
+        return [*OF_EVERY_RUN, *instrument_logs(self.path)]
 
     def log(self, name: str) -> pd.DataFrame:
         """Return a log: `steps`, `evals`, `timing`, or an instrument's, a row a measurement.
 
         An instrument's table is empty if the run has not used it.  `run.<name>` is the same.
         """
-        if name in ("steps", "evals", "timing"):
+        if name in OF_EVERY_RUN:
             table: pd.DataFrame = getattr(self, name)
             return table
         if name not in self._instrument_tables:
@@ -161,7 +162,7 @@ class Run:
         def __getattr__(self, name: str) -> pd.DataFrame:
             """Return the log of an instrument."""
             is_known = "folder" in vars(self) and name[0] != "_"
-            if is_known and (name in specs() or name in self.folder.instrument_logs()):
+            if is_known and (name in specs() or name in instrument_logs(self.path)):
                 return self.log(name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

@@ -58,7 +58,7 @@ class GPAS(Scheme, name="gpas", label="GPAS", paper="arXiv:2506.22049", static=T
     arXiv:2506.22049, section 3: Pre-LN whose stream is scaled by 1 - SiLU(g), while gradients flow
     as if it were not.  g is a trained number of each layer; it starts at 0, which is Pre-LN.  Both
     sublayers share it, as in the authors' code, which clips its gradient separately for large
-    models.  The gradients differ from F's, so `log.first_order` and `log.sharpness_every` do not
+    models.  The gradients differ from F's, so measurements to first order and of curvature do not
     measure F either.
     """
 

@@ -18,6 +18,7 @@ from deepstack.base.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
 from deepstack.records import RunFolder, extent, files, problems
 from deepstack.records.given_plugins import require_recorded
+from deepstack.records.logs import instrument_logs
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.schedule import depends_on_steps, row_is_due
 from deepstack.training.start import changed_source, finished_run
@@ -153,7 +154,7 @@ def recorded_config(folder: RunFolder) -> conf.Config:
 
 def recorded_logs(folder: RunFolder) -> list[Path]:
     """Return the logs of a run whose rows are the same in every execution."""
-    names = "steps", "evals", *folder.instrument_logs()
+    names = "steps", "evals", *instrument_logs(folder.path)
     return [path for name in names if (path := folder.csv_path(name)).exists()]
 
 

@@ -19,6 +19,7 @@ from deepstack.base import plugins
 from deepstack.base.ending import Stop
 from deepstack.base.errors import ConfigError, PluginError
 from deepstack.config.instruments import specs
+from deepstack.diagnostics import check_instruments
 from deepstack.fast import FastPaths, Measured, Step, fast_paths_of
 from deepstack.fast.distributed import RankGroup, join_ranks, parallelism
 from deepstack.model import Transformer, build_model, check_scheme, shallow
@@ -109,6 +110,7 @@ def lock_run(
     task = task_of(config)
     model = build_model(shallow(config), vocab_size=task.vocab_size, device="meta").model
     check_scheme(config)
+    check_instruments(config.log)
     start = start_of(config, task.vocab_size)
     device = choose_device(config.runtime)
     ranks = join_ranks(device, stop or (lambda: None))

@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from deepstack.base.errors import ConfigError
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
-from deepstack.diagnostics.snapshot import DRAWS, stream_states
+from deepstack.diagnostics.jacobian import DRAWS, jacobian_norms
+from deepstack.diagnostics.snapshot import stream_states
 from deepstack.schemes import SCHEMES, Scheme
 
 QK_NORM = {"model__qk_norm": True, "model__gated": True, "model__activation": "silu"}
@@ -320,11 +321,13 @@ def test_every_diagnostic_equals_a_literal_forward_pass(scheme: str, family: str
         take(
             toy.model, toy.banks, toy.tokens, toy.loss,
             before=[v - LAST_STEP for v in values], initial=[v - SINCE_START for v in values],
-            jacobian=True, seed=7,
-            initial_states={side: 0.75 * states for side, states in stream.items()},
-            gradient_noise={
-                side: torch.tensor([[3.0], [2.0]]).expand(2, len(states) - 1)
-                for side, states in stream.items()
+            added={
+                "jacobian": jacobian_norms(toy.model, toy.tokens, 7),
+                "initial_states": {side: 0.75 * states for side, states in stream.items()},
+                "gradient_noise": {
+                    side: torch.tensor([[3.0], [2.0]]).expand(2, len(states) - 1)
+                    for side, states in stream.items()
+                },
             },
         )
     )  # fmt: skip

@@ -22,7 +22,8 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import DIAGNOSTICS
 from deepstack.diagnostics import stream as stream_module
-from deepstack.diagnostics.snapshot import divide_evenly, jacobian_norms
+from deepstack.diagnostics.jacobian import jacobian_norms
+from deepstack.diagnostics.skipped_layers import divide_evenly
 from deepstack.diagnostics.spectral import spectral_norms
 from deepstack.instruments.noise_scale.measure import GradientNoise, gradient_noise
 from deepstack.instruments.signal.signal import START, Signals
