@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 BASE = """
@@ -92,8 +93,8 @@ def runs(only: str) -> Iterator[tuple[str, list[str]]]:
 def record(folder: Path, only: str) -> None:
     """Train every run into the folder with the deepstack that Python imports here."""
     import deepstack
-    from deepstack.base.errors import ConfigError, Interrupted
 
+    errors = import_module("deepstack.errors")  # the name that every version has
     base = folder / "base.yaml"
     base.write_text(BASE, "utf-8")
     for name, settings in runs(only):
@@ -101,10 +102,10 @@ def record(folder: Path, only: str) -> None:
         stops = [None] * (STOP_AFTER - 1) + [signal.SIGINT]
         try:
             if name.startswith("resumed"):
-                with suppress(Interrupted):
+                with suppress(errors.Interrupted):
                     deepstack.train(config, study=name, out=folder, stop=partial(stops.pop, 0))
             deepstack.train(config, study=name, out=folder)
-        except ConfigError as error:  # a refusal is compared as well
+        except errors.ConfigError as error:  # a refusal is compared as well
             (folder / name).mkdir(exist_ok=True)
             (folder / name / "refused.csv").write_text(str(error), "utf-8")
 
