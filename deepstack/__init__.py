@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from deepstack.training import train as train
 
 # name -> module, attribute ("" for the module itself): imported when first used, so that
-# `import deepstack` needs no torch; those of instruments stand in their folders
+# `import deepstack` needs no torch.  The folders of instruments list their own names.
 _PUBLIC = {
     "build_model": ("deepstack.model", "build_model"),
     "compare": ("deepstack.runs.comparison", "compare"),

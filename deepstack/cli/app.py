@@ -43,7 +43,7 @@ OPTIONS_ELSEWHERE = {
 }
 """Words of other programs, and the text to type here."""
 SYNONYMS = {"out": "to", "tag": "where tag=WORD"}
-"""Options of some commands, and those of the others that do the same."""
+"""Options of some commands, and the options of other commands that do the same."""
 
 
 @contextmanager

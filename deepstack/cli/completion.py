@@ -71,7 +71,7 @@ def complete_value(incomplete: str, values: Iterable[str]) -> list[str]:
 
 
 def complete_where(incomplete: str) -> list[str]:
-    """Return `key=` for the start of a key or its last part, `key=value` for that of a value."""
+    """Return `key=` for the start of a key or of its last part, `key=value` if a value began."""
     from deepstack.config.key import Key
     from deepstack.runs.conditions import names_of
 

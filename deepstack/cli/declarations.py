@@ -96,7 +96,7 @@ def constants(file: str) -> dict[str, Any]:
 
 @cache
 def attributes(package: str, class_name: str) -> dict[str, Any]:
-    """Return the constant attributes of a class, with those of its bases in the package."""
+    """Return the constant attributes of a class and of its bases in the package."""
     for file, module in modules(package).items():
         for node in module.body:
             if isinstance(node, ast.ClassDef) and node.name == class_name:

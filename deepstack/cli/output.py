@@ -264,7 +264,7 @@ def cell_of(value: Any) -> str:
 
 
 class Column:
-    """A column of a table, with lists of lines as cells; its widths are those on a terminal.
+    """A column of a table, with lists of lines as cells; widths count the cells of a terminal.
 
     is_number: whether it is aligned on the right.  least: the width to which it can shrink; only
     cells with spaces are folded.
@@ -292,7 +292,7 @@ def table_width(widths: Iterable[int]) -> int:
 
 
 def columns_that_fit(columns: Sequence[Column], first: Sequence[str], width: int) -> list[Column]:
-    """Return the columns that fit in table order: one, then those of `first`, then the others."""
+    """Return the columns that fit, in table order; the ones of `first` are chosen before others."""
     by_name = {column.name: column for column in columns}
     shown: list[Column] = []
     for name in dict.fromkeys([*first, *by_name]):

@@ -151,7 +151,7 @@ def sweep_command(
 def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
     """Make the folder of a study, with the `<file>.reference.csv` from beside the study's file.
 
-    Charts draw these published values over those of the study (see `deepstack.plots.files`).
+    Charts draw these published values over the study's (see `deepstack.plots.files`).
     Raises ResourceError if the folder cannot be made, or if weights and checkpoints do not fit.
     """
     todo = [cell for cell in cells if cell.state not in ("done", "diverged")]

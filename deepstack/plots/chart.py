@@ -32,7 +32,7 @@ class Options:
     panels: the setting that makes the panels (`depth`, `scheme`, `train.lr` or a short `lr`).
     smooth: the number of steps over which curves against the step are averaged.
     x_scale, y_scale: `lin` or `log`, instead of the chart's own scales.
-    ordered: whether lines have the order of their first runs, not that of their values.
+    ordered: whether lines have the order of their first runs, not of their values.
     style: `default`, or `paper` without title and settings, which go to `Chart.caption`.
     width: of the figure in inches.  font: the name of an installed font.
     """
@@ -104,10 +104,10 @@ class LineStyle(NamedTuple):
 
 
 class PanelRows(NamedTuple):
-    """The rows of the table that a panel shows: those of its name and kinds.
+    """The rows of the table that a panel shows, by name and kinds.
 
-    axes: the place of its axes among those of panels.  styles: of each kind and series that is a
-    line, points or a level.
+    axes: index of its axes among all panels.  styles: of each kind and series that is a line,
+    points or a level.
     """
 
     name: str
@@ -139,7 +139,7 @@ CHARTS: Registry[ChartFunction] = Registry("chart")
 def in_style(function: ChartFunction, name: str | None = None) -> ChartFunction:
     """Return a function that draws the chosen runs in deepstack's style.
 
-    name: that of a registered chart, whose published values it draws.
+    name: of a registered chart, whose published values it draws.
     """
 
     @functools.wraps(function)

@@ -88,7 +88,7 @@ class Drawing:
 
     @cached_property
     def styles(self) -> dict[Series, dict[str, Any]]:
-        """Colour, line and marker of each series: those of its scheme, everywhere the same.
+        """Colour, line and marker of each series: its scheme's, in every chart the same.
 
         If a scheme has several series, they are shades of its colour.
         """
@@ -100,7 +100,7 @@ class Drawing:
         return styles
 
     def groups(self, lines: int = MOST_LINES) -> list[Group]:
-        """Return the panels of lines: those of the setting that the user names, else only one.
+        """Return the panels of lines: one for each value of the setting that the user names.
 
         More than `lines` series have a panel for each scheme, if schemes have several of them.
         """

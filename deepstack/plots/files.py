@@ -79,7 +79,7 @@ def draw(
 ) -> list[Path]:
     """Draw charts (default: all) of the runs below a folder, into figures/ in each study or `out`.
 
-    Charts compare the runs of one study; those of several go to `out`/<study>.  One run alone has
+    Charts compare the runs of one study; several studies go to `out`/<study>.  One run alone has
     its figures/ in its own folder.  Several folders make charts over the runs of all of them, in
     `out`; of runs with one configuration, seed included, the first alone is drawn.
 

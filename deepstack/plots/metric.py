@@ -68,7 +68,7 @@ def metric(
     y: a column of steps.csv, evals.csv (`val_loss` for its loss) or timing.csv, or a per-layer
     diagnostic.  by: the setting of the lines; by default the scheme, or the first that varies.
     Other settings make panels.  A point is the mean over seeds that did not diverge, with one
-    standard deviation.  Against a setting the value is that of `options.at_step` or the last one.
+    standard deviation.  Against a setting the value is taken at `options.at_step` or the last step.
     layers: `mean` (of a diagnostic by default), `max`, `min`, `growth` (rate per layer),
     `last`, or the number of a layer.
 

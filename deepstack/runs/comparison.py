@@ -85,7 +85,7 @@ def compare(
 
     against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
     chosen and not compared, such as train.lr: of each setting and depth the value whose mean
-    val_loss is least, among those of which every seed is done.  Choice and comparison use the same
+    val_loss is least, among values whose seeds are all done.  Choice and comparison use the same
     losses.  This biases a mean and a difference, and no interval accounts for it; other seeds,
     trained at the chosen values, avoid it.  Of several studies, one that has no such run is not
     compared, and one in which no such key varies not chosen from.

@@ -125,7 +125,7 @@ def sort_rows(
 
 
 def texts_of(where: Where) -> list[str]:
-    """Return conditions as texts: those of {'depth': [6, 48]} are ['depth=6,48'].
+    """Return conditions as texts: {'depth': [6, 48]} gives ['depth=6,48'].
 
     A comma inside a value becomes `?`, which matches any character.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Fit(NamedTuple):
     """y = exp(intercept)·x^exponent, through n points.
 
-    seeds: number of seeds fitted separately; exponent and standard error are those of their mean.
+    seeds: number of seeds fitted separately; exponent and standard error belong to their mean.
     1: one line through the means, its standard error from the residuals, NaN for fewer than three
     points.
     """

@@ -49,7 +49,7 @@ def learning_of(runs: Runs) -> list[Learning]:
     """Return how many seeds of each setting and depth learnt, at its best rate of several.
 
     Learning rates of one setting and depth are not settings here.  Runs without an outcome are left
-    out.  The best rate is that at which most seeds learn, of these that with the least mean loss.
+    out.  The best rate is the one at which most seeds learn; among ties, the least mean loss wins.
     """
     known = runs.keep(lambda run: outcome(run) is not None)
     rows = []

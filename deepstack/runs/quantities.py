@@ -50,7 +50,7 @@ VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
 class Quantity:
     """A logged column or a per-layer diagnostic of runs.
 
-    source: the table that has it, `layers`, or `flops`, of which meta.json has those of a step.
+    source: the table that has it, `layers`, or `flops`, of which meta.json has the number a step.
     column: its name there.  layers: how the layers of a diagnostic become one value.  words: of an
     axis.
     """
@@ -146,7 +146,7 @@ def observations(
 ) -> pd.DataFrame:
     """Return a table x, value, run (and step against a column): one row an observation.
 
-    Against a setting the value is that of `at_step`, or the last one.  Raises NothingMatchedError
+    Against a setting the value is taken at `at_step`, or the last one.  Raises NothingMatchedError
     if no run has a value.
     """
     import pandas as pd

@@ -87,7 +87,7 @@ def moving_groups(
 ) -> list[Moving]:
     """Return the groups that moved at two depths or steps, with `shares_of`; a note has the others.
 
-    step: that of a chart against depth.
+    step: the step of a chart against depth.
     """
     tables = [(group, shares_of(group.runs, step)) for group in groups]
     still = [group.label for group, table in tables if table["x"].nunique() < 2]

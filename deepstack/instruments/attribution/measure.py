@@ -159,7 +159,7 @@ def first_order(
     """Return ‖J Δθ_part‖ of every part, J = ∂F/∂θ at θ_0, and of all of Δθ as `whole`.
 
     Forward-mode differentiation, exact to rounding: about three forward passes per part.  The
-    vectors J Δθ_part of the roles add up to J Δθ, and so do those of the ranges of layers.
+    vectors J Δθ_part of the roles add up to J Δθ, and so do the vectors of the ranges of layers.
     """
     vectors: dict[str, Tensor] = {}
     model, banks = built.model, built.banks.all

@@ -143,7 +143,7 @@ def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def replaced(rows: Sequence[RoleExponent], others: Sequence[RoleExponent]) -> list[RoleExponent]:
-    """Return the rows, with those of `others` in place of rows of the same step and role."""
+    """Return the rows; rows of `others` replace the ones of the same step and role."""
     newer = {(row.step, row.role): row for row in others}
     return [newer.get((row.step, row.role), row) for row in rows]
 

@@ -51,7 +51,7 @@ class Part:
     tolerance: the relative difference that the claim allows ('about', 'for large d'), 0 for an
     equality; an absolute difference if the prediction is 0.
     stated: False for a number that the claim does not state, which the verdict ignores.
-    null: what a null result would give, a value that the claim does not allow.  An inequality may
+    null: the value of a null result, which the claim does not allow.  An inequality may
     have its own bound there.
 
     Raises PluginError for a null result that satisfies the claim: such a part cannot fail.

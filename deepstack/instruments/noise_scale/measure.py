@@ -44,7 +44,7 @@ def gradient_noise(
     """Return S and |G|² of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1).
 
     banks: the trained parameters.  tokens: (B, seq), B ≥ 2.  loss: (logits of sequence i, i) -> a
-    loss whose mean over i is that of the batch, so that the mean of its gradients g_i is ḡ.
+    loss whose mean over i is the batch's loss, so that the mean of its gradients g_i is ḡ.
     unique: the number of layers with parameters of their own, which the others repeat; a repeated
     layer has the values of the parameters that it shares.
 

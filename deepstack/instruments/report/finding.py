@@ -82,7 +82,7 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
 def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the setting with the lowest mean validation loss of each depth, and its margin.
 
-    Only settings whose seeds are all done count.  The margin is that over the best setting of
+    Only settings whose seeds are all done count.  The margin compares with the best setting of
     another scheme, or of the same one if no other is there.  It has the mean and the 95 % interval
     (Student's t) of the differences, seed by seed.  Losses of several tasks are not compared.
     """

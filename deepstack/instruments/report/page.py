@@ -70,7 +70,7 @@ def report(
     """Write one HTML file of all runs below a folder: report.html in it, or `to`.
 
     Each study has a section.  It holds the finding in words, settings and depths compared
-    (`against` and `best` are those of `compare`), and every chart that its runs allow, with its
+    (`against` and `best`: as in `compare`), and every chart that its runs allow, with its
     numbers as CSV.  Then follow the shared settings, the environment, and every run with its
     folder.  Tables can be sorted and
     filtered, and charts show their values.  The same runs give the same bytes.  Several folders
@@ -78,7 +78,7 @@ def report(
 
     where, last: as in `deepstack.load_runs`.  sort: the order of its table of runs.
     `say` gets a sentence for each chart as it is drawn and for each run that cannot be read;
-    `started`, if it is given, gets that of a chart in its place, and the number of all charts.
+    `started`, if it is given, gets the sentence of a chart instead, and the number of all charts.
     Returns the file.  Raises NothingMatchedError without runs, ResourceError where none can be
     read, ConfigError for several folders without `to`, and the errors of `compare`.  Raises
     BrokenChartError after it has written the page, if the code of a chart has failed.

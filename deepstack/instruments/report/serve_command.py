@@ -135,7 +135,7 @@ class PageHandler(BaseHTTPRequestHandler):
     """Answers GET and HEAD of `/` for requests that name the loopback, at any port.
 
     Another name in the Host header comes from a page of another site whose name points to
-    127.0.0.1.  The port is that of the browser's machine: a tunnel of ssh may have another one.
+    127.0.0.1.  The port belongs to the browser's machine: a tunnel of ssh may have another one.
     """
 
     server: PageServer

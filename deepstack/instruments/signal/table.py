@@ -66,7 +66,7 @@ def signal_layers(runs: Runs) -> pd.DataFrame:
 
 
 def at_start(run: Run, diagnostic: str) -> np.ndarray | None:
-    """Return a diagnostic of every layer in the first snapshot, that of step 0, or None."""
+    """Return a diagnostic of every layer in the snapshot of step 0, or None."""
     if diagnostic not in run.layer_names():
         return None
     steps, values = run.layers(diagnostic)

@@ -134,7 +134,7 @@ def fold(model: Transformer) -> tuple[Transformer, int]:
 
 
 def fold_times(rng: torch.Generator) -> list[float]:
-    """Return times of LN₀ and a linear map over those of LN and the map, for 256 tokens."""
+    """Return times of LN₀ and a linear map over times of LN and the map, for 256 tokens."""
     x, W = torch.randn(2, 256, 256, generator=rng)
     gain, bias, b = torch.randn(3, 256, generator=rng)
     return time_ratios(
