@@ -4,10 +4,10 @@ from pathlib import Path
 
 import typer
 
+from deepstack.base.text import one_line
 from deepstack.cli.commands import command
 from deepstack.cli.options import Best, Json, Last, Sort, Where
 from deepstack.cli.output import emit, log
-from deepstack.records.cells import one_line
 
 # A narrow terminal drops these columns first: the run's name has them, or few people need them.
 LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_masked", "step_ms")

@@ -3,10 +3,10 @@
 import typer
 
 from deepstack.base.errors import ConfigError
+from deepstack.base.text import printable
 from deepstack.cli.commands import command
 from deepstack.cli.options import RunPath, flag
 from deepstack.records import change_note, existing_run, read_labels
-from deepstack.records.cells import printable
 
 
 @command("Results", 'deepstack note results/quick/RUN "loss falls late"', place=5)

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from deepstack.base.errors import NothingMatchedError
 from deepstack.base.progress import LineView, View
-from deepstack.records.cells import one_line, plain, printable, text
+from deepstack.base.text import one_line, plain, printable, short_text
 
 if TYPE_CHECKING:
     from deepstack import sweeps
@@ -260,7 +260,8 @@ def emit(
 
 def cell_of(value: Any) -> str:
     """Return a value as a cell; only the values of a list are on separate lines."""
-    return "\n".join(one_line(text(v)) for v in (value if isinstance(value, list) else [value]))
+    values = value if isinstance(value, list) else [value]
+    return "\n".join(one_line(short_text(one)) for one in values)
 
 
 class Column:

@@ -6,10 +6,10 @@ from pathlib import Path
 import typer
 
 from deepstack.base.errors import ConfigError
+from deepstack.base.text import counted, one_line
 from deepstack.cli.commands import command
 from deepstack.cli.options import Out, flag
 from deepstack.cli.output import log
-from deepstack.records.cells import counted, one_line
 from deepstack.records.removal import plan_removals, remove
 
 

@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from deepstack.base.text import clock_text, number_text, one_line
 from deepstack.records import RunFolder
-from deepstack.records.cells import one_line
 from deepstack.records.folder import last_rows, logged_number
 
 # the states in the order in which a short terminal shows them, with their colours
@@ -71,9 +71,9 @@ def run_table(rows: Sequence[RunRow], height: int, caption: str = "") -> Table:
             one_line(row.name),
             Text(row.state, COLOURS[row.state]),
             f"{row.step}/{row.steps or '?'}",
-            *("-" if v is None else f"{v:.4g}" for v in (row.loss, row.model_update)),
+            *map(number_text, (row.loss, row.model_update)),
             "" if row.step_ms is None else f"{row.step_ms:.3g}",
-            "" if row.seconds_left is None else clock(row.seconds_left),
+            "" if row.seconds_left is None else clock_text(row.seconds_left),
         )
     more = f"and {len(rows) - count} more" if len(rows) > count else ""
     table.caption = "; ".join(filter(None, [more, caption]))
@@ -87,7 +87,7 @@ def changes_of_state(rows: Iterable[RunRow], seen: dict[str, str]) -> Iterator[s
             seen[row.name] = row.state
             text = f"{row.state:<12} {one_line(row.name)}  step {row.step}/{row.steps or '?'}"
             if row.loss is not None and row.model_update is not None:
-                text += f"  loss {row.loss:.4g}  ‖ΔF‖ {row.model_update:.4g}"
+                text += f"  loss {number_text(row.loss)}  ‖ΔF‖ {number_text(row.model_update)}"
             yield text
 
 
@@ -97,9 +97,3 @@ def counts(states: Iterable[str]) -> str:
     parts = [f"{number['done']:,} of {number.total():,} done"]
     parts += [f"{number[name]:,} {name}" for name in (*ENDS, "running") if number[name]]
     return ", ".join(parts).replace("_", " ")
-
-
-def clock(seconds: float) -> str:
-    """Format seconds as hours, minutes and seconds: '1:02:03'."""
-    total = round(seconds)
-    return f"{total // 3600}:{total // 60 % 60:02d}:{total % 60:02d}"

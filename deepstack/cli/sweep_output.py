@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from deepstack.base.errors import ResourceError
+from deepstack.base.text import clock_text, counted, distinct_texts, scalar
 from deepstack.cli.output import emit, is_interactive, log, terminal_console
 from deepstack.cli.run_table import (
     RunRow,
     changes_of_state,
-    clock,
     counts,
     read_row,
     run_table,
@@ -19,7 +19,6 @@ from deepstack.cli.run_table import (
 from deepstack.cli.views import sweep_view
 from deepstack.config import Study, values
 from deepstack.records import Run, run_rows
-from deepstack.records.cells import counted, distinct_texts, scalar
 from deepstack.sweeps import Cell, Progress, is_wanted, seconds_per_run
 
 
@@ -118,7 +117,7 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[Pro
         yield show_lines
         if rows:
             states = counts(row.state for row in rows.values())
-            log(f"{states}; {clock(time.monotonic() - began)} in all")
+            log(f"{states}; {clock_text(time.monotonic() - began)} in all")
 
 
 def read_rows(progress: Sequence[Progress], known: dict[str, RunRow]) -> list[RunRow]:

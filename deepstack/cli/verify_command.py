@@ -1,11 +1,11 @@
 """The command `deepstack verify DIR…`."""
 
 from deepstack.base.errors import DifferenceError
+from deepstack.base.text import one_line
 from deepstack.cli.commands import command
 from deepstack.cli.options import Folders, Json
 from deepstack.cli.output import emit, log, show_work
 from deepstack.records import Inspection, folders_to_inspect
-from deepstack.records.cells import one_line
 from deepstack.records.folder import absolute
 
 

@@ -11,7 +11,7 @@ from rich.progress import (
 )
 
 from deepstack.base.progress import View
-from deepstack.records.cells import one_line, printable
+from deepstack.base.text import one_line, printable
 
 
 class TerminalView(View):

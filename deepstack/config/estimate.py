@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from deepstack.base.errors import ConfigError
+from deepstack.base.text import bytes_text
 from deepstack.config.instruments import MeasurementSizes, specs
 from deepstack.config.machine import machine_memory
 from deepstack.config.model_schema import NORM_KINDS
@@ -268,16 +269,7 @@ def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None
         del sizes["model.d_ff"]
     key = max(sizes, key=lambda key: sizes[key] / (attrgetter(key)(usual) or usual.model.depth))
     raise ConfigError(
-        f"{key}: found {sizes[key]}, a run of about {format_bytes(needed)}; "
-        f"allowed what fits into {format_bytes(memory)}",
+        f"{key}: found {sizes[key]}, a run of about {bytes_text(needed)}; "
+        f"allowed what fits into {bytes_text(memory)}",
         key=key,
     )
-
-
-def format_bytes(size: float) -> str:
-    """Return a size in bytes as text: '3.2 GiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:,.0f} PiB"

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from deepstack.base.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import nearest, unknown
-from deepstack.base.yaml_reader import Node, Problem, parse_scalar, quote, shorten
+from deepstack.base.text import quote, shorten
+from deepstack.base.yaml_reader import Node, Problem, parse_scalar
 from deepstack.config.key import Key
 from deepstack.config.keys import KeyPath, dotted_key, schema_at, sections, setting_keys
 from deepstack.config.roles import ROLES

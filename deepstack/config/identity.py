@@ -10,7 +10,7 @@ from typing import Any
 
 from deepstack.base.allowed import PATTERNS, RUN_NAME
 from deepstack.base.errors import ConfigError
-from deepstack.base.yaml_reader import quote
+from deepstack.base.text import quote
 from deepstack.config.schema import Config, non_defaults
 from deepstack.config.section import LONGEST_NAME
 

@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from deepstack.base.allowed import Schema, alternatives, schema_of
-from deepstack.base.yaml_reader import quote_key
+from deepstack.base.text import quote_key
 from deepstack.config.schema import Config, StudyFile
 
 KeyPath = tuple[str | int, ...]

@@ -13,7 +13,8 @@ from typing import Any
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
-from deepstack.base.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, read
+from deepstack.base.text import quote, quote_key
+from deepstack.base.yaml_reader import MAX_DEPTH, Node, Problem, read
 from deepstack.config.explain import hint_for, raise_problems, suggest_key, validate
 from deepstack.config.keys import sections, setting_keys
 from deepstack.config.load import (

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from deepstack.base.text import counted
 from deepstack.plots.chart import COLUMNS, Chart, LineStyle, Options, PanelRows, Table
 from deepstack.plots.group import Group, scheme_of
 from deepstack.plots.page import Handle, Page
@@ -37,7 +38,6 @@ from deepstack.plots.style import (
 )
 from deepstack.plots.texts import font_note, plain
 from deepstack.records import Run
-from deepstack.records.cells import counted
 from deepstack.runs.captions import caption_of, seeds_note, title_of
 from deepstack.runs.fit import Fit, exponent_title
 from deepstack.runs.runs import Runs

@@ -22,12 +22,12 @@ from deepstack.base.errors import (
 )
 from deepstack.base.plugins import bug_in
 from deepstack.base.registry import unknown
+from deepstack.base.text import printable
 from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
 from deepstack.plots.metric import metric, value_map
 from deepstack.plots.reference import read_reference
 from deepstack.plots.style import deepstack_style
 from deepstack.records import Run, RunFolder
-from deepstack.records.cells import printable
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 from deepstack.records.published import writable

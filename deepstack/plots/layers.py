@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 
+from deepstack.base.text import counted
 from deepstack.config.key import Key
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
@@ -17,7 +18,6 @@ from deepstack.plots.panel import Panel, is_drawable, markers
 from deepstack.plots.style import COLOURS, DASHES, GREY, extent, layer_axis, shades
 from deepstack.plots.texts import typeset
 from deepstack.records import Run
-from deepstack.records.cells import counted
 from deepstack.runs.captions import diverged_note
 from deepstack.runs.settings import evenly_spaced, require
 from deepstack.runs.tidy import array_statistics

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 
+from deepstack.base.text import text_among
 from deepstack.config.key import Key
 from deepstack.plots.chart import Chart, Options, in_style
 from deepstack.plots.curves import smoothed
@@ -38,14 +39,7 @@ from deepstack.runs.quantities import (
 )
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import undetermined
-from deepstack.runs.settings import (
-    DEPTH,
-    SCHEME,
-    order_of,
-    require,
-    scheme_label,
-    text_among,
-)
+from deepstack.runs.settings import DEPTH, SCHEME, order_of, require, scheme_label
 from deepstack.runs.statistics import has_diverged
 from deepstack.runs.tidy import seed_statistics
 

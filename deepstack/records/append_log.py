@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from deepstack.base.errors import ChangedLogError, DifferenceError
+from deepstack.base.text import float32_text
 from deepstack.records.files import (
     make_folder,
     open_file,
@@ -18,22 +19,6 @@ from deepstack.records.files import (
     sync_folder,
     trouble,
 )
-
-
-def number_text(value: Any) -> str:
-    """Return the shortest text that reads back as the same float32; integers stay integers.
-
-    None gives the empty cell, NaN `nan`, infinities `inf` and `-inf`. The text depends on the value
-    alone, not on the locale or the machine.
-    """
-    if value is None:
-        return ""
-    import numpy as np
-
-    if isinstance(value, (bool, int, np.integer, np.bool_)):
-        return str(int(value))
-    with np.errstate(over="ignore"):
-        return str(np.float32(value))
 
 
 class Extent(NamedTuple):
@@ -121,7 +106,7 @@ class AppendLog:
         step = int(row["step"])
         if self.compared and self.last_step is not None and step <= self.last_step:
             raise ValueError(f"{self.path.name}: step {step} after step {self.last_step}")
-        cells = [number_text(row.get(column)) for column in self.columns]
+        cells = [float32_text(row.get(column)) for column in self.columns]
         line = (",".join(cells) + "\n").encode()
         old = self._old.readline()
         if line.startswith(old):  # the same row, a torn one, or none

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from deepstack.base.allowed import PATTERNS, RUN_NAME
 from deepstack.base.errors import ConfigError, ResourceError
+from deepstack.base.text import one_line
 from deepstack.records import files
-from deepstack.records.cells import one_line
 from deepstack.records.folder import RunFolder
 
 LABELS = "labels.json"

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from deepstack.base.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.base.notebook import html_table
 from deepstack.base.registry import nearest
+from deepstack.base.text import printable, short_text
 from deepstack.config.identity import differing_keys
 from deepstack.config.instruments import specs
 from deepstack.config.schema import flatten
 from deepstack.records.analyses import Analysis, read_analysis
-from deepstack.records.cells import printable, text
 from deepstack.records.files import read
 from deepstack.records.folder import (
     EVALS_COLUMNS,
@@ -64,7 +64,9 @@ class Run:
         (row,) = run_rows([self])
         shown = {key: self.get(key) for key in IDENTITY} if row["state"] != "damaged" else {}
         facts = {
-            key: text(value) for key, value in (row | shown).items() if value not in (None, "")
+            key: short_text(value)
+            for key, value in (row | shown).items()
+            if value not in (None, "")
         }
         return html_table(f"{facts.pop('study')}/{facts.pop('run')}", facts)
 

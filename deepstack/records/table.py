@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from deepstack.base.errors import ResourceError
+from deepstack.base.text import scalar
 from deepstack.config.identity import OPEN_SECTIONS, differing_keys
 from deepstack.config.schema import flatten
-from deepstack.records.cells import scalar
 from deepstack.records.files import open_file, trouble
 from deepstack.records.folder import (
     EVALS_COLUMNS,

@@ -6,21 +6,12 @@ from functools import cache
 from typing import Any
 
 from deepstack import config as conf
+from deepstack.base.text import counted, value_text
 from deepstack.config.key import Key
 from deepstack.records import ENDED, Run, varying
-from deepstack.records.cells import counted
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import OBSERVATION, Series
-from deepstack.runs.settings import (
-    DEPTH,
-    SCHEME,
-    SEED,
-    TASK,
-    depth_of,
-    scheme_label,
-    value_text,
-    values_of,
-)
+from deepstack.runs.settings import DEPTH, SCHEME, SEED, TASK, depth_of, scheme_label, values_of
 from deepstack.runs.statistics import has_diverged
 
 # Settings that every caption shows; of the others it shows those that differ from the default.

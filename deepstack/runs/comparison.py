@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.base.registry import unknown
+from deepstack.base.text import printable_row
 from deepstack.config.key import Key
 from deepstack.config.write import one_line
 from deepstack.records import Run
-from deepstack.records.cells import printable_row
 from deepstack.runs.captions import depth_words
 from deepstack.runs.choice import Choice
 from deepstack.runs.conditions import Where, sort_rows

@@ -17,6 +17,7 @@ from typing import Any
 
 from deepstack.base.errors import ConfigError, NothingMatchedError
 from deepstack.base.registry import unknown
+from deepstack.base.text import yaml_text
 from deepstack.base.yaml_reader import parse_scalar, read
 from deepstack.config.key import Key
 from deepstack.records import LOGGED, STATES, Run, Summary
@@ -139,7 +140,7 @@ def texts_of(where: Where) -> list[str]:
 
 def quoted(value: Any) -> str:
     """Return a value as in a condition, with `?` for the commas of a text."""
-    return value.replace(",", "?") if isinstance(value, str) else text_of(value)
+    return value.replace(",", "?") if isinstance(value, str) else yaml_text(value)
 
 
 def values_of(key: str, value: Any) -> list[Any]:
@@ -173,16 +174,9 @@ def make_condition(word: str, value: Any, rows: Sequence[Row]) -> Condition:
     values, choices = values_of(word, value), names_of(key)
     for one in values if choices else ():
         if one not in choices:
-            raise ConfigError(f"where: {unknown(key, text_of(one), choices)}")
+            raise ConfigError(f"where: {unknown(key, yaml_text(one), choices)}")
     values = [choices[one] for one in values] if choices else values
     return Condition(key, "=", [*values, values], parses=False)
-
-
-def text_of(value: Any) -> str:
-    """Return a value as in YAML."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
 
 
 def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
@@ -248,6 +242,6 @@ def values_there(rows: Sequence[Row], condition: Condition) -> str:
     if condition.key == "tags":
         values = [tag for tags in values for tag in tags]
     distinct = {hashable(value): value for value in values}
-    texts = [text_of(distinct[key]) for key in sorted(distinct, key=order_of)]
+    texts = [yaml_text(distinct[key]) for key in sorted(distinct, key=order_of)]
     more = f" and {len(texts) - MOST_NAMES} more" if len(texts) > MOST_NAMES else ""
     return f"{condition.key} there: {', '.join(texts[:MOST_NAMES]) or 'none'}{more}"

@@ -7,6 +7,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from deepstack.base.text import signed_text
+
 LEAST_SEEDS = 3
 DRAWS = 1000  # bootstrap samples of the seeds
 NORMAL = 1.959964  # the 97.5 % quantile of the normal distribution
@@ -14,11 +16,6 @@ NO_INTERVAL = "no interval: fewer than three seeds"
 ENDS = (0.025, 0.975)  # quantiles
 
 Estimate = TypeVar("Estimate")
-
-
-def signed(value: float, digits: int) -> str:
-    """Return a number with so many decimals and a minus sign, without one for 0.00."""
-    return f"{value:z.{digits}f}".replace("-", "−")
 
 
 class Interval(NamedTuple):
@@ -34,7 +31,7 @@ class Interval(NamedTuple):
 
     def text(self, digits: int) -> str:
         """Return `−0.52 (−0.61 to −0.44)`, or the value alone without an interval."""
-        value, low, high = (signed(number, digits) for number in self)
+        value, low, high = (signed_text(number, digits) for number in self)
         return value if math.isnan(self.low) else f"{value} ({low} to {high})"
 
 

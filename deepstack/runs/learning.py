@@ -7,18 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from deepstack.base.text import counted, value_text
 from deepstack.records import Run
-from deepstack.records.cells import counted
 from deepstack.runs.outcomes import margin, outcome
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import Series
-from deepstack.runs.settings import (
-    LR,
-    by_value,
-    edge_of,
-    require,
-    value_text,
-)
+from deepstack.runs.settings import LR, by_value, edge_of, require
 
 
 @dataclass(frozen=True)

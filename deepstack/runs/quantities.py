@@ -11,10 +11,11 @@ import numpy as np
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
+from deepstack.base.text import value_text
 from deepstack.config.key import Key
 from deepstack.records import Run
 from deepstack.runs.runs import Runs
-from deepstack.runs.settings import SCHEME, require, scheme_label, value_text
+from deepstack.runs.settings import SCHEME, require, scheme_label
 from deepstack.runs.statistics import layers_at
 
 if TYPE_CHECKING:

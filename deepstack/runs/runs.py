@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from deepstack.base.errors import ConfigError
+from deepstack.base.text import printable_row, value_text
 from deepstack.config.key import Key
 from deepstack.records import Run, Summary, find_runs, rows_of, summarize
-from deepstack.records.cells import printable_row
 from deepstack.records.run import path_text
 from deepstack.runs.conditions import Row, Where, select_rows
 from deepstack.runs.series import Series, Split, label_of, split_series, varying_settings
-from deepstack.runs.settings import DEPTH, require, setting_value, value_text
+from deepstack.runs.settings import DEPTH, require, setting_value
 from deepstack.runs.tidy import tidy
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from deepstack.base.text import text_among, value_text
 from deepstack.config.key import Key
 from deepstack.records import Run, varying
 from deepstack.runs.settings import (
@@ -29,8 +30,6 @@ from deepstack.runs.settings import (
     order_of,
     scheme_label,
     setting_value,
-    text_among,
-    value_text,
     values_of,
 )
 

@@ -74,30 +74,6 @@ def hashable(value: Any) -> Any:
     return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
-def value_text(value: Any) -> str:
-    """Return a config value as text: `0.001`, `on`, `(0.9, 0.98)`; without its middle if long."""
-    full = _text(value)
-    return full if len(full) <= 300 else f"{full[:140]}…{full[-140:]}"
-
-
-def text_among(value: Any, values: Iterable[Any]) -> str:
-    """Return `value_text`, or the exact value if another one of `values` has the same text."""
-    short = value_text(value)
-    if any(other != value and value_text(other) == short for other in values):
-        return repr(value) if isinstance(value, float) else str(value)
-    return short
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, (list, tuple)):
-        return "(" + ",\u00a0".join(map(_text, value)) + ")"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def one_run_per_seed(runs: Sequence[Run]) -> list[Run]:
     """Return one run per seed: the last finished one, or else the last one.
 

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from deepstack.base.errors import ConfigError
-from deepstack.records.cells import one_line
+from deepstack.base.text import one_line
 
 PIECE = 2**20  # bytes read at a time
 MOST_TEXT = 2**31  # bytes of text, all of which is held in memory

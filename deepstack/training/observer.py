@@ -12,6 +12,7 @@ from deepstack.base.errors import PluginError
 from deepstack.base.notebook import in_notebook
 from deepstack.base.progress import LineView, NotebookView, View
 from deepstack.base.registry import Registry, refuse_no_name
+from deepstack.base.text import number_text
 from deepstack.records import RunFolder, trouble
 from deepstack.records.files import open_log
 
@@ -131,13 +132,15 @@ class PlainLines(Observer):
         self._shown = now
         each = statistics.median(self._times)
         left = each * (self.run.steps - step) / 1000
-        text = f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}  "
-        text += f"‖g‖ {number(row['grad_norm'])}  {each:.{0 if each >= 10 else 1}f} ms/step  "
+        text = f"loss {number_text(row['loss'])}  ‖ΔF‖ {number_text(row['model_update'])}  "
+        text += f"‖g‖ {number_text(row['grad_norm'])}  {each:.{0 if each >= 10 else 1}f} ms/step  "
         text += f"{left:.0f} s left"
         self.view.show(step, self.run.steps, text)
 
     def evaluated(self, step: int, row: Row) -> None:
-        known = (f"{name} {number(row[name])}" for name in VALIDATION if row.get(name) is not None)
+        known = (
+            f"{name} {number_text(row[name])}" for name in VALIDATION if row.get(name) is not None
+        )
         self.line(f"step {step}  validation {'  '.join(known)}")
 
     def notify(self, line: str) -> None:
@@ -159,11 +162,6 @@ class LogFile(PlainLines):
         path = self.folder.log_path
         with trouble(path), open_log(path) as file:
             file.write(f"{stamp}  {text}\n".encode("utf-8", "backslashreplace"))
-
-
-def number(value: float | None) -> str:
-    """Return four significant digits, or a dash."""
-    return "-" if value is None else f"{value:.4g}"
 
 
 class NotebookLines(PlainLines):

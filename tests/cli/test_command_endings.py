@@ -18,9 +18,9 @@ from helpers import QUICK, ROOT
 from helpers.command_line import TINY, succeed, typed
 from helpers.report_pages import draw_only
 
+from deepstack.base.text import value_text
 from deepstack.cli import main
 from deepstack.plots.page import LONGEST, wrap
-from deepstack.runs.settings import value_text
 
 QUICK_TINY = [QUICK, *TINY]
 DEEPSTACK = [sys.executable, "-m", "deepstack"]

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from deepstack.base.text import signed_text
 from deepstack.records import Run
-from deepstack.runs.intervals import signed
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import SEED, WIDTH, depth_of, require
 from deepstack.runs.statistics import has_diverged_by, layers_at, seed_coefficient
@@ -107,10 +107,12 @@ def verdict(exponent: float, low: float, high: float, over: str) -> str:
 
 def slope_text(row: dict[str, Any]) -> str:
     """Return a verdict with its numbers: `does not depend on width: 0.02 (−0.01 to 0.05)`."""
-    value = signed(row["exponent"], 2)
+    value = signed_text(row["exponent"], 2)
     if math.isnan(row["low"]):
         return f"{row['verdict']}: {value}"
-    return f"{row['verdict']}: {value} ({signed(row['low'], 2)} to {signed(row['high'], 2)})"
+    return (
+        f"{row['verdict']}: {value} ({signed_text(row['low'], 2)} to {signed_text(row['high'], 2)})"
+    )
 
 
 def swept(table: pd.DataFrame) -> list[str]:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deepstack.records.cells import counted
+from deepstack.base.text import counted, value_text
 from deepstack.runs.choice import Choice
 from deepstack.runs.fit import Fit
 from deepstack.runs.intervals import NO_INTERVAL
 from deepstack.runs.learning import learning_of, rate_sentence
 from deepstack.runs.outcomes import CLEAR, loss_and_floor, margin
 from deepstack.runs.runs import Runs
-from deepstack.runs.settings import LR, SEED, TASK, depth_of, scheme_label, value_text
+from deepstack.runs.settings import LR, SEED, TASK, depth_of, scheme_label
 from deepstack.runs.statistics import (
     Mean,
     final_value,

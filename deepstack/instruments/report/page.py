@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from deepstack.base.errors import BrokenChartError, ConfigError, ResourceError
+from deepstack.base.text import counted, printable, short_text
 from deepstack.config.identity import is_of_experiment
 from deepstack.config.write import yaml_of
 from deepstack.instruments.report.figures import describe_figure
@@ -26,7 +27,6 @@ from deepstack.plots.chart import CHARTS, Chart, Options
 from deepstack.plots.files import csv_bytes, render, try_chart
 from deepstack.plots.reference import read_reference
 from deepstack.records import Run, varying
-from deepstack.records.cells import counted, printable, text
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 from deepstack.records.published import writable
@@ -293,4 +293,4 @@ def cell(value: Any, form: str | None = None) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return text(value) if form is None else format(value, form)
+    return short_text(value) if form is None else format(value, form)

@@ -11,14 +11,14 @@ import typer
 
 from deepstack.base.errors import NothingMatchedError, ResourceError
 from deepstack.base.progress import print_now
+from deepstack.base.text import clock_text, one_line
 from deepstack.cli.commands import command
 from deepstack.cli.options import flag, option
 from deepstack.cli.output import is_interactive, terminal_console
-from deepstack.cli.run_table import RunRow, changes_of_state, clock, counts, read_row, run_table
+from deepstack.cli.run_table import RunRow, changes_of_state, counts, read_row, run_table
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.cli.views import table_view
 from deepstack.records import Run, find_runs
-from deepstack.records.cells import one_line
 
 # A run on another machine may hold a lock that is not seen here: its log grows.
 FRESH_SECONDS = 60.0
@@ -76,7 +76,7 @@ def caption_of(rows: Sequence[RunRow], directory: Path) -> str:
     if not rows:
         return f"no runs below {one_line(str(directory))} yet"
     left = [row.seconds_left for row in rows if row.seconds_left is not None]
-    end = f"; the last of these in about {clock(max(left))}" if left else ""
+    end = f"; the last of these in about {clock_text(max(left))}" if left else ""
     return counts(row.state for row in rows) + end
 
 
