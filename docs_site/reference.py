@@ -6,12 +6,15 @@ import html
 import inspect
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import deepstack
 from deepstack.cli.listing import listings
 
+# A field of a docstring, or several with the same meaning: `steps, evals: pandas DataFrames.`
+FIELD = re.compile(r"^`?\w+`?(?:, `?\w+`?)*: ", re.MULTILINE)
 HEAD = "This page is generated from the code.\n\n"
 
 
@@ -241,12 +244,26 @@ def literal(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Return a docstring: its paragraphs as text, and indented lines and tables as they are."""
+    """Return a docstring: paragraphs as text, fields as a list, indented lines as they are."""
     blocks = []
     for block in text.strip().split("\n\n"):
-        is_prose = block.strip() and not block.startswith((" ", "|", "-"))
-        blocks.append(escaped(" ".join(block.split())) if is_prose else literal(block.strip("\n")))
+        if FIELD.match(block):
+            blocks.append(fields(block))
+        elif block.strip() and not block.startswith((" ", "|", "-")):
+            blocks.append(escaped(" ".join(block.split())))
+        else:
+            blocks.append(literal(block.strip("\n")))
     return "\n\n".join(blocks)
+
+
+def fields(block: str) -> str:
+    """Return a list of the fields `name: text` of a docstring, each of which begins a line."""
+    starts = [match.start() for match in FIELD.finditer(block)]
+    items = []
+    for start, end in pairwise([*starts, len(block)]):
+        names, _, text = " ".join(block[start:end].split()).partition(": ")
+        items.append(f"- {code(names.replace('`', ''))}: {escaped(text)}")
+    return "\n".join(items)
 
 
 def first_line(thing: Any) -> str:

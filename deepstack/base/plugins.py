@@ -50,6 +50,7 @@ def run_plugin(path: Path, content: bytes, *, is_copy: bool = False) -> None:
     """Run a plugin's bytes once.
 
     is_copy: whether it is a run's copy, which has no `__file__`: other files may lie beside it.
+
     Raises PluginError as `load_plugins`.
     """
     digest = hashlib.sha256(content).hexdigest()

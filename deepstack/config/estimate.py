@@ -122,7 +122,7 @@ def memory_estimate(
     scheme_memory: `deepstack.schemes.scheme_memory(config)`; without it, Pre-LN's.
     data: bytes that the task holds in memory, `Task.memory`.
     target_len: positions of the decoder that reads an encoder, `Task.target_len`; without it,
-    seq_len, the most that deepstack's own tasks have.
+        seq_len, the most that deepstack's own tasks have.
 
     On CPU, 0.92 to 1.16 of the measured peak over the eight shapes of benchmarks/memory.py.
     """

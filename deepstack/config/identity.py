@@ -51,7 +51,10 @@ def study_name(
     """Return the study of a run: the given name, else the configuration's or its file's name.
 
     The config.yaml of a run without a name stays with the study in whose folder the run lies.
-    suffix: of a name that is not given.  Raises ConfigError for a name that no study may have.
+
+    suffix: of a name that is not given.
+
+    Raises ConfigError for a name that no study may have.
     """
     if given is not None:
         return checked_study(given)

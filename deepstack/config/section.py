@@ -60,7 +60,8 @@ def unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
     """Return a validator that refuses settings which other settings make meaningless.
 
     rules: for each field, other keys of its section and the values under which the field is used;
-    no values mean all but 0 and null.  Under any other value only the field's default is allowed.
+        no values mean all but 0 and null.  Under any other value only the field's default is
+        allowed.
     """
 
     def check(section: type[Section], value: Any, info: Any) -> Any:

@@ -41,7 +41,8 @@ Group = dict[str, Node]
 class Override:
     """Settings for the cells that match.
 
-    where: dotted key -> the values of which a cell has one; settings: dotted key -> value.
+    where: dotted key -> the values of which a cell has one.
+    settings: dotted key -> value.
     """
 
     where: Where
@@ -273,8 +274,8 @@ def read_rules(
 ) -> tuple[list[Rule], list[Problem]]:
     """Return the rules of a well-formed `sweep:` section, and the mistakes in them.
 
-    declared: every swept key with the values that rules may refer to.  given: the keys that the
-    command line sets; rules may set them too, and the command line wins.
+    declared: every swept key with the values that rules may refer to.
+    given: the keys that the command line sets; rules may set them too, and the command line wins.
     """
     rules: list[Rule] = []
     problems: list[Problem] = []

@@ -71,10 +71,11 @@ def build_model(
 ) -> Built:
     """Build the initialised model of this configuration, logits = head(F), on a device.
 
-    vocab_size: the task's, 257 for text (its bytes and [MASK]).  device: 'meta' has shapes only.
-    The result has `model`, tokens (batch, seq) -> logits (batch, seq, vocab_size), with
-    `model.hidden(tokens)`, F (batch, seq, d_model); `banks`, its parameters by role, which
-    `banks.count()` counts; `trained`, the trained banks; `state()` and `load(state)`.
+    vocab_size: the task's, 257 for text (its bytes and [MASK]).
+    device: 'meta' has shapes only. The result has `model`, tokens (batch, seq) -> logits (batch,
+        seq, vocab_size), with `model.hidden(tokens)`, F (batch, seq, d_model); `banks`, its
+        parameters by role, which `banks.count()` counts; `trained`, the trained banks; `state()`
+        and `load(state)`.
 
     A scheme that starts from data (Admin) is not calibrated yet: call `calibrate` on the first
     batch.  Parameters that `train.trainable` excludes have requires_grad False.  draw=False skips

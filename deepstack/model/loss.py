@@ -19,7 +19,7 @@ def mean_loss(
 
     count: divisor of the sum for a part of a batch; by default the number of positions here.
     smoothing: eps of (1 - eps) * -ln p(true) + eps * mean over tokens of -ln p, label smoothing as
-    in Szegedy et al. 2015, arXiv:1512.00567, section 7.
+        in Szegedy et al. 2015, arXiv:1512.00567, section 7.
     """
     logits, targets = logits.flatten(0, 1).float(), targets.flatten()
     more: Any = {"ignore_index": IGNORE, "label_smoothing": smoothing}

@@ -81,8 +81,10 @@ Joins = Callable[[tuple[str, ...]], bool]
 class LinearMaps(nn.Module):
     """The base of all sublayers: their matrices by name, and the scheme's slots in them.
 
-    SLOTS: the slots of this sublayer.  slots: the scheme's modules.
-    joins: roles -> whether their matrices may share one tensor.  fused: whether they do here.
+    SLOTS: the slots of this sublayer.
+    slots: the scheme's modules.
+    joins: roles -> whether their matrices may share one tensor.
+    fused: whether they do here.
     linear: (x, W, b) -> y: `F.linear`, or `scaled_linear` under NTK.
     """
 
@@ -104,8 +106,9 @@ class LinearMaps(nn.Module):
     def add_maps(self, n_out: int, n_in: int, *names: str, prefix: str = "") -> None:
         """Set matrices, (n_out, n_in), then their biases, None if the stack has no biases.
 
-        A joined matrix is a tensor with all parts, or one for each.  prefix: of roles, as in
-        cross_q.
+        A joined matrix is a tensor with all parts, or one for each.
+
+        prefix: of roles, as in cross_q.
         """
         for name in names:
             parts = JOINED.get(name, (name,))
@@ -208,6 +211,7 @@ class Attention(Heads):
     parameters, which are concatenated first.  The values are the same.
 
     causal: a position reads itself and those before it.
+
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
 
     With the slot `logits` or `mixed_values`, the result also has the tensor for the next layer, and
@@ -261,7 +265,7 @@ class FeedForward(LinearMaps):
     """G(x) = phi(x W_1ᵀ + b_1) W_2ᵀ + b_2, phi the activation.
 
     gated: G(x) = (phi(x W_1ᵀ + b_1) * (x W_3ᵀ + b_3)) W_2ᵀ + b_2, element by element; with silu
-    SwiGLU.  Shazeer 2020, arXiv:2002.05202, whose V is LLaMA's W_3.  One product computes both.
+        SwiGLU.  Shazeer 2020, arXiv:2002.05202, whose V is LLaMA's W_3.  One product computes both.
 
     x: (batch, seq, d_model); W_1, W_3: (d_ff, d_model); W_2: (d_model, d_ff).
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.

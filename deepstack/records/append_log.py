@@ -51,14 +51,17 @@ class AppendLog:
     `write` hands each row to the operating system at once. A killed process therefore leaves its
     first rows, at worst with a torn last line, which the same row written again completes.
 
-    `path`: the file. `columns`: names, the first one is `step`.
+    `path`: the file.
+    `columns`: names, the first one is `step`.
     `replay_from`: rows on disk after this step have to be written again: each is compared byte for
-    byte. The default compares every row, also the row of step 0.
+        byte. The default compares every row, also the row of step 0.
+
     `compared=False` is for values that differ between executions (timing): rows are appended after
     all rows on disk.
+
     `tolerance`: relative difference up to which a row written again counts as equal (for runs
-    without determinism); the row on disk stays, but a torn one is written anew.  `tolerated` counts
-    the rows that stayed and differ.
+        without determinism); the row on disk stays, but a torn one is written anew.  `tolerated`
+        counts the rows that stayed and differ.
 
     The log keeps a running sha256 of its rows; `check` compares the file with it.
 

@@ -215,8 +215,9 @@ def make_folder(path: Path, below: Path | None = None) -> list[Path]:
 def replace(path: Path, data: bytes, below: Path | None = None) -> None:
     """Replace a file atomically (draft, sync, rename, sync): readers see the old or the new one.
 
-    below: as of `replace_all`.  Raises ResourceError when the disk refuses; the old file is then
-    unharmed.
+    below: as of `replace_all`.
+
+    Raises ResourceError when the disk refuses; the old file is then unharmed.
     """
     replace_all(path.parent, [(path.name, data)], below)
 
@@ -229,6 +230,7 @@ def replace_all(
     Syncs the folder once, which takes half as long as once for each file.
 
     below: a folder above, from which on no link is followed (default: the folder itself).
+
     Required by the planted faults replaced_in_place and replaced_without_a_sync.
     """
     refuse_published(folder)

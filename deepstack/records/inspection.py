@@ -107,9 +107,10 @@ class Inspection:
     checksum are read.  An analysis has separate checksums.
 
     state: of status.json, or 'interrupted' if it is 'running' and no process holds the run.
-    files: number of files compared with a sha256.  problems: one line each, naming the file.
+    files: number of files compared with a sha256.
+    problems: one line each, naming the file.
     verdict: one of 'damaged', 'no checksums' (ended, of an earlier version), 'so far' (not ended),
-    'no weights' (published without its checkpoints, other files whole) and 'whole'.
+        'no weights' (published without its checkpoints, other files whole) and 'whole'.
     """
 
     def __init__(self, folder: RunFolder) -> None:

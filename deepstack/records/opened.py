@@ -78,8 +78,10 @@ def open_new(name: str, folder: int) -> int:
 def open_regular(name: str, folder: int, flags: int, mode: int = 0o666) -> int:
     """Open a file in an opened folder to change it in place; return its descriptor.
 
-    flags: as of `os.open`.  Refuses a link, a pipe, and a file that has another name as well
-    (a hard link), because changing it would change that file too.
+    flags: as of `os.open`.
+
+    Refuses a link, a pipe, and a file that has another name as well (a hard link), because changing
+    it would change that file too.
     """
     try:
         descriptor = os.open(name, flags | _FILE, mode, dir_fd=folder)

@@ -31,7 +31,9 @@ TRASH = ".trash"  # a folder of removed runs that earlier versions kept
 class Removal:
     """A run, a study or an old trash that will be removed.
 
-    path: its folder.  runs: bytes of each run in it, by path.  size: bytes of all.
+    path: its folder.
+    runs: bytes of each run in it, by path.
+    size: bytes of all.
     """
 
     path: Path

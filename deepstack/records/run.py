@@ -45,7 +45,9 @@ RESULTS = "results"  # the default of --out
 class Run:
     """One run folder, as it was when first read: takes no lock, never sees a torn row.
 
-    steps, evals, timing: pandas DataFrames; config, meta, status, columns: dicts; state: a word;
+    steps, evals, timing: pandas DataFrames.
+    config, meta, status, columns: dicts.
+    state: a word.
     path: the folder.  `columns["columns"]` has symbol, unit and meaning of every column.
 
     Every attribute is read on first use and then kept; make a new Run to read it again.

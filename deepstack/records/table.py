@@ -37,9 +37,12 @@ LOGGED = (
 class Summary:
     """The values that a table shows of one run.
 
-    path: the folder, absolute; links keep their names.  config: by dotted key.  logged: a value for
-    each of LOGGED.  labels: tags and note.  created: the time, '' if unknown.  damage: why the run
-    cannot be read, or None.
+    path: the folder, absolute; links keep their names.
+    config: by dotted key.
+    logged: a value for each of LOGGED.
+    labels: tags and note.
+    created: the time, '' if unknown.
+    damage: why the run cannot be read, or None.
     """
 
     path: Path
@@ -70,7 +73,7 @@ def rows_of(
     """Return the rows of `deepstack.records.run_rows` for summaries of runs.
 
     settings: the settings of each row and their order, instead of those that vary; tags and note
-    are then always columns.
+        are then always columns.
     """
     keys = varying_in_studies([one for one in summaries if one.damage is None])
     labels = [

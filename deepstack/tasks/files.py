@@ -57,7 +57,9 @@ def find_files(path: str, key: str = "task.path") -> tuple[str, list[Path]]:
     """Return the name for records, never a path, and the files that `path` means, in order.
 
     path: a file; a folder, which means the files in it and in folders below; or a pattern such as
-    `books/**/*.txt`.  Hidden files are skipped, and a folder's links to folders are not followed.
+        `books/**/*.txt`.  Hidden files are skipped, and a folder's links to folders are not
+        followed.
+
     Raises ConfigError, and OSError for `refusing`.
     """
     root = Path(os.path.expanduser(path))  # Path's own raises an error without a HOME

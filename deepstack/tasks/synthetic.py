@@ -214,7 +214,10 @@ def state_posterior(shown: Integers, before: Integers, transition: Floats, start
 
     It is f_i(s) e_i(s) b_i(s), rescaled over s. Here e_i(s) is 1 if shown_i is s or [MASK], else 0.
     For before_i this is d_i(s). The rest is f_i = T^T (d_{i-1} * f_{i-1}), b_{i-1} = T (e_i * b_i).
-    shown, before: (batch, seq), [MASK] = states. Returns (batch, seq, states).
+
+    shown, before: (batch, seq), [MASK] = states.
+
+    Returns (batch, seq, states).
     """
     states = len(start)
     evidence = np.vstack([np.eye(states), np.ones(states)])
@@ -370,9 +373,10 @@ def group(
 def with_uniform_answers(task: Task, answers: int, largest: int, without: float) -> Task:
     """Return the task with the records of answers that are uniform and follow from the inputs.
 
-    answers: their number.  largest: the largest k.  without: the least loss over all predicted
-    positions without the data that the answers depend on.  All k up to 32, powers of two above, and
-    the largest have a column.
+    answers: their number.
+    largest: the largest k.
+    without: the least loss over all predicted positions without the data that the answers depend
+        on.  All k up to 32, powers of two above, and the largest have a column.
     """
     levels = range(1, largest + 1)
     return replace(

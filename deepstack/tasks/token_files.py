@@ -37,7 +37,8 @@ LOOKED_AT, LEAST_HALVES = 2**16, 32
 class Tokenizer(Protocol):
     """Turns text into tokens.
 
-    name, sha256: of its file.  vocabulary: the number of tokens.
+    name, sha256: of its file.
+    vocabulary: the number of tokens.
     """
 
     name: str

@@ -54,8 +54,9 @@ HeldOut = Annotated[
 class Part(NamedTuple):
     """All tokens of a file, or the tokens of one batch of rows of a data set.
 
-    file, state, mapping: of a mapped file; None for tokens in memory.  sizes: of tokens made of
-    text, the bytes of that text as UTF-8 from each token to the next one, (tokens,).
+    file, state, mapping: of a mapped file; None for tokens in memory.
+    sizes: of tokens made of text, the bytes of that text as UTF-8 from each token to the next one,
+        (tokens,).
     """
 
     tokens: Tokens
@@ -190,7 +191,7 @@ def infilling(
     """Cut `spans` spans of `span` tokens out of each window, which become the target.
 
     tokens: (batch, window). The source has window - spans (span - 1) tokens, of which `spans` are
-    [MASK]s that do not touch; the target has spans * span. Every such choice is equally likely.
+        [MASK]s that do not touch; the target has spans * span. Every such choice is equally likely.
     """
     batch_size, window = tokens.shape
     # Each span lies in its own gap between the tokens that stay: before one of them, or at the end.

@@ -50,8 +50,9 @@ class Gradient(NamedTuple):
 class DeviceProduct(Product):
     """y = c x Wᵀ + b, in the autocast precision, with deferred weight gradients.
 
-    relu: y = max(c x Wᵀ + b, 0).  after_relu: x is such a y of another product; the gradient of x
-    is then the gradient of the maximum's argument.
+    relu: y = max(c x Wᵀ + b, 0).
+    after_relu: x is such a y of another product; the gradient of x is then the gradient of the
+        maximum's argument.
     transposed_weight: Wᵀ in memory during a pass inside of `prepared_weights`.
     """
 
@@ -202,8 +203,8 @@ def prepared_weights(
     """Return a context whose passes read prepared copies of the weights of fused layers.
 
     half: the autocast precision, to which weights of products by a library are converted.  Without
-    autocast the weights of small products are transposed: an fp32 product with a transposed matrix
-    takes twice as long.
+        autocast the weights of small products are transposed: an fp32 product with a transposed
+        matrix takes twice as long.
     """
     products = [p for p in products_of(layers) if isinstance(p, DeviceProduct)]
     small = [p for p in products if p.small_kernels(tokens)]
