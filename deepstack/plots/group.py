@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepstack.records import Run
-from deepstack.runs.series import Series
-from deepstack.runs.settings import SCHEME
+from deepstack.runs.settings import SCHEME, Series
 
 
 @dataclass(frozen=True)

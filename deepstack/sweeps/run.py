@@ -9,9 +9,7 @@ from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.base.ending import Stop, stop_requests
 from deepstack.base.errors import ConfigError
-from deepstack.base.notebook import in_notebook
-from deepstack.base.progress import NotebookView
-from deepstack.config.instruments import switches
+from deepstack.base.notebook import ProgressBar, in_notebook
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.sweeps.local import Local, default_workers, memory_budget
@@ -27,7 +25,7 @@ MEASURE_ONLY: dict[str, Any] = {
     "train.eval_every": 0,
     "train.eval_batches": 1,
     "log.skipped_layers": 0,
-    **switches("attribution_every"),
+    "log.first_order": False,
 }
 
 
@@ -86,14 +84,14 @@ def sweep(
 
 def notebook_bar() -> Callable[[Sequence[Progress]], None]:
     """Return a function that draws a bar of the runs that have ended, with the number by state."""
-    view = NotebookView()
+    bar = ProgressBar()
 
     def show(progress: Sequence[Progress]) -> None:
         states = Counter(entry.state for entry in progress)
         waiting = states["running"] + states["waiting"] + states["new"]
         text = ", ".join(f"{count} {state}" for state, count in states.items())
         total = len(progress)
-        view.show(total - waiting, total, f"runs ended: {text}")
+        bar.show(total - waiting, total, f"runs ended: {text}", last=not waiting)
 
     return show
 

@@ -23,8 +23,7 @@ from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, Run, Run
 from deepstack.training.environment import versions
 from deepstack.training.meta import entries, f0_norm, utc_now
 from deepstack.training.observer import Observer
-from deepstack.training.outcome import is_out_of_memory
-from deepstack.training.recorder import Recorder, open_logs, sync_logs
+from deepstack.training.recorder import Recorder, is_out_of_memory, open_logs, sync_logs
 from deepstack.training.schedule import is_due
 from deepstack.training.snapshot_writer import LayerRecords
 
@@ -181,7 +180,7 @@ class Probe:
             try:
                 sums = sync_logs(self._logs.values(), ended=True)
             except ChangedLogError as changed:
-                write_end(self.folder, "failed", self.at, error=str(changed))
+                self.folder.write_status("failed", self.at, error=str(changed))
                 raise
             self._records.write()
             if (divergence := recorder.divergence) is not None:
@@ -189,10 +188,10 @@ class Probe:
             elif error is None:
                 write_end(self.folder, "done", self.at, logs=sums)
             elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
-                write_end(self.folder, "interrupted", self.at)
+                self.folder.write_status("interrupted", self.at)
             else:
                 state = "out_of_memory" if is_out_of_memory(error) else "failed"
-                write_end(self.folder, state, self.at, error=repr(error))
+                self.folder.write_status(state, self.at, error=repr(error))
 
     @property
     def run(self) -> Run:

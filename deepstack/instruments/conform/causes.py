@@ -1,0 +1,347 @@
+"""The likely cause of a difference: the fault that gives the block's numbers, digit by digit.
+
+Each hypothesis is the reference with one fault.  Some have a constant, which is fitted.  The first
+whose F equals the block's within the tolerance is the cause; simple faults come first.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deepstack.base.errors import DeepstackError
+from deepstack.instruments.conform import mutations as change
+from deepstack.instruments.conform.compare import distance
+from deepstack.instruments.conform.equations import equations
+from deepstack.instruments.conform.mutations import Place
+from deepstack.instruments.conform.reference import Reference, place, scheme_place
+from deepstack.model.sublayers import ACTIVATIONS, Attention, FeedForward, LinearMaps
+from deepstack.schemes import NORMS, SCHEMES, hyper_connections
+
+STARTS = (1.0, 0.25, 4.0)
+EPSILONS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-3, 0.0)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """The reference with one fault.
+
+    key: of the fault.  text: the fault in words; {c} is its constant.  line: file:line of the
+    reference.  run: (x, c) -> F.  starts: where the fit of c begins; none: no constant.
+    """
+
+    key: str
+    text: str
+    line: str
+    run: Callable[[Tensor, float], Tensor]
+    starts: Sequence[float] = ()
+
+
+def matched(one: Hypothesis, x: Tensor, found: Tensor, tolerance: float) -> tuple[bool, float]:
+    """Return whether the hypothesis gives F as the block has it, and with which constant."""
+    try:
+        with torch.no_grad():
+            if not one.starts:
+                return distance(one.run(x, 1.0), found) <= tolerance, 1.0
+            for start in one.starts:
+                c = fitted(lambda c: one.run(x, c), found, start)
+                if distance(one.run(x, c), found) <= tolerance and abs(c - 1) > 1e-7:
+                    return True, c
+    except (RuntimeError, TypeError, ValueError, AttributeError, DeepstackError):
+        pass  # the fault is none that this scheme can have
+    return False, 1.0
+
+
+def fitted(run: Callable[[float], Tensor], found: Tensor, c: float) -> float:
+    """Return the constant that brings run(c) next to the block's F, by Gauss and Newton."""
+    last = float("inf")
+    for turn in range(25):
+        step = 1e-5 * max(1.0, abs(c))
+        rest = run(c) - found
+        size = float(rest.norm())
+        if not size < 1e300 or size <= 1e-13 * float(found.norm()) or (turn > 4 and size > last):
+            break
+        slope = (run(c + step) - run(c - step)) / (2 * step)
+        square = float((slope * slope).sum())
+        if not square:
+            break
+        last, c = size, c - float((slope * rest).sum()) / square
+    return c
+
+
+def scopes(reference: Reference) -> Iterator[tuple[str, list[Place]]]:
+    """Yield sets of sublayers in words: all, one kind, one layer."""
+    N = reference.depth
+    kinds = reference.stack.schemes[0].sublayers
+    layers = range(1, N + 1)
+    yield "", [(n, kind) for n in layers for kind in kinds]
+    for kind in kinds:
+        yield f" of the {kind.replace('_', '-')}", [(n, kind) for n in layers]
+    if N > 1:
+        yield " of the last layer", [(N, kind) for kind in kinds]
+        yield " of the first layer", [(1, kind) for kind in kinds]
+        yield " of all layers but the first", [(n, kind) for n in layers[1:] for kind in kinds]
+        yield " of all layers but the last", [(n, kind) for n in layers[:-1] for kind in kinds]
+    for kind in kinds if N > 1 else ():
+        yield f" of the last layer's {kind.replace('_', '-')}", [(N, kind)]
+        yield f" of the first layer's {kind.replace('_', '-')}", [(1, kind)]
+
+
+def hypotheses(reference: Reference) -> Iterator[Hypothesis]:
+    """Yield the faults that a block may have, simple ones first."""
+    yield from coefficients(reference)
+    yield from missing_norms(reference)
+    yield from norm_formulas(reference)
+    yield from inside(reference)
+    yield from mixing(reference)
+    yield from wirings(reference)
+    yield from depths(reference)
+
+
+def inside_of(
+    reference: Reference, context: Callable[[float], AbstractContextManager[None]]
+) -> Callable[[Tensor, float], Tensor]:
+    """Return (x, c) -> F of the reference in a context."""
+
+    def run(x: Tensor, c: float) -> Tensor:
+        with context(c):
+            return reference.run(x)
+
+    return run
+
+
+def coefficients(reference: Reference) -> Iterator[Hypothesis]:
+    """Yield another coefficient of the stream, of the branch, or of the branch's input."""
+    line = scheme_place(reference, "alpha", "setup", "residual", "layer")
+    own = scheme_place(reference, "residual", "layer")
+    run = partial(inside_of, reference)
+
+    def same(z: Tensor) -> Tensor:
+        return z
+
+    for words, chosen in scopes(reference):
+
+        def skip(c: float, chosen: Any = chosen) -> Any:
+            return change.residuals(reference, chosen, change.scaled_skip(c))
+
+        def after(c: float, chosen: Any = chosen) -> Any:
+            return change.branches(reference, chosen, same, lambda y: c * y)
+
+        def before(c: float, chosen: Any = chosen) -> Any:
+            return change.branches(reference, chosen, lambda z: c * z, same)
+
+        yield Hypothesis(
+            f"skip{words}", f"the residual stream{words} is multiplied by {{c}}", line,
+            run(skip), STARTS,
+        )  # fmt: skip
+        yield Hypothesis(
+            f"branch{words}", f"the branch{words} is multiplied by {{c}}", own, run(after), STARTS
+        )
+        yield Hypothesis(
+            f"branch input{words}", f"the sublayer's input{words} is multiplied by {{c}}", own,
+            run(before), STARTS,
+        )  # fmt: skip
+
+
+def norm_groups(reference: Reference) -> Iterator[tuple[str, list[Any]]]:
+    """Yield norms by name over all layers, all norms beside sublayers, and one layer's."""
+    names = dict.fromkeys(name for name, _ in reference.norms)
+    for name in names:
+        yield name, [key for key in reference.norms if key[0] == name]
+    beside = [key for key in reference.norms if key[1] and "_norm" in key[0]]
+    if len({name for name, _ in beside}) > 1:
+        yield "all norms of sublayers", beside
+    if reference.depth > 1:
+        for number, words in ((reference.depth, "last"), (1, "first")):
+            for name in names:
+                if (name, number) in reference.norms:
+                    yield f"{name} of the {words} layer", [(name, number)]
+
+
+def missing_norms(reference: Reference) -> Iterator[Hypothesis]:
+    """Yield a norm left out, and one too many at either end."""
+    for name, keys in norm_groups(reference):
+        outside = keys[0][1] == 0
+        line = (
+            place(
+                type(reference.stack).leave if "entry" not in name else type(reference.stack).enter
+            )
+            if outside
+            else scheme_place(reference, "residual", "layer", "setup")
+        )
+
+        def without(c: float, keys: Any = keys) -> Any:
+            return change.norms_as(reference, keys, lambda norm, z: z)
+
+        def affine(c: float, keys: Any = keys) -> Any:
+            return change.norms_as(reference, keys, change.affine)
+
+        run = partial(inside_of, reference)
+        yield Hypothesis(f"no {name}", f"{name} is missing", line, run(without))
+        yield Hypothesis(f"no {name}", f"{name} has gain and bias alone", line, run(affine))
+    stack = type(reference.stack)
+    eps = reference.config.model.norm.eps
+
+    def normed(z: Tensor) -> Tensor:
+        return F.layer_norm(z, z.shape[-1:], eps=eps)
+
+    yield Hypothesis(
+        "extra final norm", "a norm comes after the last layer that the scheme does not have",
+        place(stack.leave), lambda x, c: normed(reference.run(x)),
+    )  # fmt: skip
+    yield Hypothesis(
+        "extra entry norm", "a norm comes before the first layer that the scheme does not have",
+        place(stack.enter), lambda x, c: reference.run(normed(x)),
+    )  # fmt: skip
+
+
+def norm_formulas(reference: Reference) -> Iterator[Hypothesis]:
+    """Yield another formula of the norms."""
+    line = place(NORMS[reference.config.model.norm.kind].forward)
+    other = "RMSNorm" if reference.config.model.norm.kind == "layer" else "LayerNorm"
+    formulas: list[tuple[str, str, Any]] = [
+        ("eps outside the root", "epsilon is added outside the root", change.eps_outside),
+        ("unbiased variance", "the variance is the unbiased one", change.unbiased),
+        (
+            "unbiased deviation", "epsilon is added to the unbiased deviation",
+            change.unbiased_outside,
+        ),
+        (f"{other}", f"the norm is {other}", change.other_kind),
+        ("1 + gain", "the gain is 1 + g", change.gain_plus_one),
+    ]  # fmt: skip
+    formulas += [(f"eps {eps:g}", f"epsilon is {eps:g}", change.other_eps(eps)) for eps in EPSILONS]
+    groups = [("", list(reference.norms)), *((f" of {n}", k) for n, k in norm_groups(reference))]
+    groups = [(words.replace("of all norms", "of the norms"), keys) for words, keys in groups]
+    for words, keys in groups if reference.norms else ():
+        for key, text, function in formulas:
+
+            def formula(c: float, keys: Any = keys, function: Any = function) -> Any:
+                return change.norms_as(reference, keys, function)
+
+            run = inside_of(reference, formula)
+            yield Hypothesis(f"{key}{words}", f"{text}{words}", line, run)
+
+
+def inside(reference: Reference) -> Iterator[Hypothesis]:
+    """Yield faults inside attention and feed-forward."""
+    maps = {"attention": ("qkv", "o"), "feed_forward": ("w1", "w13", "w2")}
+    run = partial(inside_of, reference)
+    everywhere = next(iter(scopes(reference)))[1]
+    attention, line = place(Attention.forward), place(LinearMaps.apply_map)
+    bias_scopes = [
+        ("o and w2", ("o", "w2")), ("o", ("o",)), ("w2", ("w2",)), ("w1", ("w1", "w13")),
+        ("q, k and v", ("qkv",)), ("all maps", sum(maps.values(), ())),
+    ]  # fmt: skip
+    for words, names in bias_scopes:
+
+        def bias(c: float, names: Any = names) -> Any:
+            return change.sublayers(reference, everywhere, change.scaled_map(names, 1.0, c))
+
+        yield Hypothesis(
+            f"bias of {words}", f"the bias of {words} is multiplied by {{c}}", line, run(bias),
+            STARTS,
+        )  # fmt: skip
+    for words, names in bias_scopes:
+
+        def weight(c: float, names: Any = names) -> Any:
+            return change.sublayers(reference, everywhere, change.scaled_map(names, c, 1.0))
+
+        yield Hypothesis(
+            f"matrix of {words}", f"the product with {words} is multiplied by {{c}}", line,
+            run(weight), STARTS,
+        )  # fmt: skip
+
+    def logits(c: float) -> Any:
+        chosen = [one for one in everywhere if one[1] == "attention"]
+        return change.sublayers(reference, chosen, change.scaled_logits(c))
+
+    def mask(c: float) -> Any:
+        chosen = [one for one in everywhere if one[1] == "attention"]
+        return change.sublayers(reference, chosen, change.other_mask)
+
+    yield Hypothesis(
+        "logits", "the logits of attention are multiplied by {c}", attention, run(logits), STARTS
+    )
+    yield Hypothesis(
+        "mask", "attention reads all positions in place of earlier ones, or the reverse",
+        attention, run(mask),
+    )  # fmt: skip
+    for name, function in ACTIVATIONS.items():
+
+        def activation(c: float, function: Any = function) -> Any:
+            chosen = [one for one in everywhere if one[1] == "feed_forward"]
+            return change.sublayers(reference, chosen, lambda _: ("activation", function))
+
+        text = f"the activation is {name}"
+        yield Hypothesis(f"activation {name}", text, place(FeedForward.forward), run(activation))
+
+
+def mixing(reference: Reference) -> Iterator[Hypothesis]:
+    """Yield the transposed mixing of streams."""
+    if any("connections" in name for name, _ in reference.entries):
+        yield Hypothesis(
+            "transposed mixing", "the streams are mixed by the transposed matrix A_r",
+            place(hyper_connections.mix),
+            inside_of(reference, lambda c: change.transposed_mixing()),
+        )  # fmt: skip
+
+
+def wirings(reference: Reference) -> Iterator[Hypothesis]:
+    """Yield other equations: written here, and those of other schemes."""
+    line = scheme_place(reference, "residual", "layer")
+    everywhere = next(iter(scopes(reference)))[1]
+    for equation, function in equations(reference):
+
+        def other(c: float, function: Any = function) -> Any:
+            return change.residuals(reference, everywhere, function)
+
+        run = inside_of(reference, other)
+        yield Hypothesis(f"equation {equation}", f"the block computes {equation}", line, run)
+    for name in SCHEMES:
+        if name != reference.scheme.scheme_class.name:
+            text = f"the block computes {name}: {SCHEMES[name].equation}"
+            yield Hypothesis(f"scheme {name}", text, line, partial(by_scheme, reference, name))
+
+
+def by_scheme(reference: Reference, name: str, x: Tensor, c: float) -> Tensor:
+    """Return F of another scheme with the reference's values, if it has all of them."""
+    settings = {k: v for k, v in reference.given.items() if "scheme_options" not in k}
+    other = Reference(name, reference.depth, settings)
+    if not reference.pieces.keys() <= other.pieces.keys():
+        raise ValueError("other parameters")
+    for key in reference.pieces:
+        other.assign(key, reference.value(key))
+    return other.run(x)
+
+
+def depths(reference: Reference) -> Iterator[Hypothesis]:
+    """Yield coefficients of another depth, or of another layer."""
+    N = reference.depth
+    line = scheme_place(reference, "alpha", "setup", "residual", "layer")
+    for depth, first, words in (
+        (N + 1, 1, "the layer counts from 2"),
+        (2 * N, 0, "the depth is 2N in place of N"),
+        (N + 1, 0, "the depth is N + 1 in place of N"),
+        (4 * N, 0, "the depth is 4N in place of N"),
+        *((n, 0, f"the depth is {n} in place of N") for n in (6, 12, 24, 32, 96)),
+    ):
+        if depth >= N + first and depth != N:
+            run = partial(by_depth, reference, depth, first)
+            yield Hypothesis(f"depth {words}", words, line, run)
+
+
+def by_depth(reference: Reference, depth: int, first: int, x: Tensor, c: float) -> Tensor:
+    """Return F of the layers first + 1 … first + N of a deeper reference, with equal values."""
+    name, N = reference.scheme.scheme_class.name, reference.depth
+    other = Reference(name, depth, reference.given)
+    for key in reference.pieces:
+        other.assign((key[0], key[1] + first if key[1] else 0), reference.value(key))
+    stream = other.stack.enter(x)
+    for layer in list(other.stack.layers)[first : first + N]:
+        stream = layer(stream)
+    return other.stack.leave(stream)

@@ -1,0 +1,334 @@
+"""The checks of a block, in order: forward pass, gradients, start, first update."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deepstack.config.roles import MATRICES
+from deepstack.instruments.conform.block import Block, undeclared
+from deepstack.instruments.conform.causes import Hypothesis, hypotheses, matched
+from deepstack.instruments.conform.compare import (
+    compare_gradients,
+    compare_updates,
+    copy,
+    distance,
+    gradient_distances,
+    gradients,
+    has_factors,
+    move,
+    pair,
+)
+from deepstack.instruments.conform.effect import effect
+from deepstack.instruments.conform.mutations import (
+    branches,
+    residuals,
+    scaled_skip,
+    without_stop_gradient,
+)
+from deepstack.instruments.conform.naming import equation_of, formula_of, power_of, start_cause
+from deepstack.instruments.conform.reference import Reference, draw_input, place, scheme_place
+from deepstack.instruments.conform.report import Difference, Report
+from deepstack.instruments.conform.start import Start, check_starts, sample_starts
+from deepstack.instruments.conform.weights import Key, Weights
+from deepstack.model.sublayers import LinearMaps
+from deepstack.schemes import NORMS
+
+DEPTHS = (2, 7, 20)
+CHECKS = ("forward", "gradients", "start", "update")
+TOLERANCE = 1e-9
+
+
+@dataclass
+class Comparison:
+    """The checks of one block, in order; the first that fails ends them."""
+
+    block: Block
+    scheme: str
+    settings: dict[str, Any]
+    tolerance: float
+    report: Report
+
+    def run(self, checks: Sequence[str]) -> None:
+        """Run the checks until one finds a difference."""
+        self.note_undeclared()
+        for name in CHECKS:
+            if name in checks and self.report.difference is None:
+                getattr(self, name)()
+
+    def note_undeclared(self) -> None:
+        """Note the parameters of the reference that the block does not declare."""
+        reference, own = pair(self.block, self.scheme, DEPTHS[0], self.settings)
+        missing = dict.fromkeys(key[0] for key in reference.entries if key not in own.pieces)
+        if missing:
+            self.report.notes.append(
+                f"not declared, and kept at their start in the reference: {', '.join(missing)}"
+            )
+
+    def row(self, check: str, depth: int, what: str, found: float, most: float) -> None:
+        """Add a comparison to the report."""
+        self.report.rows.append(
+            {"check": check, "depth": depth, "of": what, "difference": found, "allowed": most}
+        )
+
+    def differ(
+        self, check: str, key: str, size: str, cause: str, reference: Reference, line: str
+    ) -> None:
+        """Record the first difference."""
+        consequence = effect(self.block, self.scheme, self.settings, copied=check != "start")
+        self.report.difference = Difference(
+            check, key, size, cause, equation_of(reference), line, consequence
+        )
+
+    # --- forward --------------------------------------------------------------------------------
+
+    def forward(self) -> None:
+        """Compare F at every depth; at the first difference, look for its cause."""
+        for depth in DEPTHS:
+            reference, own = pair(self.block, self.scheme, depth, self.settings)
+            x = draw_input(reference.config)
+            with torch.no_grad():
+                found, expected = own.run(x), reference.run(x)
+            size = distance(found, expected)
+            self.row("forward", depth, "F", size, self.tolerance)
+            if size > self.tolerance:
+                words = f"‖F − F_ref‖ / ‖F_ref‖ = {size:.3g} at N = {depth}"
+                self.differ("forward", *self.forward_cause(reference, x, found, words))
+                return
+
+    def forward_cause(
+        self, reference: Reference, x: torch.Tensor, found: torch.Tensor, size: str
+    ) -> tuple[str, str, str, Reference, str]:
+        """Return key, size, cause, reference and line of a difference in the forward pass."""
+        best: tuple[Hypothesis, dict[int, float]] | None = None
+        for one in hypotheses(reference):
+            fits, c = matched(one, x, found, self.tolerance)
+            if not fits:
+                continue
+            others = self.constants(one, reference.depth)
+            if best is None or others is not None:
+                best = one, {reference.depth: c} | (others or {})
+            if others is not None:
+                break  # it explains F at all depths
+        if best is not None:
+            one, values = best
+            key, cause = described(one, values, self.references(values))
+            return key, size, cause, reference, one.line
+        cause = "no known fault gives the block's numbers"
+        if extra := undeclared(self.block.weights(reference)):
+            cause += f"; parameters that PARAMETERS does not name: {', '.join(extra[:6])}"
+        return "unknown", size, cause, reference, scheme_place(reference, "residual", "layer")
+
+    def references(self, depths: Mapping[int, Any]) -> dict[int, Reference]:
+        """Return the reference of each depth."""
+        return {N: Reference(self.scheme, N, self.settings) for N in depths}
+
+    def constants(self, one: Hypothesis, first: int) -> dict[int, float] | None:
+        """Return the constant of a fault at the other depths, or None if it fails at one."""
+        values = {}
+        for depth in DEPTHS:
+            if depth == first:
+                continue
+            reference, own = pair(self.block, self.scheme, depth, self.settings)
+            x = draw_input(reference.config)
+            with torch.no_grad():
+                found = own.run(x)
+                if distance(found, reference.run(x)) <= self.tolerance:
+                    values[depth] = 1.0
+                    continue
+            same = next((h for h in hypotheses(reference) if h.key == one.key), None)
+            fits, c = matched(same, x, found, self.tolerance) if same else (False, 1.0)
+            if not fits:
+                return None
+            values[depth] = c
+        return values
+
+    # --- gradients ------------------------------------------------------------------------------
+
+    def gradients(self) -> None:
+        """Compare the gradients of x_0 and of every parameter."""
+        for depth in DEPTHS:
+            reference, own = pair(self.block, self.scheme, depth, self.settings)
+            distances = compare_gradients(reference, own)
+            for what, worst in largest(distances).items():
+                self.row("gradients", depth, what, worst, self.tolerance)
+            wrong = [key for key, size in distances.items() if size > self.tolerance]
+            extra = self.trained_besides(own)
+            if not wrong and not extra:
+                continue
+            if wrong:
+                name, layer = wrong[0]
+                where = f" of layer {layer}" if layer else ""
+                size = f"the gradient of {name}{where} differs by {distances[wrong[0]]:.3g} of its"
+                size += f" size at N = {depth}"
+                key, cause, line = self.gradient_cause(reference, own, wrong, distances)
+            else:
+                key, size = "extra parameter", f"a gradient other than 0 at N = {depth}"
+                cause = f"the block trains {extra[0]}, which the reference does not have"
+                line = scheme_place(reference, "setup", "residual", "layer")
+            self.differ("gradients", key, size, cause, reference, line)
+            return
+
+    def trained_besides(self, own: Weights) -> list[str]:
+        """Return the undeclared parameters that F depends on, in double precision."""
+        named = dict(own.module.named_parameters())
+        grads = {name: named[name].grad for name in undeclared(own)}
+        return [name for name, g in grads.items() if g is not None and bool((g != 0).any())]
+
+    def gradient_cause(
+        self, reference: Reference, own: Weights, wrong: list[Key], distances: dict[Key, float]
+    ) -> tuple[str, str, str]:
+        """Return key, text and line of a difference in gradients alone."""
+        x = draw_input(reference.config)
+        found = gradients(own, x)
+        sublayers = [
+            (number, name)
+            for number, layer in enumerate(reference.stack.layers, start=1)
+            for name in layer.names
+        ]
+
+        def detach(z: Any) -> Any:
+            return z.detach()
+
+        def same(z: Any) -> Any:
+            return z
+
+        own_line = scheme_place(reference, "residual", "layer")
+        for key, text, context in (
+            ("no stop-gradient", "gradients flow where the scheme stops them",
+             without_stop_gradient()),
+            ("detached stream", "the residual stream is detached",
+             residuals(reference, sublayers, scaled_skip(1.0, detached=True))),
+            ("detached branch", "the branch is detached",
+             branches(reference, sublayers, same, detach)),
+            ("detached input", "the sublayer's input is detached",
+             branches(reference, sublayers, detach, same)),
+        ):  # fmt: skip
+            with context:
+                expected = gradients(reference, x)
+            if max(gradient_distances(found, expected).values()) <= self.tolerance:
+                return key, text, own_line
+        untrained = [key for key in wrong if found[key] is None]
+        name, layer = untrained[0] if untrained else wrong[0]
+        text = f"of {len(distances)} gradients {len(wrong)} differ"
+        if untrained:
+            text = f"{name} of layer {layer} is not trained: its gradient is missing"
+        entry = reference.entries.get((name, layer))
+        line = own_line
+        if entry and entry.role in (*MATRICES, "bias"):
+            line = place(LinearMaps.apply_map)
+        elif entry and "norm" in entry.role:
+            line = place(NORMS[reference.config.model.norm.kind].forward)
+        return ("not trained" if untrained else "gradient"), text, line
+
+    # --- start ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Compare mean, variance and gain of every parameter at the start."""
+        if self.block.build is None:
+            self.report.notes.append("the start: residual(x, G) has no parameters of its own")
+            return
+        drawn = sample_starts(self.block, self.scheme, DEPTHS, self.settings)
+        tests = check_starts(drawn)
+        references = {depth: reference for depth, (reference, _) in drawn.items()}
+        if not tests:
+            self.report.notes.append("the start: the scheme's constraint changes it")
+        for one in largest_tests(tests):
+            most = max(one.high / one.ratio - 1, 0.0) if one.ratio else 0.0
+            self.row("start", one.depth, one.name, abs(one.ratio - 1), most)
+        failed = [one for one in tests if not one.holds]
+        if failed:
+            first = failed[0]
+            key, cause, line = start_cause(failed, tests, references)
+            where = f" of layer {first.layer}" if first.layer else " of all layers"
+            size = (
+                f"{first.name}{where} at N = {first.depth}: {first.ratio:.4g} times the "
+                f"reference's ({first.low:.4g} to {first.high:.4g}); {len(failed)} of "
+                f"{len(tests)} tests fail"
+            )
+            self.differ("start", key, size, cause, references[first.depth], line)
+
+    # --- first update ---------------------------------------------------------------------------
+
+    def update(self) -> None:
+        """Compare the change of every parameter by the first step of SGD and of Adam."""
+        for kind in ("sgd", "adam"):
+            settings = self.settings | {"train.optimizer": kind}
+            for depth in DEPTHS:
+                reference = Reference(self.scheme, depth, settings)
+                if has_factors(reference) and self.block.optimizer is None:
+                    self.report.notes.append(
+                        f"the first step of {kind}: the scheme has factors on the rates, and the "
+                        "block has no optimizer(module, name, lr, eps)"
+                    )
+                    break
+                own = self.block.weights(reference)
+                move(reference, own.pieces)
+                copy(reference, own)
+                distances = compare_updates(reference, own, self.block, kind)
+                for what, size in largest(distances).items():
+                    self.row(f"{kind} step", depth, what, size, 1e-6)
+                wrong = [key for key, size in distances.items() if size > 1e-6]
+                if wrong:
+                    self.differ("update", *update_cause(reference, wrong, distances, kind))
+                    return
+        if self.block.optimizer is not None:
+            self.report.notes.append("weight decay: its factors are not compared")
+
+
+def update_cause(
+    reference: Reference, wrong: list[Key], distances: Mapping[Key, float], kind: str
+) -> tuple[str, str, str, Reference, str]:
+    """Return key, size, cause, reference and line of another first step."""
+    name, layer = wrong[0]
+    roles = list(dict.fromkeys(name for name, _ in wrong))
+    factors = reference.optim(reference.entries[wrong[0]].role)
+    size = (
+        f"the first step of {kind} changes {name}{f' of layer {layer}' if layer else ''} by "
+        f"another amount at N = {reference.depth}: {distances[wrong[0]]:.3g} of its size"
+    )
+    cause = (
+        f"the reference multiplies the learning rate by {factors.lr:.4g} and epsilon by "
+        f"{factors.eps:.4g} for {', '.join(roles[:8])}"
+    )
+    line = scheme_place(reference, "optim", "residual", "layer")
+    return f"update {kind}", size, cause, reference, line
+
+
+def described(
+    one: Hypothesis, values: Mapping[int, float], references: Mapping[int, Reference]
+) -> tuple[str, str]:
+    """Return key and text of a fault, with its constants by depth."""
+    if not one.starts:
+        return one.key, one.text
+    by_depth = ", ".join(f"{c:.4g} at N = {N}" for N, c in sorted(values.items()))
+    alphas = {N: reference.scheme.alpha for N, reference in references.items()}
+    if one.key == "skip" and all(alpha is not None for alpha in alphas.values()):
+        own = {N: values[N] * float(alphas[N] or 1) for N in values}
+        formula = formula_of(own, references)
+        pairs = ", ".join(
+            f"{own[N]:.4f} where the reference has {alphas[N]:.4f} at N = {N}" for N in sorted(own)
+        )
+        name = f": {formula}" if formula else ""
+        return f"alpha{name}", f"alpha is {pairs}{f'; that is {formula}' if formula else ''}"
+    power = power_of(values)
+    return one.key, one.text.replace("{c}", by_depth) + (f", as {power}" if power else "")
+
+
+def largest(distances: Mapping[Key, float]) -> dict[str, float]:
+    """Return the largest distance over layers of each parameter."""
+    found: dict[str, float] = {}
+    for (name, _), size in distances.items():
+        found[name] = max(size, found.get(name, 0.0))
+    return found
+
+
+def largest_tests(tests: Sequence[Start]) -> list[Start]:
+    """Return the test of each parameter and depth whose deviation differs most."""
+    found: dict[tuple[str, int], Start] = {}
+    for one in tests:
+        there = found.get((one.name, one.depth))
+        if there is None or abs(one.ratio - 1) > abs(there.ratio - 1):
+            found[one.name, one.depth] = one
+    return list(found.values())

@@ -1,0 +1,70 @@
+"""The command `deepstack conform FILE --scheme NAME`."""
+
+from pathlib import Path
+
+import typer
+
+from deepstack.base.errors import ConfigError, DifferenceError
+from deepstack.cli import options as opt
+from deepstack.cli.commands import command
+from deepstack.cli.completion import complete_names
+from deepstack.cli.output import emit, emit_json, log
+
+
+@command("Instruments", "deepstack conform my_block.py --scheme deepnorm")
+def conform_command(
+    file: Path | None = typer.Argument(
+        None, metavar="FILE", help="A Python file with build and PARAMETERS, or residual."
+    ),
+    overrides: list[str] = typer.Argument(
+        [], metavar="KEY=VALUE", help="Settings of the reference, as in model.norm.kind=rms."
+    ),
+    scheme: str = opt.option(
+        "The scheme to compare with: deepstack list schemes.",
+        default="deepnorm",
+        autocompletion=complete_names("schemes", ""),
+    ),
+    checks: str = opt.option("The comparisons to make.", default="forward,gradients,start,update"),
+    tolerance: float = opt.option(
+        "Largest relative difference; about 1e-5 for a block in single precision.", default=1e-9
+    ),
+    template: bool = opt.flag("Print a file to fill in, with the scheme's parameters."),
+    plugin: opt.Plugins = [],
+    json: opt.Json = False,
+) -> None:
+    """Compare a PyTorch block with the reference of a scheme; name the first disagreement.
+
+    With equal weights: forward pass and gradients at 2, 7 and 20 layers, the start of every
+    parameter, and the first step of SGD and Adam. It exits 0, or 6 if they differ.
+    """
+    opt.load_plugins(plugin)
+    from deepstack.config.load import parse_override
+    from deepstack.instruments.conform.conform import examine
+    from deepstack.instruments.conform.template import template_of
+
+    settings = {".".join(path): node.value for path, node in map(parse_override, overrides)}
+    if template:
+        typer.echo(template_of(scheme, settings))
+        return
+    if file is None:
+        raise ConfigError("conform: FILE is missing; --template prints one to fill in")
+    chosen = tuple(word.strip() for word in checks.split(","))
+    report = examine(file, scheme, settings=settings, checks=chosen, tolerance=tolerance)
+    if json:
+        difference = report.difference
+        emit_json(
+            {
+                "agrees": difference is None,
+                "difference": None if difference is None else vars(difference),
+                "rows": report.rows,
+                "notes": report.notes,
+                "seconds": report.seconds,
+            }
+        )
+    else:
+        emit(report.summary(), False)
+    for note in report.notes:
+        log(f"not compared: {note}")
+    if report.difference is not None:
+        raise DifferenceError(report.text)
+    log(f"{report.text} ({report.seconds:.0f} s)")

@@ -1,1 +1,0 @@
-"""A database of MLflow from finished runs."""

@@ -1,1 +1,0 @@
-"""Text through a file of the library `tokenizers`."""

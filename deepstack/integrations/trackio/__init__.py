@@ -1,1 +1,0 @@
-"""Databases of trackio from finished runs."""

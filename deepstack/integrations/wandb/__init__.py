@@ -1,1 +1,0 @@
-"""Offline runs of Weights & Biases from finished runs."""
