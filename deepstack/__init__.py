@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     from deepstack.instruments.calibrate.calibrate import calibrate as calibrate
     from deepstack.instruments.calibrate.model import calibrate_model as calibrate_model
     from deepstack.instruments.conform.conform import conform as conform
-    from deepstack.instruments.depth_use.external import analyze_huggingface as analyze_huggingface
     from deepstack.instruments.depth_use.external import analyze_model as analyze_model
     from deepstack.instruments.depth_use.runs import analyze_run as analyze  # noqa: F401
     from deepstack.instruments.probe.probe import Probe as probe  # noqa: F401
     from deepstack.instruments.report.page import report as report
     from deepstack.instruments.signal.signal import signal as signal
+    from deepstack.integrations.huggingface.analysis import (
+        analyze_huggingface as analyze_huggingface,
+    )
     from deepstack.model import build_model as build_model
     from deepstack.plots.files import plot as plot
     from deepstack.runs.comparison import compare as compare
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from deepstack.training import train as train
 
 # name -> module, attribute ("" for the module itself): imported when first used, so that
-# `import deepstack` needs no torch; those of instruments stand in their folders
+# `import deepstack` needs no torch.  The folders of instruments list their own names.
 _PUBLIC = {
     "build_model": ("deepstack.model", "build_model"),
     "compare": ("deepstack.runs.comparison", "compare"),

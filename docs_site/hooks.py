@@ -17,7 +17,10 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import reference  # noqa: E402  (lies in this folder)
 
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "benchmarks/*.md", "results/README.md")
+PAGES = (
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "benchmarks/*.md",
+    "results/README.md",
+)  # fmt: skip
 EXPERIMENTS = ("experiments/*/README.md",)
 PICTURES = ("docs/**/*.png", "experiments/*/figures*/*.png", "benchmarks/**/*.png")
 # Files of this folder, and where the site has them.
@@ -58,7 +61,7 @@ def on_post_template(output: str, template_name: str, config: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links to files that are no page, such as configs and code, into their paths."""
+    """Turn links to files that are not pages, such as configs and code, into their paths."""
     folder = (ROOT / page.file.src_uri).parent
 
     def replace(match: re.Match[str]) -> str:

@@ -6,12 +6,15 @@ import html
 import inspect
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import deepstack
-from deepstack.cli import list_command
+from deepstack.cli.listing import listings
 
+# A field of a docstring, or several with the same meaning: `steps, evals: pandas DataFrames.`
+FIELD = re.compile(r"^`?\w+`?(?:, `?\w+`?)*: ", re.MULTILINE)
 HEAD = "This page is generated from the code.\n\n"
 
 
@@ -25,7 +28,6 @@ def pages(root: Path) -> dict[str, str]:
         "reference/charts.md": charts(),
         "reference/commands.md": commands(),
         "reference/python.md": python(),
-        "reference/glossary.md": glossary(root),
         "reference/gallery.md": gallery(root),
         "experiments/README.md": experiments(root),
     }
@@ -39,7 +41,7 @@ def schemes() -> str:
         "# Schemes",
         HEAD + f"{len(SCHEMES)} schemes. N is the depth, G a sublayer, x the stream.",
     ]
-    for row in list_command.scheme_rows(depth=100):
+    for row in listings()["schemes"].table(complete=True):
         scheme = SCHEMES[row["name"]]
         facts = [("`model.scheme`", code(row["name"])), ("families", ", ".join(row["families"]))]
         facts += [("paper", link_paper(row["paper"]))]
@@ -71,7 +73,7 @@ def diagnostics() -> str:
 
     rows = [
         (code(row["name"]), row["symbol"], row["description"])
-        for row in list_command.diagnostic_rows()
+        for row in listings()["diagnostics"].table(complete=True)
         if row["interval"] == "every step"
     ]
     parts = [
@@ -90,7 +92,7 @@ def diagnostics() -> str:
 def settings() -> str:
     """Return every setting by section, with default, allowed values and meaning."""
     sections: dict[str, list[Sequence[Any]]] = {}
-    for row in list_command.setting_rows():
+    for row in listings()["settings"].table(complete=True):
         section, _, name = row["name"].rpartition(".")
         cells = (code(name), shown(row["default"]), row["allowed"], row["description"])
         sections.setdefault(section or "top level", []).append(cells)
@@ -109,7 +111,7 @@ def tasks() -> str:
         "# Tasks",
         HEAD + "Choose one with `task.name`. The others are keys of the section `task`.",
     ]
-    for row in list_command.task_rows():
+    for row in listings()["tasks"].table(complete=True):
         options = [
             (code(o["name"]), shown(o["default"]), o["type"], o["description"])
             for o in row["options"]
@@ -174,12 +176,6 @@ def python() -> str:
         if not name.startswith("_") and text and name not in ("folder", "path"):
             parts += [f"### Run.{name}", prose(text)]
     return "\n\n".join(parts) + "\n"
-
-
-def glossary(root: Path) -> str:
-    """Return the glossary of CONTRIBUTING.md."""
-    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return "# Glossary\n\n" + re.split(r"^## ", text.partition("## Glossary\n")[2], flags=re.M)[0]
 
 
 def experiments(root: Path) -> str:
@@ -248,12 +244,26 @@ def literal(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Return a docstring: its paragraphs as text, and indented lines and tables as they are."""
+    """Return a docstring: paragraphs as text, fields as a list, indented lines as they are."""
     blocks = []
     for block in text.strip().split("\n\n"):
-        is_prose = block.strip() and not block.startswith((" ", "|", "-"))
-        blocks.append(escaped(" ".join(block.split())) if is_prose else literal(block.strip("\n")))
+        if FIELD.match(block):
+            blocks.append(fields(block))
+        elif block.strip() and not block.startswith((" ", "|", "-")):
+            blocks.append(escaped(" ".join(block.split())))
+        else:
+            blocks.append(literal(block.strip("\n")))
     return "\n\n".join(blocks)
+
+
+def fields(block: str) -> str:
+    """Return a list of the fields `name: text` of a docstring, each of which begins a line."""
+    starts = [match.start() for match in FIELD.finditer(block)]
+    items = []
+    for start, end in pairwise([*starts, len(block)]):
+        names, _, text = " ".join(block[start:end].split()).partition(": ")
+        items.append(f"- {code(names.replace('`', ''))}: {escaped(text)}")
+    return "\n".join(items)
 
 
 def first_line(thing: Any) -> str:

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 BASE = """
@@ -61,6 +62,8 @@ RUNS = {
     "orthogonal": "model.init.distribution=orthogonal + model.head=separate",
     "spectral_penalty": "train.spectral_penalty=0.1",
     "attribution": "log.attribution_every=6 + log.first_order=true + log.skipped_layers=2",
+    "instruments": "log.sharpness_every=6 + log.noise_scale=true + log.jacobian=true"
+    " + log.stream_update=true",
     "bf16": "train.precision=bf16",
     "ngpt_replayed": "model.scheme=ngpt + model.gated=true + runtime.replay=true",
     "hyper_connections_replayed": "model.scheme=hyper_connections + runtime.replay=true",
@@ -90,8 +93,8 @@ def runs(only: str) -> Iterator[tuple[str, list[str]]]:
 def record(folder: Path, only: str) -> None:
     """Train every run into the folder with the deepstack that Python imports here."""
     import deepstack
-    from deepstack.base.errors import ConfigError, Interrupted
 
+    errors = import_module("deepstack.errors")  # the name that every version has
     base = folder / "base.yaml"
     base.write_text(BASE, "utf-8")
     for name, settings in runs(only):
@@ -99,10 +102,10 @@ def record(folder: Path, only: str) -> None:
         stops = [None] * (STOP_AFTER - 1) + [signal.SIGINT]
         try:
             if name.startswith("resumed"):
-                with suppress(Interrupted):
+                with suppress(errors.Interrupted):
                     deepstack.train(config, study=name, out=folder, stop=partial(stops.pop, 0))
             deepstack.train(config, study=name, out=folder)
-        except ConfigError as error:  # a refusal is compared as well
+        except errors.ConfigError as error:  # a refusal is compared as well
             (folder / name).mkdir(exist_ok=True)
             (folder / name / "refused.csv").write_text(str(error), "utf-8")
 

@@ -87,7 +87,7 @@ FAULTS = (
         "first_override_wins", "config",
         "settings |= override.settings", "settings = override.settings | settings",
         "config/test_sweep_files.py::"
-        "test_zipped_keys_go_together_excluded_cells_are_left_out_and_overrides_hold",
+        "test_zip_exclude_and_overrides_give_the_cells",
     ),
     Fault(
         "mean_time_of_a_step", "records",
@@ -118,7 +118,7 @@ FAULTS = (
         "stream_that_enters_a_layer", "diagnostics",
         "snapshot.stream[1:].mean(dim=-1)", "snapshot.stream[:-1].mean(dim=-1)",
         "diagnostics/test_diagnostics_forward.py"
-        "::test_every_diagnostic_is_that_of_the_forward_pass[pre_ln-encoder]",
+        "::test_every_diagnostic_equals_a_literal_forward_pass[pre_ln-encoder]",
     ),
     Fault(
         "band_without_its_lower_half", "instruments/ledger",
@@ -183,9 +183,9 @@ FAULTS = (
         "instruments/ledger/test_claims.py::test_the_share_of_signal_is_unbiased_for_few_batches",
     ),
     Fault(
-        "a_run_moves_without_its_study", "records",
-        "in chosen.items() if path.parent not in chosen]", "in chosen.items()]",
-        "cli/test_rm.py::test_a_study_goes_whole_and_its_runs_with_it",
+        "a_removed_run_is_deleted_in_place", "records",
+        "os.rename(path, hidden)", "hidden = path",
+        "cli/test_rm.py::test_a_kill_leaves_whole_runs_and_the_next_use_of_the_folder_deletes_the_rest",
     ),
     Fault(
         "rules_match_excluded_cells", "config",
@@ -215,12 +215,12 @@ FAULTS = (
     Fault(
         "a_decoder_layer_counts_from_its_own_stack", "diagnostics",
         "        before += len(stack.layers)\n", "        before = 0\n",
-        "diagnostics/test_divergence.py::test_gradients_of_a_decoder_come_after_those_of_its_encoder",
+        "diagnostics/test_divergence.py::test_a_decoders_gradients_follow_its_encoders",
     ),
     Fault(
         "muon_by_the_inverse_ratio", "training",
         "max(1.0, n_out / n_in)", "max(1.0, n_in / n_out)",
-        "training/test_equations.py::test_updates_are_those_of_the_equation"
+        "training/test_equations.py::test_updates_follow_the_equation"
         " training/test_equations.py::test_torchs_muon_takes_the_same_steps",
     ),
     Fault(
@@ -241,7 +241,7 @@ FAULTS = (
         "integrations/slurm/test_slurm.py::test_the_array_has_what_its_largest_run_needs",
     ),
     Fault(
-        "time_left_of_all_steps", "instruments/report",
+        "time_left_of_all_steps", "cli",
         "(steps - step) * step_ms", "steps * step_ms",
         "cli/test_progress.py::test_a_running_run_has_speed_and_time_left",
     ),
@@ -264,7 +264,7 @@ FAULTS = (
     Fault(
         "norm_counts_repeated_layers", "model",
         "b.gradient_rows()[: unique if b.in_layers else None]", "b.gradient_rows()",
-        "model/test_unique_layers.py::test_a_step_is_that_of_shared_parameters",
+        "model/test_unique_layers.py::test_a_looped_stack_takes_the_steps_of_shared_parameters",
     ),
     Fault(
         "a_rank_of_all_hosts_as_that_of_this_one", "",
@@ -274,19 +274,19 @@ FAULTS = (
     Fault(
         "summaries_of_the_last_step_again", "plots",
         "if step > after and len(finite)", "if step >= after and len(finite)",
-        "integrations/tensorboard/test_trackers.py::test_summaries_are_of_later_steps_and_of_finite_values",
+        "plots/test_tracked.py::test_summaries_are_of_later_steps_and_of_finite_values",
     ),
     Fault(
         "penalty_of_ntk_without_its_factor", "training",
         "return square / n_in if self.scaled else square", "return square",
-        "training/test_equations.py::test_the_gradient_is_that_of_the_sum_of_squared_norms",
+        "training/test_equations.py::test_the_penaltys_gradient_equals_the_sum_of_squared_norms",
     ),
     Fault(
         "stable_rank_of_ntk_is_too_large", "diagnostics",
         "squares = {role: s / snapshot.matrices[role].shape[2] for role, s in squares.items()}",
         "squares = dict(squares)",
         "diagnostics/test_diagnostics_forward.py"
-        "::test_every_diagnostic_is_that_of_the_forward_pass[deepnorm-ntk]",
+        "::test_every_diagnostic_equals_a_literal_forward_pass[deepnorm-ntk]",
     ),
     Fault(
         "attribution_every_first_step", "instruments/calibrate",

@@ -5,6 +5,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from deepstack.base.text import limit_text
+
 Schema = dict[str, Any]
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
@@ -78,12 +80,8 @@ def _range(option: Schema) -> str:
         "exclusiveMaximum": "to below",
     }
     limits = [key for key in words if key in option]
-    text = "".join(f" {words[key]} {_number(option[key])}" for key in limits)
+    text = "".join(f" {words[key]} {limit_text(option[key])}" for key in limits)
     return text + (" on" if limits == ["minimum"] else "")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() and value < 1e12 else f"{value:g}"
 
 
 def _inline(schema: Any, definitions: Schema) -> Any:

@@ -18,7 +18,7 @@ class ConfigError(DeepstackError):
     """A wrong configuration, name or argument: nothing was run.
 
     key: the dotted key that is wrong ('model.scheme'), if a package that knows no file positions
-    raises the error; `deepstack.config.locate` finds the place that belongs to it.
+        raises the error; `deepstack.config.locate` finds the place that belongs to it.
     """
 
     exit_code = 2

@@ -63,9 +63,11 @@ def validated(
 ) -> dict[str, Any]:
     """Return the values with the types of their options.
 
-    kind, name: the owner in messages ('task', 'text').  section: the dotted key of the options in a
-    configuration.  Raises ConfigError with one line for each unknown option (with the nearest known
-    one), wrong type and value out of range.
+    kind, name: the owner in messages ('task', 'text').
+    section: the dotted key of the options in a configuration.
+
+    Raises ConfigError with one line for each unknown option (with the nearest known one), wrong
+    type and value out of range.
     """
     problems: dict[str, str] = {}
     result = {}
@@ -95,7 +97,9 @@ def validated(
 def options_of_function(function: Callable[..., Any], owner: str) -> dict[str, Option]:
     """Return the keyword-only parameters of a function, a method or `__init__`.
 
-    owner: in messages ("task 'text'").  Raises PluginError for annotations that cannot be read.
+    owner: in messages ("task 'text'").
+
+    Raises PluginError for annotations that cannot be read.
     """
     try:
         hints = get_type_hints(function, include_extras=True)

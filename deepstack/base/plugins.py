@@ -25,7 +25,7 @@ class Plugin(NamedTuple):
 
 
 LOADED: dict[str, Plugin] = {}
-"""The plugins of this process by file name, which a sweep also loads in those of its runs."""
+"""The plugins of this process by file name; a sweep loads them in the processes of its runs too."""
 
 LONGEST = 300  # characters of an error's message
 _LOADING: list[Path] = []  # the file that is being loaded
@@ -50,6 +50,7 @@ def run_plugin(path: Path, content: bytes, *, is_copy: bool = False) -> None:
     """Run a plugin's bytes once.
 
     is_copy: whether it is a run's copy, which has no `__file__`: other files may lie beside it.
+
     Raises PluginError as `load_plugins`.
     """
     digest = hashlib.sha256(content).hexdigest()

@@ -36,8 +36,10 @@ POLL_SECONDS = 0.1
 class Launch:
     """The place of this process among the ranks of one run.
 
-    rank: 0 <= rank < size.  local_rank: number of the process on its host.  on_host: number of
-    ranks on this host.  address: host and port at which the ranks meet.
+    rank: 0 <= rank < size.
+    local_rank: number of the process on its host.
+    on_host: number of ranks on this host.
+    address: host and port at which the ranks meet.
     """
 
     rank: int
@@ -118,8 +120,11 @@ def meet(launch: Launch, stop: Stop, timeout: timedelta) -> Store:
 
     After PATIENCE_SECONDS every rank names on stderr the ranks that it waits for: a rank without a
     launcher has no rank 0 that would report it.  torch waits in C++, where Python handles no
-    signal, so another thread waits.  timeout: how long a rank waits.  Raises Interrupted, and
-    ResourceError if they cannot meet.
+    signal, so another thread waits.
+
+    timeout: how long a rank waits.
+
+    Raises Interrupted, and ResourceError if they cannot meet.
     """
     from torch.distributed.rendezvous import rendezvous
 

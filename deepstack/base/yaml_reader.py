@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from deepstack.base.text import quote, quote_key, shorten
+
 MAX_DEPTH = 16
 
 Scalar = None | bool | int | float | str
@@ -135,27 +137,6 @@ def parse_scalar(text: str) -> Scalar:
     if _NOT_FINITE.fullmatch(text):
         return float(text.replace(".", ""))
     return text
-
-
-def printable(text: str) -> str:
-    """Return a text with escapes for letters that cannot be printed; Python and YAML read them."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def shorten(text: str, limit: int = 48) -> str:
-    """Return a text cut to a length that fits into a message."""
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def quote(text: str) -> str:
-    """Return a shortened text in quotes, with invisible characters as escapes."""
-    return repr(shorten(text))
-
-
-def quote_key(dotted: str) -> str:
-    """Return a dotted key as it is when it is printable and short, else quoted."""
-    plain = dotted.isprintable() and len(dotted) <= 100 and dotted == dotted.strip()
-    return dotted if plain else repr(shorten(dotted, 100))
 
 
 def refuse_forbidden(text: str) -> str:

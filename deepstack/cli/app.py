@@ -43,7 +43,7 @@ OPTIONS_ELSEWHERE = {
 }
 """Words of other programs, and the text to type here."""
 SYNONYMS = {"out": "to", "tag": "where tag=WORD"}
-"""Options of some commands, and those of the others that do the same."""
+"""Options of some commands, and the options of other commands that do the same."""
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def suggest_option(error: Any) -> None:
 
     For example, `--seed 1` suggests `seed=VALUE`.
     """
-    from deepstack.config.schema import setting_keys
+    from deepstack.config.keys import setting_keys
 
     word = error.option_name.lstrip("-").replace("-", "_")
     parameters = error.ctx.command.params

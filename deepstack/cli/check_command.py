@@ -27,6 +27,7 @@ def check_command(
 
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
+    from deepstack.diagnostics import check_instruments
     from deepstack.fast.distributed import ALONE
     from deepstack.model import build_model, check_scheme, flops_of, tokens_per_step, with_steps
     from deepstack.schemes import stack_schemes
@@ -46,6 +47,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     task = task_of(settings)
     counts = build_model(settings, vocab_size=task.vocab_size, device="meta").banks.count()
     check_scheme(settings)
+    check_instruments(settings.log)
     refuse_cut_settings(settings, ALONE)
     memory = memory_needed(settings, task)
     flops = flops_of(settings, task)

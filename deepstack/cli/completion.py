@@ -9,8 +9,8 @@ from typing import Any
 from deepstack.base.allowed import alternatives, literals
 from deepstack.base.errors import ConfigError
 from deepstack.cli.declarations import declarations
+from deepstack.config.keys import schema_at, setting_keys
 from deepstack.config.load import example_paths
-from deepstack.config.schema import schema_at, setting_keys
 
 Complete = Callable[[str], list[str]]
 split_key = ""  # `key=` of the word at the cursor, if the shell completes its value alone
@@ -71,14 +71,15 @@ def complete_value(incomplete: str, values: Iterable[str]) -> list[str]:
 
 
 def complete_where(incomplete: str) -> list[str]:
-    """Return `key=` for the start of a key or its last part, `key=value` for that of a value."""
-    from deepstack.runs.selection import full_key, names_of
+    """Return `key=` for the start of a key or of its last part, `key=value` if a value began."""
+    from deepstack.config.key import Key
+    from deepstack.runs.conditions import names_of
 
     key, equals, _ = (split_key + incomplete).partition("=")
     if not equals:
         return [f"{name}=" for name in starting(keys_of_runs(), key)]
     try:
-        key = full_key(key.removesuffix("!"), keys_of_runs(short=False), "where")
+        key = Key.look_up(key.removesuffix("!"), keys_of_runs(short=False), "where")
     except ConfigError:
         return []
     values = list(names_of(key)) or (values_of(key) if "." in key or key == "seed" else [])
@@ -93,7 +94,7 @@ def complete_sort(incomplete: str) -> list[str]:
 
 def keys_of_runs(short: bool = True) -> list[str]:
     """Return the columns and settings of runs; short: also last parts that one setting has."""
-    from deepstack.runs.selection import COLUMNS
+    from deepstack.runs.conditions import COLUMNS
 
     lasts = Counter(key.rpartition(".")[2] for key in setting_keys()) if short else {}
     unique = [last for last, count in lasts.items() if count == 1]

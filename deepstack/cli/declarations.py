@@ -20,7 +20,7 @@ class Declaration(NamedTuple):
     """A class or function that registers itself under a name.
 
     class_name: of a class, else the function's name.  document: the docstring.  arguments,
-    keywords: of the decorator, or keywords of the class statement.  Values that are no constants
+    keywords: of the decorator, or keywords of the class statement.  Values that are not constants
     are None.
     """
 
@@ -96,7 +96,7 @@ def constants(file: str) -> dict[str, Any]:
 
 @cache
 def attributes(package: str, class_name: str) -> dict[str, Any]:
-    """Return the constant attributes of a class, with those of its bases in the package."""
+    """Return the constant attributes of a class and of its bases in the package."""
     for file, module in modules(package).items():
         for node in module.body:
             if isinstance(node, ast.ClassDef) and node.name == class_name:

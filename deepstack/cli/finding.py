@@ -7,6 +7,7 @@ from deepstack.records import Run
 from deepstack.records.run import visible_folders
 from deepstack.runs.learning import Learning, by_success, learning_of
 from deepstack.runs.outcomes import CLEAR, loss_and_floor, outcome
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import scheme_label
 
 MOST_GROUPS = 8  # settings, and depths, up to which a sweep has a finding
@@ -49,7 +50,7 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
 
     Of several learning rates of a setting and depth, it is the best one.
     """
-    known = [run for run in runs if run.damage() is None and outcome(run) is not None]
+    known = Runs(run for run in runs if run.damage() is None and outcome(run) is not None)
     depths: dict[int, list[Learning]] = {}
     for one in learning_of(known):
         depths.setdefault(one.depth, []).append(one)

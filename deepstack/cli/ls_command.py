@@ -4,11 +4,10 @@ from pathlib import Path
 
 import typer
 
+from deepstack.base.text import one_line
 from deepstack.cli.commands import command
 from deepstack.cli.options import Best, Json, Last, Sort, Where
 from deepstack.cli.output import emit, log
-from deepstack.records import find_runs, rows_of, summarize
-from deepstack.records.cells import one_line
 
 # A narrow terminal drops these columns first: the run's name has them, or few people need them.
 LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_masked", "step_ms")
@@ -26,16 +25,15 @@ def ls_command(
     json: Json = False,
 ) -> None:
     """List runs: state, varying settings, last loss and model update, and reasons of failures."""
-    from deepstack.runs.selection import select
+    from deepstack.runs import Runs
 
-    runs = select(find_runs(directory), where, sort, last, best)
-    summaries = [summarize(run) for run in runs]
-    rows = rows_of(summaries)
+    runs = Runs.below(directory).select(where, sort, last, best)
+    rows = runs.rows
     several = len({row["study"] for row in rows}) > 1
     first = ["run", "state", *(["study"] if several else []), "tags", "model_update", "loss"]
     first += [name for name in rows[0] if name not in (*LAST, "study")]
     emit(rows, json, first=first)
-    for run, one in zip(runs, summaries, strict=True):
+    for run, one in zip(runs, runs.summaries, strict=True):
         name = one_line(one.path.name)
         if one.damage is not None:
             log(f"run {name} is damaged: {one_line(one.damage)}")

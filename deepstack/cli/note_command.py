@@ -3,10 +3,10 @@
 import typer
 
 from deepstack.base.errors import ConfigError
+from deepstack.base.text import printable
 from deepstack.cli.commands import command
 from deepstack.cli.options import RunPath, flag
 from deepstack.records import change_note, existing_run, read_labels
-from deepstack.records.cells import printable
 
 
 @command("Results", 'deepstack note results/quick/RUN "loss falls late"', place=5)
@@ -17,7 +17,7 @@ def note_command(
 ) -> None:
     """Write a note on a run, which `ls` and `report` show; a new note replaces the old one.
 
-    Prints the note of the run. It is no part of its verified files.
+    Prints the note of the run. It is not part of its verified files.
     """
     folder = existing_run(run)
     if remove and text is not None:

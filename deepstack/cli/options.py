@@ -74,8 +74,8 @@ Against = Annotated[
     str | None,
     typer.Option(
         metavar="KEY=VALUE",
-        help="A baseline, or a scheme's name: print val_loss minus that of the baseline's run "
-        "with the same other settings, seed by seed.",
+        help="A baseline, or a scheme's name: print val_loss minus the val_loss of the baseline's "
+        "run with the same other settings, seed by seed.",
     ),
 ]
 Best = Annotated[

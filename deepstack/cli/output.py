@@ -20,13 +20,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from deepstack.base.errors import NothingMatchedError
-from deepstack.records import Run
-from deepstack.records.cells import one_line, plain, printable, text
+from deepstack.base.progress import LineView, View
+from deepstack.base.text import one_line, plain, printable, short_text
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from deepstack import sweeps
+    from deepstack.runs import Runs
 
 DELAY_SECONDS = 0.5  # a command that ends before shows nothing
 SENTENCE = 30  # minimal width of a column of sentences, which is folded at words
@@ -112,9 +111,8 @@ def is_interactive(stream: TextIO) -> bool:
 class Work:
     """The progress of a command: a text, and the part that is done if the total is known."""
 
-    def __init__(self, progress: Progress, text: str) -> None:
-        self.progress = progress
-        self.task = progress.add_task(one_line(text), total=None)
+    def __init__(self, view: View) -> None:
+        self.view = view
         self.begun = 0
 
     def step(self, text: str, total: int) -> None:
@@ -124,11 +122,11 @@ class Work:
 
     def show(self, text: str, done: int, total: int) -> None:
         """Show a text, and that `done` of `total` parts are done."""
-        self.progress.update(self.task, description=one_line(text), completed=done, total=total)
+        self.view.show(done, total, text)
 
     def note(self, line: str) -> None:
         """Print a line on stderr, above the bar."""
-        self.progress.console.print(printable(line), soft_wrap=True)
+        self.view.line(line)
 
 
 @contextmanager
@@ -137,30 +135,21 @@ def show_work(text: str, quiet: bool = False) -> Iterator[Work]:
 
     It is shown on a terminal only, and not if quiet; it is gone after the block.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    progress = Progress(
-        BarColumn(24),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-        console=terminal_console(),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-    work = Work(progress, text)
     if quiet or not is_interactive(sys.stderr):
-        yield work
+        yield Work(LineView(log))
         return
-    timer = threading.Timer(DELAY_SECONDS, progress.start)
+    from deepstack.cli.views import work_view
+
+    view = work_view(terminal_console(), text)
+    timer = threading.Timer(DELAY_SECONDS, view.live.start)
     timer.daemon = True
     timer.start()
     try:
-        yield work
+        yield Work(view)
     finally:
         timer.cancel()
         timer.join()
-        progress.stop()
+        view.live.stop()
 
 
 @contextmanager
@@ -186,7 +175,7 @@ def study_rows(
     directories: Sequence[str],
     where: Sequence[str],
     last: int | None,
-    make_table: Callable[[list[Run]], tuple[Sequence[dict[str, Any]], Sequence[str]]],
+    make_table: Callable[[Runs], tuple[Sequence[dict[str, Any]], Sequence[str]]],
     problem: str,
 ) -> list[dict[str, Any]]:
     """Return the rows of all studies below some folders; print the notes on stderr.
@@ -271,11 +260,12 @@ def emit(
 
 def cell_of(value: Any) -> str:
     """Return a value as a cell; only the values of a list are on separate lines."""
-    return "\n".join(one_line(text(v)) for v in (value if isinstance(value, list) else [value]))
+    values = value if isinstance(value, list) else [value]
+    return "\n".join(one_line(short_text(one)) for one in values)
 
 
 class Column:
-    """A column of a table, with lists of lines as cells; its widths are those on a terminal.
+    """A column of a table, with lists of lines as cells; widths count the cells of a terminal.
 
     is_number: whether it is aligned on the right.  least: the width to which it can shrink; only
     cells with spaces are folded.
@@ -303,7 +293,7 @@ def table_width(widths: Iterable[int]) -> int:
 
 
 def columns_that_fit(columns: Sequence[Column], first: Sequence[str], width: int) -> list[Column]:
-    """Return the columns that fit in table order: one, then those of `first`, then the others."""
+    """Return the columns that fit, in table order; the ones of `first` are chosen before others."""
     by_name = {column.name: column for column in columns}
     shown: list[Column] = []
     for name in dict.fromkeys([*first, *by_name]):

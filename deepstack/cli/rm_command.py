@@ -6,41 +6,39 @@ from pathlib import Path
 import typer
 
 from deepstack.base.errors import ConfigError
+from deepstack.base.text import counted, one_line
 from deepstack.cli.commands import command
 from deepstack.cli.options import Out, flag
 from deepstack.cli.output import log
-from deepstack.records.cells import counted, one_line
-from deepstack.records.trash import empty_trash, list_trash, to_trash
+from deepstack.records.removal import plan_removals, remove
 
 
 @command("Results", "deepstack rm results/quick", place=8)
 def rm_command(
-    directories: list[Path] = typer.Argument(
-        [], metavar="DIR", help="Runs or studies below --out."
-    ),
+    directories: list[Path] = typer.Argument(metavar="DIR", help="Runs or studies below --out."),
     out: Out = Path("results"),
-    empty: bool = flag("Delete the contents of .trash for good.", "--empty"),
-    yes: bool = flag("With --empty: do not ask on a terminal.", "--yes", "-y"),
+    yes: bool = flag("Do not ask; required without a terminal.", "--yes", "-y"),
 ) -> None:
-    """Move runs or studies into results/.trash and print their new paths.
+    """Delete runs or studies: list their names and sizes, ask, and delete them for good.
 
-    Move one back to restore it. Only --empty deletes the trash: it lists the runs first, and asks
-    on a terminal.
+    A run in use and results/published are refused. If the command is interrupted, every run is
+    whole or gone; repeat it to delete the rest.
     """
-    if empty == bool(directories):
-        count = "both" if empty else "neither"
-        raise ConfigError(f"rm: found {count} of DIR and --empty; allowed one of them")
-    if empty:
-        trashed = list_trash(out)
-        for run in trashed:
-            log(one_line(str(run)))
-        if trashed and not yes and sys.stdin.isatty() and sys.stderr.isatty():
-            question = f"delete {counted('{} runs', len(trashed))} for good?"
-            if not typer.confirm(question, err=True):
-                log("nothing was deleted")
-                return
-        runs, size = empty_trash(out)
-        typer.echo(f"{size / 1e6:,.1f} MB freed, {runs} runs")
-        return
-    for _, target in to_trash(directories, out):
-        typer.echo(one_line(str(target)))
+    removals = plan_removals(directories, out)
+    for removal in removals:
+        for path, size in removal.runs.items():
+            log(f"{size / 1e6:10,.1f} MB  {one_line(str(path))}")
+        if removal.path not in removal.runs:
+            log(f"{removal.size / 1e6:10,.1f} MB  {one_line(str(removal.path))} as a whole")
+    runs = sum(len(removal.runs) for removal in removals)
+    freed = sum(removal.size for removal in removals)
+    total = f"{counted('{} runs', runs)}, {freed / 1e6:,.1f} MB"
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise ConfigError(f"rm: there is no terminal to ask on; to delete {total}: add --yes")
+        if not typer.confirm(f"delete {total} for good?", err=True):
+            log("nothing was deleted")
+            return
+    for removal in removals:
+        remove(removal)
+    typer.echo(f"deleted: {total}")

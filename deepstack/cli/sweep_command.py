@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -15,13 +14,13 @@ import typer
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError, Interrupted, ResourceError
 from deepstack.cli import options as opt
+from deepstack.cli.added_options import LauncherOption, SweepOption, SweepOrder, with_added
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_config_or_setting, complete_names
-from deepstack.cli.output import emit, emit_facts, log, show_runs
+from deepstack.cli.output import emit, log
 from deepstack.cli.signals import stop_on_signal
 from deepstack.config.load import example, example_or_file
 from deepstack.records import Run
-from deepstack.records.cells import counted
 from deepstack.records.files import LARGEST_TEXT, make_folder, read, replace
 from deepstack.records.opened import followed
 
@@ -29,13 +28,12 @@ if TYPE_CHECKING:
     from deepstack.sweeps import Cell, Launcher
 
 BUILT_IN = "depth_sweep"
-grid, resources, clusters, best = (
-    partial(opt.option, panel=heading)
-    for heading in ("Grid", "Resources", "Clusters", "Best value of a setting")
-)
+grid, resources = (partial(opt.option, panel=heading) for heading in ("Grid", "Resources"))
 
 
 @command("Runs", "deepstack sweep --depths 6,48 --seeds 0,1,2", place=2)
+@with_added(SweepOption, before="out")
+@with_added(LauncherOption, before="out")
 def sweep_command(
     words: list[str] = typer.Argument(
         [],
@@ -68,41 +66,23 @@ def sweep_command(
         "killed, and counts as failed.",
         min=0,
     ),
-    ray: bool = clusters(
-        "Run on the Ray cluster of this host, of RAY_ADDRESS, or of HOST:PORT in --ray HOST:PORT.",
-        "--ray",
-        default=False,
-    ),
-    slurm: bool = clusters(
-        "Write a job array for Slurm; run nothing here.", "--slurm", default=False
-    ),
-    submit: bool = clusters(
-        "As --slurm, but submit it with sbatch; print the job's number.", "--submit", default=False
-    ),
-    sbatch: list[str] = clusters("An option for sbatch: '--partition=x'; repeatable.", default=[]),
-    refine: str | None = best(
-        "Find the best value of a setting, as in train.lr, for each cell of the others.",
-        metavar="KEY",
-    ),
-    tolerance: float = best("With --refine: the final ratio of neighbouring values.", default=1.26),
-    max_runs: int | None = best("With --refine: the largest number of runs.", min=1),
-    select_seeds: str | None = best(
-        "With --refine: seeds that choose the value; --seeds are trained at it, in STUDY_reported."
-    ),
     out: opt.Out = Path("results"),
     study: opt.StudyName = None,
     plugin: opt.Plugins = [],
     quiet: opt.Quiet = False,
     json: opt.Json = False,
+    **added: Any,
 ) -> None:
     """Train a grid of runs, several at once; print a table of scheme by depth.
 
     Finished runs are skipped, and failed ones without --retry. Interrupted runs continue.
     """
-    if ray and (slurm or submit):
-        raise ConfigError("found --ray and --slurm; allowed one of them")
-    address = ray_address(words) if ray else None
-    settings = [word for word in words if word != address]
+    launchers = LauncherOption.chosen(added)
+    if len(launchers) > 1:
+        flags = " and ".join(one.flag for one in launchers)
+        raise ConfigError(f"found {flags}; allowed one of them")
+    taken = [word for one in launchers for word in one.own_words(words)]
+    settings = [word for word in words if word not in taken]
     if settings and "=" not in settings[0]:
         path = example_or_file(Path(settings.pop(0)))
     else:
@@ -113,12 +93,10 @@ def sweep_command(
     described = conf.load_study(path, settings)
     name = conf.study_name(described.base, path, study)
     opt.load_plugins(plugin)
-    if refine is not None:
-        search = {"name": name, "out": out, "workers": workers}
-        search |= {"tolerance": tolerance, "max_runs": max_runs}
-        shown = {"dry_run": dry_run, "quiet": quiet, "json": json}
+    order = SweepOrder(described, name, out, workers, max_hours, dry_run, quiet, json)
+    for task in SweepOption.chosen(added):
         with opt.located(path, settings):
-            refine_study(described, refine, select_seeds, search, **shown)
+            task.run(order)
         return
 
     from deepstack import sweeps
@@ -134,15 +112,10 @@ def sweep_command(
         return
     todo = [cell for cell in cells if sweeps.is_wanted(cell, retried)]
     make_study(cells, path, out / name)
-    if slurm or submit:
-        order = {"workers": workers, "hours": max_hours, "directives": sbatch}
-        hand_to_slurm(todo, submit, study=name, out=out, **order)
-        return
-    launcher: Launcher
-    if ray:
-        from deepstack.integrations.ray.launcher import OnRay
-
-        launcher = OnRay(name, out, workers, address)
+    launcher: Launcher | None
+    if launchers:
+        if (launcher := launchers[0].launcher(order, todo)) is None:
+            return
     else:
         launcher = sweeps.Local(cells, name, out, count, budget=budget)
         if (most := sweeps.default_workers(cells)) < count and not quiet:
@@ -175,85 +148,10 @@ def sweep_command(
         raise typer.Exit(3)
 
 
-def refine_study(
-    study: conf.Study,
-    key: str,
-    seeds: str | None,
-    search: dict[str, Any],
-    *,
-    dry_run: bool,
-    quiet: bool,
-    json: bool,
-) -> None:
-    """Run the search and print a row for each setting, or with `dry_run` the number of runs.
-
-    seeds: those that select the value.  search: further arguments of `refine`.
-    """
-    from deepstack.instruments.refine.refine import SEED, count_runs, refine
-
-    chosen = None if seeds is None else opt.whole_numbers("--select-seeds", seeds)
-    if dry_run:
-        usual = study.grid.get(SEED, [study.base.seed])
-        fewest, most = count_runs(study, key, chosen or usual, search["max_runs"])
-        emit_facts({"least number of runs": fewest, "largest number of runs": most}, json)
-        return
-    with show_runs(f"refining {key}", quiet) as show:
-        optima = refine(study, key, select_seeds=chosen, show=show, **search)
-    rows = [
-        one.setting
-        | {key: one.value, "val_loss": one.loss}
-        | ({} if one.reported is None else {"reported_loss": one.reported})
-        | {"inside": one.inside, "tried": len(one.losses)}
-        for one in optima
-    ]
-    emit(rows, json)
-    if not quiet:
-        folder = shlex.quote(str(search["out"] / search["name"]))
-        log(f"next: deepstack compare {folder} --transfer")
-
-
-def ray_address(words: Sequence[str]) -> str | None:
-    """Return the word that is a cluster's address, or None; files and settings never match."""
-    return next((word for word in words if re.fullmatch(r"(ray://)?[^=/\s]+:\d+|auto", word)), None)
-
-
-def hand_to_slurm(todo: Sequence[Cell], submitted: bool, **order: Any) -> None:
-    """Write the job arrays; print their scripts, or submit them and print the jobs' numbers.
-
-    Several arrays with a number of workers run one after the other, so that the number holds.
-    """
-    from deepstack.integrations.slurm.arrays import submit, write_arrays
-
-    if not todo:
-        log("no run is left to submit")
-        return
-    scripts = write_arrays(todo, **order)
-    runs, several = counted("{} runs", len(todo)), len(scripts) > 1
-    parts = f", in {len(scripts)} arrays because of MaxArraySize" if several else ""
-    in_turn = bool(order["workers"]) and several
-    if not submitted:
-        for script in scripts:
-            typer.echo(script)
-        limit = f" (each runs {order['workers']} at a time)" if in_turn else ""
-        commands = " && ".join(f"sbatch {shlex.quote(str(script))}" for script in scripts)
-        log(f"{runs}{parts}; submit them with: {commands}{limit}")
-        return
-    job: str | None = None
-    for number, script in enumerate(scripts):
-        try:
-            job = submit(script, after=job if in_turn else None)
-        except ResourceError as error:
-            if not number:
-                raise
-            left = ", ".join(shlex.quote(str(path)) for path in scripts[number:])
-            raise ResourceError(f"{error}; still to submit: {left}") from error
-        typer.echo(job)
-
-
 def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
     """Make the folder of a study, with the `<file>.reference.csv` from beside the study's file.
 
-    Charts draw these published values over those of the study (see `deepstack.plots.files`).
+    Charts draw these published values over the study's (see `deepstack.plots.files`).
     Raises ResourceError if the folder cannot be made, or if weights and checkpoints do not fit.
     """
     todo = [cell for cell in cells if cell.state not in ("done", "diverged")]

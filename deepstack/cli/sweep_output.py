@@ -6,24 +6,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Group
-from rich.live import Live
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-
 from deepstack.base.errors import ResourceError
+from deepstack.base.text import clock_text, counted, distinct_texts, scalar
 from deepstack.cli.output import emit, is_interactive, log, terminal_console
-from deepstack.config import Study, values
-from deepstack.instruments.report.watch_command import (
+from deepstack.cli.run_table import (
     RunRow,
     changes_of_state,
-    clock,
     counts,
     read_row,
     run_table,
 )
+from deepstack.cli.views import sweep_view
+from deepstack.config import Study, values
 from deepstack.records import Run, run_rows
-from deepstack.records.cells import counted, distinct_texts, scalar
 from deepstack.sweeps import Cell, Progress, is_wanted, seconds_per_run
 
 
@@ -94,29 +89,20 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[Pro
 
     quiet: nothing is shown.
     """
-    console, rows = terminal_console(), dict[str, RunRow]()
+    rows: dict[str, RunRow] = {}
     if quiet:
         yield lambda progress: None
     elif is_interactive(sys.stderr):
-        bar = Bar(
-            BarColumn(bar_width=None),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            expand=True,
-            speed_estimate_period=600,  # seconds: runs differ in the time of a step
-        )
+        console = terminal_console()
+        view = sweep_view(console)
         total = sum(cell.flops for cell in cells)
-        task = bar.add_task("", total=total)
-        with Live(console=console, refresh_per_second=2) as live:
+        with view.live:
 
             def show(progress: Sequence[Progress]) -> None:
                 known = read_rows(progress, rows)
-                done = total - sum(map(flops_left, progress, known))
-                text = counts(entry.state for entry in progress)
-                bar.update(task, completed=done, description=text)
-                live.update(Group(bar, run_table(known, console.height - 1)))
+                left = sum(map(flops_left, progress, known))
+                view.show(round(total - left), total, counts(entry.state for entry in progress))
+                view.show_table(run_table(known, console.height - 1))
 
             yield show
     else:
@@ -131,7 +117,7 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[Pro
         yield show_lines
         if rows:
             states = counts(row.state for row in rows.values())
-            log(f"{states}; {clock(time.monotonic() - began)} in all")
+            log(f"{states}; {clock_text(time.monotonic() - began)} in all")
 
 
 def read_rows(progress: Sequence[Progress], known: dict[str, RunRow]) -> list[RunRow]:

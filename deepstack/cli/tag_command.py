@@ -16,7 +16,7 @@ def tag_command(
 ) -> None:
     """Give a run tags, which `ls` and `report` show and --where tag=WORD selects.
 
-    Prints the tags of the run. They are no part of its verified files.
+    Prints the tags of the run. They are not part of its verified files.
     """
     folder = existing_run(run)
     if remove and not words:

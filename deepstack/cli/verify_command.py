@@ -1,12 +1,12 @@
 """The command `deepstack verify DIR…`."""
 
 from deepstack.base.errors import DifferenceError
+from deepstack.base.text import one_line
 from deepstack.cli.commands import command
 from deepstack.cli.options import Folders, Json
 from deepstack.cli.output import emit, log, show_work
 from deepstack.records import Inspection, folders_to_inspect
-from deepstack.records.cells import one_line
-from deepstack.records.run import absolute
+from deepstack.records.folder import absolute
 
 
 @command("Results", "deepstack verify results/", place=7)
@@ -17,7 +17,7 @@ def verify_command(
     """Compare every data file of every run with its checksum; exit 6 on a difference.
 
     An ended run is compared with its checksums.json, any other with its checkpoints. log.txt is not
-    checked. A checksum is no signature: anyone who can write the folder can change it too.
+    checked. A checksum is not a signature: anyone who can write the folder can change it too.
     """
     once = {
         folder.path.resolve(): folder

@@ -9,11 +9,10 @@ from deepstack.config.flops import step_flops as step_flops
 from deepstack.config.identity import checked_study as checked_study
 from deepstack.config.identity import config_hash as config_hash
 from deepstack.config.identity import digest as digest
-from deepstack.config.identity import non_defaults as non_defaults
 from deepstack.config.identity import run_name as run_name
 from deepstack.config.identity import same_experiment as same_experiment
 from deepstack.config.identity import study_name as study_name
-from deepstack.config.identity import values as values
+from deepstack.config.keys import json_schema as json_schema
 from deepstack.config.load import checked_config as checked_config
 from deepstack.config.load import load_config as load_config
 from deepstack.config.load import locate as locate
@@ -31,7 +30,8 @@ from deepstack.config.schema import Config as Config
 from deepstack.config.schema import Runtime as Runtime
 from deepstack.config.schema import Task as Task
 from deepstack.config.schema import Train as Train
-from deepstack.config.schema import json_schema as json_schema
+from deepstack.config.schema import non_defaults as non_defaults
+from deepstack.config.schema import values as values
 from deepstack.config.sizes import StackSizes as StackSizes
 from deepstack.config.sizes import parameter_count as parameter_count
 from deepstack.config.sizes import width_inside as width_inside

@@ -7,6 +7,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from deepstack.base.errors import ConfigError
+from deepstack.base.text import bytes_text
+from deepstack.config.instruments import MeasurementSizes, specs
 from deepstack.config.machine import machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
@@ -22,7 +24,7 @@ LAYER_OVERHEAD = 240 * 2**10
 # rows of steps.csv and timing.csv; files below layers/, most diagnostics having two
 BYTES_PER_STEP = 160
 LAYER_FILES = 60
-# Steps from which on `auto` replays them: recording one costs what about twenty replayed ones save.
+# Steps from which on `auto` replays them: recording one takes as long as twenty replayed ones save.
 FEW_STEPS = 50
 # Sublayers that a snapshot measures at a time: launching them costs little, and so does memory.
 SUBLAYERS_AT_A_TIME = 128
@@ -81,8 +83,13 @@ def memory_terms(
         # WᵀW of every matrix; further gradients, one bank of q, k, v or w1 at a time
         bank = max(3 * by_role.get("q", 0), by_role.get("w1", 0)) * FP32
         terms["spectral penalty"] = 6 * by_role.get("q", 0) * FP32 + 2 * bank
-    has_snapshots, has_attribution = config.log.layers_every != 0, config.log.attribution_every != 0
-    if has_snapshots or has_attribution:
+    has_snapshots = config.log.layers_every != 0
+    active = [spec for spec in specs().values() if spec.interval(config.log)]
+    with_snapshots = [spec for spec in active if spec.is_part_of_snapshots]
+    during = terms["activations"] + terms["temporaries of the optimizer"]
+    saved = saved_by_layers(config, probe, scheme_memory, target_len)
+    measured = MeasurementSizes(weights, trained, bank_bytes, saved)
+    if has_snapshots or with_snapshots:
         # θ_0, kept by the host; held over the step: the weights before it
         copies = weights * (has_snapshots + (not on_gpu(config)))
         after = 0
@@ -94,19 +101,12 @@ def memory_terms(
             states = 4 * streams + 6 * at_a_time * max(stack.stream for stack in sizes)
             if config.log.stream_update:  # x_l at θ_0, kept, and a difference
                 copies, states = copies + streams, states + streams
-            saved = saved_by_layers(config, probe, scheme_memory, target_len)
             after = 2 * weights + saved + states
-            if config.log.noise_scale:  # a gradient; in double precision its rows and their sum
-                after = max(after, 5 * trained + saved)
-        if has_attribution:  # θ_t, and to first order the difference, zeros, and tangents of a part
-            after = max(after, weights * (1 + 3 * config.log.first_order) + 2 * bank_bytes)
-        during = terms["activations"] + terms["temporaries of the optimizer"]
+        after = max([after, *(spec.memory(measured) for spec in with_snapshots)])
         terms["snapshots and attribution"] = copies + max(0, after - during)
-    if config.log.sharpness_every:
-        # vectors in double precision with gradients, and the graph of a gradient
-        graph = 4 * saved_by_layers(config, probe, scheme_memory, target_len)
-        during = terms["activations"] + terms["temporaries of the optimizer"]
-        terms["sharpness"] = max(0, 22 * trained + graph - during)
+    for spec in active:
+        if not spec.is_part_of_snapshots:
+            terms[spec.name] = max(0, spec.memory(measured) - during)
     return terms
 
 
@@ -122,7 +122,7 @@ def memory_estimate(
     scheme_memory: `deepstack.schemes.scheme_memory(config)`; without it, Pre-LN's.
     data: bytes that the task holds in memory, `Task.memory`.
     target_len: positions of the decoder that reads an encoder, `Task.target_len`; without it,
-    seq_len, the most that deepstack's own tasks have.
+        seq_len, the most that deepstack's own tasks have.
 
     On CPU, 0.92 to 1.16 of the measured peak over the eight shapes of benchmarks/memory.py.
     """
@@ -269,16 +269,7 @@ def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None
         del sizes["model.d_ff"]
     key = max(sizes, key=lambda key: sizes[key] / (attrgetter(key)(usual) or usual.model.depth))
     raise ConfigError(
-        f"{key}: found {sizes[key]}, a run of about {format_bytes(needed)}; "
-        f"allowed what fits into {format_bytes(memory)}",
+        f"{key}: found {sizes[key]}, a run of about {bytes_text(needed)}; "
+        f"allowed what fits into {bytes_text(memory)}",
         key=key,
     )
-
-
-def format_bytes(size: float) -> str:
-    """Return a size in bytes as text: '3.2 GiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:,.0f} PiB"

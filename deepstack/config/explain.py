@@ -10,9 +10,12 @@ from pydantic import ValidationError
 from deepstack.base.allowed import IDENTIFIER, PATTERNS, Schema, alternatives, describe, literals
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import nearest, unknown
-from deepstack.base.yaml_reader import Node, Problem, parse_scalar, quote, shorten
+from deepstack.base.text import quote, shorten
+from deepstack.base.yaml_reader import Node, Problem, parse_scalar
+from deepstack.config.key import Key
+from deepstack.config.keys import KeyPath, dotted_key, schema_at, sections, setting_keys
 from deepstack.config.roles import ROLES
-from deepstack.config.schema import Config, KeyPath, dotted_key, schema_at, sections, setting_keys
+from deepstack.config.schema import Config
 from deepstack.config.section import Section
 
 MAX_PROBLEMS = 20
@@ -83,9 +86,7 @@ def suggest_key(path: KeyPath) -> str | None:
     word, section = str(path[-1]), dotted_key(path[:-1])
     if sibling := nearest(word, schema_at(path[:-1]).get("properties", ())):
         return f"{section}.{sibling}".strip(".")
-    by_name = {key.rpartition(".")[2]: key for key in reversed([*setting_keys(), *sections()])}
-    near = nearest(word, by_name)
-    return by_name[near] if near else None
+    return Key.nearest(word, [*setting_keys(), *sections()])
 
 
 def hint_for(suggestion: str | None) -> str:

@@ -36,8 +36,9 @@ SchemeFlops = Callable[[StackSizes], int]
 class StepFlops(NamedTuple):
     """The FLOPs of a training step, part by part.
 
-    forward, backward: of the training batch.  recompute: the layers' second forward pass with
-    `runtime.recompute_every`.  probe: the forward pass of the probe batch after the update.
+    forward, backward: of the training batch.
+    recompute: the layers' second forward pass with `runtime.recompute_every`.
+    probe: the forward pass of the probe batch after the update.
     """
 
     forward: int
@@ -61,9 +62,11 @@ def step_flops(
 ) -> StepFlops:
     """Return the FLOPs of a training step.
 
-    scheme_flops: `deepstack.schemes.scheme_flops(config)`.  target_len: positions of the decoder
-    that reads an encoder, `Task.target_len`; other models need none.  Raises ConfigError without
-    it for an encoder-decoder.
+    scheme_flops: `deepstack.schemes.scheme_flops(config)`.
+    target_len: positions of the decoder that reads an encoder, `Task.target_len`; other models need
+        none.
+
+    Raises ConfigError without it for an encoder-decoder.
     """
     if target_len is None and config.model.family == "encoder_decoder":
         raise ConfigError(
@@ -92,7 +95,7 @@ def step_flops(
 def layer_flops(
     config: Config, batch: int, scheme_flops: SchemeFlops, target_len: int | None = None
 ) -> dict[str, int]:
-    """Return the FLOPs of a forward pass of all layers by role, and under "" those of no role."""
+    """Return the FLOPs of a forward pass of all layers by role; products without a role have ""."""
     model, layers, d = config.model, layer_counts(config), config.model.d_model
     stacks = stack_sizes(config, batch, target_len)
     # summed over all layers: tokens that pass a matrix, and pairs of positions in attention

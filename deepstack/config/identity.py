@@ -1,42 +1,23 @@
-"""The identity of an experiment: its values, their hash and the name of its run."""
+"""The identity of an experiment: the hash of its values, and the names of its run and study."""
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from deepstack.base.allowed import PATTERNS, RUN_NAME
 from deepstack.base.errors import ConfigError
-from deepstack.base.yaml_reader import quote
-from deepstack.config.schema import Config
+from deepstack.base.text import quote
+from deepstack.config.schema import Config, non_defaults
 from deepstack.config.section import LONGEST_NAME
 
 NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
-
-
-def values(config: Config) -> dict[str, Any]:
-    """Return every value by its dotted key: {'seed': 0, 'model.depth': 6, …}; tuples as lists."""
-    return dict(flatten(config.model_dump(mode="json")))
-
-
-def non_defaults(config: Config) -> dict[str, Any]:
-    """Return the values that differ from the defaults; a d_ff of 4 d_model does not."""
-    usual = _usual() | {"model.d_ff": 4 * config.model.d_model}
-    settings = values(config)
-    return {  # 1 is neither 1.0 nor true
-        key: value
-        for key, value in settings.items()
-        if key not in usual or type(value) is not type(usual[key]) or value != usual[key]
-    }
-
-
-@cache
-def _usual() -> dict[str, Any]:
-    return values(Config())
+# Options of schemes, tasks and roles: a missing key has its own default, so missing and present are
+# different values. Elsewhere a missing key belongs to the config of an older version.
+OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.", "train.lr_exponents.")
 
 
 def same_experiment(a: Config, b: Config) -> bool:
@@ -67,10 +48,13 @@ def run_name(config: Config) -> str:
 def study_name(
     config: Config, path: str | os.PathLike[str], given: str | None = None, suffix: str = ""
 ) -> str:
-    """Return the study of a run: the given name, else that of the configuration or its file.
+    """Return the study of a run: the given name, else the configuration's or its file's name.
 
     The config.yaml of a run without a name stays with the study in whose folder the run lies.
-    suffix: of a name that is not given.  Raises ConfigError for a name that no study may have.
+
+    suffix: of a name that is not given.
+
+    Raises ConfigError for a name that no study may have.
     """
     if given is not None:
         return checked_study(given)
@@ -81,7 +65,7 @@ def study_name(
 
 
 def name_of_stem(stem: str) -> str:
-    """Return the study's name for a file; six digits of a hash stand for what a name cannot hold.
+    """Return the study's name for a file; a hash of six digits marks letters that it cannot hold.
 
     Spaces and signs become underscores.  Other letters than ASCII's, and those beyond the longest
     name, are lost, so that two files would have one study without the hash.
@@ -96,8 +80,8 @@ def name_of_stem(stem: str) -> str:
 def checked_study(name: str) -> str:
     """Return the name of a study if a configuration's `name` may have it.
 
-    Raises ConfigError for what would lead elsewhere ('../x', '/x', 'a/b', '.'), hide ('.x'),
-    look like an option ('-x'), be no folder at all ('') or be too long.
+    Raises ConfigError for a name that would lead elsewhere ('../x', '/x', 'a/b', '.'), hide ('.x'),
+    look like an option ('-x'), name no folder ('') or be too long.
     """
     if re.fullmatch(RUN_NAME, name) and len(name) <= LONGEST_NAME:
         return name
@@ -111,10 +95,18 @@ def is_of_experiment(key: str) -> bool:
     return not {key, key.split(".")[0]} & set(NOT_THE_EXPERIMENT)
 
 
-def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and the values of nested sections."""
-    for key, item in value.items():
-        if isinstance(item, dict):
-            yield from flatten(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
+def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the dotted keys on which configs differ, in their order, without `name` and `runtime`.
+
+    A key that an older config lacks counts as equal, except in OPEN_SECTIONS.
+    """
+    seen: dict[str, list[Any]] = {}
+    for config in configs:
+        for key, value in config.items():
+            seen.setdefault(key, []).append(value)
+    differing = []
+    for key, values in seen.items():
+        is_absent = len(values) < len(configs) and key.startswith(OPEN_SECTIONS)
+        if is_of_experiment(key) and (is_absent or any(value != values[0] for value in values)):
+            differing.append(key)
+    return differing

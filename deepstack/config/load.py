@@ -11,17 +11,14 @@ from typing import Any
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import nearest, unknown
+from deepstack.base.text import escaped, quote, quote_key, shorten
 from deepstack.base.yaml_reader import (
     MAX_DEPTH,
     Node,
     Problem,
     parse_scalar,
-    printable,
-    quote,
-    quote_key,
     read,
     refuse_forbidden,
-    shorten,
 )
 from deepstack.config.estimate import refuse_absurd
 from deepstack.config.explain import hint_for, raise_problems, validate
@@ -150,7 +147,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
 
 def override_place(override: str) -> str:
     """Return the place of an override in messages."""
-    return f"{printable(shorten(override))} on the command line"
+    return f"{escaped(shorten(override))} on the command line"
 
 
 def put(tree: Node, path: tuple[str, ...], node: Node) -> Node:
@@ -185,7 +182,7 @@ def to_node(value: Any, where: str) -> Node:
 
 
 def merge_problems(form: list[Problem], meaning: list[Problem]) -> list[Problem]:
-    """Return all problems of syntax, and those of meaning at other places."""
+    """Return all problems of syntax, and the problems of meaning at other places."""
     places = {problem.where for problem in form}
     return form + [problem for problem in meaning if problem.where not in places]
 
@@ -210,7 +207,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name}: cannot be read: {why}") from None
-    kind = "a folder" if stat.S_ISDIR(mode) else "something that is no file"
+    kind = "a folder" if stat.S_ISDIR(mode) else "something that is not a file"
     inside = Path(path, "config.yaml")
     hint = hint_for(printable_path(inside)) if inside.is_file() else ""
     raise ConfigError(f"{name}: found {kind}; allowed a YAML file{hint}")
@@ -218,7 +215,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 def printable_path(path: str | os.PathLike[str]) -> str:
     """Return a path as one printable line."""
-    return printable(os.fspath(path))
+    return escaped(os.fspath(path))
 
 
 def example_paths() -> dict[str, Path]:

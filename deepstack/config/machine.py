@@ -60,8 +60,8 @@ def control_groups(controller: str) -> Iterator[Path]:
     """Yield the folders of this process's control group and of all groups above it.
 
     Version 1 has a tree for each controller, as "4:memory:/a/b" says; version 2 has one for all,
-    "0::/a/b".  In a container the path may lie outside of what is mounted; then the mount's root,
-    which is the last folder, is the container's own group.
+    "0::/a/b".  In a container the path may lie outside of the mounted tree; then the root of the
+    mount, which is the last folder, is the container's group.
     """
     for line in content(OWN_GROUPS).splitlines():
         number, names, path = [*line.split(":", 2), "", ""][:3]

@@ -44,14 +44,16 @@ NORM_KINDS = {
     "batch": NormKind(),
     "dynamic_tanh": NormKind(scalars=1, keeps_output=True),
     "dynamic_erf": NormKind(scalars=2, keeps_output=True),
+    "bounded_tanh": NormKind(scalars=1, keeps_output=True),
 }
 
 
 class Norm(Section):
     """The norms of a stack, in the place of LN in a scheme's equation."""
 
-    kind: Literal["layer", "rms", "batch", "dynamic_tanh", "dynamic_erf"] = "layer"
-    """LayerNorm; RMSNorm; BatchNorm; without statistics: DyT, gain * tanh(a z) + bias, or Derf."""
+    kind: Literal["layer", "rms", "batch", "dynamic_tanh", "dynamic_erf", "bounded_tanh"] = "layer"
+    """LayerNorm; RMSNorm; BatchNorm; DyT, gain * tanh(a z) + bias, and Derf, without statistics;
+    BHyT, tanh of a share of the RMS norm."""
     gain: bool = True
     """Whether the norms of the layers have a gain."""
     bias: bool = True

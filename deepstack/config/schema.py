@@ -5,9 +5,9 @@ The text under each field is its help, in `deepstack init`, in editors and in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,20 +15,22 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    field_validator,
+    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from deepstack.base.allowed import RUN_NAME, Schema, alternatives, schema_of
+from deepstack.base.allowed import RUN_NAME
+from deepstack.base.extensions import import_extensions
 from deepstack.base.notebook import html_table
-from deepstack.base.yaml_reader import quote_key
+from deepstack.config.instruments import log_sections, log_settings
 from deepstack.config.model_schema import Model
 from deepstack.config.roles import Role, in_order
 from deepstack.config.section import (
     LONGEST_NAME,
     Fraction,
     Identifier,
+    Interval,
     Scalar,
     Section,
     as_dict,
@@ -40,7 +42,7 @@ from deepstack.config.section import (
 # Settings of which one says how long a run trains; `deepstack.model.with_steps` counts its steps.
 LENGTHS = ("steps", "tokens", "flops")
 
-# The least number that fp32 holds with all its digits, and what norms up to 3e8 can be divided by.
+# The least number that fp32 holds with all its digits, and the least divisor of norms up to 3e8.
 LEAST, LEAST_CLIP = 1.2e-38, 1e-30
 
 
@@ -174,12 +176,13 @@ class Train(Section):
         return {str(key): factor for key, factor in self.lr_factors.items()}.get(role, 1.0)
 
 
-class Log(Section):
-    """The records of a run."""
+@log_settings(place=0)
+class SnapshotSettings(Section):
+    """The probe batch, and the records of every layer."""
 
     probe_sequences: Annotated[int, Field(ge=1, le=4096)] = 4
     """Sequences in the fixed batch on which the model update is measured."""
-    layers_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = "log"
+    layers_every: Interval = "log"
     """Steps between records of every layer; 'log': 0, 1, 2, 3, 5, 8, 13, 21, ...; 0: never."""
     skipped_layers: Annotated[int, Field(ge=0, le=16)] = 0
     """How many layers a record leaves out in turn, to measure the probe loss without each."""
@@ -187,34 +190,30 @@ class Log(Section):
     """Whether a record has ‖x_l,t − x_l,0‖ of every layer; it keeps the stream of the start."""
     jacobian: bool = False
     """Whether a record has the norm of the Jacobian of F with respect to each layer's output."""
-    noise_scale: bool = False
-    """Whether a record has the gradient noise scale: a pass for each of the probe_sequences."""
-    attribution_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
-    """Steps between records of which roles and layers moved F: a forward of the probe for each."""
-    attribution_from: Literal["initial", "current"] = "initial"
-    """Whether a part's change is applied to the initial or taken back from current parameters."""
-    sharpness_every: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"] = 0
-    """Steps between records of the Hessian's largest eigenvalue: 50 to 800 forward passes each."""
+
+    _check_stream_update = unused_without(stream_update={"log.layers_every": ()})
+
+
+@log_settings(place=80)
+class OutputSettings(Section):
+    """Trackers, and instruments that have no settings of their own."""
+
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(as_tuple)] = ()
     """Trackers that get the log too, in the run's folder: [tensorboard]; changes no number."""
-    first_order: bool = False
-    """Whether the same is recorded of the linearised model too: a forward-mode pass for each."""
+    instruments: Annotated[dict[Identifier, Interval], BeforeValidator(as_dict)] = {}
+    """Steps between the measurements of instruments from plugins: {grad_cosine: 10}."""
 
-    _check_use = unused_without(
-        first_order={"log.attribution_every": ()},
-        stream_update={"log.layers_every": ()},
-        noise_scale={"log.layers_every": ()},
+
+import_extensions("settings")  # the fields of instruments
+
+if TYPE_CHECKING:
+
+    class Log(SnapshotSettings, OutputSettings):
+        pass
+else:
+    Log = create_model(
+        "Log", __base__=log_sections(), __module__=__name__, __doc__="The records of a run."
     )
-
-    @field_validator("noise_scale")
-    @classmethod
-    def _noise_needs_two_sequences(cls, chosen: bool, info: Any) -> bool:
-        if chosen and info.data.get("probe_sequences") == 1:
-            raise PydanticCustomError(
-                "relation",
-                "found true under log.probe_sequences=1; allowed false, or 2 sequences or more",
-            )
-        return chosen
 
 
 class Runtime(Section):
@@ -263,8 +262,6 @@ class Config(Section):
     runtime: Runtime = Runtime()
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        from deepstack.config.identity import non_defaults  # imports this module
-
         return list(non_defaults(self).items())
 
     __str__ = BaseModel.__repr__
@@ -273,6 +270,36 @@ class Config(Section):
         changed = {str(key): value for key, value in self.__repr_args__()}
         rest = "others" if changed else "all settings"
         return html_table(f"Config: {rest} have their defaults", changed)
+
+
+def values(config: Config) -> dict[str, Any]:
+    """Return every value by its dotted key: {'seed': 0, 'model.depth': 6, …}; tuples as lists."""
+    return dict(flatten(config.model_dump(mode="json")))
+
+
+def non_defaults(config: Config) -> dict[str, Any]:
+    """Return the values that differ from the defaults; a d_ff of 4 d_model does not."""
+    usual = _usual() | {"model.d_ff": 4 * config.model.d_model}
+    settings = values(config)
+    return {  # 1 is neither 1.0 nor true
+        key: value
+        for key, value in settings.items()
+        if key not in usual or type(value) is not type(usual[key]) or value != usual[key]
+    }
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return values(Config())
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and the values of nested sections."""
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from flatten(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
 
 
 MAX_RUNS, MAX_AXES, MAX_RULES = 10_000, 32, 100
@@ -318,57 +345,3 @@ class StudyFile(Config):
     """A configuration, or a study with `sweep:`.  Every key has a default."""
 
     sweep: Sweep = Sweep()
-
-
-KeyPath = tuple[str | int, ...]
-"""The keys and positions that lead to a value."""
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of configurations and studies, for editors."""
-    schema = StudyFile.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-_cached_schema = cache(schema_of)
-
-
-@cache
-def sections() -> dict[str, list[str]]:
-    """Return each section ('' for the whole, 'model', 'model.norm', …) with its keys."""
-    inner = [("", _cached_schema(Config))]
-    for name, section in inner:  # grows while it is read
-        below = section["properties"].items()
-        inner += [(f"{name}.{key}".strip("."), each) for key, each in below if "properties" in each]
-    return {name: list(section["properties"]) for name, section in inner}
-
-
-@cache
-def setting_keys() -> list[str]:
-    """Return every dotted key that is not a section: 'seed', 'model.depth', …"""
-    inner = sections()
-    every = [f"{name}.{key}".strip(".") for name, names in inner.items() for key in names]
-    return [key for key in every if key not in inner]
-
-
-def schema_at(path: KeyPath) -> Schema:
-    """Return the JSON schema at a path; {} where anything is allowed or nothing is known."""
-    schema = _cached_schema(StudyFile if path[:1] == ("sweep",) else Config)
-    for part in path:
-        inside = (_inside(option, part) for option in alternatives(schema))
-        schema = next((inner for inner in inside if isinstance(inner, dict)), {})
-    return schema
-
-
-def dotted_key(path: KeyPath) -> str:
-    """Return a path as it is written in messages: 'train.betas[0]'."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return quote_key(text.removeprefix("."))
-
-
-def _inside(option: Schema, part: str | int) -> Any:
-    if isinstance(part, int):
-        return option.get("prefixItems", [option.get("items")])[0]  # all have one schema
-    others = option.get("patternProperties", {}).values()
-    named = option.get("properties", {}).get(part) or option.get("additionalProperties")
-    return named or next(iter(others), None)

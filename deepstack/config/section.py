@@ -1,7 +1,7 @@
 """The base of all sections of a configuration: strict, frozen, with shared types and checks."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,8 @@ LONGEST_NAME = 64
 
 Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=LONGEST_NAME)]
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Interval = Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["log"]
+"""Steps between two measurements; 'log': 0, 1, 2, 3, 5, 8, …; 0: never."""
 
 
 def _readable(value: Any) -> Any:
@@ -58,7 +60,8 @@ def unused_without(**rules: dict[str, tuple[str, ...]]) -> Any:
     """Return a validator that refuses settings which other settings make meaningless.
 
     rules: for each field, other keys of its section and the values under which the field is used;
-    no values mean all but 0 and null.  Under any other value only the field's default is allowed.
+        no values mean all but 0 and null.  Under any other value only the field's default is
+        allowed.
     """
 
     def check(section: type[Section], value: Any, info: Any) -> Any:

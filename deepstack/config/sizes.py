@@ -40,7 +40,8 @@ def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
 class LayerCounts(NamedTuple):
     """The numbers of layers of a model.
 
-    depth: of its stack, or of its encoder.  decoder: of the decoder that reads an encoder, else 0.
+    depth: of its stack, or of its encoder.
+    decoder: of the decoder that reads an encoder, else 0.
     cross: layers of that decoder whose cross-attention is a sublayer, not merged with another.
     """
 
@@ -79,8 +80,10 @@ def width_inside(config: Config) -> int:
 class StackSizes(NamedTuple):
     """The sizes of a stack from which a scheme computes the memory and the FLOPs that it adds.
 
-    sublayers: of all layers.  seq: positions.  replayed: whether the step is replayed on a CPU,
-    which keeps the gradients of activations as well.
+    sublayers: of all layers.
+    seq: positions.
+    replayed: whether the step is replayed on a CPU, which keeps the gradients of activations as
+        well.
     """
 
     depth: int

@@ -13,9 +13,10 @@ from typing import Any
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
-from deepstack.base.yaml_reader import MAX_DEPTH, Node, Problem, quote, quote_key, read
+from deepstack.base.text import quote, quote_key
+from deepstack.base.yaml_reader import MAX_DEPTH, Node, Problem, read
 from deepstack.config.explain import hint_for, raise_problems, suggest_key, validate
-from deepstack.config.identity import values as values_by_key
+from deepstack.config.keys import sections, setting_keys
 from deepstack.config.load import (
     merge_problems,
     override_place,
@@ -26,7 +27,8 @@ from deepstack.config.load import (
     rival_lengths,
     to_node,
 )
-from deepstack.config.schema import MAX_RUNS, Config, StudyFile, Where, sections, setting_keys
+from deepstack.config.schema import MAX_RUNS, Config, StudyFile, Where
+from deepstack.config.schema import values as values_by_key
 
 # The sections of which any key may be swept.
 FREE = ("task.", "model.scheme_options.", "train.lr_factors.", "train.lr_exponents.")
@@ -39,7 +41,8 @@ Group = dict[str, Node]
 class Override:
     """Settings for the cells that match.
 
-    where: dotted key -> the values of which a cell has one; settings: dotted key -> value.
+    where: dotted key -> the values of which a cell has one.
+    settings: dotted key -> value.
     """
 
     where: Where
@@ -271,8 +274,8 @@ def read_rules(
 ) -> tuple[list[Rule], list[Problem]]:
     """Return the rules of a well-formed `sweep:` section, and the mistakes in them.
 
-    declared: every swept key with the values that rules may refer to.  given: the keys that the
-    command line sets; rules may set them too, and the command line wins.
+    declared: every swept key with the values that rules may refer to.
+    given: the keys that the command line sets; rules may set them too, and the command line wins.
     """
     rules: list[Rule] = []
     problems: list[Problem] = []

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from deepstack.base.yaml_reader import parse_scalar, printable
+from deepstack.base.text import escaped
+from deepstack.base.yaml_reader import parse_scalar
 from deepstack.config.schema import Config
 
 # words that need no quotes, also inside [a, b]
@@ -38,6 +39,8 @@ def to_yaml(config: Config) -> str:
     data = config.model_dump(mode="json")
     if config.train.has_budget:
         del data["train"]["steps"]
+    if not config.log.instruments:  # the config.yaml of a run names them only if there are some
+        del data["log"]["instruments"]
     return yaml_of(data)
 
 
@@ -65,7 +68,7 @@ def one_line(value: Any) -> str:
         return repr(float(value))  # of NumPy's too; JSON writes inf and nan as other words
     if isinstance(value, str) and _PLAIN.fullmatch(value) and parse_scalar(value) == value:
         return value
-    return printable(json.dumps(value, ensure_ascii=False))
+    return escaped(json.dumps(value, ensure_ascii=False))
 
 
 def annotated_defaults(schema_file: str) -> str:

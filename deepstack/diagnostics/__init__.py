@@ -3,21 +3,33 @@
 from deepstack.base.extensions import import_extensions
 from deepstack.base.registry import import_all
 from deepstack.diagnostics.divergence import Culprit, culprit
+from deepstack.diagnostics.instrument import (
+    INSTRUMENTS,
+    Instrument,
+    Row,
+    RunState,
+    check_instruments,
+)
 from deepstack.diagnostics.layers import DIAGNOSTICS, Diagnostic, describe, diagnostic, evaluate
 from deepstack.diagnostics.snapshot import Snapshot, take
-from deepstack.diagnostics.sublayers import SublayerStatistics
+from deepstack.diagnostics.sublayer_statistics import SublayerStatistics
 from deepstack.diagnostics.update import ModelUpdate, evaluating, model_update
 
 import_all(__name__, __path__)
-import_extensions("measure")  # each module registers its diagnostics
+import_extensions("measure")  # each module registers its diagnostics and instruments
 
 __all__ = [
     "DIAGNOSTICS",
+    "INSTRUMENTS",
     "Culprit",
     "Diagnostic",
+    "Instrument",
     "ModelUpdate",
+    "Row",
+    "RunState",
     "Snapshot",
     "SublayerStatistics",
+    "check_instruments",
     "culprit",
     "describe",
     "diagnostic",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from deepstack import config as conf
 from deepstack.base.errors import PluginError
 from deepstack.base.registry import Registry, place_of
 
@@ -25,17 +26,24 @@ ATTENTIONS = ("attention", "cross_attention")
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")  # `deepstack list` reads it
 
 
+def covers_all(model: conf.Model) -> bool:
+    """Return True: a definition covers every model."""
+    return True
+
+
 @dataclass
 class Diagnostic:
     """A function of a snapshot and its place in a run folder.
 
     files: the names of its files: its own name, or one name per part.
+    covers: function that returns whether its derivation covers a model; the values are NaN if not.
     """
 
     function: Callable[[Snapshot], Values]
     symbol: str
     unit: str
     files: list[str]
+    covers: Callable[[conf.Model], bool] = covers_all
 
     def __post_init__(self) -> None:
         update_wrapper(self, self.function)
@@ -48,13 +56,19 @@ DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
 
 
 def diagnostic(
-    name: str, symbol: str, *, unit: str = "", parts: tuple[str, ...] = SUBLAYERS
+    name: str,
+    symbol: str,
+    *,
+    unit: str = "",
+    parts: tuple[str, ...] = SUBLAYERS,
+    covers: Callable[[conf.Model], bool] = covers_all,
 ) -> Callable[[Function], Function]:
     """Register a function Snapshot -> (depth,), or (depth, S) with one value per sublayer.
 
     It may also return part -> (depth,) for any of `parts`, or an empty mapping.  Each part has a
-    separate file, `<name>_<part>`.  A diagnostic with one value per layer has parts=().  Raises
-    PluginError if another diagnostic has a file of that name.
+    separate file, `<name>_<part>`.  A diagnostic with one value per layer has parts=().  covers:
+    whether its derivation covers a model; if not, the values are NaN.  Raises PluginError if
+    another diagnostic has a file of that name.
     """
 
     def register(function: Function) -> Function:
@@ -66,21 +80,29 @@ def diagnostic(
                     f"diagnostic {name!r}: its file {min(both)} is also one of {other!r}; choose "
                     "another name"
                 )
-        DIAGNOSTICS.register(name, Diagnostic(function, symbol, unit, files))
+        DIAGNOSTICS.register(name, Diagnostic(function, symbol, unit, files, covers))
         return function
 
     return register
 
 
-def evaluate(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:
+def evaluate(snapshots: Sequence[Snapshot], model: conf.Model | None = None) -> dict[str, Tensor]:
     """Return every registered diagnostic, one (layers,) tensor per file of the run folder.
 
-    layers: first the encoder's, then the decoder's; NaN where a stack has no such sublayer.
+    layers: first the encoder's, then the decoder's; NaN where a stack has no such sublayer, and for
+    diagnostics that do not cover this model.
     """
     by_stack = [(values_of(s), torch.full_like(s.param_norm, torch.nan)) for s in snapshots]
     files = {file: None for values, _ in by_stack for file in values}
+    uncovered = [one for one in DIAGNOSTICS.values() if model and not one.covers(model)]
+    left_out = {file for one in uncovered for file in one.files}
     return {
-        file: torch.cat([values.get(file, nothing) for values, nothing in by_stack])
+        file: torch.cat(
+            [
+                nothing if file in left_out else values.get(file, nothing)
+                for values, nothing in by_stack
+            ]
+        )
         for file in files
     }
 
@@ -147,7 +169,18 @@ def matrix_grad_norm(snapshot: Snapshot) -> Tensor:
     return snapshot.matrix_grad_norm
 
 
-@diagnostic("grad_norm_predicted", "‖∂L/∂W_N‖ Π ((α² − v²w²)/(α² + v²w²))^(1/2)", parts=())
+def has_plain_norm_and_relu(model: conf.Model) -> bool:
+    """Return whether ‖∂LN(z)/∂z‖ = √d/‖z‖ of each token, and feed-forwards have ReLU, ungated."""
+    relu = model.activation == "relu" and not model.gated
+    return model.norm.kind in ("layer", "rms") and relu
+
+
+@diagnostic(
+    "grad_norm_predicted",
+    "‖∂L/∂W_N‖ Π ((α² − v²w²)/(α² + v²w²))^(1/2)",
+    parts=(),
+    covers=has_plain_norm_and_relu,
+)
 def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
     """matrix_grad_norm of layer N times ((α² − v²w²)/(α² + v²w²))^(1/2) a sublayer after layer l.
 
@@ -155,9 +188,9 @@ def grad_norm_predicted(snapshot: Snapshot) -> Tensor:
     d E[W_v²], v² = d E[W_o²]; feed-forward w² = d E[W_1²]/2, for ReLU, v² = d_ff E[W_2²].  A ratio
     below 0 counts as 0: at α = v = w = 1 the prediction is 0 below the last layer.  NaN where a
     sublayer above is not LN(α x + G(x)), and where the derivation does not cover norm or activation
-    (`uncovered_names`).  NaN in a decoder with cross-attention, whose branch hardly depends on x.
-    This is DeepNet's prediction of ‖∂F/∂θ_i‖, θ_i the matrices of a sublayer; compare it with
-    matrix_grad_norm.
+    (`has_plain_norm_and_relu`).  NaN in a decoder with cross-attention, whose branch hardly
+    depends on x.  This is DeepNet's prediction of ‖∂F/∂θ_i‖, θ_i the matrices of a sublayer;
+    compare it with matrix_grad_norm.
     """
     last = snapshot.matrix_grad_norm[-1:]
     if snapshot.sublayers != ("attention", "feed_forward"):
@@ -208,15 +241,3 @@ def largest_logit(snapshot: Snapshot) -> Mapping[str, Tensor]:
     Its growth precedes divergence in large models: Dehghani et al. 2023, arXiv:2302.05442.
     """
     return snapshot.largest_logit
-
-
-@diagnostic("skip_loss", "L without layer l", unit="nats", parts=())
-def skip_loss(snapshot: Snapshot) -> Values:
-    """Probe loss with one layer replaced by the identity (log.skipped_layers of them are tried)."""
-    return {} if snapshot.skip_loss is None else snapshot.skip_loss
-
-
-@diagnostic("skip_loss_increase", "L without layer l − L", unit="nats", parts=())
-def skip_loss_increase(snapshot: Snapshot) -> Values:
-    """Increase of the probe loss when the identity replaces a layer: the layer's contribution."""
-    return {} if snapshot.skip_loss is None else snapshot.skip_loss - snapshot.loss

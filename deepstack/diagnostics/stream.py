@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from deepstack.diagnostics.layers import Values, diagnostic
+from deepstack.diagnostics.layers import diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
-from deepstack.diagnostics.sublayers import variance
+from deepstack.diagnostics.sublayer_statistics import variance
 
 # Total number of entries of the boundaries that are converted to double precision at once.
 AT_ONCE = 2**20
@@ -29,15 +29,6 @@ def stream_variance(snapshot: Snapshot) -> Tensor:
     return in_chunks(snapshot.states[1:], lambda states: variance(states).mean(dim=(1, 2)))
 
 
-@diagnostic("stream_update", "‖x_l,t − x_l,0‖", parts=())
-def stream_update(snapshot: Snapshot) -> Values:
-    """Mean over probe tokens of ‖x_l,t − x_l,0‖₂, the change of the stream (log.stream_update)."""
-    if snapshot.initial_states is None:
-        return {}
-    moved = snapshot.states[1:] - snapshot.initial_states[1:]
-    return moved.norm(dim=-1).mean(dim=(1, 2))
-
-
 @diagnostic("stream_grad", "‖∂L/∂x_l‖", parts=())
 def stream_grad(snapshot: Snapshot) -> Tensor:
     """Norm of the probe loss's gradient by the stream that leaves each layer.
@@ -46,23 +37,6 @@ def stream_grad(snapshot: Snapshot) -> Tensor:
     scheme keeps beside them.
     """
     return snapshot.stream_grad[1:]
-
-
-@diagnostic("jacobian", "‖∂F/∂x_l‖_F²/dim F", parts=())
-def jacobian(snapshot: Snapshot) -> Values:
-    """‖∂F/∂x_l‖_F² over the number of values in F, on the probe batch (needs log.jacobian).
-
-    The averaged partial Jacobian norm, Doshi et al. 2021, arXiv:2111.12143, of F, which follows the
-    final norm.  The mean over 32/batch random draws for each sequence, two or more; exact if a
-    sequence has no more values in F (`jacobian_norms`).  It is 1 in the last layer if F = x_N.
-    """
-    return {} if snapshot.jacobian is None else snapshot.jacobian[0][1:]
-
-
-@diagnostic("jacobian_error", "standard error of ‖∂F/∂x_l‖_F²/dim F", parts=())
-def jacobian_error(snapshot: Snapshot) -> Values:
-    """Standard error of `jacobian` over its random draws; 0 where it is exact (log.jacobian)."""
-    return {} if snapshot.jacobian is None else snapshot.jacobian[1][1:]
 
 
 @diagnostic("angular_distance", "∠(x_{l−1}, x_l)/π", parts=())

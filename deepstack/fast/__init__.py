@@ -1,4 +1,4 @@
-"""Fast paths: they wrap a finished model and compute what its plain eager step computes.
+"""Fast paths: they wrap a finished model and compute the same step as its plain eager layers.
 
 `fast_paths_of` chooses them, `enable_fast_paths` makes a model use them, and `make_step` returns
 its training step.

@@ -59,7 +59,10 @@ def recomputing(runner: LayerRunner, every: int, random: bool) -> LayerRunner:
     """Keep the stream every so many layers; the backward pass recomputes the layers between.
 
     Activations of depth / every boundaries and of `every` layers are held, for one more forward
-    pass.  random: whether layers draw numbers (dropout), the same ones the second time.
+    pass.
+
+    random: whether layers draw numbers (dropout), the same ones the second time.
+
     Chen et al. 2016, arXiv:1604.06174, whose sqrt(depth) is the least of both together.
     """
 
@@ -103,8 +106,8 @@ def enable_fast_paths(
 ) -> None:
     """Make the model run its layers by the chosen fast paths; its numbers stay the same.
 
-    recompute_every: keep the stream every so many layers only, 0 for all.  notify: receives a line
-    before something that takes long.
+    recompute_every: keep the stream every so many layers only, 0 for all.
+    notify: receives a line before something that takes long.
     """
     on_gpu = model.embedding.is_cuda
     if paths.fused:
@@ -126,8 +129,9 @@ def compiled(notify: Callable[[str], None]) -> LayerRunner:
     """Return a function that runs every layer by torch.compile of the forward they share.
 
     Equal layers share one graph per mode (with and without gradients).  Its inputs are parameters,
-    and constants that differ by layer are 0-d buffers.  notify: receives a line before a
-    compilation.
+    and constants that differ by layer are 0-d buffers.
+
+    notify: receives a line before a compilation.
     """
     # While compiling, torch reads the gradients of inputs and warns about its own access.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
@@ -158,8 +162,8 @@ def step_recorder(
 ) -> Callable[[Update, Probe | None], UpdateFunction]:
     """Return `capture` of `make_step`: CUDA graph capture, replay, or neither.
 
-    notify: receives a line after something that takes long.  threads: that replay the shards of a
-    batch.
+    notify: receives a line after something that takes long.
+    threads: that replay the shards of a batch.
     """
     if paths.replayed:
         threads = 1 if config.model.dropout else threads  # random numbers have an order

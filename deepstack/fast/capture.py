@@ -59,11 +59,13 @@ class CapturedStep:
     Inputs and targets are copied into tensors of the graphs.  The returned tensors belong to the
     graphs too; the next call overwrites them.  Learning rates must be tensors, changed in place;
     nothing in the update may wait for the device.
+
     notify: receives the time of the capture, or why it failed.  Kernels are then launched one by
-    one, with the same bits.  required: raise ResourceError instead.
+        one, with the same bits.
+    required: raise ResourceError instead.
 
     concurrent: whether the probe may run beside the next call (`Measured.settle`).  It must be
-    False if anything that the model reads changes between two calls.
+        False if anything that the model reads changes between two calls.
     parts: splits the layers over several graphs if memory is too small for one.
     """
 
@@ -240,8 +242,9 @@ def free_frames(error: BaseException | None) -> None:
 def abandon(pools: Sequence[Any], random: Tensor) -> None:
     """Do the cleanup that torch omits after a failed capture.
 
-    Without it torch keeps the pools' memory, and every random number raises an error.  random: the
-    generator's state before the capture.
+    Without it torch keeps the pools' memory, and every random number raises an error.
+
+    random: the generator's state before the capture.
     """
     device, inside = torch.cuda.current_device(), vars(torch._C)
     end = inside.get("_cuda_endAllocateToPool") or inside["_cuda_endAllocateCurrentStreamToPool"]

@@ -26,7 +26,9 @@ aten = torch.ops.aten
 class SelfAttention:
     """y = concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h.  [q, k, v]: (tokens, 3 d); y: (tokens, d).
 
-    causal: a position reads itself and earlier ones.  library: of products (see `products`).
+    causal: a position reads itself and earlier ones.
+    library: of products (see `products`).
+
     [q, k, v] is a new result of a product and may be changed.
     """
 
@@ -151,8 +153,9 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
 class HeadNorm:
     """h -> g * n + b, n = (h - m) / sqrt(mean((h - m)^2) + eps), for every head h of q and k.
 
-    m = mean(h) in a layer norm, 0 in an RMS norm.  norms: that of q and that of k, which differ in
-    g and b, (d_head,) each, or None.
+    m = mean(h) in a layer norm, 0 in an RMS norm.
+
+    norms: the norm of q and the norm of k, which differ in g and b, (d_head,) each, or None.
     """
 
     def __init__(self, norms: Sequence[LayerNorm | RMSNorm], n_heads: int) -> None:

@@ -47,10 +47,11 @@ class Product:
     """y = c x Wᵀ + b.  x: (tokens, n_in), W: (n_out, n_in), b: (n_out,), or no b.
 
     c = 1 / sqrt(n_in) if scaled, as under the NTK parameterisation; otherwise 1.
+
     library: of products that are large enough for it (see `products`).
     half_weights: copies of (W, b) in half precision for a pass under autocast (see the function
-    `half_weights`).  x is then rounded to this precision and y has it; gradients of W and b are
-    added in fp32.
+        `half_weights`).  x is then rounded to this precision and y has it; gradients of W and b are
+        added in fp32.
     """
 
     def __init__(
@@ -297,7 +298,7 @@ def by_shape(products: Iterable[P]) -> list[list[P]]:
 def stacked(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
     """Return tensors of one shape as one, (n, …): a view if they are evenly spaced in memory.
 
-    dtype: of the result; that of the tensors if None.
+    dtype: of the result; None keeps the dtype of the tensors.
     """
     first = tensors[0]
     kind = dtype or first.dtype

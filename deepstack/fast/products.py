@@ -33,10 +33,13 @@ def choose_library(
 ) -> Library:
     """Return the library for a run's products; 'auto' is oneDNN on AMD processors with AVX-512.
 
-    largest: multiplications of the run's largest product.  threads: whether several threads may
-    multiply at the same time: then no setting of the process may select oneDNN.  bf16: whether
-    they multiply in bf16 too.  Raises ConfigError if oneDNN is asked for and this torch or
-    processor does not compute these products by it.
+    largest: multiplications of the run's largest product.
+    threads: whether several threads may multiply at the same time: then no setting of the process
+        may select oneDNN.
+    bf16: whether they multiply in bf16 too.
+
+    Raises ConfigError if oneDNN is asked for and this torch or processor does not compute these
+    products by it.
     """
     lacks_bf16 = threads and bf16 and not onednn_has_bf16()
     if setting == "onednn" and not onednn_is_fp32():

@@ -23,7 +23,7 @@ def convert(x: Tensor, *, out: Tensor, **options: Any) -> None:
 
 
 # By operation: the function that replaces it, and the names of its output arguments.  Not every
-# `out=` variant of torch equals its operation: that of batch norm is wrong for strided rows.
+# `out=` variant of torch equals its operation: batch norm's is wrong for strided rows.
 FUNCTIONS: dict[Any, tuple[Any, ...]] = {
     aten._softmax.default: (aten._softmax.out, "out"),
     aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
@@ -79,8 +79,9 @@ class TensorRef(NamedTuple):
 class Call(NamedTuple):
     """A function call that repeats an operation, in which TensorRefs replace tensors.
 
-    The function writes into the results; they are among its arguments.  used: the numbers of the
-    storages that it reads or writes.
+    The function writes into the results; they are among its arguments.
+
+    used: the numbers of the storages that it reads or writes.
     """
 
     function: Callable[..., Any]
@@ -95,7 +96,8 @@ class Recording(TorchDispatchMode):
     calls: the operations that compute something; a view is only another TensorRef.
     sizes: the most bytes of each storage, by number.
     before: the storages that existed before the step, by number.
-    results: TensorRefs of the step's results.  kept: the numbers of their storages.
+    results: TensorRefs of the step's results.
+    kept: the numbers of their storages.
     refused: why it cannot be replayed, or ''.
     """
 

@@ -37,9 +37,11 @@ ALIGNMENT = 64
 class ReplayedStep:
     """A step, update then probe, whose third and later calls replay the second call.
 
-    The step must run the same operations at every call.  threads: that replay the shards of a
-    batch; 1 if shards draw random numbers, whose order would otherwise change.  notify: receives
-    the reason if the update reads a value; every step then runs eagerly.
+    The step must run the same operations at every call.
+
+    threads: that replay the shards of a batch; 1 if shards draw random numbers, whose order would
+        otherwise change.
+    notify: receives the reason if the update reads a value; every step then runs eagerly.
 
     Inputs and targets are copied into tensors of the recording.  The returned tensors belong to the
     recording too; the next call overwrites them.  Learning rates must be tensors, changed in place.
@@ -117,7 +119,7 @@ def bind_recording(recording: Recording, replaced: Iterable[tuple[Tensor, Tensor
     """Bind a recording to one block of memory and return its operations and results.
 
     replaced: pairs of tensors that existed before, each alone in its storage; the operations use
-    the second in place of the first.
+        the second in place of the first.
     """
     before = recording.before
     number_of = {storage: number for number, storage in before.items()}
@@ -150,7 +152,8 @@ def layout(used: Sequence[Set[int]], sizes: Sequence[int]) -> tuple[dict[int, in
     """Return offsets of results in one block of memory, and the block's size, in bytes.
 
     used: the results that each call touches.  A result occupies memory from its first use to its
-    last.  sizes: bytes by number.
+        last.
+    sizes: bytes by number.
     """
     last = {number: index for index, numbers in enumerate(used) for number in numbers}
     offsets: dict[int, int] = {}

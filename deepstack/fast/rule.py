@@ -55,6 +55,7 @@ def choose_fast_paths(
 
     parallel: of several processes, 'data' or 'fully_sharded'; None for one.
     fusible: whether a GPU's fused sublayers make the layers faster.
+
     Compilation needs a scheme with `uniform`: all layers compile to the same code (DLCL's do not).
     Raises ConfigError for settings that exclude each other.
     """

@@ -33,8 +33,8 @@ class Shard(NamedTuple):
     """One part of a batch.
 
     compute: (inputs, targets) of the whole batch -> None; computes gradients and loss of the part.
-    gradients: the tensors that it fills.  copies: those to which it then copies them; none for the
-    last part.
+    gradients: the tensors that it fills.
+    copies: those to which it then copies them; none for the last part.
     """
 
     compute: Callable[[Tensor, Tensor], None]
@@ -45,10 +45,11 @@ class Shard(NamedTuple):
 class Measured(NamedTuple):
     """The measurements of a step, as 0-d tensors on the device; the host does not wait for them.
 
-    loss: of the batch before the update.  grad_norm: before clipping.
+    loss: of the batch before the update.
+    grad_norm: before clipping.
     probe: the probe's measurements after the update, by name.
     settle: None, or a function that measures the probe now instead of with the next step; until
-    then `probe` holds older numbers.
+        then `probe` holds older numbers.
     """
 
     loss: Tensor
@@ -120,6 +121,7 @@ def split_batch(
     """Return the shards of a batch, which have equal numbers of sequences, and their total.
 
     total: adds the gradients of all shards to `.grad`, in order, and returns the batch's loss.
+
     loss: see `Loss`; the second form is needed from two shards on.
     """
     gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
@@ -170,9 +172,9 @@ def make_step(
     at most.
 
     probe: measures the model after the update; a 'model_update' that is not finite masks the next
-    update.
+        update.
     share: called after the backward pass with the loss of this rank's part of the batch; reduces
-    gradients to those of the whole batch and returns its loss.
+        the gradients over the ranks and returns the loss of the whole batch.
     norm_of: the norm of all gradients after `share`.
     capture: turns update and probe into one function, such as a CUDA graph.
     """

@@ -26,11 +26,13 @@ class Bank:
     """One parameter of every layer: a key, its role(s), and tensors over all layers.
 
     parameters: the optimizer's tensors: one tensor (depth, padded size) over all layers or, with
-    plain storage, one (1, padded size) a layer.  shape: of one layer's parameter.  roles: one name,
-    or one an equal slice of the first axis of shape (the fused q, k, v).  stack: which layers
-    ('encoder', 'decoder'); None for a parameter outside of the layers (embedding, head, …), whose
-    depth axis then has length 1.  starts: how it starts in each layer; start: whether that is as a
-    matrix or a table, which decay, or as the first one.
+        plain storage, one (1, padded size) a layer.
+    shape: of one layer's parameter.
+    roles: one name, or one an equal slice of the first axis of shape (the fused q, k, v).
+    stack: which layers ('encoder', 'decoder'); None for a parameter outside of the layers
+        (embedding, head, …), whose depth axis then has length 1.
+    starts: how it starts in each layer.
+    start: whether that is as a matrix or a table, which decay, or as the first one.
     """
 
     def __init__(
@@ -144,10 +146,11 @@ class Banks:
     """Gives a model built on the meta device its storage, and knows every parameter by role.
 
     stacks: name -> layers, modules with equal parameter names and shapes, which the model has as
-    `<name>.layers`.  stacked=False gives every layer storage of its own; the numbers are the
-    same bit for bit.  unique: the number of layers with parameters of their own; layer l repeats
-    those of layer l - unique.  Each repetition has a copy, so that a layer has its row in every
-    bank; equal gradients keep the copies equal.  None: all.
+        `<name>.layers`.  stacked=False gives every layer storage of its own; the numbers are the
+        same bit for bit.
+    unique: the number of layers with separate parameters; layer l repeats the parameters of layer l
+        - unique.  Each repetition has a copy, so that a layer has its row in every bank; equal
+        gradients keep the copies equal.  None: all.
     """
 
     def __init__(
@@ -186,7 +189,7 @@ class Banks:
                 bank.tie(self.unique or 1)
 
     def sum_repeats(self) -> None:
-        """Sum the gradients over repetitions: those of the parameters that they share."""
+        """Sum the gradients of shared parameters over their repetitions."""
         for bank in self.all if self.unique else ():
             if bank.in_layers:
                 bank.sum_repeats(self.unique or 1)
@@ -201,7 +204,7 @@ class Banks:
             bank.copy_(state[bank.key])
 
     def count(self) -> dict[str, int]:
-        """Number of parameters by role; those of repeated layers count once."""
+        """Return the number of parameters by role; shared parameters count once."""
         counts: dict[str, int] = {}
         for bank in self.all:
             repeats = len(bank.starts) // self.unique if self.unique and bank.in_layers else 1
@@ -236,7 +239,7 @@ def global_norm(banks: Sequence[Bank], unique: int | None = None) -> Tensor:
     """The norm of all gradients of these banks, taken as the norm of the norms by layer.
 
     unique: the layers that count, if the others repeat them.  One fp32 norm over a whole bank is
-    off by 6e-4 at depth 1000, and differs from plain storage.
+        off by 6e-4 at depth 1000, and differs from plain storage.
     """
     rows = [b.gradient_rows()[: unique if b.in_layers else None] for b in banks]
     by_layer = [torch.linalg.vector_norm(row, dim=1) for row in rows]

@@ -71,10 +71,11 @@ def build_model(
 ) -> Built:
     """Build the initialised model of this configuration, logits = head(F), on a device.
 
-    vocab_size: the task's, 257 for text (its bytes and [MASK]).  device: 'meta' has shapes only.
-    The result has `model`, tokens (batch, seq) -> logits (batch, seq, vocab_size), with
-    `model.hidden(tokens)`, F (batch, seq, d_model); `banks`, its parameters by role, which
-    `banks.count()` counts; `trained`, the trained banks; `state()` and `load(state)`.
+    vocab_size: the task's, 257 for text (its bytes and [MASK]).
+    device: 'meta' has shapes only. The result has `model`, tokens (batch, seq) -> logits (batch,
+        seq, vocab_size), with `model.hidden(tokens)`, F (batch, seq, d_model); `banks`, its
+        parameters by role, which `banks.count()` counts; `trained`, the trained banks; `state()`
+        and `load(state)`.
 
     A scheme that starts from data (Admin) is not calibrated yet: call `calibrate` on the first
     batch.  Parameters that `train.trainable` excludes have requires_grad False.  draw=False skips
@@ -117,8 +118,8 @@ def build_model(
 def constrain(banks: Iterable[Bank], schemes: Mapping[str, StackScheme]) -> None:
     """Apply the scheme's constraint to the matrices of layers among some banks.
 
-    Matrices are the parameters of layers with start 'matrix': q, k, v, o, w1, w2, w3, those of a
-    cross-attention, and a scheme's own.
+    Matrices are the parameters of layers with start 'matrix': q, k, v, o, w1, w2, w3, also of a
+    cross-attention, and matrices of the scheme.
     """
     for bank in banks:
         if bank.stack is not None and bank.start == "matrix":
@@ -175,7 +176,7 @@ def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
 
 
 def optimizer_factors(config: conf.Config, scheme: StackScheme, role: str) -> Optim:
-    """Return the scheme's factors on a role's training times those of `train.lr_exponents`."""
+    """Return the scheme's factors on a role's training times the factors of the configuration."""
     train, factors = config.train, scheme.optim(role)
     exponents = {str(key): power for key, power in train.lr_exponents.items()}
     multiple = scheme.depth / train.base_depth

@@ -204,7 +204,7 @@ def stream_number(bank: Bank, role: str, layer: int, first: str) -> int:
     """Return the number of a matrix's random stream: a fixed number or a hash of its name.
 
     The six matrices of a layer of the `first` stack, encoder or decoder, and the matrices in
-    OUTSIDE have fixed numbers.  Other matrices have a hash: those of a scheme, and those of a
+    OUTSIDE have fixed numbers.  Other matrices have a hash: matrices of a scheme, and matrices of a
     decoder beside an encoder, by role, so that it is independent of how they share tensors.
     """
     if bank.stack == first and role in IN_LAYERS:

@@ -75,7 +75,7 @@ def to_plain(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor
 def from_plain(model: Transformer, plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Invert `to_plain`: return the values by the model's own names.
 
-    Raises ConfigError if the names are not those of this model.
+    Raises ConfigError if the names differ from this model's names.
     """
     names = {name: plain_names(model, name) for name in values_of(model)}
     refuse_other_names(plain, dict.fromkeys(part for parts in names.values() for part in parts))
@@ -107,7 +107,7 @@ def load_export(to: str | Path) -> Built:
         about = json.loads(paths.about.read_text(encoding="utf-8"))
         vocab_size, step = len(plain["embedding.weight"]), int(about["step"])
     except (OSError, ValueError, TypeError, SafetensorError, KeyError) as error:
-        raise ConfigError(f"{to} is no export of deepstack: {error}") from error
+        raise ConfigError(f"{to} is not an export of deepstack: {error}") from error
     built = build_model(config, vocab_size=vocab_size, draw=False)
     fill(built.model, from_plain(built.model, plain))
     built.at_step(step)

@@ -55,7 +55,9 @@ def tokens_per_step(config: Config, task: Task) -> int:
 def with_steps(config: Config, find_task: Callable[[Config], Task] = task_of) -> Config:
     """Return the configuration with the steps nearest to its `train.tokens` or `train.flops`.
 
-    A configuration that gives its steps is returned as it is.  find_task: Config -> its task.
+    A configuration that gives its steps is returned as it is.
+
+    find_task: Config -> its task.
     """
     train, budget = config.train, 0.0
     if train.tokens is not None:

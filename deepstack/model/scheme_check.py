@@ -86,7 +86,7 @@ def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
     if changed:
         raise PluginError(
             f"{defined_at(type(scheme), name)}{name} changes {changed} in place (+=, mul_, …), "
-            f"which the backward pass and what is measured read; write {changed} + …"
+            f"which the backward pass and the measurements read; write {changed} + …"
         )
     refuse_no_stream(scheme, "leave", stack.leave(left), x)
 

@@ -20,9 +20,9 @@ class Layer(nn.Module):
     """x_l = scheme(x_{l-1}, attention, [cross-attention,] feed-forward).
 
     sublayers: name -> module, in the order in which the stream passes them.  Sublayers that read
-    the encoder's output receive it as `memory`, (batch, source, d_model).  The fast paths set
-    `sublayer_functions`, which are equivalent to the sublayers, and `layer_function`, which is
-    equivalent to the whole layer if no sublayer reads a memory.
+        the encoder's output receive it as `memory`, (batch, source, d_model).  The fast paths set
+        `sublayer_functions`, which are equivalent to the sublayers, and `layer_function`, which is
+        equivalent to the whole layer if no sublayer reads a memory.
     """
 
     def __init__(self, scheme: Scheme, sublayers: Mapping[str, nn.Module]) -> None:
@@ -84,8 +84,8 @@ class Stack(nn.Module):
     """x_l = layer_l(x_{l-1}) for l = 1..depth, then the final norm if the scheme has one.
 
     scheme: the scheme of this stack; its place has the side and the family.  The layers of a
-    decoder are causal; in an encoder_decoder they read the encoder's output, `memory`, (batch,
-    source, d_model).
+        decoder are causal; in an encoder_decoder they read the encoder's output, `memory`, (batch,
+        source, d_model).
     seq_len: the number of positions, for a rotation.
     joins: tells of roles whether their matrices share one tensor.
     """

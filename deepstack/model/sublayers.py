@@ -37,8 +37,8 @@ def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     The NTK parameterisation, for a W whose entries have variance gain^2.  Compare Xavier with
     'fan: in', of variance gain^2 / n_in.  Here y starts equal, the entries of W are sqrt(n_in)
-    times as large, and the gradient by W is 1/sqrt(n_in) as large.  So a step of SGD moves y by
-    1/n_in as much.  Jacot et al. 2018, arXiv:1806.07572, section 2.
+    times as large, and the gradient with respect to W is 1/sqrt(n_in) as large.  So a step of SGD
+    moves y by 1/n_in as much.  Jacot et al. 2018, arXiv:1806.07572, section 2.
     """
     scale = weight.shape[1] ** -0.5
     if bias is None:
@@ -81,8 +81,10 @@ Joins = Callable[[tuple[str, ...]], bool]
 class LinearMaps(nn.Module):
     """The base of all sublayers: their matrices by name, and the scheme's slots in them.
 
-    SLOTS: the slots of this sublayer.  slots: the scheme's modules.
-    joins: roles -> whether their matrices may share one tensor.  fused: whether they do here.
+    SLOTS: the slots of this sublayer.
+    slots: the scheme's modules.
+    joins: roles -> whether their matrices may share one tensor.
+    fused: whether they do here.
     linear: (x, W, b) -> y: `F.linear`, or `scaled_linear` under NTK.
     """
 
@@ -104,8 +106,9 @@ class LinearMaps(nn.Module):
     def add_maps(self, n_out: int, n_in: int, *names: str, prefix: str = "") -> None:
         """Set matrices, (n_out, n_in), then their biases, None if the stack has no biases.
 
-        A joined matrix is a tensor with all parts, or one for each.  prefix: of roles, as in
-        cross_q.
+        A joined matrix is a tensor with all parts, or one for each.
+
+        prefix: of roles, as in cross_q.
         """
         for name in names:
             parts = JOINED.get(name, (name,))
@@ -152,7 +155,7 @@ class Cache:
         self.stored: list[Tensor] = []
 
     def keep(self, *new: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of this position; return those of all positions so far."""
+        """Store keys and values of this position; return the ones of all positions so far."""
         if not self.stored:
             self.stored = [n.new_empty(*n.shape[:2], self.seq_len, n.shape[3]) for n in new]
         for old, now in zip(self.stored, new, strict=True):
@@ -208,10 +211,11 @@ class Attention(Heads):
     parameters, which are concatenated first.  The values are the same.
 
     causal: a position reads itself and those before it.
+
     Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
 
     With the slot `logits` or `mixed_values`, the result also has the tensor for the next layer, and
-    `before` is that of the layer before, None in the first one.  Logits are (batch, head, seq, seq)
+    `before` is the tensor of the layer before, or None.  Logits are (batch, head, seq, seq)
     for all pairs of positions, without a causal mask, so that they are finite.  Values are (batch,
     head, seq, d_head).
 
@@ -261,7 +265,7 @@ class FeedForward(LinearMaps):
     """G(x) = phi(x W_1ᵀ + b_1) W_2ᵀ + b_2, phi the activation.
 
     gated: G(x) = (phi(x W_1ᵀ + b_1) * (x W_3ᵀ + b_3)) W_2ᵀ + b_2, element by element; with silu
-    SwiGLU.  Shazeer 2020, arXiv:2002.05202, whose V is LLaMA's W_3.  One product computes both.
+        SwiGLU.  Shazeer 2020, arXiv:2002.05202, whose V is LLaMA's W_3.  One product computes both.
 
     x: (batch, seq, d_model); W_1, W_3: (d_ff, d_model); W_2: (d_model, d_ff).
     Vaswani et al. 2017, arXiv:1706.03762, section 3.3.

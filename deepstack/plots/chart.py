@@ -1,7 +1,7 @@
 """Charts: functions from runs to a figure and the table of its values."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from deepstack.base.errors import ConfigError, PluginError
 from deepstack.base.registry import Registry, place_of, refuse_no_name, unknown
 from deepstack.plots.style import deepstack_style
 from deepstack.records import Run
+from deepstack.runs.runs import Runs
 
 # One order for every chart's CSV; columns that a chart leaves empty are not written.
 COLUMNS = (
@@ -31,7 +32,7 @@ class Options:
     panels: the setting that makes the panels (`depth`, `scheme`, `train.lr` or a short `lr`).
     smooth: the number of steps over which curves against the step are averaged.
     x_scale, y_scale: `lin` or `log`, instead of the chart's own scales.
-    ordered: whether lines have the order of their first runs, not that of their values.
+    ordered: whether lines have the order of their first runs, not of their values.
     style: `default`, or `paper` without title and settings, which go to `Chart.caption`.
     width: of the figure in inches.  font: the name of an installed font.
     """
@@ -60,19 +61,19 @@ class Options:
         if self.width is not None and not 2 <= self.width <= 30:
             raise ConfigError(f"width: {self.width:g}; allowed 2 to 30 inches")
 
-    def choose(self, runs: Sequence[Run]) -> list[Run]:
+    def choose(self, runs: Runs) -> Runs:
         """Return the runs of the chosen schemes, in their order; all runs if none is chosen.
 
         Raises ConfigError for a scheme that no run has.
         """
         if not self.schemes:
-            return list(runs)
+            return runs
         known = sorted({str(run.get("model.scheme")) for run in runs})
         for name in self.schemes:
             if name not in known:
                 raise ConfigError(unknown("scheme of these runs", name, known))
         chosen = [run for run in runs if run.get("model.scheme") in self.schemes]
-        return sorted(chosen, key=lambda run: self.schemes.index(str(run.get("model.scheme"))))
+        return Runs(sorted(chosen, key=lambda run: self.schemes.index(run.get("model.scheme"))))
 
 
 @dataclass
@@ -103,10 +104,10 @@ class LineStyle(NamedTuple):
 
 
 class PanelRows(NamedTuple):
-    """The rows of the table that a panel shows: those of its name and kinds.
+    """The rows of the table that a panel shows, by name and kinds.
 
-    axes: the place of its axes among those of panels.  styles: of each kind and series that is a
-    line, points or a level.
+    axes: index of its axes among all panels.  styles: of each kind and series that is a line,
+    points or a level.
     """
 
     name: str
@@ -138,16 +139,18 @@ CHARTS: Registry[ChartFunction] = Registry("chart")
 def in_style(function: ChartFunction, name: str | None = None) -> ChartFunction:
     """Return a function that draws the chosen runs in deepstack's style.
 
-    name: that of a registered chart, whose published values it draws.
+    name: of a registered chart, whose published values it draws.
     """
 
     @functools.wraps(function)
-    def draw(runs: list[Run], *words: Any, options: Options | None = None, **more: Any) -> Chart:
+    def draw(
+        runs: Iterable[Run], *words: Any, options: Options | None = None, **more: Any
+    ) -> Chart:
         options = options or Options()
         if (reference := options.reference) is not None:
             options = replace(options, reference=reference[reference["chart"] == name])
         with deepstack_style(options.font):
-            result = function(options.choose(runs), *words, options=options, **more)
+            result = function(options.choose(Runs(runs)), *words, options=options, **more)
         if not isinstance(result, Chart):
             raise PluginError(
                 f"chart {name!r}: {place_of(function)}returned {type(result).__name__}; allowed "

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from deepstack.plots.chart import Chart, Options, chart
+from deepstack.plots.chart import Chart, Options
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.group import Group
-from deepstack.plots.page import axis_label
 from deepstack.plots.panel import CROWDED, Panel
-from deepstack.plots.style import DASHES, GREY, is_wide, step_axis
+from deepstack.plots.style import GREY, is_wide, step_axis
 from deepstack.records import Run
 from deepstack.runs.settings import require
 from deepstack.runs.statistics import has_diverged
@@ -19,7 +18,6 @@ from deepstack.runs.tidy import seed_statistics, tidy
 
 MOST_POINTS = 2000
 SMOOTH_PARTS = 20  # noisy curves, if there are many series, are means over this part of all steps
-SHARPNESS, THRESHOLD = "preconditioned_sharpness", "stability_threshold"
 
 Source = str | Callable[[Run], pd.DataFrame]
 
@@ -142,22 +140,3 @@ def draw_curves(
     drawing.note(f"mean over {width} rows", when=width > 1)
     drawing.note(f"one step in {stride} is drawn", when=stride > 1)
     return drawing.finish(title, *notes)
-
-
-@chart("sharpness_vs_step")
-def sharpness_vs_step(runs: list[Run], *, options: Options) -> Chart:
-    """Sharpness of the preconditioned loss against the step, and the optimizer's threshold."""
-    measured = [run for run in runs if len(run.sharpness)]
-    require(measured, "no run has a sharpness.csv (log.sharpness_every is 0?)")
-    left = f"left out: {len(runs) - len(measured)} of {len(runs)} runs without log.sharpness_every"
-    dashed: Any = {"ls": DASHES[1], "lw": 0.8}
-    return draw_curves(
-        measured,
-        SHARPNESS,
-        *([left] if len(measured) < len(runs) else []),
-        title="Sharpness against step",
-        y_label=axis_label(measured, SHARPNESS, "preconditioned sharpness"),
-        options=options,
-        source="sharpness",
-        overlays=[Overlay(THRESHOLD, "sharpness", "level", "stability threshold", dashed)],
-    )

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from deepstack.base.text import counted
 from deepstack.plots.chart import COLUMNS, Chart, LineStyle, Options, PanelRows, Table
 from deepstack.plots.group import Group, scheme_of
 from deepstack.plots.page import Handle, Page
@@ -37,19 +38,15 @@ from deepstack.plots.style import (
 )
 from deepstack.plots.texts import font_note, plain
 from deepstack.records import Run
-from deepstack.records.cells import counted
 from deepstack.runs.captions import caption_of, seeds_note, title_of
 from deepstack.runs.fit import Fit, exponent_title
-from deepstack.runs.selection import find_key
+from deepstack.runs.runs import Runs
+from deepstack.runs.series import Series, choose_series
 from deepstack.runs.settings import (
     DEPTH,
     SCHEME,
     SEED,
-    Series,
-    choose_series,
     evenly_spaced,
-    label_of,
-    split_series,
 )
 
 T = TypeVar("T")
@@ -65,12 +62,13 @@ class Drawing:
     have a panel for each series (`setting_groups`), or for each at one depth (`cells`).
     """
 
-    def __init__(self, runs: Sequence[Run], options: Options, but: Sequence[str] = ()) -> None:
+    def __init__(self, runs: Iterable[Run], options: Options, but: Sequence[str] = ()) -> None:
         """Split runs into series; `but`: settings that make no series."""
-        self.runs, self.options, self.table = runs, options, Table()
-        self.series, self.depth_settings = split_series(runs, but)
+        self.runs, self.options, self.table = Runs(runs), options, Table()
+        split = self.runs.split(but)
+        self.series, self.depth_settings = list(split.series), split.depth_settings
         if options.ordered:
-            self.series.sort(key=lambda s: runs.index(s.runs[0]))
+            self.series.sort(key=lambda s: self.runs.index(s.runs[0]))
         if options.schemes:
             self.series.sort(key=lambda s: options.schemes.index(scheme_of(s)))
         self.panels: list[Panel] = []
@@ -90,7 +88,7 @@ class Drawing:
 
     @cached_property
     def styles(self) -> dict[Series, dict[str, Any]]:
-        """Colour, line and marker of each series: those of its scheme, everywhere the same.
+        """Colour, line and marker of each series: its scheme's, in every chart the same.
 
         If a scheme has several series, they are shades of its colour.
         """
@@ -102,17 +100,17 @@ class Drawing:
         return styles
 
     def groups(self, lines: int = MOST_LINES) -> list[Group]:
-        """Return the panels of lines: those of the setting that the user names, else only one.
+        """Return the panels of lines: one for each value of the setting that the user names.
 
         More than `lines` series have a panel for each scheme, if schemes have several of them.
         """
         schemes = set(map(scheme_of, self.series))
-        key = find_key(self.options.panels, self.runs) if self.options.panels else DEPTH
+        key = self.runs.key(self.options.panels) if self.options.panels else DEPTH
         if key == DEPTH and len(self.series) > lines and 1 < len(schemes) < len(self.series):
             key = SCHEME
         members: dict[str, list[Series]] = {}
         for s in self.series:
-            name = "" if key == DEPTH else label_of(s.runs[0], [key], self.runs)
+            name = "" if key == DEPTH else self.runs.label(s.runs[0], [key])
             members.setdefault(name, []).append(s)
         return self.at_most([Group(name or None, of, self.depths) for name, of in members.items()])
 
@@ -132,7 +130,7 @@ class Drawing:
             crowded = max(group.curves for group in groups) > CROWDED
             few = panels is None and len(self.series) <= MOST_PANELS
             return self.setting_groups() if crowded and few else groups
-        if find_key(panels, self.runs) != DEPTH and all(len(group.series) == 1 for group in groups):
+        if self.runs.key(panels) != DEPTH and all(len(group.series) == 1 for group in groups):
             return groups
         self.by_depth = False
         cells = [

@@ -22,18 +22,18 @@ from deepstack.base.errors import (
 )
 from deepstack.base.plugins import bug_in
 from deepstack.base.registry import unknown
+from deepstack.base.text import printable
 from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
 from deepstack.plots.metric import metric, value_map
 from deepstack.plots.reference import read_reference
 from deepstack.plots.style import deepstack_style
-from deepstack.records import Run, RunFolder, find_runs
-from deepstack.records.cells import printable
+from deepstack.records import Run, RunFolder
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 from deepstack.records.published import writable
 from deepstack.records.run import path_text
-from deepstack.runs.comparison import choose_best
-from deepstack.runs.selection import Where, select
+from deepstack.runs.conditions import Where
+from deepstack.runs.runs import Runs, choose_best
 from deepstack.runs.settings import require
 from deepstack.runs.studies import (
     Folders,
@@ -51,7 +51,7 @@ CHANGING_METADATA = {
     "png": ("Software",),
     "svg": ("Date", "Creator"),
 }
-Runs = Any  # a folder, a Run, several of these, or a table of load_runs
+AnyRuns = Any  # a folder, a Run, several of these, or a table of load_runs
 # Charts of words of the user: their functions, the words that each needs, and those it may have.
 WORDED: dict[str, tuple[ChartFunction, Sequence[str], Sequence[str]]] = {
     "metric": (metric, ("x", "y"), ("by", "layers")),
@@ -79,7 +79,7 @@ def draw(
 ) -> list[Path]:
     """Draw charts (default: all) of the runs below a folder, into figures/ in each study or `out`.
 
-    Charts compare the runs of one study; those of several go to `out`/<study>.  One run alone has
+    Charts compare the runs of one study; several studies go to `out`/<study>.  One run alone has
     its figures/ in its own folder.  Several folders make charts over the runs of all of them, in
     `out`; of runs with one configuration, seed included, the first alone is drawn.
 
@@ -148,7 +148,7 @@ def draw(
 
 
 def draw_study(
-    runs: list[Run],
+    runs: Runs,
     charts: Mapping[str, ChartFunction],
     target: Path,
     options: Options,
@@ -175,7 +175,7 @@ def draw_study(
 
 
 def try_chart(
-    name: str, function: ChartFunction, runs: Sequence[Run], options: Options
+    name: str, function: ChartFunction, runs: Runs, options: Options
 ) -> Chart | DeepstackError:
     """Return the chart of these runs, or the error that prevents it.
 
@@ -183,7 +183,7 @@ def try_chart(
     the reason has the line of a plugin, or else the innermost line.
     """
     try:
-        return function(list(runs), options=options)
+        return function(runs, options=options)
     except NothingMatchedError as error:
         return NothingMatchedError(f"{name} is not drawn: {error}")
     except PluginError as error:
@@ -231,7 +231,7 @@ def csv_bytes(chart: Chart) -> bytes:
     return table.encode("utf-8", "backslashreplace")
 
 
-def figure(runs: Runs, name: str, /, **options: Any) -> Figure:
+def figure(runs: AnyRuns, name: str, /, **options: Any) -> Figure:
     """Return a chart as a matplotlib Figure, which a notebook shows.
 
     runs: a folder, a run or several runs, or a table of `load_runs`; runs and name may change
@@ -283,40 +283,42 @@ def are_names(words: object) -> bool:
     )
 
 
-def runs_of(runs: Runs) -> list[Run]:
+def runs_of(runs: AnyRuns) -> Runs:
     """Return the runs of a folder, of a run or several, or of a table of `load_runs`.
 
     Raises NothingMatchedError without runs, ResourceError for a table without folders.
     """
     if isinstance(runs, Run):
-        return [runs]
+        return Runs([runs])
+    if isinstance(runs, Runs):
+        return runs
     if isinstance(runs, (str, os.PathLike)):
-        return find_runs(runs)
+        return Runs.below(runs)
     if hasattr(runs, "columns"):  # a table has one run in each row
         if "folder" not in runs.attrs:
             raise ResourceError("this table does not come from load_runs; give the folder instead")
         return runs_of_table(runs)
-    return require([run for one in runs for run in runs_of(one)], "no runs are given")
+    return Runs(require([run for one in runs for run in runs_of(one)], "no runs are given"))
 
 
-def runs_of_table(table: pd.DataFrame) -> list[Run]:
+def runs_of_table(table: pd.DataFrame) -> Runs:
     """Return the runs in the rows of a table of `load_runs`, by their paths.
 
     Raises ConfigError for a table without the column `path` whose names mean several runs.
     """
-    every = find_runs(table.attrs["folder"])
+    every = Runs.below(table.attrs["folder"])
     if "path" in table:
         paths = set(table["path"])
-        return [run for run in every if path_text(run) in paths]
+        return every.keep(lambda run: path_text(run) in paths)
     rows = set(zip(table["study"], table["run"], strict=True))
-    chosen = [run for run in every if (run.study, run.name) in rows]
+    chosen = every.keep(lambda run: (run.study, run.name) in rows)
     if len(chosen) > len(rows):
         raise ConfigError("study and run of this table mean several runs; keep its column path")
     return chosen
 
 
 def plot(
-    directory: Runs,
+    directory: AnyRuns,
     charts: Any = None,
     out: str | os.PathLike[str] | None = None,
     say: Callable[[str], None] = lambda _: None,
@@ -352,7 +354,7 @@ def plot(
             raise ConfigError(f"plot: --{next(iter(words))} belongs to the charts metric and map")
         functions = {name: function_of(name, words) for name in names or CHARTS}
         return draw(directory, functions, out, say, formats, chosen, **selection)
-    runs = select(runs_of(directory), **selection)
+    runs = runs_of(directory).select(**selection)
     options |= {"ordered": True} if selection.get("sort") else {}
     if charts is not None:
         figures = [figure(runs, name, **options) for name in names]

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepstack.records import Run
-from deepstack.runs.settings import SCHEME, Series
+from deepstack.runs.series import Series
+from deepstack.runs.settings import SCHEME
 
 
 @dataclass(frozen=True)

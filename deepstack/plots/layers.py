@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 
+from deepstack.base.text import counted
+from deepstack.config.key import Key
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing
@@ -16,7 +18,6 @@ from deepstack.plots.panel import Panel, is_drawable, markers
 from deepstack.plots.style import COLOURS, DASHES, GREY, extent, layer_axis, shades
 from deepstack.plots.texts import typeset
 from deepstack.records import Run
-from deepstack.records.cells import counted
 from deepstack.runs.captions import diverged_note
 from deepstack.runs.settings import evenly_spaced, require
 from deepstack.runs.tidy import array_statistics
@@ -104,7 +105,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     scale = LogNorm(*ends) if log else Normalize(*ends)
     for panel, records in zip(drawing.add_panels(list(picked)), picked.values(), strict=True):
         mesh = panel.heat_map(*records, scale)
-    words = words_of(name)
+    words = Key(name).words
     drawing.page.colour_bar(mesh, axis_label(drawing.runs, name, words))
     drawing.note("grey: zero or not finite", when=not is_drawable(everything, scale).all())
     return drawing.finish(f"{words[0].upper()}{words[1:]} by layer and step")
@@ -115,7 +116,7 @@ def last_layer_vs_step(runs: list[Run], *, options: Options) -> Chart:
     """One diagnostic of the last layer against the step, from the first step on."""
     name = options.diagnostic
     usable = runs_with(runs, name)
-    words = f"{words_of(name)} of the last layer"
+    words = f"{Key(name).words} of the last layer"
 
     def table_of(run: Run) -> pd.DataFrame:
         steps, values = run.layers(name)
@@ -140,15 +141,6 @@ def sides_note(runs: Sequence[Run]) -> list[str]:
     depths = {stacks["encoder"] for stacks in sides}
     first = f"layers 1 to {min(depths)} are" if len(depths) == 1 else "the first layers are"
     return [f"{first} the encoder's, those after them the decoder's"]
-
-
-def words_of(name: str) -> str:
-    """A diagnostic's name as words: `gradient norm`, `LN input, feed-forward`."""
-    full_words = {"grad": "gradient", "param": "parameter", "ln": "LN"}
-    for part in ("cross_attention", "attention", "feed_forward"):
-        if name.endswith(f"_{part}"):
-            return f"{words_of(name.removesuffix(f'_{part}'))}, {part.replace('_', '-')}"
-    return " ".join(full_words.get(word, word) for word in name.split("_"))
 
 
 def records_of(members: Sequence[Run], name: str) -> Records | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from deepstack.base.text import counted
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import Overlay, draw_curves
 from deepstack.plots.drawing import Drawing
@@ -13,7 +14,6 @@ from deepstack.plots.page import axis_label
 from deepstack.plots.panel import Panel
 from deepstack.plots.style import DASHES, number_axis, shades
 from deepstack.records import Run
-from deepstack.records.cells import counted
 from deepstack.runs.learning import runs_by_rate
 from deepstack.runs.settings import LR, TASK, depths_of, require
 from deepstack.runs.statistics import (

@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 
+from deepstack.base.text import text_among
+from deepstack.config.key import Key
 from deepstack.plots.chart import Chart, Options, in_style
 from deepstack.plots.curves import smoothed
 from deepstack.plots.drawing import Drawing
@@ -26,29 +28,18 @@ from deepstack.plots.texts import drawn
 from deepstack.records import Run
 from deepstack.runs.captions import means_note
 from deepstack.runs.quantities import (
-    FLOPS,
     LAYER,
     STEP,
     Layers,
     Quantity,
     axis_value,
+    find_axis,
     find_quantity,
     observations,
-    setting_or_column,
 )
-from deepstack.runs.selection import find_key
-from deepstack.runs.settings import (
-    DEPTH,
-    SCHEME,
-    label_of,
-    order_of,
-    require,
-    scheme_label,
-    short_key,
-    text_among,
-    undetermined,
-    varying_settings,
-)
+from deepstack.runs.runs import Runs
+from deepstack.runs.series import undetermined
+from deepstack.runs.settings import DEPTH, SCHEME, order_of, require, scheme_label
 from deepstack.runs.statistics import has_diverged
 from deepstack.runs.tidy import seed_statistics
 
@@ -58,7 +49,7 @@ CROSS: Any = {"marker": "x", "color": "black", "ls": "none"}
 
 @in_style
 def metric(
-    runs: list[Run],
+    runs: Runs,
     x: str,
     y: str,
     by: str | None = None,
@@ -71,19 +62,19 @@ def metric(
     y: a column of steps.csv, evals.csv (`val_loss` for its loss) or timing.csv, or a per-layer
     diagnostic.  by: the setting of the lines; by default the scheme, or the first that varies.
     Other settings make panels.  A point is the mean over seeds that did not diverge, with one
-    standard deviation.  Against a setting the value is that of `options.at_step` or the last one.
+    standard deviation.  Against a setting the value is taken at `options.at_step` or the last step.
     layers: `mean` (of a diagnostic by default), `max`, `min`, `growth` (rate per layer),
     `last`, or the number of a layer.
 
     Raises ConfigError for an unknown name, NothingMatchedError without a finite value.
     """
-    across = setting_or_column(x, runs)
+    across = find_axis(x, runs)
     quantity = find_quantity(y, runs, "mean" if across == LAYER else layers)
     if across == LAYER:
         quantity = replace(quantity, words=quantity.words.removesuffix(", mean of layers"))
     others = settings_beside(runs, [across])
     default_key = SCHEME if SCHEME in others else next(iter(others), None)
-    line_key = default_key if by is None else find_key(by, runs)
+    line_key = default_key if by is None else runs.key(by)
     table = observation_table(runs, quantity, across, line_key, options.at_step)
     is_number = all(isinstance(value, (int, float, np.number)) for value in table["x"])
     drawing = Drawing(runs, options if is_number else replace(options, x_scale=None))
@@ -112,12 +103,12 @@ def metric(
     for label, style in lines.values() if len(lines) > 1 else ():
         drawing.entry(label, **style)
     drawing.notes += notes_on(runs, quantity, across, options)
-    return drawing.finish(f"{quantity.title} against {axis_words(across)}")
+    return drawing.finish(f"{quantity.title} against {across.words}")
 
 
 @in_style
 def value_map(
-    runs: list[Run], x: str, y: str, value: str, *, layers: Layers | None = None, options: Options
+    runs: Runs, x: str, y: str, value: str, *, layers: Layers | None = None, options: Options
 ) -> Chart:
     """Draw a quantity over two settings, mean over the seeds that did not diverge.
 
@@ -125,7 +116,7 @@ def value_map(
     Other settings that vary make panels.
     """
     quantity = find_quantity(value, runs, layers)
-    x_key, y_key = find_key(x, runs), find_key(y, runs)
+    x_key, y_key = runs.key(x), runs.key(y)
     table = observation_table(runs, quantity, x_key, y_key, options.at_step)
     if y_key == SCHEME:
         table["line"] = [scheme_label(run) for run in table["run"]]
@@ -167,17 +158,17 @@ def value_map(
     drawing.page.colour_bar(mesh, quantity_label(runs, quantity))
     drawing.notes += notes_on(runs, quantity, x_key, options)
     drawing.note("a cell is the mean over its seeds")
-    return drawing.finish(f"{quantity.title} over {axis_words(x_key)} and {axis_words(y_key)}")
+    return drawing.finish(f"{quantity.title} over {x_key.words} and {y_key.words}")
 
 
-def settings_beside(runs: Sequence[Run], known: Sequence[str]) -> list[str]:
+def settings_beside(runs: Runs, known: Sequence[str]) -> list[Key]:
     """Return the settings that vary, depth among them, without the known ones."""
-    varying = [DEPTH] * (len({run.get(DEPTH) for run in runs}) > 1) + varying_settings(runs)
+    varying = [DEPTH] * (len({run.get(DEPTH) for run in runs}) > 1) + runs.varying
     return [key for key in varying if key not in known]
 
 
 def observation_table(
-    runs: Sequence[Run], quantity: Quantity, across: str, line_key: str | None, at_step: int | None
+    runs: Runs, quantity: Quantity, across: Key, line_key: Key | None, at_step: int | None
 ) -> pd.DataFrame:
     """Return a table with the columns run, x, value, line and panel, one row an observation.
 
@@ -202,7 +193,7 @@ def observation_table(
     )
     panels = {
         run: ", ".join(
-            f"N = {run.get(DEPTH)}" if key == DEPTH else label_of(run, [key], runs)
+            f"N = {run.get(DEPTH)}" if key == DEPTH else runs.label(run, [key])
             for key in panel_keys
         )
         for run in runs
@@ -229,7 +220,7 @@ def sorted_values(values: pd.Series[Any]) -> list[Any]:
 
 
 def lines_of(
-    key: str | None, groups: Sequence[Any], runs: Sequence[Run]
+    key: Key | None, groups: Sequence[Any], runs: Sequence[Run]
 ) -> dict[Any, tuple[str, dict[str, Any]]]:
     """Return label and style of each line: schemes have their colours, other values are shades."""
     if key is None:
@@ -241,26 +232,17 @@ def lines_of(
     colours = shades(groups[::-1])
     lines = {}
     for i, group in enumerate(groups):
-        label = (
-            f"N = {group}" if key == DEPTH else f"{short_key(key)}\u00a0{text_among(group, groups)}"
-        )
+        label = f"N = {group}" if key == DEPTH else key.label(text_among(group, groups))
         style = {"color": colours[group], "linestyle": "-", "marker": MARKERS[i % len(MARKERS)]}
         lines[group] = (label, style)
     return lines
 
 
-def axis_words(across: str) -> str:
-    """Return the words of an axis: `depth N (layers)`, `learning rate`, `step t`."""
-    words = {DEPTH: "depth N (layers)", "train.lr": "learning rate", STEP: "step t",
-             LAYER: "layer l", SCHEME: "scheme", FLOPS: "training FLOPs"}  # fmt: skip
-    return words.get(across, short_key(across).replace("_", " "))
-
-
 def label_axis(
-    axes: Any, which: str, across: str, values: pd.Series[Any], categories: Sequence[Any] | None
+    axes: Any, which: str, across: Key, values: pd.Series[Any], categories: Sequence[Any] | None
 ) -> None:
     """Label an axis with categories or numbers; numbers far apart have a logarithmic axis."""
-    axes.set(**{f"{which}label": axis_words(across)})
+    axes.set(**{f"{which}label": across.words})
     if categories is not None:
         words = [number(v) if isinstance(v, (int, float)) else str(v) for v in categories]
         limits = (-0.5, len(categories) - 0.5)

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from deepstack.base.text import counted
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import LINE, wrap
@@ -17,10 +18,10 @@ from deepstack.plots.panel import Panel
 from deepstack.plots.style import LETTER, STYLE, number
 from deepstack.plots.texts import drawn
 from deepstack.records import Run
-from deepstack.records.cells import counted
 from deepstack.runs.learning import runs_by_rate
 from deepstack.runs.outcomes import CLEAR, OUTCOME_WORDS, margin, outcome, runs_with_outcome
-from deepstack.runs.settings import LR, Series, require
+from deepstack.runs.series import Series
+from deepstack.runs.settings import LR, require
 
 # From dark to light and to black, so that a grey print tells them apart too.
 OUTCOME_COLOURS = {

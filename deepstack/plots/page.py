@@ -183,8 +183,8 @@ def _text_height(lines: Sequence[TextLine]) -> float:
 def wrap(text: str, size: float, width: float, weight: str = "normal", **options: Any) -> list[str]:
     """Break at spaces, and inside longer words, so that lines in a font size fit the inches.
 
-    A no-break space is no such place.  The middle of a text of more than LONGEST letters is left
-    out.  options: of `textwrap.wrap`.
+    It does not break at a no-break space.  The middle of a text of more than LONGEST letters is
+    left out.  options: of `textwrap.wrap`.
     """
     text = coded(text).replace("\n", " ")
     if len(text) > LONGEST:

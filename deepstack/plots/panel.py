@@ -272,7 +272,7 @@ def place_side_by_side(point_artists: PointArtists) -> None:
 def bar_places(x: np.ndarray, shift: float, log: bool) -> list[int]:
     """Return the points of a line that have error bars, evenly spaced in x or log x.
 
-    shift: 0 to 1, which sets the bars of one line beside those of another.
+    shift: 0 to 1, which sets the bars of one line beside another line's.
     """
     if len(x) <= BARS:
         return list(range(len(x)))

@@ -9,7 +9,7 @@ import pandas as pd
 
 from deepstack.base.errors import ConfigError
 from deepstack.records import Run
-from deepstack.records.run import absolute
+from deepstack.records.folder import absolute
 
 REFERENCE_COLUMNS = ("chart", "x", "y", "label")
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import matplotlib as mpl
 from matplotlib.font_manager import FontProperties, fontManager, get_font
 
-from deepstack.records.cells import counted, printable
+from deepstack.base.text import counted, printable
 
 # Private letters around typeset parts, as in ⟨_{0}⟩: no font and no file gives them a meaning.
 OPEN, CLOSE = "\ue000", "\ue001"

@@ -1,7 +1,8 @@
 """The values of a run as trackers take them: scalars by step, pictures, settings."""
 
+import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ def scalars(run: Run) -> list[tuple[int, Scalars]]:
     `layers/grad_norm/mean`, the columns of the run's files.  Values that do not exist are left out.
     """
     merged: dict[int, Scalars] = {}
-    for table in ("steps", "evals", "timing", "attribution", "sharpness", "noise_scale"):
-        rows = getattr(run, table).to_dict("records")
+    for table in run.log_names():
+        rows = run.log(table).to_dict("records")
         for row in rows:
             step = int(row.pop("step"))
             values = {f"{table}/{name}": float(value) for name, value in row.items()}
@@ -64,3 +65,14 @@ def settings(run: Run) -> dict[str, Any]:
     data = run.meta.get("data", {})
     facts = {"state": run.state, "data.name": data.get("name"), "data.sha256": data.get("sha256")}
     return {**run.flat_config, **{key: value for key, value in facts.items() if value is not None}}
+
+
+def log_values(run: Run, log: Callable[..., Any], picture: Callable[[Any], Any]) -> None:
+    """Log the values of each step, and the pictures with the last one."""
+    from PIL import Image
+
+    last = 0
+    for last, values in scalars(run):
+        log(values, step=last)
+    pictures = {key: picture(Image.open(io.BytesIO(png))) for key, _, png in heat_maps(run)}
+    log(pictures, step=last)

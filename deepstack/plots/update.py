@@ -17,6 +17,7 @@ from deepstack.plots.style import GREY
 from deepstack.plots.texts import typeset
 from deepstack.records import Run
 from deepstack.runs.fit import fit_points
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import depth_of, depths_of, require, scheme_label
 from deepstack.runs.statistics import (
     SATURATED,
@@ -221,5 +222,5 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
         drawing.note(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
     drawing.note("hollow points are left out of the fits", when=drawing.marks)
-    drawing.runs = used
+    drawing.runs = Runs(used)
     return drawing.finish("Theorem 4.2 and the measured model update against depth")

@@ -26,13 +26,13 @@ from deepstack.records.inspection import write_end as write_end
 from deepstack.records.labels import change_note as change_note
 from deepstack.records.labels import change_tags as change_tags
 from deepstack.records.labels import read_labels as read_labels
+from deepstack.records.removal import suggest_removal as suggest_removal
 from deepstack.records.run import Run as Run
 from deepstack.records.run import existing_run as existing_run
 from deepstack.records.run import find_runs as find_runs
+from deepstack.records.run import run_rows as run_rows
 from deepstack.records.run import varying as varying
 from deepstack.records.table import LOGGED as LOGGED
 from deepstack.records.table import Summary as Summary
 from deepstack.records.table import rows_of as rows_of
-from deepstack.records.table import run_rows as run_rows
 from deepstack.records.table import summarize as summarize
-from deepstack.records.trash import removal as removal

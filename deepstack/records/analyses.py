@@ -44,7 +44,8 @@ class Column(NamedTuple):
 class Analysis:
     """The result of one analysis: arrays and numbers, each with its meaning.
 
-    arrays: name -> values.  scalars: name -> number, or None if it is not finite.
+    arrays: name -> values.
+    scalars: name -> number, or None if it is not finite.
     columns: name of each -> symbol, meaning, axes (of an array) and unit.
     about: on what it was measured: step, sequences, sha256 of the weights, …
     notes: sentences on values that are left out or are estimates.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from deepstack.base.errors import ChangedLogError, DifferenceError
+from deepstack.base.text import float32_text
 from deepstack.records.files import (
     make_folder,
     open_file,
@@ -18,22 +19,6 @@ from deepstack.records.files import (
     sync_folder,
     trouble,
 )
-
-
-def number_text(value: Any) -> str:
-    """Return the shortest text that reads back as the same float32; integers stay integers.
-
-    None gives the empty cell, NaN `nan`, infinities `inf` and `-inf`. The text depends on the value
-    alone, not on the locale or the machine.
-    """
-    if value is None:
-        return ""
-    import numpy as np
-
-    if isinstance(value, (bool, int, np.integer, np.bool_)):
-        return str(int(value))
-    with np.errstate(over="ignore"):
-        return str(np.float32(value))
 
 
 class Extent(NamedTuple):
@@ -66,14 +51,17 @@ class AppendLog:
     `write` hands each row to the operating system at once. A killed process therefore leaves its
     first rows, at worst with a torn last line, which the same row written again completes.
 
-    `path`: the file. `columns`: names, the first one is `step`.
+    `path`: the file.
+    `columns`: names, the first one is `step`.
     `replay_from`: rows on disk after this step have to be written again: each is compared byte for
-    byte. The default compares every row, that of step 0 included.
+        byte. The default compares every row, also the row of step 0.
+
     `compared=False` is for values that differ between executions (timing): rows are appended after
     all rows on disk.
+
     `tolerance`: relative difference up to which a row written again counts as equal (for runs
-    without determinism); the row on disk stays, but a torn one is written anew.  `tolerated` counts
-    the rows that stayed and differ.
+        without determinism); the row on disk stays, but a torn one is written anew.  `tolerated`
+        counts the rows that stayed and differ.
 
     The log keeps a running sha256 of its rows; `check` compares the file with it.
 
@@ -121,7 +109,7 @@ class AppendLog:
         step = int(row["step"])
         if self.compared and self.last_step is not None and step <= self.last_step:
             raise ValueError(f"{self.path.name}: step {step} after step {self.last_step}")
-        cells = [number_text(row.get(column)) for column in self.columns]
+        cells = [float32_text(row.get(column)) for column in self.columns]
         line = (",".join(cells) + "\n").encode()
         old = self._old.readline()
         if line.startswith(old):  # the same row, a torn one, or none

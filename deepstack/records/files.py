@@ -78,9 +78,9 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("is too deeply nested") from None
     except ValueError as error:
-        raise ValueError(f"is no JSON ({error})") from error
+        raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError("is no JSON object")
+        raise ValueError("is not a JSON object")
     return value
 
 
@@ -107,7 +107,7 @@ def plain_file(path: Path, largest: int | None = None) -> Path:
     """Return the path of a regular file of at most `largest` bytes; raises OSError otherwise."""
     about = path.lstat()
     if not stat.S_ISREG(about.st_mode):
-        raise OSError(f"{path.name} is no file")
+        raise OSError(f"{path.name} is not a file")
     if largest is not None and about.st_size > largest:
         raise OSError(f"{path.name} has {about.st_size:,} bytes, of {largest:,} at most")
     return path
@@ -119,7 +119,7 @@ def open_file(path: Path) -> BufferedReader:
     about = os.fstat(file.fileno())
     if not stat.S_ISREG(about.st_mode):
         file.close()
-        raise ResourceError(f"{path}: found something that is no file; it is not read")
+        raise ResourceError(f"{path}: found something that is not a file; it is not read")
     if about.st_size > LARGEST_HOLE and is_hollow(file.fileno(), about):
         file.close()
         raise ResourceError(
@@ -164,15 +164,15 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_drafts(folders: Iterable[Path]) -> None:
-    """Remove the drafts of killed processes from folders that exist; leave those of living ones."""
+    """Remove the drafts of killed processes, and leave the drafts of living ones."""
     for folder in folders:
         with contextlib.suppress(OSError), opened.open_folder(folder) as descriptor:
             opened.remove_drafts(folder, descriptor)
 
 
-def remove_hidden_folders(parent: Path) -> None:
+def remove_hidden_folders(parent: Path, pattern: str = ".*") -> None:
     """Remove the folders in a folder that killed processes left: their names begin with a dot."""
-    for left in parent.glob(".*"):
+    for left in parent.glob(pattern):
         if left.is_dir() and not left.is_symlink():  # rmtree would wait for a pipe
             shutil.rmtree(left, ignore_errors=True)
 
@@ -181,7 +181,8 @@ def refuse_links(folder: Path, below: Sequence[str]) -> None:
     """Raise ResourceError if a folder, or a folder `below` it, holds a link or a special file.
 
     Writing to a link would change another file, writing to a pipe would block.  Required by
-    test_a_link_in_a_run_folder_is_not_written_through and test_pipes_in_a_run_folder_hold_nobody.
+    test_a_link_in_a_run_folder_is_not_written_through and
+    test_pipes_in_a_run_folder_block_no_command.
     """
     for path in (folder, *(folder / name for name in below)):
         if not path.is_dir():
@@ -190,7 +191,7 @@ def refuse_links(folder: Path, below: Sequence[str]) -> None:
             for entry in entries:
                 is_folder = entry.is_dir(follow_symlinks=False)
                 if not is_folder and not entry.is_file(follow_symlinks=False):
-                    kind = "a link" if entry.is_symlink() else "no file"
+                    kind = "a link" if entry.is_symlink() else "not a file"
                     raise ResourceError(
                         f"{entry.path} is {kind}, and training would write to it; put a file or "
                         "folder of its own there, or move it away"
@@ -214,8 +215,9 @@ def make_folder(path: Path, below: Path | None = None) -> list[Path]:
 def replace(path: Path, data: bytes, below: Path | None = None) -> None:
     """Replace a file atomically (draft, sync, rename, sync): readers see the old or the new one.
 
-    below: as of `replace_all`.  Raises ResourceError when the disk refuses; the old file is then
-    unharmed.
+    below: as of `replace_all`.
+
+    Raises ResourceError when the disk refuses; the old file is then unharmed.
     """
     replace_all(path.parent, [(path.name, data)], below)
 
@@ -228,6 +230,7 @@ def replace_all(
     Syncs the folder once, which takes half as long as once for each file.
 
     below: a folder above, from which on no link is followed (default: the folder itself).
+
     Required by the planted faults replaced_in_place and replaced_without_a_sync.
     """
     refuse_published(folder)

@@ -53,6 +53,9 @@ EVALS_COLUMNS = ("step", "loss", "loss_masked", "bits_per_token")
 # Keys that identify a run in any study, with the types of their values.
 IDENTITY = {"model.scheme": str, "model.depth": int, "seed": int, "task.name": str}
 
+# The hidden name of a run or study that is being deleted begins so.
+REMOVED = ".removed-"
+
 # Folders of a run in which files are replaced.
 WRITTEN_BELOW = ("layers", "aside", "analysis", "plugins")
 
@@ -100,11 +103,13 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Lock this folder while the context is open; the lock ends with the process.
 
-        Removes drafts that killed processes left.  Raises LockedError, naming process and host, if
-        another process has it, and ResourceError if writing would follow a link out of it.
+        Removes what killed processes left: drafts here, and beside it folders that were being
+        deleted.  Raises LockedError, naming process and host, if another process has it, and
+        ResourceError if writing would follow a link out of it.
         """
         files.refuse_links(self.path, WRITTEN_BELOW)
         with files.locked(self.lock_path):
+            files.remove_hidden_folders(self.path.parent, REMOVED + "*")
             files.remove_drafts([self.path, *(self.path / name for name in WRITTEN_BELOW)])
             yield
 
@@ -177,6 +182,14 @@ class RunFolder:
             raise damage_error(self.steps_path, why)
         return state
 
+    def present_state(self) -> str:
+        """Return the state now: `read_state`, or `interrupted` for a run that nobody trains.
+
+        A run that says `running` but is not locked was killed.
+        """
+        state = self.read_state() or "interrupted"
+        return "interrupted" if state == "running" and self.holder() is None else state
+
     def ends_at(self, step: object) -> bool:
         """Return whether steps.csv ends at a run's last step; an external probe may skip steps."""
         last = int(self.last_row().get("step", "0"))
@@ -248,7 +261,7 @@ class RunFolder:
         path = self.layers_dir / f"{name}.npy"
         array = read_npy(path)
         if array.ndim != (1 if name == "steps" else 2):
-            raise damage_error(path, "is no array as a run has it")
+            raise damage_error(path, "is not an array as a run has it")
         return array
 
     def layer_names(self) -> list[str]:
@@ -308,7 +321,7 @@ def read_npy(path: Path) -> np.ndarray:
         array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except Exception as error:  # numpy evaluates the header, which may raise anything
         # Hide numpy's message: it advises to allow pickles, which run code.
-        raise damage_error(path, "is no array of numbers") from error
+        raise damage_error(path, "is not an array of numbers") from error
     return array
 
 
@@ -320,7 +333,7 @@ def logged_number(path: Path, cell: str | None) -> float:
     try:
         number = float(cell or "nan")
     except ValueError as error:
-        raise damage_error(path, f"is no table of numbers ({error})") from error
+        raise damage_error(path, f"is not a table of numbers ({error})") from error
     if cell and not is_logged(path, number):
         raise damage_error(path, f"found {cell:.20}, which no run writes there")
     return number
@@ -361,5 +374,10 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         raise damage_error(path, f"is no YAML ({problems[0]})")
     value = root.plain()
     if not value or not isinstance(value, dict):
-        raise damage_error(path, "is no mapping" if value else "is empty or missing")
+        raise damage_error(path, "is not a mapping" if value else "is empty or missing")
     return value
+
+
+def absolute(path: Path) -> Path:
+    """Return an absolute path without `..`; links keep their names."""
+    return Path(os.path.abspath(path))

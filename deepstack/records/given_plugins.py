@@ -72,8 +72,9 @@ def keep_copies(folder: RunFolder) -> None:
 def require_recorded(folder: RunFolder, recorded: Iterable[Mapping[str, str]]) -> None:
     """Load the copies of a run's plugins that the user has given before.
 
-    recorded: file and sha256 of each, as in meta.json.  Raises PluginError unless every one of them
-    is loaded then, unchanged.
+    recorded: file and sha256 of each, as in meta.json.
+
+    Raises PluginError unless every one of them is loaded then, unchanged.
     """
     recorded = list(recorded)
     advice = ""

@@ -18,7 +18,7 @@ from deepstack.records.run import find_runs, folders_below, natural, read_csv
 
 STATUS = "status.json"
 STATE = "state.json"
-# log.txt and .lock record what people and processes did; they are no results.  status.json holds
+# log.txt and .lock record what people and processes did; they are not results.  status.json holds
 # the sha256 of checksums.json, which in turn holds one of the rest of status.json.
 DATA = (
     "config.yaml", "meta.json", "columns.json", "[!.]*.csv", "layers/[!.]*.npy",
@@ -59,12 +59,20 @@ def write_end(
     logs: Mapping[str, str] | None = None,
     **about: Any,
 ) -> None:
-    """Write checksums.json and then status.json, which states how the run has ended.
+    """Write status.json, which states how a run has ended.
 
-    checksums.json has {relative path: sha256} of all data of the run.  checkpoints: False leaves
-    out those that the run will remove.  logs: the sha256 of logs, where known.  about: further
-    values for status.json.  Raises ResourceError when the disk refuses.
+    A run that is done or has diverged gets checksums.json first: {relative path: sha256} of all its
+    data.
+
+    checkpoints: whether checkpoints are data; False for a run that will remove them.
+    logs: the sha256 of logs, where known.
+    about: further values for status.json.
+
+    Raises ResourceError when the disk refuses.
     """
+    if state not in ENDED:
+        folder.write_status(state, step, **about)
+        return
     path = folder.path / CHECKSUMS
     with trouble(folder.path):
         sums = dict(logs or {})
@@ -77,7 +85,7 @@ def write_end(
 
 
 def status_sum(status: Mapping[str, Any]) -> str:
-    """Return the sha256 of status.json's values without that of checksums.json.
+    """Return the sha256 of status.json's values other than the sha256 of checksums.json.
 
     Required by test_a_change_of_a_finished_run_is_named.
     """
@@ -99,9 +107,10 @@ class Inspection:
     checksum are read.  An analysis has separate checksums.
 
     state: of status.json, or 'interrupted' if it is 'running' and no process holds the run.
-    files: number of files compared with a sha256.  problems: one line each, naming the file.
+    files: number of files compared with a sha256.
+    problems: one line each, naming the file.
     verdict: one of 'damaged', 'no checksums' (ended, of an earlier version), 'so far' (not ended),
-    'no weights' (published without its checkpoints, other files whole) and 'whole'.
+        'no weights' (published without its checkpoints, other files whole) and 'whole'.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -169,7 +178,7 @@ class Inspection:
             if name not in there:
                 self._add(name, "missing")
             elif not there[name].is_file():  # reading a pipe would block
-                self._add(name, "unreadable (no file)")
+                self._add(name, "unreadable (not a file)")
             else:
                 self.files += 1
                 with self._reading(name):

@@ -1,6 +1,6 @@
 """Tags and a note on a run, in labels.json of its folder.
 
-labels.json is no data file: it has no checksum, and `verify` does not read it.
+labels.json is not a data file: it has no checksum, and `verify` does not read it.
 """
 
 import json
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from deepstack.base.allowed import PATTERNS, RUN_NAME
 from deepstack.base.errors import ConfigError, ResourceError
+from deepstack.base.text import one_line
 from deepstack.records import files
-from deepstack.records.cells import one_line
 from deepstack.records.folder import RunFolder
 
 LABELS = "labels.json"
@@ -47,7 +47,7 @@ def _read(folder: RunFolder) -> Labels:
 def change_tags(folder: RunFolder, words: Iterable[str], *, remove: bool = False) -> Labels:
     """Add tags to a run, or remove them, and return its labels.
 
-    Raises ConfigError for a word that is no tag, or that the run does not have.
+    Raises ConfigError for a word that is not a tag, or that the run does not have.
     """
     words = set(words)
     for word in sorted(words):

@@ -35,7 +35,7 @@ def followed(path: Path) -> Path:
 
 @contextlib.contextmanager
 def open_folder(path: Path, below: Path | None = None, *, make: bool = False) -> Iterator[int]:
-    """Open a folder to change what it holds; yield its descriptor.
+    """Open a folder to change its contents; yield its descriptor.
 
     below: a folder above it, from which on no link is followed (default: the folder itself).
     make: make the folders that are missing under `below`.
@@ -78,8 +78,10 @@ def open_new(name: str, folder: int) -> int:
 def open_regular(name: str, folder: int, flags: int, mode: int = 0o666) -> int:
     """Open a file in an opened folder to change it in place; return its descriptor.
 
-    flags: as of `os.open`.  Refuses a link, a pipe, and a file that has another name as well
-    (a hard link), because changing it would change that file too.
+    flags: as of `os.open`.
+
+    Refuses a link, a pipe, and a file that has another name as well (a hard link), because changing
+    it would change that file too.
     """
     try:
         descriptor = os.open(name, flags | _FILE, mode, dir_fd=folder)

@@ -6,7 +6,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from deepstack.base.errors import ConfigError, NothingMatchedError, ResourceError
 from deepstack.base.notebook import html_table
 from deepstack.base.registry import nearest
-from deepstack.config.identity import flatten, is_of_experiment
+from deepstack.base.text import printable, short_text
+from deepstack.config.identity import differing_keys
+from deepstack.config.instruments import specs
+from deepstack.config.schema import flatten
 from deepstack.records.analyses import Analysis, read_analysis
-from deepstack.records.cells import printable, text
 from deepstack.records.files import read
 from deepstack.records.folder import (
     EVALS_COLUMNS,
@@ -24,26 +26,28 @@ from deepstack.records.folder import (
     STEPS_COLUMNS,
     TIMING_COLUMNS,
     RunFolder,
+    absolute,
     damage_error,
     is_logged,
 )
 from deepstack.records.labels import Labels, read_labels
+from deepstack.records.logs import OF_EVERY_RUN, instrument_logs
 from deepstack.records.published import PUBLISHED
+from deepstack.records.table import rows_of, summarize
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-# Options of schemes, tasks and roles: a missing key has its own default, so missing and present are
-# different values. Elsewhere a missing key belongs to the config of an older version.
-OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.", "train.lr_exponents.")
 RESULTS = "results"  # the default of --out
 
 
 class Run:
     """One run folder, as it was when first read: takes no lock, never sees a torn row.
 
-    steps, evals, timing: pandas DataFrames; config, meta, status, columns: dicts; state: a word;
+    steps, evals, timing: pandas DataFrames.
+    config, meta, status, columns: dicts.
+    state: a word.
     path: the folder.  `columns["columns"]` has symbol, unit and meaning of every column.
 
     Every attribute is read on first use and then kept; make a new Run to read it again.
@@ -52,18 +56,19 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.folder = RunFolder(path)
         self.path = self.folder.path
+        self._instrument_tables: dict[str, pd.DataFrame] = {}
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.state})"
 
     def _repr_html_(self) -> str:
         """Return state, identity and last values as a table for notebooks."""
-        from deepstack.records.table import run_rows  # imports this module
-
         (row,) = run_rows([self])
         shown = {key: self.get(key) for key in IDENTITY} if row["state"] != "damaged" else {}
         facts = {
-            key: text(value) for key, value in (row | shown).items() if value not in (None, "")
+            key: short_text(value)
+            for key, value in (row | shown).items()
+            if value not in (None, "")
         }
         return html_table(f"{facts.pop('study')}/{facts.pop('run')}", facts)
 
@@ -87,7 +92,7 @@ class Run:
 
     @cached_property
     def status(self) -> dict[str, Any]:
-        """status.json as last written; that of a killed process says `running`."""
+        """status.json as last written; after a kill it still says `running`."""
         return self.folder.read_status()
 
     @cached_property
@@ -108,16 +113,9 @@ class Run:
         status.json cannot be read, or names a step that steps.csv lacks, is `damaged`.
         """
         try:
-            return self.read_state()
+            return self.folder.present_state()
         except ResourceError:
             return "damaged"
-
-    def read_state(self) -> str:
-        """Return the present `state`.  Raises ResourceError where it would be `damaged`."""
-        state = self.folder.read_state() or "interrupted"
-        if state == "running" and self.folder.holder() is None:
-            return "interrupted"
-        return state
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -147,20 +145,30 @@ class Run:
         latest = table.drop_duplicates("step", keep="last")
         return latest.sort_values("step", ignore_index=True)
 
-    @cached_property
-    def attribution(self) -> pd.DataFrame:
-        """A row a step at which ‖ΔF‖ was attributed; empty where it never was."""
-        return read_csv(self.folder.csv_path("attribution"), ("step",))
+    def log_names(self) -> list[str]:
+        """Return the names of this run's logs: steps, evals, timing, and those of instruments."""
+        return [*OF_EVERY_RUN, *instrument_logs(self.path)]
 
-    @cached_property
-    def sharpness(self) -> pd.DataFrame:
-        """A row a step at which the Hessian's largest eigenvalue was measured, or no rows."""
-        return read_csv(self.folder.csv_path("sharpness"), ("step",))
+    def log(self, name: str) -> pd.DataFrame:
+        """Return a log: `steps`, `evals`, `timing`, or an instrument's, a row a measurement.
 
-    @cached_property
-    def noise_scale(self) -> pd.DataFrame:
-        """A row a snapshot with the model's gradient noise scale; none without log.noise_scale."""
-        return read_csv(self.folder.csv_path("noise_scale"), ("step",))
+        An instrument's table is empty if the run has not used it.  `run.<name>` is the same.
+        """
+        if name in OF_EVERY_RUN:
+            table: pd.DataFrame = getattr(self, name)
+            return table
+        if name not in self._instrument_tables:
+            self._instrument_tables[name] = read_csv(self.folder.csv_path(name), ("step",))
+        return self._instrument_tables[name]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> pd.DataFrame:
+            """Return the log of an instrument."""
+            is_known = "folder" in vars(self) and name[0] != "_"
+            if is_known and (name in specs() or name in instrument_logs(self.path)):
+                return self.log(name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def damage(self, *, layers: bool = False) -> str | None:
         """Return why this run cannot be read, or None; layers=True reads the files of layers too.
@@ -172,9 +180,7 @@ class Run:
             _ = self.config, self.meta, self.columns, self.steps, self.evals, self.timing
             if layers:
                 _ = (
-                    self.attribution,
-                    self.sharpness,
-                    self.noise_scale,
+                    [self.log(name) for name in self.log_names()],
                     [self.layers(name) for name in self.layer_names()],
                 )
         except ResourceError as error:
@@ -216,6 +222,19 @@ class Run:
         return read_analysis(self.folder, name)
 
 
+def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return one row a run: study, run, state, the settings that vary, the last logged values.
+
+    Tags and notes are columns if any run has them.  A run that cannot be read is `damaged`, and has
+    no values.  A setting is a column if it varies inside a study; scheme, depth and seed also if
+    they differ between studies.
+
+    `loss` is the training loss of the last row, `val_loss` and `val_loss_masked` the last
+    evaluation's, `step_ms` the median over steps.
+    """
+    return rows_of([summarize(run.folder) for run in runs])
+
+
 def find_runs(path: str | os.PathLike[str]) -> list[Run]:
     """Return the runs in a run, study or results folder, in natural order (d6 before d48).
 
@@ -239,31 +258,19 @@ def existing_run(path: str | os.PathLike[str]) -> RunFolder:
     """Return the folder of a run.  Raises ConfigError if it is none."""
     folder = RunFolder(path)
     if not folder.exists():
-        raise ConfigError(f"{path} is no run: expected a folder with a config.yaml, as in results/")
+        raise ConfigError(
+            f"{path} is not a run: expected a folder with a config.yaml, as in results/"
+        )
     return folder
 
 
 def varying(runs: Sequence[Run]) -> list[str]:
     """Return the dotted config keys on which the runs differ, in the config's order.
 
-    Leaves out `name` and `runtime`. A key that an older config lacks counts as equal, except among
+    Leaves out `name` and `runtime`.  A key that an older config lacks counts as equal, except among
     options of schemes and tasks and factors of roles.
     """
     return differing_keys([run.flat_config for run in runs])
-
-
-def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return `varying` for configs with dotted keys."""
-    seen: dict[str, list[Any]] = {}
-    for config in configs:
-        for key, value in config.items():
-            seen.setdefault(key, []).append(value)
-    differing = []
-    for key, values in seen.items():
-        is_absent = len(values) < len(configs) and key.startswith(OPEN_SECTIONS)
-        if is_of_experiment(key) and (is_absent or any(value != values[0] for value in values)):
-            differing.append(key)
-    return differing
 
 
 def folders_below(root: Path) -> list[Path]:
@@ -276,11 +283,6 @@ def folders_below(root: Path) -> list[Path]:
 def path_text(run: Run) -> str:
     """Return the path of a run as tables show it, in which bytes that are not UTF-8 are escapes."""
     return printable(os.fspath(run.path))
-
-
-def absolute(path: Path) -> Path:
-    """Return an absolute path without `..`; links keep their names."""
-    return Path(os.path.abspath(path))
 
 
 def visible_folders(folder: Path) -> list[Path]:
@@ -312,12 +314,12 @@ def read_csv(path: Path, columns: Iterable[str]) -> pd.DataFrame:
     if missing := [name for name in list(columns)[:2] if name not in names]:
         raise damage_error(path, f"has no column {missing[0]}")
     if complete.count(b",") != complete.count(b"\n") * (len(names) - 1):  # pandas fills short rows
-        raise damage_error(path, f"is no table of numbers (a row has not {len(names)} cells)")
+        raise damage_error(path, f"is not a table of numbers (a row has not {len(names)} cells)")
     try:
         table = pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
     except (ValueError, OverflowError) as error:
         why = str(error).splitlines()[0]
-        raise damage_error(path, f"is no table of numbers ({why})") from error
+        raise damage_error(path, f"is not a table of numbers ({why})") from error
     refuse_odd_numbers(path, table)
     return table
 

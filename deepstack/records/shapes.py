@@ -83,7 +83,7 @@ def mismatch(value: object, shape: Any, name: str = "") -> str | None:
     """Return the first value that has not the type of a shape, as 'flops.step: found "x"', or None.
 
     shape: a type, several types, a Number, a list with the shape of its items, or a mapping with
-    the shapes of its values.  Other keys are not checked, and no key is required.
+        the shapes of its values.  Other keys are not checked, and no key is required.
     """
     if isinstance(shape, Number):
         fits = shape.fits(value)

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from deepstack.base.errors import ResourceError
-from deepstack.config.identity import flatten
-from deepstack.records.cells import scalar
+from deepstack.base.text import scalar
+from deepstack.config.identity import OPEN_SECTIONS, differing_keys
+from deepstack.config.schema import flatten
 from deepstack.records.files import open_file, trouble
 from deepstack.records.folder import (
     EVALS_COLUMNS,
     STEPS_COLUMNS,
+    RunFolder,
+    absolute,
     damage_error,
     last_rows,
     logged_number,
 )
-from deepstack.records.labels import Labels
-from deepstack.records.run import OPEN_SECTIONS, Run, absolute, differing_keys
+from deepstack.records.labels import Labels, read_labels
 
 # Keys that identify a run in any study.
 ALWAYS = ("model.scheme", "model.depth", "seed")
@@ -35,9 +37,12 @@ LOGGED = (
 class Summary:
     """The values that a table shows of one run.
 
-    path: the folder, absolute; links keep their names.  config: by dotted key.  logged: a value for
-    each of LOGGED.  labels: tags and note.  created: the time, '' if unknown.  damage: why the run
-    cannot be read, or None.
+    path: the folder, absolute; links keep their names.
+    config: by dotted key.
+    logged: a value for each of LOGGED.
+    labels: tags and note.
+    created: the time, '' if unknown.
+    damage: why the run cannot be read, or None.
     """
 
     path: Path
@@ -52,8 +57,8 @@ class Summary:
     def order(self) -> tuple[str, int, str]:
         """Return a value by which runs sort in the order of their creation, without ties.
 
-        Of equal times, which runs of earlier versions have to the second, that of config.yaml
-        decides, then the path.
+        Runs of earlier versions have times to the second.  Among equal times, the time of
+        config.yaml decides, then the path.
         """
         try:
             began = (self.path / "config.yaml").stat().st_mtime_ns
@@ -62,26 +67,13 @@ class Summary:
         return self.created.removesuffix("Z"), began, str(self.path)
 
 
-def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return one row a run: study, run, state, the settings that vary, the last logged values.
-
-    Tags and notes are columns if any run has them.  A run that cannot be read is `damaged`, and has
-    no values.  A setting is a column if it varies inside a study; scheme, depth and seed also if
-    they differ between studies.
-
-    `loss` is the training loss of the last row, `val_loss` and `val_loss_masked` the last
-    evaluation's, `step_ms` the median over steps.
-    """
-    return rows_of([summarize(run) for run in runs])
-
-
 def rows_of(
     summaries: Sequence[Summary], settings: Callable[[Summary], dict[str, Any]] | None = None
 ) -> list[dict[str, Any]]:
-    """Return `run_rows` for summaries of runs.
+    """Return the rows of `deepstack.records.run_rows` for summaries of runs.
 
     settings: the settings of each row and their order, instead of those that vary; tags and note
-    are then always columns.
+        are then always columns.
     """
     keys = varying_in_studies([one for one in summaries if one.damage is None])
     labels = [
@@ -103,15 +95,15 @@ def _label(value: str | tuple[str, ...]) -> str:
     return value if isinstance(value, str) else ", ".join(value)
 
 
-def summarize(run: Run) -> Summary:
+def summarize(folder: RunFolder) -> Summary:
     """Return the values that a table shows of a run.
 
-    Reads only the ends of steps.csv and evals.csv, and keeps nothing in `run`.  `Run.damage`
-    finds damage far from the end of a log.
+    Reads only the ends of steps.csv and evals.csv.  `Run.damage` finds damage far from the end of a
+    log.
     """
-    path, folder, labels = absolute(run.path), run.folder, run.labels
+    path, labels = absolute(folder.path), read_labels(folder)
     try:
-        state = run.read_state()
+        state = folder.present_state()
         meta = folder.read_meta()
         folder.read_columns()
         config = {sys.intern(key): value for key, value in flatten(folder.read_config())}
@@ -162,7 +154,7 @@ def _last_row(path: Path, columns: Iterable[str]) -> dict[str, float]:
     values: list[float] = []
     for row in rows:
         if len(row) != len(names) or not row[0].isdecimal():
-            raise damage_error(path, f"is no table of numbers (in the row of step {row[0]:.20})")
+            raise damage_error(path, f"is not a table of numbers (in the row of step {row[0]:.20})")
         values = [logged_number(path, cell) for cell in row]
     return dict(zip(names, values, strict=False))
 

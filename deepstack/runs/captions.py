@@ -6,22 +6,12 @@ from functools import cache
 from typing import Any
 
 from deepstack import config as conf
+from deepstack.base.text import counted, value_text
+from deepstack.config.key import Key
 from deepstack.records import ENDED, Run, varying
-from deepstack.records.cells import counted
-from deepstack.runs.settings import (
-    DEPTH,
-    OBSERVATION,
-    SCHEME,
-    SEED,
-    TASK,
-    Series,
-    depth_of,
-    scheme_label,
-    short_key,
-    value_text,
-    values_of,
-    varying_settings,
-)
+from deepstack.runs.runs import Runs
+from deepstack.runs.series import OBSERVATION, Series
+from deepstack.runs.settings import DEPTH, SCHEME, SEED, TASK, depth_of, scheme_label, values_of
 from deepstack.runs.statistics import has_diverged
 
 # Settings that every caption shows; of the others it shows those that differ from the default.
@@ -55,7 +45,7 @@ def depth_words(runs: Sequence[Run]) -> list[str]:
     return [" + ".join(map(str, depths)) for depths in sorted(depth_sets)]
 
 
-def caption_of(runs: Sequence[Run], depth_settings: Iterable[str] = ()) -> list[str]:
+def caption_of(runs: Runs, depth_settings: Iterable[Key] = ()) -> list[str]:
     """Return a caption: shared settings, those that follow depth, the number of unfinished runs.
 
     It always has width, batch and rate; of the other settings those that differ from the default.
@@ -69,8 +59,8 @@ def caption_of(runs: Sequence[Run], depth_settings: Iterable[str] = ()) -> list[
             continue
         if is_set or key in ALWAYS:
             # A file is shown by its name, without its folder.
-            items.append(f"{short_key(key)} {value_text(value).rpartition('/')[2]}")
-    items += [f"{short_key(key)} follows N" for key in depth_settings]
+            items.append(f"{Key(key).short} {value_text(value).rpartition('/')[2]}")
+    items += [f"{key.short} follows N" for key in depth_settings]
     if left := _repeated(runs):
         items.append(f"left out: {counted('{} runs', left)} with the seed of another")
     if going := sum(run.state not in ENDED for run in runs):
@@ -79,9 +69,9 @@ def caption_of(runs: Sequence[Run], depth_settings: Iterable[str] = ()) -> list[
     return [re.sub("(?<!,) ", "\u00a0", item) for item in items]
 
 
-def _repeated(runs: Sequence[Run]) -> int:
+def _repeated(runs: Runs) -> int:
     """Return the number of runs with the setting, depth and seed of another run."""
-    keys = [DEPTH, SEED, *varying_settings(runs)]
+    keys = [DEPTH, SEED, *runs.varying]
     return len(runs) - len({values_of(run, keys) for run in runs})
 
 

@@ -5,34 +5,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.base.registry import unknown
+from deepstack.base.text import printable_row
+from deepstack.config.key import Key
 from deepstack.config.write import one_line
 from deepstack.records import Run
-from deepstack.records.cells import printable_row
 from deepstack.runs.captions import depth_words
+from deepstack.runs.choice import Choice
+from deepstack.runs.conditions import Where, sort_rows
 from deepstack.runs.outcomes import loss_and_floor, outcome
-from deepstack.runs.selection import Where, find_key, sort_rows
+from deepstack.runs.runs import Runs, best_keys
+from deepstack.runs.series import undetermined
 from deepstack.runs.settings import (
     DEPTH,
     SCHEME,
     SEED,
-    depth_of,
-    edge_of,
-    one_run_per_seed,
-    owner_of,
     setting_value,
-    short_key,
-    split_series,
-    undetermined,
-    value_text,
     values_of,
-    varying_settings,
 )
 from deepstack.runs.statistics import (
     final_value,
@@ -91,7 +85,7 @@ def compare(
 
     against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
     chosen and not compared, such as train.lr: of each setting and depth the value whose mean
-    val_loss is least, among those of which every seed is done.  Choice and comparison use the same
+    val_loss is least, among values whose seeds are all done.  Choice and comparison use the same
     losses.  This biases a mean and a difference, and no interval accounts for it; other seeds,
     trained at the chosen values, avoid it.  Of several studies, one that has no such run is not
     compared, and one in which no such key varies not chosen from.
@@ -129,7 +123,7 @@ def number_of(row: Mapping[str, Any], key: str) -> Any:
 
 
 def comparisons(
-    studies: Mapping[Path, Sequence[Run]],
+    studies: Mapping[Path, Runs],
     against: str | None = None,
     best: str | Sequence[str] = (),
 ) -> dict[Path, list[dict[str, Any]]]:
@@ -151,48 +145,11 @@ def comparisons(
     return tables
 
 
-def best_keys(
-    studies: Mapping[Path, Sequence[Run]], best: str | Sequence[str]
-) -> dict[Path, list[str]]:
-    """Return the settings that `best` names, full, for each study in which they vary.
-
-    Raises ConfigError for a key that varies in no study.
-    """
-    vary = {study: varying_settings(runs) for study, runs in studies.items()}
-    every = [run for runs in studies.values() for run in runs]
-    varying = list(dict.fromkeys(key for keys in vary.values() for key in keys))
-    words = [best] if isinstance(best, str) else best
-    keys = [varying_key(word, varying, every, "best") for word in words]
-    return {study: [key for key in keys if key in vary[study]] for study in studies}
-
-
-def choose_best(
-    studies: Mapping[Path, Sequence[Run]], best: str | Sequence[str]
-) -> dict[Path, list[Run]]:
-    """Return the runs of each study that `compare` with `best` compares, in their order."""
-    if not best:
-        return {study: list(runs) for study, runs in studies.items()}
-    chosen = {}
-    for study, keys in best_keys(studies, best).items():
-        best_runs = {run for _, choice in choices(studies[study], keys) for run in choice.runs}
-        chosen[study] = [run for run in studies[study] if run in best_runs]
-    return chosen
-
-
-def choices(runs: Sequence[Run], best: Sequence[str]) -> list[tuple[str, Choice]]:
-    """Return label and choice of each setting and depth of the runs of one study."""
-    return [
-        (s.label.replace("\u00a0", " "), choice_of([r for r in s.runs if depth_of(r) == n], best))
-        for s in split_series(runs, but=best)[0]
-        for n in s.depths
-    ]
-
-
 def comparison(
-    runs: Sequence[Run], against: str | None = None, best: Sequence[str] = ()
+    runs: Runs, against: str | None = None, best: Sequence[Key] = ()
 ) -> list[dict[str, Any]]:
     """Return the rows of `compare` for the runs of one study; values that are unknown are None."""
-    chosen = choices(runs, best)
+    chosen = runs.choices(best)
     partner = None if against is None else pair_runs([c for _, c in chosen], against, best)
     measure = update_column(runs)
     rows = []
@@ -231,62 +188,8 @@ def comparison(
     return rows
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The runs of a setting and depth with the values that were chosen.
-
-    complete: whether all seeds of some value are done; else `runs` has all runs, values are None.
-    edge: 'lowest' or 'highest' if a chosen number is the limit of those tried, or ''.
-    """
-
-    runs: list[Run]
-    values: dict[str, Any]
-    edge: str = ""
-    complete: bool = True
-
-
-def choice_of(runs: Sequence[Run], keys: Sequence[str]) -> Choice:
-    """Return the runs of one setting and depth at the best values of these keys, one per seed."""
-    if not keys:
-        return Choice(sorted(one_run_per_seed(runs), key=lambda run: int(run.get(SEED, 0))), {})
-    column = loss_column(runs)
-    groups: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        groups.setdefault(values_of(run, keys), []).append(run)
-    finished: dict[float, list[Run]] = {}  # by mean loss
-    for members in map(one_run_per_seed, groups.values()):
-        loss = mean_of([final_value(run, column) for run in members]).value
-        if math.isfinite(loss) and all(run.state == "done" for run in members):
-            finished.setdefault(loss, members)
-    if not finished:
-        return Choice(list(runs), dict.fromkeys(keys), complete=False)
-    best = finished[min(finished)]
-    values = {key: setting_value(best[0], key) for key in keys}
-    edges = []
-    for key, value in values.items():
-        tried = {v for run in runs if isinstance(v := setting_value(run, key), int | float)}
-        edges.append(edge_of(value, tried))
-    return Choice(best, values, ", ".join(filter(None, edges)))
-
-
-def varying_key(word: str, varying: Sequence[str], runs: Sequence[Run], option: str) -> str:
-    """Return the varying setting that a word names (see `find_key`).
-
-    Raises ConfigError for an unknown key, and for one of which all runs have the same value.
-    """
-    key = find_key(word, runs, option)
-    if key in varying:
-        return key
-    vary = f"; these vary: {', '.join(varying)}" if varying else "; no setting varies"
-    first, *others = dict.fromkeys(value_text(setting_value(run, key)) for run in runs)
-    if others:
-        raise ConfigError(f"{option}: {key} is never compared here{vary}")
-    value = first.replace("\u00a0", " ")
-    raise ConfigError(f"{option}: {key} does not vary: it is {value} in all of these runs{vary}")
-
-
 def pair_runs(
-    choices: Sequence[Choice], against: str, chosen: Sequence[str] = ()
+    choices: Sequence[Choice], against: str, chosen: Sequence[Key] = ()
 ) -> Callable[[Run], Run | None]:
     """Return a function that gives a run its baseline run, of `key=value` or of a scheme.
 
@@ -294,15 +197,15 @@ def pair_runs(
     determine, such as a learning rate chosen for each scheme.  Raises ConfigError if no run is a
     baseline, or if a run has baselines that differ in other settings.
     """
-    runs = [run for choice in choices for run in choice.runs]
+    runs = Runs(run for choice in choices for run in choice.runs)
     name, _, value = against.rpartition("=")
-    varying = [other for other in varying_settings(runs) if other not in chosen]
-    key = varying_key(name or SCHEME, varying, runs, "against")
+    varying = [other for other in runs.varying if other not in chosen]
+    key = runs.key(name or SCHEME, "against", varying)
     values = {run: one_line(setting_value(run, key)) for run in runs}
     if value not in values.values():
         other = "" if name else "; another setting: --against KEY=VALUE"
         raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}{other}")
-    others = [k for k in varying if k != key and owner_of(k) != key]
+    others = [k for k in varying if k != key and k.owner != key]
     shared = [DEPTH, SEED, *undetermined(others, [key, DEPTH], runs)]
     partners: dict[Any, Run] = {}
     for choice in choices:
@@ -312,6 +215,6 @@ def pair_runs(
                 if differing := [k for k in varying if run.get(k) != first.get(k)]:
                     raise ConfigError(
                         f"against: {value} has several values of {differing[0]}; take the best of "
-                        f"them with --best {short_key(differing[0])}"
+                        f"them with --best {differing[0].short}"
                     )
     return lambda run: partners.get(values_of(run, shared))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from deepstack.runs.intervals import LEAST_SEEDS, signed
+from deepstack.base.text import signed_text
+from deepstack.runs.intervals import LEAST_SEEDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class Fit(NamedTuple):
     """y = exp(intercept)·x^exponent, through n points.
 
-    seeds: number of seeds fitted separately; exponent and standard error are those of their mean.
+    seeds: number of seeds fitted separately; exponent and standard error belong to their mean.
     1: one line through the means, its standard error from the residuals, NaN for fewer than three
     points.
     """
@@ -30,12 +31,12 @@ class Fit(NamedTuple):
 
     def __str__(self) -> str:
         """`0.52 ± 0.03`, `0.486 ± 0.003`; below three seeds `0.52 (2 seeds)`, `0.52 (4 points)`."""
-        exponent = signed(self.exponent, 2)
+        exponent = signed_text(self.exponent, 2)
         if not self.has_error:
             words = f"{self.seeds} seeds" if self.seeds > 1 else f"{self.n} points"
             return f"{exponent} ({words})"
         digits = 2 if self.standard_error >= 0.005 else 3
-        return f"{signed(self.exponent, digits)} ± {self.standard_error:.{digits}f}"
+        return f"{signed_text(self.exponent, digits)} ± {self.standard_error:.{digits}f}"
 
     @property
     def has_error(self) -> bool:

@@ -7,6 +7,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from deepstack.base.text import signed_text
+
 LEAST_SEEDS = 3
 DRAWS = 1000  # bootstrap samples of the seeds
 NORMAL = 1.959964  # the 97.5 % quantile of the normal distribution
@@ -14,11 +16,6 @@ NO_INTERVAL = "no interval: fewer than three seeds"
 ENDS = (0.025, 0.975)  # quantiles
 
 Estimate = TypeVar("Estimate")
-
-
-def signed(value: float, digits: int) -> str:
-    """Return a number with so many decimals and a minus sign, without one for 0.00."""
-    return f"{value:z.{digits}f}".replace("-", "−")
 
 
 class Interval(NamedTuple):
@@ -34,7 +31,7 @@ class Interval(NamedTuple):
 
     def text(self, digits: int) -> str:
         """Return `−0.52 (−0.61 to −0.44)`, or the value alone without an interval."""
-        value, low, high = (signed(number, digits) for number in self)
+        value, low, high = (signed_text(number, digits) for number in self)
         return value if math.isnan(self.low) else f"{value} ({low} to {high})"
 
 
@@ -72,7 +69,7 @@ def ends(samples: np.ndarray, seeds: int) -> tuple[np.ndarray, np.ndarray]:
     samples: of `over_samples`, the estimate first, along the first axis.  The ends are the 2.5 %
     and 97.5 % quantiles of the bootstrap samples, at t √(n/(n − 1))/1.96 times their distance from
     the estimate, t Student's with n − 1 degrees of freedom.  The bootstrap's variance is (n − 1)/n
-    of the unbiased one, and its quantiles are those of a normal distribution (Efron and Tibshirani
+    of the unbiased one, and its quantiles follow a normal distribution (Efron and Tibshirani
     1993, An Introduction to the Bootstrap, sections 5.3 and 12.5).  For a mean of normal values
     this is about Student's interval.  Over 600 made data sets the intervals of laws, best rates,
     their exponents and costs hold the truth in 94 to 97 %; test_coverage.py tests 200.
@@ -90,8 +87,8 @@ def ends(samples: np.ndarray, seeds: int) -> tuple[np.ndarray, np.ndarray]:
 def interval(samples: Sequence[float], seeds: int, *, log: bool = False) -> Interval:
     """Return the first value with the ends of its interval, see `ends`.
 
-    samples: of `over_samples`; those that are NaN are left out.  log: for positive values, whose
-    interval is that of their logarithm.
+    samples: of `over_samples`; NaN is left out.  log: for positive values, whose interval is taken
+    for their logarithm.
     """
     known = [samples[0], *(value for value in samples[1:] if not math.isnan(value))]
     values = np.log(known) if log else np.asarray(known, float)

@@ -7,19 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from deepstack.base.text import counted, value_text
 from deepstack.records import Run
-from deepstack.records.cells import counted
 from deepstack.runs.outcomes import margin, outcome
-from deepstack.runs.settings import (
-    LR,
-    Series,
-    by_value,
-    depth_of,
-    edge_of,
-    require,
-    split_series,
-    value_text,
-)
+from deepstack.runs.runs import Runs
+from deepstack.runs.series import Series
+from deepstack.runs.settings import LR, by_value, edge_of, require
 
 
 @dataclass(frozen=True)
@@ -46,18 +39,18 @@ class Learning:
         return f"{value_text(self.rate)}{edge}"
 
 
-def learning_of(runs: Sequence[Run]) -> list[Learning]:
+def learning_of(runs: Runs) -> list[Learning]:
     """Return how many seeds of each setting and depth learnt, at its best rate of several.
 
-    Learning rates of one setting and depth are no settings here.  Runs without an outcome are left
-    out.  The best rate is that at which most seeds learn, of these that with the least mean loss.
+    Learning rates of one setting and depth are not settings here.  Runs without an outcome are left
+    out.  The best rate is the one at which most seeds learn; among ties, the least mean loss wins.
     """
-    known = [run for run in runs if outcome(run) is not None]
+    known = runs.keep(lambda run: outcome(run) is not None)
     rows = []
-    for series in split_series(known, but=[LR])[0]:
+    for series in known.series(but=[LR]):
         label = series.label.replace("\u00a0", " ")
         for depth in series.depths:
-            there = [run for run in series.runs if depth_of(run) == depth]
+            there = series.everything_at(depth)
             by_rate = by_value(there, lambda run: run.get(LR, math.nan))
             best = min(by_rate, key=lambda rate: failure_of(by_rate[rate]))
             several = len(by_rate) > 1
@@ -113,7 +106,7 @@ def runs_by_rate(every: Sequence[Series]) -> dict[tuple[Series, int], dict[float
     Raises NothingMatchedError if no series and depth has two rates.
     """
     cells = {
-        (s, n): by_value([run for run in s.runs if depth_of(run) == n], lambda run: run.get(LR))
+        (s, n): by_value(s.everything_at(n), lambda run: run.get(LR))
         for s in every
         for n in s.depths
     }

@@ -11,9 +11,11 @@ import numpy as np
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
+from deepstack.base.text import value_text
+from deepstack.config.key import Key
 from deepstack.records import Run
-from deepstack.runs.selection import find_key
-from deepstack.runs.settings import SCHEME, require, scheme_label, value_text
+from deepstack.runs.runs import Runs
+from deepstack.runs.settings import SCHEME, require, scheme_label
 from deepstack.runs.statistics import layers_at
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ def growth(values: np.ndarray, axis: int = 1) -> np.ndarray:
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     "mean": np.mean, "max": np.max, "min": np.min, "growth": growth,
 }  # fmt: skip
-TABLES = ("steps", "evals", "timing", "attribution", "sharpness", "noise_scale")
 # Names of load_runs for columns of evals.csv.
 VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
 
@@ -50,7 +51,7 @@ VALIDATION = {"val_loss": "loss", "val_loss_masked": "loss_masked"}
 class Quantity:
     """A logged column or a per-layer diagnostic of runs.
 
-    source: the table that has it, `layers`, or `flops`, of which meta.json has those of a step.
+    source: the table that has it, `layers`, or `flops`, of which meta.json has the number a step.
     column: its name there.  layers: how the layers of a diagnostic become one value.  words: of an
     axis.
     """
@@ -75,7 +76,7 @@ class Quantity:
                 {"step": taken_steps, "value": taken_steps * run.step_flops}
             ).dropna()
         if self.source != "layers":
-            logged = getattr(run, self.source)
+            logged = run.log(self.source)
             return pd.DataFrame({"step": logged["step"], "value": logged.get(self.column)})
         if self.column not in run.layer_names():
             return pd.DataFrame({"step": [], "value": []})
@@ -104,16 +105,16 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     if layers not in (None, *REDUCTIONS, "last") and not str(layers).isdecimal():
         raise ConfigError(unknown("layers", layers, (*REDUCTIONS, "last", "a number")))
     if name == FLOPS:
-        return Quantity(name, FLOPS, name, "training FLOPs")
-    words = name.replace("_", " ").replace("val loss masked", "validation loss on [MASK]")
-    words = words.replace("val loss", "validation loss").replace("grad ", "gradient ")
+        return Quantity(name, FLOPS, name, Key(name).words)
+    words = Key(name).words
     if name in VALIDATION and any(VALIDATION[name] in run.evals for run in runs):
         return Quantity(name, "evals", VALIDATION[name], words)
     known: dict[str, None] = {}
     is_diagnostic = any(name in run.layer_names() for run in runs)
-    for source in () if layers is not None and is_diagnostic else TABLES:
+    logs = dict.fromkeys(name for run in runs for name in run.log_names())
+    for source in () if layers is not None and is_diagnostic else logs:
         for run in runs:
-            columns = [str(c) for c in getattr(run, source) if c != "step"]
+            columns = [str(c) for c in run.log(source) if c != "step"]
             known |= dict.fromkeys(columns)
             if name in columns:
                 return Quantity(name, source, name, words)
@@ -128,15 +129,15 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     raise ConfigError(unknown("column", name, [*known, *VALIDATION, FLOPS]))
 
 
-def setting_or_column(word: str, runs: Sequence[Run]) -> str:
+def find_axis(word: str, runs: Runs) -> Key:
     """Return `step`, `layer`, a dotted setting, or a logged column for the word of an axis."""
     if word in (STEP, LAYER, FLOPS):
-        return word
+        return Key(word)
     try:
-        return find_key(word, runs)
+        return runs.key(word)
     except ConfigError as error:
         try:
-            return find_quantity(word, runs).name
+            return Key(find_quantity(word, runs).name)
         except ConfigError:
             raise error from None
 
@@ -146,7 +147,7 @@ def observations(
 ) -> pd.DataFrame:
     """Return a table x, value, run (and step against a column): one row an observation.
 
-    Against a setting the value is that of `at_step`, or the last one.  Raises NothingMatchedError
+    Against a setting the value is taken at `at_step`, or the last one.  Raises NothingMatchedError
     if no run has a value.
     """
     import pandas as pd

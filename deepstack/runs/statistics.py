@@ -234,7 +234,7 @@ def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
 def training_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
     """Return the level without context of a training loss over positions that show a token.
 
-    Empty if the validation loss has the same positions: then its level is that of both.
+    Empty if the validation loss has the same positions: then its level holds for both.
     """
     if not mask_note(runs):
         return []

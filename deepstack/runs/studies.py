@@ -10,7 +10,8 @@ from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.base.registry import unknown
 from deepstack.config.identity import is_of_experiment
 from deepstack.records import Run, find_runs
-from deepstack.runs.selection import Where, select
+from deepstack.runs.conditions import Where
+from deepstack.runs.runs import Runs
 
 Result = TypeVar("Result")
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -27,7 +28,7 @@ def find_studies(
     where: Where = (),
     sort: str | None = None,
     last: int | None = None,
-) -> tuple[dict[Path, list[Run]], list[str]]:
+) -> tuple[dict[Path, Runs], list[str]]:
     """Group the runs below folders by study; also return a sentence for each run that is left out.
 
     The runs of several folders form one study, `Path()`.  Of runs with equal configuration and
@@ -38,8 +39,8 @@ def find_studies(
     studies: dict[Path, list[Run]] = {}
     skipped: list[str] = []
     seen: dict[str, Run] = {}
-    every = [run for folder in folders for run in find_runs(folder)]
-    for run in select(every, where, sort, last):
+    every = Runs(run for folder in folders for run in find_runs(folder))
+    for run in every.select(where, sort, last):
         members = studies.setdefault(Path() if is_joined else run.path.parent, [])
         if wrong := damage_of(run):
             skipped.append(f"run {run.name} is left out: {wrong}")
@@ -48,7 +49,7 @@ def find_studies(
                 skipped.append(f"{run.path} is left out: the same configuration as {same.path}")
         else:
             members.append(run)
-    return studies, skipped
+    return {study: Runs(members) for study, members in studies.items()}, skipped
 
 
 def refuse_unknown_diagnostic(name: str | None, runs: Iterable[Run]) -> None:
@@ -59,15 +60,13 @@ def refuse_unknown_diagnostic(name: str | None, runs: Iterable[Run]) -> None:
         raise ConfigError(unknown("diagnostic of these runs", name, sorted(known), command))
 
 
-def use_readable(
-    runs: Sequence[Run], skipped: list[str], use: Callable[[list[Run]], Result]
-) -> Result:
+def use_readable(runs: Runs, skipped: list[str], use: Callable[[Runs], Result]) -> Result:
     """Return use(runs), leaving out runs of which it reads a damaged file.
 
     `use` is called again whenever it raises ResourceError and some of its runs are damaged; they
     are left out, and `skipped` gets a sentence for each.
     """
-    readable = list(runs)
+    readable = runs
     while True:
         try:
             return use(readable)
@@ -76,7 +75,7 @@ def use_readable(
             if not damage:
                 raise
             skipped += [f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()]
-            readable = [run for run in readable if run not in damage]
+            readable = Runs(run for run in readable if run not in damage)
 
 
 def experiment_of(run: Run) -> str:

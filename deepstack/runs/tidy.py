@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from deepstack.records import Run
-from deepstack.runs.settings import SCHEME, SEED, depth_of, setting_value, varying_settings
+from deepstack.runs.series import varying_settings
+from deepstack.runs.settings import SCHEME, SEED, depth_of, setting_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +31,7 @@ def tidy(
     keys = varying_settings(runs) if settings is None else settings
     tables = [pd.DataFrame(columns=["scheme", "depth", "seed", "step", "value"])]
     for run in runs:
-        logged = getattr(run, source) if isinstance(source, str) else source(run)
+        logged = run.log(source) if isinstance(source, str) else source(run)
         if quantity not in logged or not len(logged):
             continue
         table = pd.DataFrame({"step": logged["step"], "value": logged[quantity].astype(float)})

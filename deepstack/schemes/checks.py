@@ -10,7 +10,7 @@ from deepstack.base.errors import PluginError
 from deepstack.base.registry import line_of, nearest, place_of
 from deepstack.schemes.role import has_role
 
-# Members of a scheme's class that are no methods.
+# Members of a scheme's class that are not methods.
 SETTINGS = (
     "families",
     "merges",
@@ -83,7 +83,7 @@ def check_name(owner: str, name: str, value: Any, cls: Any, base: Any) -> None:
 def check_class_method(owner: str, name: str, value: Any, method: Any, cls: Any) -> None:
     """Raise PluginError for a method such as alpha or gain that needs more than its class.
 
-    method: of the base class.  It may also name options, and those of GIVEN_BY_NAME.
+    method: of the base class.  It may also name options and the names in GIVEN_BY_NAME.
     """
     passed = tuple(inspect.signature(method.__func__).parameters)
     if not isinstance(value, classmethod | staticmethod):

@@ -206,29 +206,53 @@ class X0Lambdas(
     Jordan et al. 2024, github.com/KellerJordan/modded-nanogpt (`lambdas` of its `Block`): Pre-LN in
     which every layer can add the embedding again.  Each layer trains the numbers r and s.  A norm
     is applied to x_0 (LN(x_0), without a gain in the authors' code), and another ends the stack.
-    The code of nanochat (github.com/karpathy/nanochat, `resid_lambdas` and `x0_lambdas`) starts s
-    at 0.1.  Both use separate learning rates for these numbers.
+
+    r_first, start: r and s of layer 1 at the start; r_last, start_last: of layer N, linear in l
+    between them (null: as layer 1).  nanochat (github.com/karpathy/nanochat, `init_weights`) starts
+    r at 1.15 to 1.05 and s at 0.2 to 0.05.  backout: F = LN(x_N - backout x_m), m = N/2 + 1,
+    rounded down; nanochat trains this number from 0.2, and here it is constant.  Both codes use
+    separate learning rates for r and s.
     """
 
     families = ("encoder", "decoder")
     entry_norm = True
-    extra_streams = 1
-    start: Annotated[float, Field(description="where s starts")] = 0.0
+    extra_streams = 2
+    start: Annotated[float, Field(description="where s of layer 1 starts")] = 0.0
+    start_last: Annotated[
+        float | None, Field(description="where s of layer N starts; null: as layer 1")
+    ] = None
+    r_first: Annotated[float, Field(description="where r of layer 1 starts")] = 1.0
+    r_last: Annotated[
+        float | None, Field(description="where r of layer N starts; null: as layer 1")
+    ] = None
+    backout: Annotated[float, Field(description="share of x_m, m = N/2 + 1, taken from x_N")] = 0.0
 
     def setup(self, parts: Parts) -> None:
-        self.r = parameter(1, role="scheme", start="one")
-        self.s = parameter(1, role="scheme", start=self.start)
+        self.r = parameter(1, role="scheme", start=self.at(self.r_first, self.r_last))
+        self.s = parameter(1, role="scheme", start=self.at(self.start, self.start_last))
+
+    def at(self, first: float, last: float | None) -> float:
+        """Return the value in this layer of a line from layer 1 to layer N."""
+        share = (self.layer_index - 1) / max(self.depth - 1, 1)
+        return first if last is None else first + (last - first) * share
 
     def enter(self, x: Tensor) -> Stream:
-        return x, x
+        return (x, x, x) if self.backout else (x, x)
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
-        now, first = x
-        return super().layer(self.r * now + self.s * first, *sublayers), first
+        now, first, *middle = x
+        now = super().layer(self.r * now + self.s * first, *sublayers)
+        if self.backout and self.layer_index == self.depth // 2 + 1:
+            middle = [now]
+        return now, first, *middle
+
+    def leave(self, stream: Stream, norm: Norm | None) -> Tensor:
+        x, _, *middle = stream
+        return super().leave(x - self.backout * middle[0] if middle else x, norm)
 
 
 class AttentionStream(Scheme, registered=False):
-    """A scheme whose stream is x and a tensor from one attention to that of the next layer."""
+    """A scheme whose stream is x and a tensor that each attention passes to the next one."""
 
     def enter(self, x: Tensor) -> Stream:
         return x, None

@@ -1,7 +1,9 @@
 """Hyper-connections: several residual streams, or parts of one, mixed around every sublayer."""
 
+import math
+from collections.abc import Callable
 from itertools import count
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -9,9 +11,23 @@ from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
 from deepstack.config import StackSizes
+from deepstack.schemes.mixing import (
+    KroneckerMixing,
+    Mixing,
+    PermutationMixing,
+    SinkhornMixing,
+)
 from deepstack.schemes.norms import in_full_precision
 from deepstack.schemes.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
+
+MIXINGS: dict[str, Callable[[int, int], Mixing]] = {
+    "sinkhorn": SinkhornMixing,
+    "identity": lambda n, iterations: Mixing(n),
+    "permutations": lambda n, iterations: PermutationMixing(n),
+    "kronecker": lambda n, iterations: KroneckerMixing(n),
+}
+"""The matrix A_r of mHC by the option `mixing`, given n and the iterations of Sinkhorn's."""
 
 
 class Connections(nn.Module):
@@ -149,30 +165,27 @@ class HyperConnections(
 
 
 class Constrained(nn.Module):
-    """A_m = sigmoid(a), A_r = Sinkhorn(R), B = 2 sigmoid(b), [a | b | R] = s W RMS(vec H) + [bias].
+    """A_m = sigmoid(a), A_r = mixing(R), B = 2 sigmoid(b), [a | b | R] = s W RMS(vec H) + [bias].
 
-    H: (n, batch, seq, d); A_m and B: n numbers a token; A_r: (n, n), whose rows sum to one, and its
-    columns nearly.  RMS(z) = z / sqrt(mean(z^2) + 1e-6) over all n d numbers of a token.
-    W: (n, n (n + 2), d), 0 at the start; s: a trained number for each of the three, 0.01 at the
-    start.  The biases a and b start at 1 for stream k and -1 for the others; R starts at 0 on the
-    diagonal and -8 elsewhere, as in the code of mHC-lite (arXiv:2601.05732).  Their differences
-    from these starts are stored.  So near the identity Sinkhorn's steps are short.  With normal
-    noise of deviation 0.2 added to R, columns sum to 1 within 0.0014 after 20 steps, and within
-    0.0015 after one division of the rows alone.
+    H: (n, batch, seq, d); A_m and B: n numbers a token; A_r: (n, n).  R: as many numbers as the
+    mixing has.  RMS(z) = z / sqrt(mean(z^2) + 1e-6) over all n d numbers of a token.
+    W: (n, 2 n + len R, d), 0 at the start; s: a trained number for each of a, b and R (if there is
+    an R), 0.01 at the start.  The biases a and b start at 1 for stream k and -1 for the others; R
+    starts where A_r is nearly the identity.  Their differences from these starts are stored.
     """
 
     begin: Tensor
 
-    def __init__(self, k: int, n: int, parts: Parts, iterations: int) -> None:
+    def __init__(self, k: int, n: int, parts: Parts, mixing: Mixing) -> None:
         super().__init__()
         one = torch.full((n,), -1.0)
         one[k] = 1.0
-        begin = torch.cat([one, one, -8 * (1 - torch.eye(n)).flatten()])
+        begin = torch.cat([one, one, mixing.begin])
         self.register_buffer("begin", begin, persistent=False)
-        self.bias = parameter(n * (n + 2), role="scheme", start="zero")
-        self.map = parameter(n, n * (n + 2), parts.d_model, role="scheme", start="zero")
-        self.scale = parameter(3, role="scheme", start=0.01)
-        self.iterations = iterations
+        self.bias = parameter(len(begin), role="scheme", start="zero")
+        self.map = parameter(n, len(begin), parts.d_model, role="scheme", start="zero")
+        self.scale = parameter(3 if len(mixing.begin) else 2, role="scheme", start=0.01)
+        self.mixing = mixing
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor]:
         """Return A = [A_m | A_rᵀ], (n, batch, seq, n + 1), and B, (n, batch, seq, 1)."""
@@ -180,27 +193,15 @@ class Constrained(nn.Module):
             n, batch, seq, _ = H.shape
             rms = torch.rsqrt(H.square().mean(dim=(0, 3)) + 1e-6)
             mapped = torch.einsum("ibsd,ikd->kbs", H, self.map) * rms
-            sizes = (n, n, n * n)
-            s = torch.cat(
-                [one.expand(k) for one, k in zip(torch.split(self.scale, 1), sizes, strict=True)]
-            )
+            sizes = (n, n, len(self.begin) - 2 * n)
+            scales = zip(torch.split(self.scale, 1), sizes, strict=False)
+            s = torch.cat([one.expand(count) for one, count in scales])
             logits = s[:, None, None] * mapped + (self.begin + self.bias)[:, None, None]
             a, b, R = logits.split(sizes)
-            A_r = sinkhorn(R.view(n, n, batch, seq), self.iterations)
+            A_r = self.mixing(R).expand(n, n, batch, seq)
             A = torch.cat([torch.sigmoid(a)[:, None], A_r.transpose(0, 1)], dim=1)
             # contiguous for each token: `mix` then takes a fifteenth of the time
             return A.movedim(1, -1).contiguous(), 2 * torch.sigmoid(b)[..., None]
-
-
-def sinkhorn(R: Tensor, iterations: int) -> Tensor:
-    """Divide the columns, then the rows, of exp(R) by their sums, `iterations` times.
-
-    R: (n, n, …).  Sinkhorn & Knopp 1967: this converges to a matrix whose rows and columns sum to
-    one.  In logarithms, a division by the sum is a log-softmax.
-    """
-    for _ in range(iterations):
-        R = torch.log_softmax(torch.log_softmax(R, dim=0), dim=1)
-    return torch.exp(R)
 
 
 class MHC(ManyStreams, name="mhc", label="mHC", paper="arXiv:2512.24880", static=True):
@@ -213,21 +214,50 @@ class MHC(ManyStreams, name="mhc", label="mHC", paper="arXiv:2512.24880", static
 
     At the start a sublayer mainly reads and writes stream k mod n, k = 0, 1, … counting the
     sublayers of the stack.  Memory and the stream between layers: as with hyper-connections.
+
+    mixing: A_r by Sinkhorn and Knopp; 'identity': A_r = I, so that sublayers alone connect the
+    streams; 'permutations': a convex sum of all n! permutations (mHC-lite, arXiv:2601.05732), for
+    n <= 5; 'kronecker': a Kronecker product of 2 x 2 matrices (KromHC, arXiv:2601.21579), n = 2^K.
+    The last two are after the authors' code and start as Sinkhorn's.
     """
 
     iterations: Annotated[int, Field(ge=1, description="of Sinkhorn and Knopp")] = 20
+    mixing: Annotated[
+        Literal["sinkhorn", "identity", "permutations", "kronecker"],
+        Field(description="how A_r becomes doubly stochastic, or I"),
+    ] = "sinkhorn"
 
     @classmethod
     def mapped(cls) -> int:
-        return cls.streams * (cls.streams + 2)
+        n = cls.streams
+        of_mixing = {
+            "sinkhorn": n * n, "identity": 0, "permutations": math.factorial(min(n, 5)),
+            "kronecker": 2 * (n.bit_length() - 1),
+        }  # fmt: skip
+        return 2 * n + of_mixing[cls.mixing]
+
+    def setup(self, parts: Parts) -> None:
+        n = self.streams
+        allowed = {"permutations": n <= 5, "kronecker": n.bit_count() == 1}
+        if not allowed.get(self.mixing, True):
+            text = "at most 5" if self.mixing == "permutations" else "a power of 2"
+            raise ConfigError(
+                f"model.scheme_options.streams: found {n}, allowed {text} with mixing: "
+                f"{self.mixing}",
+                key="model.scheme_options.streams",
+            )
+        super().setup(parts)
 
     def connections(self, k: int, parts: Parts) -> nn.Module:
-        return Constrained(k, self.streams, parts, self.iterations)
+        n = self.streams
+        mixing = MIXINGS[self.mixing](n, self.iterations)
+        return Constrained(k, n, parts, mixing)
 
     @classmethod
     def extra_memory(cls, sizes: StackSizes) -> int:
         """Return the bytes of the streams and of the steps of Sinkhorn and Knopp, in fp32."""
-        steps = 2 * cls.iterations * cls.streams**2 * sizes.batch * sizes.seq * 4
+        iterations = cls.iterations if cls.mixing == "sinkhorn" else 1
+        steps = 2 * iterations * cls.streams**2 * sizes.batch * sizes.seq * 4
         return super().extra_memory(sizes) + sizes.sublayers * steps
 
 

@@ -147,7 +147,7 @@ class NGPT(Scheme, name="ngpt", label="nGPT", paper="arXiv:2410.01131", static=T
     other schemes' last norm, so a head's logits start as theirs.  The paper's scale of each logit,
     s_z, is left out: the rows of a head have any length and include it.  The paper has no biases
     (`model.bias: false`), warm-up or weight decay, and has rotary positions, which turn q and k
-    before s_qk there and after it here.  The code's rotary embedding is no rotation
+    before s_qk there and after it here.  The code's rotary embedding is not a rotation
     (`docs/errata.md`).
     """
 

@@ -13,8 +13,8 @@ from deepstack.schemes.role import parameter
 Statistics = Literal["own", "own_and_followed", "followed"]
 """The mean and variance that a batch norm uses.
 
-'own': those of its input batch.  'own_and_followed': the same, and they update the running
-averages.  'followed': the running averages."""
+'own': mean and variance of its input batch.  'own_and_followed': the same, and they update the
+running averages.  'followed': the running averages."""
 
 
 NORMS: dict[str, type[StackNorm]] = {}
@@ -24,7 +24,7 @@ NORMS: dict[str, type[StackNorm]] = {}
 class StackNorm(nn.Module):
     """z -> norm(z), over the last axis of z, with a gain g and a bias b, (d,), if configured.
 
-    roles: the role of the gain (and of every trained parameter but the bias), and that of the bias.
+    roles: the role of the gain (and of every other trained parameter), and the role of the bias.
     start: the initial value of the trained scalars of norms that have them.
     A subclass with a kind registers itself in NORMS; its memory is in `config.NORM_KINDS`.
     """
@@ -104,7 +104,7 @@ class DynamicErf(StackNorm, kind="dynamic_erf"):
 
     z: (batch, seq, d); g, b: (d,), each optional in the configuration; eps is not used.
     It has no statistics: it acts on every number alone.  a and s have the role of the gain.  Chen
-    et al. 2025, arXiv:2512.10938; the starts of a and s are those of the authors' code.
+    et al. 2025, arXiv:2512.10938; a and s start as in the authors' code.
     """
 
     fixes_scale = False
@@ -118,11 +118,32 @@ class DynamicErf(StackNorm, kind="dynamic_erf"):
         return self.scaled(torch.erf(self.scale * z + self.shift))
 
 
+class BoundedTanh(StackNorm, kind="bounded_tanh"):
+    """BHyT(z) = g * tanh(a z / (10 sqrt(mean(z^2) + eps))) + b, a a trained scalar, 1 at the start.
+
+    z: (batch, seq, d); g, b: (d,), each optional in the configuration.  The output is bounded by
+    the gain, and its scale does not depend on z's.  Lee et al. 2026, arXiv:2601.09719; the factor
+    kappa = 10 and the start are those of the authors' code (github.com/MLAI-Yonsei/BHyT), in which
+    the second norm of a layer may take its mean square from the first one: not so here.
+    """
+
+    KAPPA = 10.0
+
+    def __init__(self, d: int, **common: Any) -> None:
+        super().__init__(d, **common)
+        self.scale = parameter(1, role=self.roles[0], start="one")
+
+    def forward(self, z: Tensor) -> Tensor:
+        z = in_fp32(z)
+        factor = torch.rsqrt(z.square().mean(-1, keepdim=True) + self.eps) / self.KAPPA
+        return self.scaled(torch.tanh(self.scale * (factor * z)))
+
+
 class BatchNorm(StackNorm, kind="batch"):
     """BN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b, over batch and positions, by channel.
 
-    z: (…, d); g, b: (d,), each optional in the configuration; mean and var: (d,), those of the
-    input batch (var biased) or running averages over the training batches.  The averages use the
+    z: (…, d); g, b: (d,), each optional in the configuration; mean and var: (d,), of the input
+    batch (var biased) or running averages over the training batches.  The averages use the
     factor MOMENTUM, or the plain mean while batches are few, and unbiased variances.  Before the
     first batch, the input batch's own are used.  Ioffe & Szegedy 2015, arXiv:1502.03167.
 

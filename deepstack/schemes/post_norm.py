@@ -41,7 +41,7 @@ class DeepNorm(Scheme, name="deepnorm", label="DeepNorm", paper="arXiv:2203.0055
     | encoder_decoder | encoder | 0.81 (N^4 M)^(1/16)      | 0.87 (N^4 M)^(-1/16)      |
     | encoder_decoder | decoder | (3M)^(1/4)               | (12M)^(-1/4)              |
 
-    The matrices v, o, w1 and w2 start with gain beta, those of cross-attention too; q and k start
+    The matrices v, o, w1 and w2 start with gain beta, also in cross-attention; q and k start
     with gain 1 (Figure 2 of the paper).  So beta affects the initialisation alone.  The constant
     alpha is not trained.  There is no final norm.
     """
@@ -85,8 +85,8 @@ class PostLNInit(
 
     The paper's own baseline (section 3): Xavier, then the matrices of layer l divided by N - l + 1.
     So lower layers start smaller; in DS-Init, higher ones do.  The paper leaves open whether 'the
-    weights of the l-th layer' are all matrices or, as in DeepNorm, those of the value path; the
-    option `matrices` chooses.
+    weights of the l-th layer' are all matrices or, as in DeepNorm, the matrices of the value path;
+    the option `matrices` chooses.
     """
 
     matrices: Annotated[

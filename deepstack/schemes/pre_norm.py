@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
+from deepstack.schemes.norms import in_full_precision
 from deepstack.schemes.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
 
@@ -51,6 +52,82 @@ class SubLN(PreLN, name="sub_ln", label="Sub-LN", paper="arXiv:2210.06423", stat
             return math.sqrt(math.log(2 * depth))
         decoder = math.log(3 * M)
         return math.sqrt(decoder * math.log(2 * N) / 3 if side == "encoder" else decoder)
+
+
+class OrthogonalUpdate(
+    PreLN,
+    name="orthogonal_update",
+    label="Orthogonal update",
+    paper="arXiv:2505.11881",
+    static=True,
+):
+    """x <- x + g - (<x, g> / (‖x‖² + 1e-6)) x, g = G(LN(x)).  Oh et al. 2025, arXiv:2505.11881.
+
+    Pre-LN that adds the part of the branch orthogonal to x, token by token: the paper's
+    feature-wise variant, as in the authors' code (github.com/BootsofLagrangian/ortho-residual).
+    """
+
+    families = ("encoder", "decoder")
+    extra_streams = 2
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
+        g = G(norm(x))
+        with in_full_precision(x):
+            share = (x * g).sum(-1, keepdim=True) / (x.square().sum(-1, keepdim=True) + 1e-6)
+            return x + g - share * x
+
+
+class Delta(nn.Module):
+    """beta = 2 sigmoid(w_b · c + b), v = 4 sigmoid(w_v · x + b_v), two numbers of each token.
+
+    x, c: (batch, seq, d).  All four trained, 0 at the start: beta = 1 and v = 2.
+    """
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.of_beta = parameter(d, role="scheme", start="zero")
+        self.of_v = parameter(d, role="scheme", start="zero")
+        self.biases = parameter(2, role="scheme", start="zero")
+
+    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Return beta and v, each (batch, seq, 1)."""
+        beta = (c * self.of_beta).sum(-1, keepdim=True) + self.biases[0]
+        v = (x * self.of_v).sum(-1, keepdim=True) + self.biases[1]
+        return 2 * torch.sigmoid(beta), 4 * torch.sigmoid(v)
+
+
+class DeepDelta(
+    Scheme, name="deep_delta", label="Deep Delta", paper="arXiv:2601.00417", static=True
+):
+    """x <- x + beta (v - <k, x>) k, k = G(c)/‖G(c)‖, c = LN(x), beta in (0, 2).  Zhang et al. 2026.
+
+    Deep Delta Learning, arXiv:2601.00417, with scalar values (d_v = 1), after the authors' code
+    (`DDL-vdim1-gpt-mha-rope.py` of github.com/yifanzhang-pro/deep-delta-learning): the direction k
+    of each sublayer's output replaces the component of x along it, by a share beta, with v.
+    beta = 2 sigmoid(w_b · c + b) and v = 4 sigmoid(w_v · x + b_v).  ‖z‖ is sqrt(sum(z^2) + 1e-10).
+
+    o and w2 start at 1/sqrt(N) of the other matrices, as in that code; k does not depend on it, and
+    a step turns k sqrt(N) times as far.  All trained vectors start at 0, so beta = 1 and v = 2; the
+    code draws w_b and w_v from N(0, 1/(4 d)).
+    """
+
+    final_norm = True
+    extra_streams = 3
+
+    def setup(self, parts: Parts) -> None:
+        self.add_per_sublayer("delta", lambda: Delta(parts.d_model))
+
+    @classmethod
+    def gain(cls, role: str, layer: int, depth: int) -> float:
+        return depth**-0.5 if role in ("o", "w2") else 1.0
+
+    def residual(self, x: Tensor, G: Sublayer, norm: Norm, *, delta: Delta) -> Tensor:
+        c = norm(x)
+        g = G(c)
+        with in_full_precision(x):
+            k = g * torch.rsqrt(g.square().sum(-1, keepdim=True) + 1e-10)
+            beta, v = delta(x, c)
+            return x + beta * (v - (k * x).sum(-1, keepdim=True)) * k
 
 
 class HeadScale(nn.Module):

@@ -58,7 +58,7 @@ class GPAS(Scheme, name="gpas", label="GPAS", paper="arXiv:2506.22049", static=T
     arXiv:2506.22049, section 3: Pre-LN whose stream is scaled by 1 - SiLU(g), while gradients flow
     as if it were not.  g is a trained number of each layer; it starts at 0, which is Pre-LN.  Both
     sublayers share it, as in the authors' code, which clips its gradient separately for large
-    models.  The gradients are not those of F, so `log.first_order` and `log.sharpness_every` do not
+    models.  The gradients differ from F's, so measurements to first order and of curvature do not
     measure F either.
     """
 
@@ -219,7 +219,7 @@ class TFixup(
 
     There is no norm.  The paper needs no warm-up, and its code uses lr sqrt(4000/(4000 + t - 1))
     (train.schedule: inverse_sqrt, warmup_steps: 0, decay_period: 4000).  In a decoder of M layers
-    that reads an encoder these matrices start at (9M)^(-1/4), those of cross-attention too.  The
+    that reads an encoder these matrices start at (9M)^(-1/4), also in cross-attention.  The
     token table starts at (9N)^(-1/4), as in the authors' code, where both sides share it.  That
     code starts q, k and v as under 'model.init.qkv: packed' and multiplies v by sqrt(2); with
     'packed', this gain does the same.
@@ -261,7 +261,7 @@ class Fixup(WithoutNorm, name="fixup", label="Fixup", paper="arXiv:1901.09321", 
     given L branches of m matrices: w1 at L^(-1/2), and q, k, v at L^(-1/6).  L is 2N; with a
     decoder 2N + 3M, or 2N + 2M if its attention is merged.
 
-    The authors' Transformer starts q, k and v as under 'model.init.qkv: packed', and those of
+    The authors' Transformer starts q, k and v as under 'model.init.qkv: packed', and in
     cross-attention at 12^(-1/6) at every depth.  It has no biases in linear maps and no scalar
     before W_o or after the last matrix.  Each of its stacks ends in one more shift, with a
     multiplier in the encoder.

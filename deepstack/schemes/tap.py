@@ -40,7 +40,7 @@ def with_tap(residual: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return residual(self, x, G, *norms, **more)
         tap.enter(x)
         tapped = [partial(tap.norm, norm, last=norm is norms[-1]) for norm in norms]
-        self.tap = None  # `residual` may call that of its parent class
+        self.tap = None  # `residual` may call the parent class's `residual`
         try:
             out = residual(self, x, partial(tap.branch, G), *tapped, **more)
         finally:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deepstack.base.errors import ResourceError
-from deepstack.records import ENDED, Run
+from deepstack.records import ENDED, Run, write_end
 from deepstack.sweeps.plan import Cell, is_wanted
 
 POLL_SECONDS = 0.1
@@ -192,7 +192,7 @@ class Pool:
         try:
             with folder.lock():
                 entry.cell.write_config()
-                folder.write_status("failed", entry.step, error=why)
+                write_end(folder, "failed", entry.step, error=why)
         except ResourceError as error:
             entry.message = f"{why}; its folder could not be told: {error}"
 

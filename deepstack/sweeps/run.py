@@ -9,7 +9,9 @@ from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.base.ending import Stop, stop_requests
 from deepstack.base.errors import ConfigError
-from deepstack.base.notebook import ProgressBar, in_notebook
+from deepstack.base.notebook import in_notebook
+from deepstack.base.progress import NotebookView
+from deepstack.config.instruments import switches
 from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.sweeps.local import Local, default_workers, memory_budget
@@ -25,7 +27,7 @@ MEASURE_ONLY: dict[str, Any] = {
     "train.eval_every": 0,
     "train.eval_batches": 1,
     "log.skipped_layers": 0,
-    "log.first_order": False,
+    **switches("attribution_every"),
 }
 
 
@@ -84,14 +86,14 @@ def sweep(
 
 def notebook_bar() -> Callable[[Sequence[Progress]], None]:
     """Return a function that draws a bar of the runs that have ended, with the number by state."""
-    bar = ProgressBar()
+    view = NotebookView()
 
     def show(progress: Sequence[Progress]) -> None:
         states = Counter(entry.state for entry in progress)
         waiting = states["running"] + states["waiting"] + states["new"]
         text = ", ".join(f"{count} {state}" for state, count in states.items())
         total = len(progress)
-        bar.show(total - waiting, total, f"runs ended: {text}", last=not waiting)
+        view.show(total - waiting, total, f"runs ended: {text}")
 
     return show
 

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from deepstack.base.errors import ConfigError
-from deepstack.records.cells import one_line
+from deepstack.base.text import one_line
 
 PIECE = 2**20  # bytes read at a time
 MOST_TEXT = 2**31  # bytes of text, all of which is held in memory
@@ -21,7 +21,7 @@ MOST_TEXT = 2**31  # bytes of text, all of which is held in memory
 
 def _is_text_encoding(name: str) -> str:
     try:
-        "".encode(name)  # also refuses codecs that are no encodings of text, such as zip
+        "".encode(name)  # also refuses codecs that are not encodings of text, such as zip
     except (LookupError, UnicodeError):
         raise ValueError("unknown encoding") from None
     return codecs.lookup(name).name
@@ -57,7 +57,9 @@ def find_files(path: str, key: str = "task.path") -> tuple[str, list[Path]]:
     """Return the name for records, never a path, and the files that `path` means, in order.
 
     path: a file; a folder, which means the files in it and in folders below; or a pattern such as
-    `books/**/*.txt`.  Hidden files are skipped, and a folder's links to folders are not followed.
+        `books/**/*.txt`.  Hidden files are skipped, and a folder's links to folders are not
+        followed.
+
     Raises ConfigError, and OSError for `refusing`.
     """
     root = Path(os.path.expanduser(path))  # Path's own raises an error without a HOME
@@ -73,7 +75,7 @@ def find_files(path: str, key: str = "task.path") -> tuple[str, list[Path]]:
         files = [root]
     for file in files:  # before opening: opening a FIFO waits, reading a device may never end
         if not stat.S_ISREG(file.stat().st_mode):
-            raise refusal(f"{file} is no regular file; allowed: a regular file or a folder", key)
+            raise refusal(f"{file} is not a regular file; allowed: a regular file or a folder", key)
     return name, files
 
 
@@ -115,7 +117,7 @@ def pieces(file: Path) -> Iterator[bytes]:
 
 
 def text_pieces(file: Path, encoding: str) -> Iterator[str]:
-    """Yield the text of a file in pieces.  Raises ConfigError at the first byte that is no text."""
+    """Yield the text of a file in pieces.  Raises ConfigError at a byte that is not text."""
     decoder = codecs.getincrementaldecoder(encoding)()
     count = 0
     for piece in pieces(file):
@@ -140,7 +142,7 @@ def sha256_of(file: Path) -> str:
 
 
 def joint_sha256(digests: Sequence[str]) -> str:
-    """Return the sha256 of several files: that of one file, else the sha256 of their digests."""
+    """Return the sha256 of one file, or of the digests of several files."""
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()

@@ -197,7 +197,7 @@ def walk(
 ) -> Integers:
     """Draw sequences of the chain, x_0 ~ start, x_i ~ T[x_{i-1}]. Returns (batch, seq)."""
     # Distribution functions without their last value, 1: counting the values that do not exceed u
-    # then gives a state in 0..states-1 whatever the rounding. The last row is that of the start.
+    # then gives a state in 0..states-1 whatever the rounding. The last row is for the start.
     bounds = np.cumsum(np.vstack([transition, start]), axis=1)[:, :-1]
     tokens = [np.full(batch_size, len(start))]
     for u in random.random((seq_len, batch_size, 1)):
@@ -209,11 +209,15 @@ def state_posterior(shown: Integers, before: Integers, transition: Floats, start
     """Return P(x_i = s | before_1 … before_{i-1}, shown_i … shown_n) for every position i.
 
     With before = shown it is the posterior of x_i given a whole sequence (Baum, Petrie, Soules and
-    Weiss 1970, Ann. Math. Statist.). With the true states before, it is that of the next state.
+    Weiss 1970, Ann. Math. Statist.). With the true states before, it is the distribution of the
+    next state.
 
     It is f_i(s) e_i(s) b_i(s), rescaled over s. Here e_i(s) is 1 if shown_i is s or [MASK], else 0.
     For before_i this is d_i(s). The rest is f_i = T^T (d_{i-1} * f_{i-1}), b_{i-1} = T (e_i * b_i).
-    shown, before: (batch, seq), [MASK] = states. Returns (batch, seq, states).
+
+    shown, before: (batch, seq), [MASK] = states.
+
+    Returns (batch, seq, states).
     """
     states = len(start)
     evidence = np.vstack([np.eye(states), np.ones(states)])
@@ -369,9 +373,10 @@ def group(
 def with_uniform_answers(task: Task, answers: int, largest: int, without: float) -> Task:
     """Return the task with the records of answers that are uniform and follow from the inputs.
 
-    answers: their number.  largest: the largest k.  without: the least loss over all predicted
-    positions without the data that the answers depend on.  All k up to 32, powers of two above, and
-    the largest have a column.
+    answers: their number.
+    largest: the largest k.
+    without: the least loss over all predicted positions without the data that the answers depend
+        on.  All k up to 32, powers of two above, and the largest have a column.
     """
     levels = range(1, largest + 1)
     return replace(

@@ -26,10 +26,10 @@ class Batch(NamedTuple):
     """Input sequences and their targets.
 
     inputs: (batch, seq) int64, the tokens that the model reads. For an encoder-decoder: the source,
-    seq_len tokens, followed by the decoder's input, the target shifted right.
+        seq_len tokens, followed by the decoder's input, the target shifted right.
     targets: (batch, seq or target) int64, the true token, or IGNORE where nothing is predicted.
-    masked: like targets, bool, the predicted positions whose token the inputs do not reveal. These
-    show [MASK], or, in a decoder, are those of the next token.
+    masked: like targets, bool, the predicted positions whose token the inputs do not reveal. They
+        show [MASK]; in a decoder, they predict the next token.
     """
 
     inputs: NDArray[np.int64]
@@ -50,10 +50,10 @@ class Task:
     data: name, sha256 and bytes of the training data, as recorded with the run.
     exact_loss: Batch -> the least expected loss, in nats, at the predicted positions of that batch.
     levels, level_of: the numbers k of steps that answers take, each with its own accuracy in
-    evals.csv, and Batch -> the k of each predicted position, (batch, target).
+        evals.csv, and Batch -> the k of each predicted position, (batch, target).
     unigram: frequencies of the tokens among the `masked` targets of the training data, (tokens,).
     guess: Batch -> P(true) at the `masked` positions, (count,), of the best predictor that reads
-    the query and not the data it asks about. None: that predictor is the unigram.
+        the query and not the data it asks about. None: that predictor is the unigram.
     memory: bytes of data that the task holds in memory.
     bytes_per_token: of the held-out text, if a loss per byte can be computed from one per token.
     notices: lines about the data for the user, at the start of a run.

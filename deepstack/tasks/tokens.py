@@ -20,7 +20,7 @@ from deepstack.tasks.files import (
     refusing,
 )
 from deepstack.tasks.task import Task, task
-from deepstack.tasks.token_files import Layout, Reading, Tokenizer, read_tokens
+from deepstack.tasks.token_files import Layout, Reading, Tokenizer, open_tokenizer, read_tokens
 from deepstack.tasks.windows import (
     MOST_VOCABULARY,
     HeldOut,
@@ -178,7 +178,7 @@ def read_corpus(
 
     states: a value that changes with the files.
     """
-    library = Tokenizer(tokenizer, end_token) if tokenizer else None
+    library = open_tokenizer(tokenizer, end_token) if tokenizer else None
     reading = Reading(layout, library, column, encoding)
     files = read_tokens(path, reading)
     data: dict[str, Any] = {"name": files.name, "bytes": files.bytes}

@@ -52,10 +52,11 @@ HeldOut = Annotated[
 
 
 class Part(NamedTuple):
-    """Tokens of a file: all of them, or those of one batch of rows of a data set.
+    """All tokens of a file, or the tokens of one batch of rows of a data set.
 
-    file, state, mapping: of a mapped file; None for tokens in memory.  sizes: of tokens made of
-    text, the bytes of that text as UTF-8 from each token to the next one, (tokens,).
+    file, state, mapping: of a mapped file; None for tokens in memory.
+    sizes: of tokens made of text, the bytes of that text as UTF-8 from each token to the next one,
+        (tokens,).
     """
 
     tokens: Tokens
@@ -83,7 +84,7 @@ class Part(NamedTuple):
         if self.file is None or self.state is None or not self.file.exists():
             return
         now, then = self.file.stat(), self.state
-        # The time of the last write can be put back, that of the last change of any kind cannot.
+        # A user can put back the time of the last write, but not the time of the last change.
         changed = (now.st_size, now.st_ctime_ns) != (then.st_size, then.st_ctime_ns)
         if changed and os.path.samestat(now, then):
             raise ResourceError(
@@ -190,7 +191,7 @@ def infilling(
     """Cut `spans` spans of `span` tokens out of each window, which become the target.
 
     tokens: (batch, window). The source has window - spans (span - 1) tokens, of which `spans` are
-    [MASK]s that do not touch; the target has spans * span. Every such choice is equally likely.
+        [MASK]s that do not touch; the target has spans * span. Every such choice is equally likely.
     """
     batch_size, window = tokens.shape
     # Each span lies in its own gap between the tokens that stay: before one of them, or at the end.
@@ -209,7 +210,10 @@ def infilling(
 
 
 def split(parts: Sequence[Part], held_out: float) -> tuple[list[Part], list[Part]]:
-    """Return the parts of the first tokens, and those of the last `held_out` of them."""
+    """Return the parts for training (the first tokens) and for evaluation (the last ones).
+
+    held_out: the share of all tokens that evaluations use.
+    """
     total = sum(len(part.tokens) for part in parts)
     left = total - int(held_out * total)  # for training
     train, held = [], []

@@ -30,8 +30,6 @@ from deepstack.records.files import remove_hidden_folders, rewrite_end
 from deepstack.records.opened import file_in, open_folder, open_new
 
 CHECKPOINTS = 2  # the number that a run keeps
-# The logs whose sha256 a checkpoint stores.
-RESUMED_LOGS = "steps", "evals", "attribution", "first_order", "noise_scale", "sharpness"
 
 
 @dataclass
@@ -282,13 +280,14 @@ def changed_logs(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
     if not isinstance(wanted, dict):
         return []
     changed = []
-    for name in RESUMED_LOGS:
-        if name in wanted:
-            path = folder.csv_path(name)
-            rows = extent(path, step)
-            ends_early = name == "steps" and step > 0 and rows.last_step != step
-            if rows.sha256 != wanted[name] or ends_early:
-                changed.append(path.name)
+    for name in wanted:
+        if not name.isidentifier():
+            continue  # a path, which deepstack has not written
+        path = folder.csv_path(name)
+        rows = extent(path, step)
+        ends_early = name == "steps" and step > 0 and rows.last_step != step
+        if rows.sha256 != wanted[name] or ends_early:
+            changed.append(path.name)
     return changed
 
 

@@ -4,7 +4,6 @@ import hashlib
 import os
 import platform
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,8 +27,6 @@ from deepstack.fast.distributed import (
     parallelism,
     started_by_torchrun,
 )
-from deepstack.schemes import scheme_memory
-from deepstack.tasks import Task
 
 # Below this many multiplications in the largest product of a layer, a second thread costs more
 # time than it saves (measured on two cores; see choose_threads).
@@ -65,20 +62,6 @@ def device_is_here(runtime: conf.Runtime) -> bool:
     return runtime.device != "cuda" or torch.cuda.is_available()
 
 
-def memory_needed(config: conf.Config, task: Task) -> int:
-    """Return the estimated bytes of memory of a run."""
-    vocab_size, data, target_len = task.vocab_size, task.memory, task.target_len
-    return conf.memory_estimate(config, vocab_size, scheme_memory(config), data, target_len)
-
-
-def memory_limit(device: torch.device) -> int:
-    """Return the bytes a run may use: the GPU's, or the machine's within the process's limits."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
-    return min([conf.machine_memory(), *(at for at in limits if at != resource.RLIM_INFINITY)])
-
-
 def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:
     """Return the number of CPU threads: the configured one, else 1 for small matrices.
 
@@ -93,6 +76,14 @@ def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:
     if tokens * config.model.d_model * conf.width_inside(config) < SMALL_PRODUCT:
         return 1
     return max(1, conf.cores() // ranks.on_host)
+
+
+def threads_of_operations(config: conf.Config, threads: int) -> int:
+    """Return the CPU threads of one operation, on which numbers may depend.
+
+    threads: of the run; with shards of a batch, each shard takes one.
+    """
+    return 1 if config.train.shards > 1 else threads
 
 
 def use_deterministic(on: bool, device: torch.device) -> None:
@@ -111,20 +102,15 @@ def use_deterministic(on: bool, device: torch.device) -> None:
 def torch_settings(
     config: conf.Config, device: torch.device, ranks: RankGroup = ALONE
 ) -> Iterator[int]:
-    """Set threads and determinism for a run, yield the threads, and restore both afterwards.
-
-    These are the threads of an operation, on which numbers may depend: one with shards of a batch.
-    """
+    """Set threads and determinism for a run, yield its threads, and restore both afterwards."""
     threads, before = choose_threads(config, ranks), torch.get_num_threads()
-    if config.train.shards > 1:
-        threads = 1
     deterministic = torch.are_deterministic_algorithms_enabled()
     memory: Any = torch.utils.deterministic  # a module whose setting is created at import
     fill = memory.fill_uninitialized_memory
     if device.type == "cuda":  # cuBLAS reads it once, at its first product
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads_of_operations(config, threads))
         use_deterministic(config.runtime.deterministic, device)
         # Filling fresh memory guards against reading it; the stack never does, and it costs time.
         memory.fill_uninitialized_memory = False
@@ -164,6 +150,8 @@ def environment_of(
 ) -> dict[str, Any]:
     """Return the environment of a run as meta.json records it: `environment_changes` compares two.
 
+    threads: of the run.
+
     Call it within `torch_settings`: the fingerprint depends on the number of threads.
     """
     on_gpu = device.type == "cuda"
@@ -173,7 +161,7 @@ def environment_of(
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "fingerprint": fingerprint(device, config.train.precision == "bf16"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": threads,
+        "threads": threads_of_operations(config, threads),
         "deterministic": config.runtime.deterministic,
         "processes": ranks.size,
         "parallel": parallelism(config, ranks),
@@ -237,14 +225,6 @@ def git_state(folder: Path = SOURCE) -> dict[str, Any]:
         return {"commit": commit, "dirty": bool(ask("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return {}
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Return the peak memory in MB: the GPU's allocations, or the process's resident set."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes
 
 
 # The only environment variables that a run folder records: each selects kernels or their threads.

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.diagnostics import evaluating
 from deepstack.model import Transformer
+from deepstack.model.loss import mean_loss as mean_loss
 from deepstack.records import EVALS_COLUMNS
 from deepstack.tasks import IGNORE, Batch, Task
 
@@ -24,26 +24,6 @@ def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
     if device.type == "cuda":  # pinned memory lets the copy run beside the kernels
         inputs, targets = inputs.pin_memory(), targets.pin_memory()
     return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-
-
-def mean_loss(
-    logits: Tensor,
-    targets: Tensor,
-    count: float | Tensor | None = None,
-    *,
-    smoothing: float = 0.0,
-) -> Tensor:
-    """Return the mean cross-entropy over predicted positions in nats, (batch, seq, vocab) -> 0-d.
-
-    count: divisor of the sum for a part of a batch; by default the number of positions here.
-    smoothing: eps of (1 - eps) * -ln p(true) + eps * mean over tokens of -ln p, label smoothing as
-    in Szegedy et al. 2015, arXiv:1512.00567, section 7.
-    """
-    logits, targets = logits.flatten(0, 1).float(), targets.flatten()
-    more: Any = {"ignore_index": IGNORE, "label_smoothing": smoothing}
-    if count is None:
-        return F.cross_entropy(logits, targets, **more)
-    return F.cross_entropy(logits, targets, **more, reduction="sum") / count
 
 
 SOLVED = 0.95  # accuracy above which answers of k steps count as solved

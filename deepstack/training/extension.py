@@ -3,8 +3,8 @@
 A new run begins with its parent's rows, weights and optimizer.  It has its own folder; meta.json
 names the parent under `extends`.  If the learning rate does not depend on the number of steps, the
 new run equals one that was trained with all its steps at once, byte for byte.  Else the user
-chooses the schedule of the further steps, and the run's first rows are those of the parent under
-its own schedule (`exact` is false).
+chooses the schedule of the further steps, and the run's first rows are the parent's, under the
+parent's schedule (`exact` is false).
 """
 
 import shutil
@@ -18,6 +18,7 @@ from deepstack.base.errors import ConfigError, DifferenceError
 from deepstack.model import with_defaults, without_defaults
 from deepstack.records import RunFolder, extent, files, problems
 from deepstack.records.given_plugins import require_recorded
+from deepstack.records.logs import instrument_logs
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.schedule import depends_on_steps, row_is_due
 from deepstack.training.start import changed_source, finished_run
@@ -30,11 +31,11 @@ CHANGEABLE = ("train.schedule", "train.lr", "train.decay_period")
 class Parent:
     """A recorded run, and the config of a new run that begins from its record.
 
-    Preflight refuses an environment other than that of the record.
+    Preflight refuses an environment other than the record's.
 
     extends: as in meta.json of a new run that goes on where the record ends; else empty.  Its
-    `exact` states whether training the config at once gives the same run, its `sha256` is that of
-    the record's checksums.json.
+    `exact` states whether training the config at once gives the same run; its `sha256` is the hash
+    of the record's checksums.json.
     """
 
     folder: RunFolder
@@ -116,7 +117,7 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Ext
     if depends_on_steps(old.train) and "train.schedule" not in changed:
         raise ConfigError(
             f"--extend: train.schedule={schedule} depends on the number of steps; choose for the "
-            f"further steps train.schedule={schedule}, that of {step + steps} steps, to which the "
+            f"further steps train.schedule={schedule} over {step + steps} steps, to which the "
             "rate jumps, or train.schedule=constant train.lr=RATE"
         )
     if not (folder.checkpoint_path(step) / "optimizer.safetensors").exists():
@@ -153,7 +154,8 @@ def recorded_config(folder: RunFolder) -> conf.Config:
 
 def recorded_logs(folder: RunFolder) -> list[Path]:
     """Return the logs of a run whose rows are the same in every execution."""
-    return [path for name in ckpt.RESUMED_LOGS if (path := folder.csv_path(name)).exists()]
+    names = "steps", "evals", *instrument_logs(folder.path)
+    return [path for name in names if (path := folder.csv_path(name)).exists()]
 
 
 def inexact_extension(extends: Any) -> Mapping[str, Any] | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.base import plugins
+from deepstack.config.instruments import specs
 from deepstack.diagnostics import describe
 from deepstack.model import flops_of, option_defaults
 from deepstack.model.build import Built
@@ -18,9 +19,10 @@ from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
 from deepstack.records.given_plugins import keep_copies
 from deepstack.schemes import NORMS, SCHEMES, stack_positions
 from deepstack.training.environment import environment_changes, git_state
+from deepstack.training.preflight import Prepared
 
-if TYPE_CHECKING:
-    from deepstack.training.run import TrainingRun
+Columns = Mapping[str, tuple[str, str, str]]
+"""Name of a column -> its symbol, unit and description."""
 
 VALIDATION_COLUMNS = {
     "loss_masked": ("L", "nats", "Validation loss over the positions whose token is not shown."),
@@ -42,27 +44,39 @@ OF_THE_FIRST_START = ("created", "git", "extends", "differing_logs")
 RESOLUTION = 2.0**-23
 
 
-def write_description(run: TrainingRun) -> dict[str, Any]:
-    """Write meta.json, which is returned, and columns.json of a run that is built and resumed."""
-    before = run.folder.read_meta()
-    meta = meta_of(run, before)
-    keep_copies(run.folder)
-    run.folder.write_meta(meta)
-    columns = columns_of(run)
-    run.folder.write_columns(columns)
+def write_description(
+    prepared: Prepared,
+    built: Built,
+    initial: Tensor,
+    *,
+    answers: Columns,
+    logs: Mapping[str, Columns],
+) -> dict[str, Any]:
+    """Write meta.json, which is returned, and columns.json of a run.
+
+    initial: F_0, (batch, seq, d_model).
+    answers: the columns of evals.csv about answers.
+    logs: name -> columns of each log besides steps.csv, evals.csv and timing.csv.
+    """
+    folder = prepared.folder
+    before = folder.read_meta()
+    meta = meta_of(prepared, built, before)
+    keep_copies(folder)
+    folder.write_meta(meta)
+    columns = columns_of(prepared, built, initial, answers, logs)
+    folder.write_columns(columns)
     if not before and (notice := resolution_notice(columns)):
-        run.observer.notify(notice)
+        prepared.observer.notify(notice)
     return meta
 
 
-def meta_of(run: TrainingRun, before: dict[str, Any]) -> dict[str, Any]:
+def meta_of(prepared: Prepared, built: Built, before: dict[str, Any]) -> dict[str, Any]:
     """Return meta.json: command, time, environment, parameters, FLOPs of a step and data.
 
     before: meta.json of the run before it was resumed, whose time and commit stay; empty for a new
     run; of a run that extends another one, `extends` and the environment of that.
     """
-    prepared, parameters = run.prepared, run.built.banks.count()
-    task, config = prepared.task, prepared.config
+    task, config, parameters = prepared.task, prepared.config, built.banks.count()
     flops = flops_of(config, task)
     now = {
         "command": prepared.command,
@@ -95,29 +109,38 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def entries(table: Mapping[str, tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+def entries(table: Columns) -> dict[str, dict[str, str]]:
     """Return the entries of columns.json for name -> (symbol, unit, description)."""
     keys = ("symbol", "unit", "description")
     return {name: dict(zip(keys, row, strict=True)) for name, row in table.items()}
 
 
-def columns_of(run: TrainingRun) -> dict[str, Any]:
+def columns_of(
+    prepared: Prepared,
+    built: Built,
+    initial: Tensor,
+    answers: Columns,
+    logs: Mapping[str, Columns],
+) -> dict[str, Any]:
     """Return columns.json: the meaning of every column and more, so that charts need no model.
 
     The result has the default options of scheme and task, so that a chart names those that were
     set, and under below_fp32_resolution `steps_below_resolution`, unless no role has such steps.
     """
-    config, evals = run.config, run.evaluation.answer_columns
-    validation = VALIDATION_COLUMNS | (GUESS_COLUMN if run.task.guess else {})
+    config, task = prepared.config, prepared.task
+    validation = VALIDATION_COLUMNS | (GUESS_COLUMN if task.guess else {})
     scheme = SCHEMES[config.model.scheme]
-    logs = run.snapshots.columns()
-    attribution = logs.get("attribution", {})
-    others = logs.get("noise_scale", {}) | logs.get("sharpness", {})
-    coarse = steps_below_resolution(config, run.built)
+    described: dict[str, dict[str, tuple[str, str, str]]] = {"columns": {}}
+    for name, spec in specs().items():
+        if spec.section:
+            described.setdefault(spec.section, {}).update(logs.get(name, {}))
+    others = described.pop("columns")
+    evals = {**validation, **answers}
+    coarse = steps_below_resolution(config, built)
     return {
-        "columns": entries(STEPS_COLUMNS | validation | evals | TIMING_COLUMNS | COMPUTE | others),
+        "columns": entries({**STEPS_COLUMNS, **evals, **TIMING_COLUMNS, **COMPUTE, **others}),
         "layers": entries(describe()),
-        "attribution": entries(attribution),
+        **{section: entries(columns) for section, columns in described.items()},
         "scheme": {
             "name": scheme.name,
             "label": scheme.label,
@@ -131,8 +154,8 @@ def columns_of(run: TrainingRun) -> dict[str, Any]:
         "stacks": {
             side: position.depth for side, position in stack_positions(config.model).items()
         },
-        **f0_norm(run.update.initial),
-        "references": run.task.references,
+        **f0_norm(initial),
+        "references": task.references,
         **({"below_fp32_resolution": coarse} if coarse else {}),
     }
 

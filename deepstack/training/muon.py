@@ -24,15 +24,15 @@ class Muon(torch.optim.Optimizer):
     """B <- mu B + (1 - mu) g;  W <- (1 - lr decay) W - lr s O((1 - mu) g + mu B), W a matrix.
 
     O: `orthogonalised`; s: 0.2 sqrt(max(n_out, n_in)), so that entries move as much as AdamW's, Liu
-    et al. 2025, arXiv:2502.16982, section 2.2, or sqrt(max(1, n_out/n_in)), that of Jordan's code.
+    et al. 2025, arXiv:2502.16982, section 2.2, or sqrt(max(1, n_out/n_in)), as in Jordan's code.
     Jordan et al. 2024, kellerjordan.github.io/posts/muon; the momentum is Nesterov's.  Their code
     rounds to bf16 before O; here it is as exact as `dtype`.
 
     Like torch's fused optimizers it divides gradients by `grad_scale` and skips the update if
     `found_inf` is 1, without a wait for the device.
 
-    groups: one a bank of matrices, whose tensors are (rows, padded size): `shape`, that of the
-    matrices in a row (number, n_out, n_in); `weight_decay`.  others: the optimizer of all other
+    groups: one a bank of matrices, whose tensors are (rows, padded size): `shape`, the shape of
+    the matrices in a row (number, n_out, n_in); `weight_decay`.  others: the optimizer of all other
     parameters, whose groups and state count as this one's; None where there are no others.
     adjust_lr: which s, 'match_rms_adamw' or 'original', torch's names for them.
     """

@@ -1,26 +1,28 @@
-"""Observers receive the events of a run: a display, a log file, TensorBoard, a test."""
+"""Observers receive the events of a run: a display, a log file, a tracker, a test."""
 
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partialmethod
 from typing import Any
 
 from deepstack.base.errors import PluginError
-from deepstack.base.notebook import ProgressBar, in_notebook
+from deepstack.base.notebook import in_notebook
+from deepstack.base.progress import LineView, NotebookView, View
 from deepstack.base.registry import Registry, refuse_no_name
-from deepstack.integrations.tensorboard.events import EventLog
-from deepstack.plots.tracked import heat_maps, layer_summaries, settings
-from deepstack.records import Run, RunFolder, trouble
+from deepstack.base.text import number_text
+from deepstack.records import RunFolder, trouble
 from deepstack.records.files import open_log
 
 Row = Mapping[str, float | None]
 
 # The columns of evals.csv that a display shows.
 VALIDATION = ("loss", "loss_masked", "unigram_loss", "optimal_loss", "solved")
+
+# The line of a step.
+STEP_LINE = "step {done}/{total}  {text}"
 
 
 @dataclass(frozen=True)
@@ -97,24 +99,25 @@ class Observers(Observer):
 
 
 class PlainLines(Observer):
-    """Prints one line for each event, and for a step at most every `seconds`."""
+    """Shows each event of a run in a view, by default as a printed line.
 
-    def __init__(self, seconds: float = 5.0) -> None:
+    seconds: the least time between two steps that it shows.
+    """
+
+    def __init__(self, seconds: float = 5.0, view: View | None = None) -> None:
         self.seconds = seconds
+        self.view = view or LineView(state=STEP_LINE)
         self.run: Started | None = None
         self._shown = time.monotonic()
         self._times: deque[float] = deque(maxlen=50)
 
     def line(self, text: str) -> None:
-        """Print a line; subclasses write it elsewhere."""
-        print(text, flush=True)
-
-    def show(self, step: int, steps: int, text: str) -> None:
-        """Show the values of a step, and the time that remains."""
-        self.line(f"step {step}/{steps}  {text}")
+        """Show a line."""
+        self.view.line(text)
 
     def started(self, run: Started) -> None:
         self.run = run
+        self.view.begin(run.first_step - 1, run.steps)
         steps = f"steps {run.first_step} to {run.steps}" if run.steps else "the start"
         self.line(
             f"{run.label}, {run.layers} layers, {run.parameters:,} parameters on {run.device}: "
@@ -129,13 +132,15 @@ class PlainLines(Observer):
         self._shown = now
         each = statistics.median(self._times)
         left = each * (self.run.steps - step) / 1000
-        text = f"loss {number(row['loss'])}  ‖ΔF‖ {number(row['model_update'])}  "
-        text += f"‖g‖ {number(row['grad_norm'])}  {each:.{0 if each >= 10 else 1}f} ms/step  "
+        text = f"loss {number_text(row['loss'])}  ‖ΔF‖ {number_text(row['model_update'])}  "
+        text += f"‖g‖ {number_text(row['grad_norm'])}  {each:.{0 if each >= 10 else 1}f} ms/step  "
         text += f"{left:.0f} s left"
-        self.show(step, self.run.steps, text)
+        self.view.show(step, self.run.steps, text)
 
     def evaluated(self, step: int, row: Row) -> None:
-        known = (f"{name} {number(row[name])}" for name in VALIDATION if row.get(name) is not None)
+        known = (
+            f"{name} {number_text(row[name])}" for name in VALIDATION if row.get(name) is not None
+        )
         self.line(f"step {step}  validation {'  '.join(known)}")
 
     def notify(self, line: str) -> None:
@@ -149,37 +154,22 @@ class LogFile(PlainLines):
     """Appends the plain lines to log.txt of the run folder."""
 
     def __init__(self, folder: RunFolder) -> None:
-        super().__init__()
+        super().__init__(view=LineView(self._append, STEP_LINE))
         self.folder = folder
 
-    def line(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         path = self.folder.log_path
         with trouble(path), open_log(path) as file:
             file.write(f"{stamp}  {text}\n".encode("utf-8", "backslashreplace"))
 
 
-def number(value: float | None) -> str:
-    """Return four significant digits, or a dash."""
-    return "-" if value is None else f"{value:.4g}"
-
-
-class NotebookProgress(PlainLines):
-    """A bar in the output of the cell, with the latest line."""
+class NotebookLines(PlainLines):
+    """Shows the latest event of a run beside a bar in the output of the cell."""
 
     def __init__(self) -> None:
-        super().__init__(seconds=0.2)
-        self.bar = ProgressBar()
-
-    def started(self, run: Started) -> None:
-        self.bar.done, self.bar.total = run.first_step - 1, run.steps
-        super().started(run)
-
-    def line(self, text: str) -> None:
-        self.bar.show(self.bar.done, self.bar.total, text, last=True)
-
-    def show(self, step: int, steps: int, text: str) -> None:
-        self.bar.show(step, steps, text, last=True)
+        self.bar = NotebookView()
+        super().__init__(seconds=0.2, view=self.bar)
 
     def notify(self, line: str) -> None:
         print(line)
@@ -190,47 +180,4 @@ class NotebookProgress(PlainLines):
 
 def default_observer() -> Observer:
     """Return the observer of a run without one: a bar in a notebook, else silence."""
-    return NotebookProgress() if in_notebook() else Observer()
-
-
-class TensorBoardLog(Observer):
-    """Writes event files into tensorboard/ of the run folder while the run trains."""
-
-    def __init__(self) -> None:
-        self._open = ExitStack()
-
-    def started(self, run: Started) -> None:
-        self.path = run.folder.path
-        first = run.first_step if run.first_step > 1 else 0
-        self.events = EventLog(self.path / "tensorboard", first)
-        self._open.callback(self.events.close)
-        self.last_snapshot = first - 1
-        if not first:
-            self.events.text(0, "settings", settings(Run(self.path)))
-
-    def stepped(self, step: int, row: Row) -> None:
-        values = {f"steps/{name}": v for name, v in row.items() if name != "step"}
-        values["timing/step_ms"] = values.pop("steps/step_ms", None)
-        self.events.scalars(step, values)
-
-    def evaluated(self, step: int, row: Row) -> None:
-        values = {f"evals/{name}": v for name, v in row.items() if name != "step"}
-        self.events.scalars(step, values)
-        self._summarize_layers()
-
-    def finished(self, state: str, step: int) -> None:
-        self._summarize_layers()
-        if state != "interrupted":
-            for key, last, png in heat_maps(Run(self.path)):
-                self.events.picture(last, key, png)
-        self.close()
-
-    def close(self) -> None:
-        """Close the event file, if one is open."""
-        self._open.close()
-
-    def _summarize_layers(self) -> None:
-        """Write the summaries of snapshots that are on the disk and not yet written."""
-        for step, values in layer_summaries(Run(self.path), self.last_snapshot):
-            self.events.scalars(step, values)
-            self.last_snapshot = step
+    return NotebookLines() if in_notebook() else Observer()

@@ -17,7 +17,7 @@ def make_optimizer(
     """Return AdamW, Adam or SGD, fused, or Muon; a group's learning rate is lr(t) * its 'factor'.
 
     Muon updates the layers' matrices, AdamW the other parameters.  A role's rate is lr times
-    `train.lr_factors`, the scheme's factor and that of `train.lr_exponents`.  capturable: learning
+    `train.lr_factors`, the scheme's factor and `train.lr_exponents`' factor.  capturable: learning
     rates are tensors, which a captured or replayed step reads at every step; on a GPU they always
     are, so that an eager step rounds like a captured one.  Weight decay applies to matrices and
     tables (embedding, position, head), never to a bias or a norm.
@@ -43,7 +43,7 @@ def make_optimizer(
     device = built.trained[0].parameters[0].device
     on_gpu = device.type == "cuda"
     if capturable or on_gpu:
-        # Kernels of a GPU read a rate of 32 bits; those of a CPU read one as exact as a float.
+        # Kernels of a GPU read a rate of 32 bits; kernels of a CPU read one as exact as a float.
         dtype = torch.float32 if on_gpu else torch.float64
         for group in settings + of_matrices:
             group["lr"] = torch.tensor(train.lr, device=device, dtype=dtype)

@@ -39,8 +39,8 @@ def copy_views(stream: Stream) -> Stream:
 def shard(built: Built, ranks: RankGroup, device: torch.device) -> Built:
     """Return the model with its parameters sharded over the ranks, one group for each layer.
 
-    Each rank has built the whole model from the seed, so that the numbers are those of a single
-    rank; from here on it keeps its part of them.
+    Each rank has built the whole model from the seed, so that its numbers equal a single rank's;
+    from here on it keeps its part of them.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import time
-import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from deepstack.base.errors import (
-    ChangedLogError,
-    DeepstackError,
-    OutOfMemoryError,
-    PluginError,
-    PluginFailure,
-)
-from deepstack.base.plugins import bug_in
 from deepstack.diagnostics import Culprit
 from deepstack.fast import Measured
-from deepstack.fast.distributed import lost_rank
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, RunFolder
-from deepstack.training.environment import memory_limit, memory_needed, peak_memory_mb
-from deepstack.training.observer import LogFile, Observer
+from deepstack.training.observer import Observer
+from deepstack.training.resources import peak_memory_mb
 
 if TYPE_CHECKING:
-    from deepstack.training.preflight import Prepared
+    pass
 
 
 LAG = 10  # steps between two reads of a GPU's results
@@ -91,7 +79,7 @@ def sync_logs(logs: Collection[AppendLog], *, ended: bool = False) -> dict[str, 
 
 
 class PendingRow(NamedTuple):
-    """A row that is not written yet; values: those of the columns `names`, on the device."""
+    """A row that is not written yet; values: of the columns `names`, on the device."""
 
     step: int
     lr: float
@@ -191,85 +179,3 @@ class Recorder:
     def release(self) -> None:
         """Release the last step's tensors."""
         self._last = None
-
-
-@dataclass
-class Progress:
-    """The present position of a run, for the message about its end.
-
-    phase: the present activity.  step: the last completed step.  resumed_from: the step of the
-    checkpoint from which this process resumed the run, 0 for none.
-    """
-
-    phase: str = "building the model"
-    step: int = 0
-    resumed_from: int = 0
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether a GPU, the CPU's allocator (a RuntimeError) or Python ran out of memory."""
-    return (
-        isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
-        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    )
-
-
-@contextmanager
-def recorded_outcome(run: Prepared) -> Iterator[Progress]:
-    """Yield the progress to be updated; if the block fails, record why in status.json.
-
-    The states are failed and out_of_memory; the run itself writes done, diverged and interrupted.
-    An error that deepstack raises on purpose (a full disk, for example) leaves the status
-    unchanged, and the same command resumes the run.  A PluginError after the first step of this
-    process marks the run as failed.
-    """
-    progress = Progress()
-    try:
-        yield progress
-    except ChangedLogError as error:
-        record_failure(run, "failed", progress.step, error=str(error), changed_log=True)
-        advice = "training it again keeps its logs in aside/ and starts from step 0"
-        raise ChangedLogError(f"{error}\nthe run has failed; {advice}") from error
-    except PluginError as error:
-        if progress.step == progress.resumed_from:
-            raise
-        record_failure(run, "failed", progress.step, error=str(error))
-        raise PluginFailure(str(error), key=error.key) from error
-    except DeepstackError:
-        raise
-    except Exception as error:
-        if run.ranks.size > 1 and (lost := lost_rank(error)):
-            raise lost from error
-        if is_out_of_memory(error):
-            raise out_of_memory(run, progress, error) from error
-        LogFile(run.folder).line(traceback.format_exc())
-        record_failure(run, "failed", progress.step, error=bug_in(error) or repr(error))
-        error.add_note(f"the traceback: {run.folder.log_path}")
-        raise
-
-
-def record_failure(run: Prepared, state: str, step: int, **facts: Any) -> None:
-    """Write the status of a run that has failed, and tell its observer."""
-    run.folder.write_status(state, step, **facts)
-    with suppress(Exception):  # the observer may be what failed
-        run.observer.finished(state, step)
-
-
-def out_of_memory(run: Prepared, progress: Progress, error: Exception) -> OutOfMemoryError:
-    """Write the status out_of_memory and return the error to report."""
-    estimate = round(memory_needed(run.config, run.task) / 1e6)
-    limit = round(memory_limit(run.device) / 1e6)
-    record_failure(
-        run,
-        "out_of_memory",
-        progress.step,
-        error=str(error),
-        phase=progress.phase,
-        estimate_mb=estimate,
-        limit_mb=limit,
-    )
-    return OutOfMemoryError(
-        f"{run.path}: out of memory in {progress.phase} after step {progress.step} "
-        f"(estimate {estimate:,} MB, limit {limit:,} MB): {str(error).splitlines()[0]}"
-    )

@@ -33,7 +33,7 @@ from deepstack.training.run import TOLERANCE, train
 
 @dataclass(frozen=True)
 class Record(Parent):
-    """A run to train again.  compared: whether rows must be those of the record."""
+    """A run to train again.  compared: whether its rows must equal the record's."""
 
     compared: bool = False
 
@@ -127,7 +127,7 @@ def not_reproduced(folder: RunFolder, problem: str) -> DifferenceError:
     """Return the error for a run that differs from its record."""
     return DifferenceError(
         f"{folder.path} is not reproduced: {problem}\n"
-        "`deepstack verify` says whether its files are those that were written"
+        "`deepstack verify` says whether its files are the ones that were written"
     )
 
 

@@ -4,74 +4,104 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.base.errors import NothingMatchedError, ResourceError
+from deepstack.diagnostics import ModelUpdate
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
-from deepstack.records import RunFolder
+from deepstack.records import AppendLog, RunFolder
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.extension import recorded_config
 from deepstack.training.optimizer import load_optimizer_state, optimizer_state
-
-if TYPE_CHECKING:
-    from deepstack.training.run import TrainingRun
+from deepstack.training.preflight import Prepared
+from deepstack.training.snapshot_writer import LayerRecords
 
 # Bytes allowed for any checkpoint file besides the weights: headers, padding, small tensors.
 LEAST_LIMIT = 2**26
 
 
-def load_state(run: TrainingRun) -> ckpt.Checkpoint | None:
+@dataclass(frozen=True)
+class RunState:
+    """The parts of a run whose values a checkpoint holds.
+
+    update: holds F_0 and F_{t-1} of the probe batch.
+    records: the records of every layer.
+    """
+
+    built: Built
+    optimizer: torch.optim.Optimizer
+    update: ModelUpdate
+    records: LayerRecords
+
+    def parts(self, *, weights_only: bool) -> dict[str, dict[str, Tensor]]:
+        """Return the parts of a checkpoint: name -> tensors by name."""
+        weights = {"weights": self.built.state()}
+        if weights_only:
+            return weights
+        return weights | {
+            "optimizer": optimizer_state(self.optimizer, self.built.trained),
+            "probe": self.update.state(),
+            "layers": self.records.state(),
+        }
+
+    def load(self, parts: dict[str, dict[str, Tensor]]) -> None:
+        """Load what `parts` returned; raises KeyError, … for parts of another run."""
+        self.built.load(parts["weights"])
+        if "optimizer" in parts:  # else of the last step: only `finish` remains
+            load_optimizer_state(self.optimizer, self.built.trained, parts["optimizer"])
+            self.update.load(parts["probe"])
+            self.records.load(parts["layers"])
+
+
+def load_state(prepared: Prepared, state: RunState) -> ckpt.Checkpoint | None:
     """Load the newest whole checkpoint of a run on every rank and return it; None without one."""
+    config, folder, ranks = prepared.config, prepared.folder, prepared.ranks
     parts: dict[str, dict[str, Tensor]] = {}
 
     def find() -> dict[str, Any] | None:
         # Of several ranks each holds a part of the weights.
-        weights = run.built.state() if run.ranks.size == 1 else None
-        _, on_disk = conf.disk_estimate(run.config, run.task.vocab_size)
-        size_limit = LEAST_LIMIT + on_disk + 8 * run.update.initial.numel()
-        owner = ckpt.Owner(conf.digest(without_defaults(run.config)), weights, size_limit)
-        checkpoint = ckpt.newest_usable(run.folder, run.observer.notify, owner)
+        weights = state.built.state() if ranks.size == 1 else None
+        _, on_disk = conf.disk_estimate(config, prepared.task.vocab_size)
+        size_limit = LEAST_LIMIT + on_disk + 8 * state.update.initial.numel()
+        owner = ckpt.Owner(conf.digest(without_defaults(config)), weights, size_limit)
+        checkpoint = ckpt.newest_usable(folder, prepared.observer.notify, owner)
         if checkpoint is None:
             return None
         parts.update(checkpoint.parts)
         return {"step": checkpoint.step, "state": checkpoint.state}
 
-    facts = run.ranks.from_rank0(find)
+    facts = ranks.from_rank0(find)
     if facts is None:
         return None
-    parts = run.ranks.broadcast(parts)
+    parts = ranks.broadcast(parts)
     try:
-        run.built.load(parts["weights"])
-        if "optimizer" in parts:  # else of the last step: only `finish` remains
-            load_optimizer_state(run.optimizer, run.built.trained, parts["optimizer"])
-            run.update.load(parts["probe"])
-            run.snapshots.records.load(parts["layers"])
+        state.load(parts)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        path = run.folder.checkpoint_path(facts["step"])
+        path = folder.checkpoint_path(facts["step"])
         raise ResourceError(f"{path}: cannot be gone on from: {error!r}") from error
     return ckpt.Checkpoint(parts=parts, **facts)
 
 
-def save_state(run: TrainingRun, step: int) -> None:
+def save_state(prepared: Prepared, state: RunState, step: int, logs: Iterable[AppendLog]) -> None:
     """Write a checkpoint with the run's digest and the sha256 of its logs.
 
     That of the last step has the weights only, unless runtime.keep_optimizer is set.
     """
-    parts = {"weights": run.built.state()}
-    if step < run.config.train.steps or run.config.runtime.keep_optimizer:
-        parts["optimizer"] = optimizer_state(run.optimizer, run.built.trained)
-        parts |= {"probe": run.update.state(), "layers": run.snapshots.records.state()}
-    if run.ranks.is_rank0:
-        logs = {log.path.stem: log.sha256 for log in run.logs.values() if log.compared}
-        state = {"run": conf.digest(without_defaults(run.config)), "logs": logs}
-        ckpt.save(run.folder, ckpt.Checkpoint(step, parts, state))
+    config = prepared.config
+    is_last = step >= config.train.steps
+    parts = state.parts(weights_only=is_last and not config.runtime.keep_optimizer)
+    if prepared.ranks.is_rank0:
+        sums = {log.path.stem: log.sha256 for log in logs if log.compared}
+        facts = {"run": conf.digest(without_defaults(config)), "logs": sums}
+        ckpt.save(prepared.folder, ckpt.Checkpoint(step, parts, facts))
 
 
 @dataclass(frozen=True)

@@ -18,28 +18,27 @@ from deepstack.base.gc_control import gc_paused
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
 from deepstack.fast import Measured, enable_fast_paths, make_step, step_recorder
 from deepstack.model import with_defaults, with_steps
-from deepstack.records import Run, write_end
+from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
-from deepstack.training.environment import choose_threads, usual_torch_modes
+from deepstack.training.environment import usual_torch_modes
 from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.extension import Parent
 from deepstack.training.meta import write_description
 from deepstack.training.observer import Observer, Started, default_observer
 from deepstack.training.optimizer import make_optimizer
+from deepstack.training.outcome import RunProgress, record_end, recorded_outcome
 from deepstack.training.penalty import SpectralPenalty
-from deepstack.training.preflight import Prepared, preflight, refuse_buffer_writes
-from deepstack.training.ranks import build_for_ranks, dropout_seed, reductions, share_of
-from deepstack.training.recorder import (
-    Divergence,
-    Progress,
-    Recorder,
-    cause,
-    open_logs,
-    recorded_outcome,
-    sync_logs,
+from deepstack.training.preflight import (
+    Prepared,
+    lock_run,
+    notify_ended,
+    preflight,
+    refuse_buffer_writes,
 )
-from deepstack.training.resume import load_state, save_state
+from deepstack.training.ranks import build_for_ranks, dropout_seed, reductions, share_of
+from deepstack.training.recorder import Divergence, Recorder, cause, open_logs, sync_logs
+from deepstack.training.resume import RunState, load_state, save_state
 from deepstack.training.schedule import learning_rate, row_is_due
 from deepstack.training.snapshot_writer import SnapshotWriter
 
@@ -81,23 +80,24 @@ def train(
     Raises errors of `deepstack.errors`: ConfigError, ResourceError (memory, disk, a folder in use),
     DifferenceError (a resumed run whose recomputed rows differ from its log) and Interrupted.
     """
-    config = with_steps(conf.checked_config(config))
+    config, observer = with_steps(conf.checked_config(config)), observer or default_observer()
     with (
         usual_torch_modes(),
-        preflight(
-            config,
-            study,
-            Path(out),
-            observer or default_observer(),
-            allow_env_change=allow_env_change,
-            command=command,
-            parent=parent,
-            stop=stop,
-        ) as prepared,
+        lock_run(config, study, Path(out), parent=parent, stop=stop) as locked,
     ):
-        if isinstance(prepared, Run):
-            return prepared
-        with open_run(prepared) as run:
+        if locked.has_ended:
+            notify_ended(locked, observer)
+            return Run(locked.path)
+        with (
+            preflight(
+                locked,
+                observer,
+                allow_env_change=allow_env_change,
+                command=command,
+                parent=parent,
+            ) as prepared,
+            open_run(prepared) as run,
+        ):
             run.begin()
             with stop_requests(stop) as stop_signal:
                 for step in run.remaining_steps():
@@ -147,7 +147,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self, prepared: Prepared, progress: Progress, resources: ExitStack, *, measures: bool
+        self, prepared: Prepared, progress: RunProgress, resources: ExitStack, *, measures: bool
     ) -> None:
         self.prepared = prepared
         self.config, self.task, self.folder = prepared.config, prepared.task, prepared.folder
@@ -159,7 +159,7 @@ class TrainingRun:
         self.model.train(self.config.model.dropout > 0)
         self._make_step(resources, measures)
         self.evaluation = Evaluation(self.task, self.config.train, self.device)
-        resumed = load_state(self)
+        resumed = load_state(prepared, self.state)
         progress.step = progress.resumed_from = resumed.step if resumed else 0
         self.first_step = progress.step + 1
         self._open_logs(resources, resumed)
@@ -182,8 +182,9 @@ class TrainingRun:
             self.prepared, self.built, probe, self.update, self.optimizer
         )
         resources.callback(self.snapshots.close)
+        records = self.snapshots.records
+        self.state = RunState(self.built, self.optimizer, self.update, records)
         share, norm_of = reductions(self.built, self.ranks)
-        threads = choose_threads(config, self.ranks)
         step = make_step(
             self.loss,
             self.built,
@@ -192,18 +193,25 @@ class TrainingRun:
             probe=self.update.measure if measures else None,
             share=share,
             norm_of=norm_of,
-            capture=step_recorder(self.model, config, paths, notify, threads),
+            capture=step_recorder(self.model, config, paths, notify, self.prepared.threads),
         )
         resources.callback(step.release)
         self.step = refuse_buffer_writes(step, self.model)
 
     def _open_logs(self, resources: ExitStack, resumed: ckpt.Checkpoint | None) -> None:
         """Write meta.json and open the logs, whose rows after the checkpoint are compared."""
-        meta = write_description(self)
+        snapshot_logs = self.snapshots.columns()
+        meta = write_description(
+            self.prepared,
+            self.built,
+            self.update.initial,
+            answers=self.evaluation.answer_columns,
+            logs=snapshot_logs,
+        )
         exact = self.config.runtime.deterministic and "environment_changed" not in meta
         tolerance = 0.0 if exact else TOLERANCE
         start = self.progress.step or -1
-        snapshots = {name: ("step", *more) for name, more in self.snapshots.columns().items()}
+        snapshots = {name: ("step", *more) for name, more in snapshot_logs.items()}
         columns = {"evals": self.evaluation.columns, **snapshots}
         self.logs = open_logs(self.folder, columns, resources, start, tolerance)
         self.snapshots.logs = self.logs
@@ -314,7 +322,7 @@ class TrainingRun:
         self.snapshots.records.write()
         sync_logs(self.logs.values())
         self.mark_tolerated()
-        save_state(self, step)
+        save_state(self.prepared, self.state, step, self.logs.values())
         self.folder.write_status("running", step)
         self._saved = time.monotonic()
         self.recorder.pause()
@@ -324,8 +332,7 @@ class TrainingRun:
         self.save(step)
         if self.recorder.divergence:
             return
-        self.folder.write_status("interrupted", step)
-        self.observer.finished("interrupted", step)
+        record_end(self.prepared, "interrupted", step)
         self.ranks.barrier()  # torchrun ends all ranks when one has exited
         raise Interrupted(f"interrupted at step {step}, saved; the same command goes on", signal)
 
@@ -339,20 +346,18 @@ class TrainingRun:
         logs = sync_logs(self.logs.values(), ended=True)
         self.mark_tolerated()
         if divergence := self.recorder.divergence:
-            state, step = "diverged", divergence.step
             origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")
-            facts = {"first_bad_layer": origin.layer, "found_in": origin.where}
-            facts = divergence.facts() | facts
+            found = {"first_bad_layer": origin.layer, "found_in": origin.where}
             self.observer.notify(cause(divergence, origin))
-            write_end(self.folder, state, step, checkpoints=False, logs=logs, **facts)
+            facts = divergence.facts() | found
+            record_end(self.prepared, "diverged", divergence.step, logs=logs, **facts)
             ckpt.keep_only(self.folder, -1)  # last: until then a killed run resumes
         else:
-            state, step = "done", self.config.train.steps
+            step = self.config.train.steps
             if step > 0 or self.config.runtime.keep_optimizer:  # else the seed gives the weights
-                save_state(self, step)
+                save_state(self.prepared, self.state, step, self.logs.values())
             ckpt.keep_only(self.folder, step)  # the checksums list what is left
-            write_end(self.folder, state, step, logs=logs)
-        self.observer.finished(state, step)
+            record_end(self.prepared, "done", step, logs=logs)
         self.ranks.barrier()  # until the status is written
         return Run(self.prepared.path)
 

@@ -3,6 +3,7 @@
 import math
 
 from deepstack import config as conf
+from deepstack.config.instruments import specs
 
 
 def learning_rate(train: conf.Train, step: int) -> float:
@@ -58,15 +59,11 @@ def is_due(every: int | str, step: int, last: int | None = None) -> bool:
 
 def row_is_due(config: conf.Config, log: str, step: int) -> bool:
     """Return whether a run writes a row of this log, or a record of `layers`, after a step."""
-    train, records = config.train, config.log
-    every: dict[str, int | str] = {
-        "evals": train.eval_every or train.steps,
-        "layers": records.layers_every,
-        "attribution": records.attribution_every,
-        "first_order": records.attribution_every,
-        "noise_scale": records.layers_every,
-        "sharpness": records.sharpness_every,
-    }
-    if log in ("attribution", "first_order") and step == 0:
-        return False  # nothing has moved yet
-    return is_due(every.get(log, 1), step, train.steps)
+    train = config.train
+    if log == "evals":
+        return is_due(train.eval_every or train.steps, step, train.steps)
+    if log == "layers":
+        return is_due(config.log.layers_every, step, train.steps)
+    if spec := specs().get(log):
+        return step >= spec.first_step and is_due(spec.interval(config.log), step, train.steps)
+    return True

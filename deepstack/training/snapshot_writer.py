@@ -1,31 +1,22 @@
-"""Snapshots of every layer, attributions of ‖ΔF‖ and the sharpness, at selected steps."""
+"""Takes what is due after a step: a snapshot of every layer, and the rows of instruments."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from deepstack import config as conf
 from deepstack.base.errors import ResourceError
-from deepstack.diagnostics import ModelUpdate, evaluate, take
-from deepstack.diagnostics.snapshot import stream_states
-from deepstack.instruments.attribution import measure as parts
-from deepstack.instruments.bound.measure import uncovered_names
-from deepstack.instruments.noise_scale.measure import COLUMNS as NOISE
-from deepstack.instruments.noise_scale.measure import gradient_noise
-from deepstack.instruments.sharpness.measure import COLUMNS as SHARPNESS
-from deepstack.instruments.sharpness.measure import sharpness
-from deepstack.model.banks import Bank
+from deepstack.config.instruments import Columns
+from deepstack.diagnostics import INSTRUMENTS, Instrument, ModelUpdate, RunState, evaluate, take
+from deepstack.diagnostics.instrument import checked_row
 from deepstack.model.build import Built
+from deepstack.model.loss import mean_loss
 from deepstack.records import AppendLog, RunFolder
-from deepstack.tasks import IGNORE
-from deepstack.training.evaluation import mean_loss
-from deepstack.training.muon import Muon
 from deepstack.training.preflight import Prepared
 from deepstack.training.ranks import whole_copy
-from deepstack.training.schedule import learning_rate, row_is_due
+from deepstack.training.schedule import is_due
 
 # Number of written records for each one that may be missing on the disk.
 RECORDS_PER_PENDING = 32
@@ -76,7 +67,7 @@ class LayerRecords:
 
 
 class SnapshotWriter:
-    """Takes snapshots of every layer and role on the probe batch, without disturbing training.
+    """Takes snapshots and runs instruments on the probe batch, without disturbing training.
 
     Create it before a checkpoint is loaded: it keeps the present parameters as θ_0.
     """
@@ -94,109 +85,89 @@ class SnapshotWriter:
         self.built, self.update = built, update
         self.inputs, self.targets = probe
         self.optimizer = optimizer
-        self.parts = parts.parts_of(built) if config.log.attribution_every else []
+        every = config.log.layers_every
+        used = [one() for one in INSTRUMENTS.values() if one.spec.interval(config.log)]
+        self.measuring = [one for one in used if one.has_log()]
+        self.adding = [one for one in used if one.adds and every]
+        self._intervals: list[tuple[int | str, int]] = [(every, 0)] if every else []
+        self._intervals += [self._interval(one) for one in self.measuring]
         self._banks = [bank for bank in built.banks if bank.in_layers]
-        banks = built.banks.all if self.parts else self._banks
         self._initial: dict[str, Tensor] = {}
-        if config.log.layers_every or self.parts:
+        needs_all = any(one.spec.needs_initial for one in self.measuring)
+        if every or needs_all:
+            banks = built.banks.all if needs_all else self._banks
             self._initial = {bank.key: on_host(bank.values()) for bank in banks}
-        self._initial_states: dict[str, Tensor] | None = None
-        if config.log.stream_update:
-            copy = whole_copy(prepared, built)
-            self._initial_states = stream_states(copy.model, self.inputs) if copy else None
         self._before: list[Tensor] | None = None
         self.records = LayerRecords(prepared.folder)
         self._loss = partial(mean_loss, targets=self.targets)
         self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
+        if any(type(one).begin is not Instrument.begin for one in used):
+            if copy := whole_copy(prepared, built):
+                for one in used:
+                    one.begin(self._state(copy, 0))
 
-    def columns(self) -> dict[str, dict[str, tuple[str, str, str]]]:
+    def columns(self) -> dict[str, Columns]:
         """Return symbol, unit and description of each column of the logs that this writes."""
-        log = self.config.log
-        attributed = parts.columns_of(self.built, self.parts) if self.parts else {}
-        logs = {
-            "attribution": attributed,
-            "first_order": attributed if log.first_order else {},
-            "noise_scale": NOISE if log.noise_scale else {},
-            "sharpness": SHARPNESS if log.sharpness_every else {},
-        }
-        return {name: columns for name, columns in logs.items() if columns}
+        return {one.name: one.columns_of(self.built) for one in self.measuring}
+
+    def _interval(self, one: Instrument) -> tuple[int | str, int]:
+        """Return the interval of an instrument, and the first step with a row."""
+        return one.spec.interval(self.config.log), one.spec.first_step
+
+    def _is_due(self, every: int | str, first: int, step: int) -> bool:
+        return step >= first and is_due(every, step, self.config.train.steps)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a snapshot, an attribution or the sharpness is due after this step."""
-        return any(
-            row_is_due(self.config, log, step) for log in ("layers", "attribution", "sharpness")
-        )
+        """Return whether a snapshot or the row of an instrument is due after this step."""
+        return any(self._is_due(*interval, step) for interval in self._intervals)
 
     def prepare(self, step: int) -> None:
         """Copy the parameters before a step after which a snapshot is due."""
-        due = row_is_due(self.config, "layers", step)
+        due = self._is_due(self.config.log.layers_every, 0, step)
         self._before = [bank.values().clone() for bank in self._banks] if due else None
 
     def take(self, step: int) -> None:
-        """Take the snapshots due at this step and write them."""
+        """Take the snapshot and the rows that are due at this step and write them."""
         device = self.inputs.device
         copy = whole_copy(self.prepared, self.built)
         before, self._before = self._before, None
         if copy is None:
             return
-        if row_is_due(self.config, "layers", step):
-            self._take_layers(copy, step, [b.to(device) for b in before] if before else None)
-        if row_is_due(self.config, "attribution", step):
-            self._attribute(copy, step)
-        if row_is_due(self.config, "sharpness", step):
-            train = self.config.train
-            loss = partial(self._loss, smoothing=train.label_smoothing)
-            row = sharpness_row(copy, self.optimizer, train, step, self.inputs, loss)
-            self.logs["sharpness"].write({"step": step, **row})
+        state = self._state(copy, step)
+        if self._is_due(self.config.log.layers_every, 0, step):
+            self._take_layers(state, [b.to(device) for b in before] if before else None)
+            before = None
+        for one in self.measuring:
+            if self._is_due(*self._interval(one), step):
+                row = checked_row(one, one.measure(state), one.columns_of(copy))
+                self.logs[one.name].write({"step": step, **row})
 
-    def _take_layers(self, whole: Built, step: int, before: list[Tensor] | None) -> None:
-        banks = [bank for bank in whole.banks if bank.in_layers]
-        noise = self._take_noise(whole, step) if self.config.log.noise_scale else None
-        values = evaluate(
-            take(
-                whole.model,
-                banks,
-                self.inputs,
-                self._loss,
-                before=before,
-                initial=[self._initial[bank.key] for bank in banks],
-                skipped=self.config.log.skipped_layers,
-                jacobian=self.config.log.jacobian,
-                seed=self.config.seed,
-                initial_states=self._initial_states,
-                gradient_noise=noise,
-            )
+    def _state(self, whole: Built, step: int) -> RunState:
+        """Return the run after a step as instruments see it."""
+        return RunState(
+            step=step,
+            config=self.config,
+            built=whole,
+            inputs=self.inputs,
+            targets=self.targets,
+            loss=self._loss,
+            optimizer=self.optimizer,
+            update=self.update,
+            initial=self._initial,
         )
-        uncovered = uncovered_names(self.config.model)
-        for name in values:
-            if name.startswith(uncovered):
-                values[name] = torch.full_like(values[name], float("nan"))
-        self.records.add(step, values)
 
-    def _take_noise(self, whole: Built, step: int) -> dict[str, Tensor]:
-        """Write the model's row of noise_scale.csv; return S and |G|² of the layers."""
-        smoothing, unique = self.config.train.label_smoothing, whole.banks.unique
-        count = int((self.targets != IGNORE).sum()) / len(self.targets)
-
-        def loss(logits: Tensor, i: int) -> Tensor:
-            return mean_loss(logits, self.targets[i : i + 1], count, smoothing=smoothing)
-
-        noise = gradient_noise(whole.model, whole.trained, self.inputs, loss, unique)
-        self.logs["noise_scale"].write({"step": step, **noise.row()})
-        return noise.by_layer
-
-    def _attribute(self, whole: Built, step: int) -> None:
-        arguments = whole, self._initial, self.inputs, self.parts
-        origin = self.config.log.attribution_from
-        attributed = parts.attribute(*arguments, start=self.update.initial, origin=origin)
-        # Use the probe's values after the step, so that the number equals that of steps.csv.
-        attributed[parts.WHOLE] = parts.distance(self.update.previous - self.update.initial)
-        rows = {"attribution": attributed}
-        if self.config.log.first_order:
-            rows["first_order"] = parts.first_order(*arguments)
-        for log, row in rows.items():
-            values = {name: value.item() for name, value in row.items()}
-            self.logs[log].write({"step": step, **values})
+    def _take_layers(self, state: RunState, before: list[Tensor] | None) -> None:
+        banks = [bank for bank in state.built.banks if bank.in_layers]
+        snapshots = take(
+            state.model,
+            banks,
+            self.inputs,
+            self._loss,
+            before=before,
+            initial=[self._initial[bank.key] for bank in banks],
+            added={one.adds: one.of_layers(state) for one in self.adding},
+        )
+        self.records.add(state.step, evaluate(snapshots, self.config.model))
 
     def close(self) -> None:
         """Write the pending snapshots of a failed run if the disk allows."""
@@ -210,66 +181,3 @@ def on_host(values: Tensor) -> Tensor:
     Ranks other than 0 have no values of a sharded bank; theirs stay on the meta device.
     """
     return values.cpu() if values.is_cuda else values.clone()
-
-
-def sharpness_row(
-    built: Built,
-    optimizer: torch.optim.Optimizer,
-    train: conf.Train,
-    step: int,
-    tokens: Tensor,
-    loss: Callable[[Tensor], Tensor],
-) -> dict[str, float | None]:
-    """Return the columns of sharpness.csv at the parameters after this step, without the step."""
-    scales = preconditioner_scales(optimizer, built.trained)
-    plain, preconditioned = sharpness(built, tokens, loss, scales)
-    is_known = scales is not None
-    return {
-        "sharpness": plain.value,
-        "sharpness_residual": plain.residual,
-        "preconditioned_sharpness": preconditioned.value if is_known else None,
-        "preconditioned_residual": preconditioned.residual if is_known else None,
-        "stability_threshold": stability_threshold(train, max(step, 1)) if is_known else None,
-        "hessian_products": plain.products + preconditioned.products,
-    }
-
-
-def stability_threshold(train: conf.Train, step: int) -> float:
-    """Return the curvature above which the optimizer diverges at the rate η of a step.
-
-    SGD with momentum β, θ ← θ − ηm, m ← βm + g: (2 + 2β)/η.  Adam with frozen second moments,
-    m ← βm + (1 − β)g: (2 + 2β)/((1 − β)η), 38/η at β = 0.9 (Cohen et al. 2022, arXiv:2207.14484).
-    """
-    rate = learning_rate(train, step)
-    beta = train.momentum if train.optimizer == "sgd" else train.betas[0]
-    sgd = (2 + 2 * beta) / rate
-    return sgd if train.optimizer == "sgd" else sgd / (1 - beta)
-
-
-def preconditioner_scales(
-    optimizer: torch.optim.Optimizer, banks: Sequence[Bank]
-) -> list[Tensor] | None:
-    """Return the diagonal of P^{−1/2} of each bank, (depth, …); the optimizer moves by −η m / P.
-
-    SGD: P = 1/f, f the factor on the rate of a parameter group.  Adam after t steps:
-    P = (1 − β1^t) (√(v/(1 − β2^t)) + ε)/f.  0 where v is 0, since no such entry has moved yet.
-    None for Muon, and for Adam before its first step.
-    """
-    if isinstance(optimizer, Muon):
-        return None
-    group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
-    scales = []
-    for bank in banks:
-        group = group_of[bank.parameters[0]]
-        if "betas" not in group:
-            scales.append(torch.full_like(bank.values(), group["factor"]).sqrt())
-            continue
-        states = [optimizer.state[p] for p in bank.parameters]
-        if not states[0]:
-            return None
-        beta1, beta2 = group["betas"]
-        t = float(states[0]["step"])
-        v = bank.shaped(bank.whole([state["exp_avg_sq"] for state in states]))
-        P = (1 - beta1**t) * ((v / (1 - beta2**t)).sqrt() + group["eps"])
-        scales.append(torch.where(v > 0, (group["factor"] / P).sqrt(), 0.0))
-    return scales

@@ -174,8 +174,8 @@ def start_of(config: conf.Config, vocab_size: int) -> Start | None:
 def whole_weights(folder: RunFolder, config: conf.Config, step: int) -> Mapping[str, Tensor]:
     """Return the weights of a run at a step.
 
-    Raises ValueError unless they have the names, shapes and types of the model of its config, whose
-    vocabulary is that of the embedding.
+    Raises ValueError unless they have the names, shapes and types of the model of its config with
+    the embedding's vocabulary.
     """
     checkpoint = ckpt.load(folder.checkpoint_path(step), step)
     weights = checkpoint.parts["weights"]
@@ -202,7 +202,7 @@ def start_sha256(config: conf.Config) -> str | None:
 
 
 def finished_run(path: str | Path, name: str) -> RunFolder:
-    """Return the folder of a finished run, given by its path or that of its config.yaml.
+    """Return the folder of a finished run, given by its path or by the path of its config.yaml.
 
     name: of the setting or option, for errors.  Raises ConfigError for anything else.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from deepstack import config as conf
 from deepstack.training.environment import usual_torch_modes
 from deepstack.training.observer import Observer
-from deepstack.training.preflight import Prepared, preflight
+from deepstack.training.preflight import lock_run, preflight
 from deepstack.training.run import TrainingRun, open_run
 
 
@@ -17,7 +17,7 @@ def timed_steps(config: conf.Config, *, logged: bool = True) -> Generator[float]
     """Train as `train` does, without evaluations and snapshots, and yield the seconds of each step.
 
     logged=False leaves out the probe for ‖ΔF‖ and the row: the difference is their cost.  Each step
-    waits for a GPU's results, so that the time is that of the work and not of its launch.
+    waits for a GPU's results, so that the time includes the work and not just its launch.
     """
     quiet = {"train.eval_every": 0, "train.eval_batches": 1, "log.layers_every": 0}
     config = conf.with_overrides(config, quiet)
@@ -41,8 +41,8 @@ def temporary_run(
     with (
         tempfile.TemporaryDirectory(prefix="deepstack-", dir=folder) as out,
         usual_torch_modes(),
-        preflight(config, "trial", Path(out), Observer(), saves=False) as prepared,
+        lock_run(config, "trial", Path(out)) as locked,
+        preflight(locked, Observer(), saves=False) as prepared,
+        open_run(prepared, measures=measures) as run,
     ):
-        assert isinstance(prepared, Prepared)
-        with open_run(prepared, measures=measures) as run:
-            yield run
+        yield run

@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 
 from deepstack.instruments.signal.table import seed_rows, signal_layers
 from deepstack.plots.style import COLOURS, deepstack_style
-from deepstack.records import find_runs
+from deepstack.runs import Runs
 
 HERE = Path(__file__).parent
 OUTCOMES = HERE.parent / "who_diverges"
@@ -49,7 +49,7 @@ def collect(results: Path) -> pd.DataFrame:
     """Return a row per setting, depth and seed, of all studies of signals."""
     tables = []
     for study, (folder, name) in STUDIES.items():
-        layers = signal_layers(find_runs(results / study))
+        layers = signal_layers(Runs.below(results / study))
         first = layers[layers["layer"] == 1].set_index(["setting", "depth", "seed"])["jacobian"]
         rows = seed_rows(layers).set_index(["setting", "depth", "seed"])
         rows["jacobian_first"] = first

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from deepstack.instruments.transfer.table import transfer_table
-from deepstack.records import find_runs
+from deepstack.runs import Runs
 
 LAWS = {"N^(-3/2)": -1.5, "N^(-1)": -1.0, "N^(-1/2)": -0.5, "N^0": 0.0}
 OWN = {"depth_mup": "N^0", "complete_p": "N^0"}  # the laws of the schemes' own papers
@@ -21,7 +21,7 @@ OWN = {"depth_mup": "N^0", "complete_p": "N^0"}  # the laws of the schemes' own 
 def main() -> None:
     rows = []
     for folder in sys.argv[1:]:
-        runs = find_runs(folder)
+        runs = Runs.below(folder)
         (measured, *more), _ = transfer_table(runs)
         scheme = str(runs[0].get("model.scheme"))
         low, high = measured["exponent_low"], measured["exponent_high"]

@@ -140,7 +140,7 @@ def test_jax_has_exactly_as_many_parameters_and_learns() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_optimizers_of_jax_decay_weights_as_those_of_torch(name: str) -> None:
+def test_optimizers_of_jax_decay_weights_as_torchs_do(name: str) -> None:
     optax = pytest.importorskip("optax")
     values = {"train.optimizer": name, "train.weight_decay": 0.3, "train.lr": 0.1}
     train = config_of(**values, **{"train.momentum": 0.9, "train.clip": None}).train
@@ -185,7 +185,7 @@ def test_a_peer_with_other_layers_is_refused() -> None:
         build_peer("shallow", SHAPE, CPU)
 
 
-def test_the_products_are_those_of_a_training_step() -> None:
+def test_the_products_equal_a_training_steps() -> None:
     """As many multiplications as torch counts in a step of nn.TransformerEncoder, unfused."""
     products = Products(SHAPE, 3, CPU, torch.float32)
     assert products.seconds() > 0
@@ -241,7 +241,7 @@ def test_the_rows_take_turns_if_memory_suffices(monkeypatch: pytest.MonkeyPatch)
     assert FakeProcess.requests == ["begin deepstack", *turn[:2], "begin torch", *turn[2:]]
 
 
-def test_a_peer_that_fails_is_left_out_and_the_others_go_on() -> None:
+def test_a_peer_that_fails_is_left_out() -> None:
     _, left, lines = measured(
         FakeProcess(LOGGED), FakeProcess(Row("bert"), fails_at="step"), FakeProcess(TORCH)
     )

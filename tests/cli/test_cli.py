@@ -21,19 +21,19 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from deepstack.cli import app
-from deepstack.cli import list_command as lists
 from deepstack.cli.app import COMMANDS
 from deepstack.cli.declarations import declarations
-from deepstack.cli.display import Display
 from deepstack.cli.finding import next_command, run_finding, sweep_finding
+from deepstack.cli.listing import listings
 from deepstack.cli.output import emit_json
+from deepstack.cli.views import run_view
 from deepstack.config import Config, json_schema, load_config, parse_config, with_overrides
 from deepstack.config.load import example_paths
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.plots import CHARTS
 from deepstack.records import Run, RunFolder, find_runs
 from deepstack.tasks import TASKS
-from deepstack.training import Started
+from deepstack.training import PlainLines, Started
 
 
 def test_init_writes_every_default_and_a_schema(tmp_path: Path) -> None:
@@ -128,22 +128,23 @@ def test_the_live_display_on_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [20, 80, 300])
 def test_the_display_can_be_drawn_at_every_moment(width: int) -> None:
     console = Console(force_terminal=True, width=width, record=True, file=StringIO())
-    display = Display(console)
-    with display.progress:
+    view = run_view(console)
+    display = PlainLines(0.0, view)
+    with view.live:
         folder = RunFolder("results/x/y")
         display.started(Started(folder, "DeepNorm", [3], 30, 4, 90_000, "cpu", {}))
         for step in range(4, 90):
             update = 1.2345 if step > 4 else None
             row = {"loss": 3.1, "model_update": update, "grad_norm": 1.2, "step_ms": 234.5}
             display.stepped(step, row)
-            display.progress.refresh()
+            view.live.refresh()
             assert width < 80 or f"{step}/90000 " in console.export_text()
         display.evaluated(4, {"loss": float("nan"), "loss_masked": 3.1, "unigram_loss": 3.2})
         display.finished("done", 90)
     assert "validation loss nan" in console.export_text()
 
 
-def test_a_missing_reader_of_stdout_is_no_error(tmp_path: Path) -> None:
+def test_a_missing_reader_of_stdout_is_not_an_error(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "deepstack", "list", "schemes"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
@@ -211,7 +212,7 @@ def test_train_names_another_scheme_and_then_the_charts(run: Path, tmp_path: Pat
     assert next_command(one, words) == f"deepstack plot {tmp_path / 'quick'}"
 
 
-def test_a_diverged_run_and_a_damaged_one_are_no_obstacle(tmp_path: Path) -> None:
+def test_diverged_and_damaged_runs_do_not_stop_a_command(tmp_path: Path) -> None:
     words = ["train", QUICK, *TINY, "train.max_loss=0.1", "--out", tmp_path]
     shown = typed(*words)
     assert shown.exit_code == 0 and "DeepNorm with 2 layers diverged at step 1." in shown.stderr
@@ -323,7 +324,7 @@ for kind in sys.argv[1:]:
 
 
 def test_help_errors_and_lists_import_no_torch() -> None:
-    command = [sys.executable, "-c", PROGRAM, *lists.KINDS]
+    command = [sys.executable, "-c", PROGRAM, *listings()]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "nothing.yaml: no such file" in result.stderr
@@ -334,13 +335,15 @@ def test_every_task_is_declared_for_completion() -> None:
     assert list(declarations("tasks", "task")) == TASKS.names()
 
 
-@pytest.mark.parametrize("kind", lists.DECLARED)
+@pytest.mark.parametrize("kind", ["schemes", "diagnostics", "analyses", "charts", "claims"])
 def test_the_tables_have_the_values_of_the_registries(kind: str) -> None:
-    short, rows = lists.DECLARED[kind](), lists.KINDS[kind]()
+    short, rows = (listings()[kind].table(complete=complete) for complete in (False, True))
     assert len(short) > 5 and len(short) == len(rows)
     full = {row["name"]: row for row in rows}
     for row in short:
         if "source" in row:
-            full[row["name"]]["source"] = {"title": full[row["name"]]["source"]["title"]}
+            full[row["name"]]["source"] = {
+                key: full[row["name"]]["source"][key] for key in row["source"]
+            }
         assert row == {key: full[row["name"]][key] for key in row}
         assert row.get("description") or row.get("equation") or row.get("source"), row

@@ -18,9 +18,9 @@ from helpers import QUICK, ROOT
 from helpers.command_line import TINY, succeed, typed
 from helpers.report_pages import draw_only
 
+from deepstack.base.text import value_text
 from deepstack.cli import main
 from deepstack.plots.page import LONGEST, wrap
-from deepstack.runs.settings import value_text
 
 QUICK_TINY = [QUICK, *TINY]
 DEEPSTACK = [sys.executable, "-m", "deepstack"]
@@ -106,9 +106,7 @@ def test_a_link_to_itself_is_refused(
 @pytest.mark.parametrize(
     ("key", "value"), [("scheme", "[]"), ("scheme", "{a: 1}"), ("depth", "x"), ("depth", "null")]
 )
-def test_a_run_whose_scheme_or_depth_has_no_sense_is_damaged(
-    key: str, value: str, run: Path
-) -> None:
+def test_a_run_with_an_invalid_scheme_or_depth_is_damaged(key: str, value: str, run: Path) -> None:
     path = run / "config.yaml"
     path.write_text(re.sub(rf"(?m)^  {key}:.*", f"  {key}: {value}", path.read_text()))
     listed = typed("ls", run)

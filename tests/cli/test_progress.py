@@ -16,9 +16,10 @@ from helpers.terminals import terminal
 
 from deepstack.cli import output, sweep_output
 from deepstack.cli.output import PrintableStream, show_work
+from deepstack.cli.run_table import RunRow
 from deepstack.config import Config
 from deepstack.instruments.report import watch_command
-from deepstack.instruments.report.watch_command import RunRow, Watcher, caption_of
+from deepstack.instruments.report.watch_command import Watcher, caption_of
 from deepstack.records import RunFolder
 from deepstack.sweeps import Cell, Progress
 
@@ -38,8 +39,10 @@ def test_a_command_has_a_text(
 ) -> None:
     make_run(here / "study")
     texts: list[str] = []
+    monkeypatch.setattr(output, "is_interactive", lambda stream: True)
+    monkeypatch.setattr(output, "DELAY_SECONDS", 3600.0)
     monkeypatch.setattr(
-        "rich.progress.Progress.add_task", lambda bar, text, total: texts.append(text)
+        "rich.progress.Progress.add_task", lambda bar, text, **more: texts.append(text)
     )
     monkeypatch.setattr(
         "rich.progress.Progress.update",

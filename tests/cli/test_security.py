@@ -138,7 +138,7 @@ def watched(code: str, *words: object, data: Path, log: Path) -> subprocess.Comp
 
 
 @pytest.mark.slow
-def test_commands_do_nothing_forbidden_and_tell_no_secret(tmp_path: Path) -> None:
+def test_commands_unpickle_nothing_and_reveal_no_secret(tmp_path: Path) -> None:
     """Run every command on data; the report draws all charts.
 
     A word that is nothing else's is the study's name, in the text, and so in whatever is read.
@@ -238,7 +238,7 @@ def test_an_array_of_objects_is_not_unpickled(run: Path, here: Path) -> None:
         array.write_bytes(content)
         for words in (["plot", "layer_step_heat_map", "--diagnostic", "grad_norm"], ["report"]):
             result = typed(*words, run)
-            assert result.exit_code == 5 and "grad_norm.npy: is no array" in result.stderr
+            assert result.exit_code == 5 and "grad_norm.npy: is not an array" in result.stderr
     assert not (here / "planted").exists()
     assert typed("compare", run).exit_code == 0  # reads no layers
 

@@ -14,7 +14,7 @@ from helpers.terminals import terminal
 from rich.console import Console
 from rich.live import Live
 
-from deepstack.cli.display import Display, observe
+from deepstack.cli.display import observe
 from deepstack.cli.output import (
     PrintableStream,
     emit,
@@ -23,8 +23,9 @@ from deepstack.cli.output import (
     show_work,
     terminal_console,
 )
+from deepstack.cli.views import run_view
 from deepstack.records import RunFolder
-from deepstack.training import Started
+from deepstack.training import PlainLines, Started
 
 # Colours, a window title, C1's CSI, DEL, a bell, a carriage return, bidi overrides, a byte that
 # is not UTF-8; and markup and an emoji of rich.
@@ -118,7 +119,7 @@ def test_verify_and_rm_and_errors_show_letters(study: Path, tmp_path: Path) -> N
         ["compare", study.parent],
         ["export", done, "--to", tmp_path / "x"],
         ["check", done / "config.yaml"],
-        ["rm", done, "--out", study.parent],
+        ["rm", done, "--out", study.parent, "--yes"],
         ["plot", f"--{HOSTILE}"],
     ):
         found = typed(*words)
@@ -146,7 +147,7 @@ def test_a_report_and_its_progress_show_letters(tmp_path: Path) -> None:
 def test_the_display_of_a_run_shows_letters(tmp_path: Path) -> None:
     stream, folder = io.StringIO(), RunFolder(tmp_path / HOSTILE)
     console = Console(file=stream, force_terminal=True, markup=False, emoji=False, width=400)
-    display = Display(console)
+    display = PlainLines(0.0, run_view(console))
     display.started(Started(folder, "[red]A[/red]", [2], 10, 1, 5, "cpu", {}))
     display.notify(f"not used: {HOSTILE}")
     display.finished("done", 5)

@@ -1,10 +1,6 @@
 """What people get wrong when they type a command or call the library: each is told what to type."""
 
-import os
-import pty
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from helpers import QUICK, ROOT
+from helpers import QUICK
 from helpers.command_line import PLUGIN, TINY, typed
 from helpers.plot_runs import make_run
 from helpers.record_runs import contents
@@ -24,7 +20,6 @@ from deepstack.base.errors import ConfigError
 from deepstack.cli import sweep_command
 from deepstack.config import parse_config
 from deepstack.records import Run
-from deepstack.records.trash import list_trash
 
 CONFIG = parse_config("", overrides=["model.depth=2", "model.d_model=8", "train.steps=2"])
 
@@ -105,7 +100,7 @@ def test_a_plugin_that_is_not_given_and_one_that_was_changed(
     changed = refusal(*words, "--plugin", file)
     hint = changed.partition("or, to train with the file that is there: deepstack ")[2]
     assert shlex.split(hint) == ["rm", folder, "--out", str(out)]
-    assert typed(*shlex.split(hint)).exit_code == 0 and not Path(folder).exists()
+    assert typed(*shlex.split(hint), "--yes").exit_code == 0 and not Path(folder).exists()
 
 
 BROKEN = '''
@@ -199,8 +194,8 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         (["train", QUICK, "model.depth='12'"], "did you mean 12?"),
         (["train", "quick.yaml"], "quick.yaml: no such file; did you mean 'quick'?"),
         (["train", RUN], f"allowed a YAML file; did you mean '{RUN}/config.yaml'?"),
-        (["rerun", STUDY], "is no run: expected a folder with a config.yaml"),
-        (["export", STUDY, "--to", "x"], "is no run: expected a folder with a config.yaml"),
+        (["rerun", STUDY], "is not a run: expected a folder with a config.yaml"),
+        (["export", STUDY, "--to", "x"], "is not a run: expected a folder with a config.yaml"),
         (["init", "mine.yaml", "--from", "quik"], "did you mean 'quick'"),
         # After a suggestion no long list follows.
         (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
@@ -239,25 +234,6 @@ def test_a_sweep_that_the_disk_cannot_hold_leaves_no_folder(
     result = typed("sweep", QUICK, *TINY, "--out", tmp_path / "new" / "out", "-q")
     assert result.exit_code == 5 and "are free; give another folder with --out" in result.stderr
     assert not any(tmp_path.iterdir())
-
-
-def test_the_trash_is_listed_before_it_is_emptied(here: Path) -> None:
-    make_run(here / STUDY / "run")
-    trashed = typed("rm", STUDY).stdout.strip()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "deepstack", "rm", "--empty"]
-    for answer, left in ((b"\n", True), (b"y\n", False)):
-        controller, terminal = pty.openpty()
-        os.write(controller, answer)
-        process = subprocess.run(
-            command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
-        )
-        os.close(terminal)
-        shown = os.read(controller, 10_000).decode()
-        os.close(controller)
-        assert process.returncode == 0 and f"{trashed}/run" in shown
-        assert "delete 1 run for good? [y/N]" in shown
-        assert ("nothing was deleted" in shown) == left == bool(list_trash("results"))
 
 
 def test_an_export_prints_its_files_on_lines(trained: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from helpers.bad_configs import AWKWARD, BAD, GOOD
 from deepstack import config as conf
 from deepstack.base import yaml_reader
 from deepstack.base.errors import ConfigError
-from deepstack.config.schema import sections, setting_keys
+from deepstack.config.keys import sections, setting_keys
 
 BAD_OVERRIDES = [
     ("model.depth",
@@ -109,13 +109,13 @@ def test_a_mistake_and_its_message(
     assert message.isprintable() and len(message) < 500
 
 
-def test_a_file_that_is_no_configuration_is_refused_with_overrides_too() -> None:
+def test_a_file_that_is_not_a_configuration_is_refused_with_overrides_too() -> None:
     for read in (conf.parse_config, conf.parse_study):
         message = message_of(read, "hello", ["seed=1"])
         assert message == "f.yaml:1:1: found 'hello'; allowed `key: value` lines"
 
 
-def test_mistakes_are_told_at_once_in_the_order_of_the_file_twenty_at_most() -> None:
+def test_up_to_twenty_mistakes_are_reported_in_the_order_of_the_file() -> None:
     text = "seed: -1\nmodel:\n  detph: 3\n  n_heads: 5\n"
     text += "train:\n  lr: .inf\n  lr: 3\nlog: {layers_every: x}"
     message = message_of(conf.parse_config, text, ["train.stpes=3", "x"])
@@ -150,7 +150,7 @@ def test_pyyaml_without_libyaml_reads_and_refuses_the_same(monkeypatch: pytest.M
         ("0b1", "0b1"), ("1e", "1e"), ("'😀'", "😀"),
     ],
 )  # fmt: skip
-def test_scalars_are_those_of_yaml_1_2(written: str, value: Any) -> None:
+def test_scalars_follow_yaml_1_2(written: str, value: Any) -> None:
     overridden = conf.parse_config("", overrides=[f"task.x={written}"])
     read = conf.parse_config(f"task: {{x: {written}}}")
     assert overridden.task.options() == read.task.options() == {"x": value}
@@ -231,7 +231,7 @@ def test_non_defaults_hash_and_run_name() -> None:
         assert conf.config_hash(conf.parse_config(f"train: {{trainable: {roles}}}")) == "422399"
 
 
-def test_a_study_may_have_no_grid_or_one_whose_keys_fit_only_together() -> None:
+def test_a_study_may_lack_a_grid_or_have_keys_that_fit_only_together() -> None:
     alone = conf.parse_study("seed: 3")
     assert alone == conf.Study(conf.parse_config("seed: 3"), {}) and alone.size == 1
     together = "sweep: {grid: {model.d_model: [30, 60], model.n_heads: [3, 5]}}"
@@ -258,7 +258,9 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
                 assert value.get("description", "").endswith((".", "?")), (name, key)
     inner = {"model.norm", "model.init", "train.muon"}
     assert set(sections()) == {"", "model", "task", "train", "log", "runtime", *inner}
-    by_name = {"model.scheme_options", "train.lr_factors", "train.lr_exponents"}
+    by_name = {
+        "model.scheme_options", "train.lr_factors", "train.lr_exponents", "log.instruments",
+    }  # fmt: skip
     assert set(conf.values(conf.Config())) == set(setting_keys()) - by_name
 
 
@@ -270,7 +272,7 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
         ("qiuck.yaml", "no such file; did you mean 'quick.yaml'?"),
         ("deepnrm_1000", "no such file; did you mean 'deepnorm_1000'?"),
         ("a\x00b", "a\\x00b: cannot be read: embedded null byte"),
-        ("fifo", "found something that is no file"),
+        ("fifo", "found something that is not a file"),
         ("\udcff.yaml", "\\udcff.yaml: no such file"),
     ],
 )

@@ -106,13 +106,13 @@ def test_a_hidden_gpu_is_none(
     assert estimate.on_gpu(conf.parse_config(f"runtime: {{device: {device}}}")) is expected
 
 
-def test_a_run_is_warned_where_memory_is_short_and_refused_beyond_the_machine(
+def test_short_memory_is_reported_and_a_size_beyond_the_machine_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 2**28 < conf.machine_memory() < 2**50
     words = ["train", QUICK, *TINY, "--out", tmp_path]
     assert "memory" not in typed(*words).stderr
-    monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: 10**8)
+    monkeypatch.setattr("deepstack.training.resources.memory_limit", lambda _: 10**8)
     trained = typed(*words, "seed=1")
     assert trained.stderr.count("of memory are needed and 100 MB are here") == 1
     monkeypatch.setattr("deepstack.config.machine_memory", lambda: 10**8)

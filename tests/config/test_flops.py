@@ -57,7 +57,7 @@ def weighed_by_products(values: Tensor, w: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("changes", CASES)
-def test_flops_are_those_of_the_products(changes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flops_count_the_matrix_products(changes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_layer, "weighed", weighed_by_products)
     settings = conf.parse_config(conf.to_yaml(config()), overrides=changes.split())
     built = build_model(settings, vocab_size=VOCAB)
@@ -101,7 +101,7 @@ UNEQUAL = [
 
 
 @pytest.mark.parametrize("changes", [*DRAWN, *UNEQUAL])
-def test_flops_are_those_of_the_tasks_own_batches(
+def test_flops_count_the_lengths_of_the_tasks_batches(
     changes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cross_layer, "weighed", weighed_by_products)

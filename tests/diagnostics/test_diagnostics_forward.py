@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from deepstack.base.errors import ConfigError
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
-from deepstack.diagnostics.snapshot import DRAWS, stream_states
+from deepstack.diagnostics.jacobian import DRAWS, jacobian_norms
+from deepstack.diagnostics.snapshot import stream_states
 from deepstack.schemes import SCHEMES, Scheme
 
 QK_NORM = {"model__qk_norm": True, "model__gated": True, "model__activation": "silu"}
@@ -305,7 +306,7 @@ def expected_values(toy: ToyModel, post: bool) -> list[dict[str, float]]:
         ("deepnorm_tight", "encoder"),
     ],
 )
-def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) -> None:
+def test_every_diagnostic_equals_a_literal_forward_pass(scheme: str, family: str) -> None:
     toy = ToyModel(model__scheme=scheme, **(FAMILIES | OTHERS)[family])
     with torch.no_grad():  # with equal gains the norm of a norm's Jacobian is known exactly
         for layer, entry in enumerate(toy.model.schemes):
@@ -320,11 +321,13 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
         take(
             toy.model, toy.banks, toy.tokens, toy.loss,
             before=[v - LAST_STEP for v in values], initial=[v - SINCE_START for v in values],
-            jacobian=True, seed=7,
-            initial_states={side: 0.75 * states for side, states in stream.items()},
-            gradient_noise={
-                side: torch.tensor([[3.0], [2.0]]).expand(2, len(states) - 1)
-                for side, states in stream.items()
+            added={
+                "jacobian": jacobian_norms(toy.model, toy.tokens, 7),
+                "initial_states": {side: 0.75 * states for side, states in stream.items()},
+                "gradient_noise": {
+                    side: torch.tensor([[3.0], [2.0]]).expand(2, len(states) - 1)
+                    for side, states in stream.items()
+                },
             },
         )
     )  # fmt: skip
@@ -339,7 +342,7 @@ def test_every_diagnostic_is_that_of_the_forward_pass(scheme: str, family: str) 
 
 
 @pytest.mark.parametrize("scheme", some(SCHEMES.names(), 3, 1))
-def test_values_of_attention_are_those_of_the_logits_in_every_scheme(scheme: str) -> None:
+def test_attention_statistics_follow_the_logits_in_every_scheme(scheme: str) -> None:
     """Diagnostics of other kinds are finite, but for two streams that a sublayer joins at once."""
     kind = SCHEMES[scheme]
     for family, changes in FAMILIES.items():

@@ -29,7 +29,7 @@ def test_the_first_layer_whose_output_is_not_finite(layer: int, bad: float) -> N
 
 
 @pytest.mark.parametrize("banks", [True, False])
-def test_gradients_are_looked_at_from_the_top_after_tables_and_head(banks: bool) -> None:
+def test_the_first_bad_gradient_is_searched_from_the_top(banks: bool) -> None:
     model = build_model(small(runtime__banks=banks), vocab_size=257)
     model.banks.zero_gradients()
     assert culprit(model, TOKENS, lambda: torch.ones(())) == ("none", None)
@@ -41,7 +41,7 @@ def test_gradients_are_looked_at_from_the_top_after_tables_and_head(banks: bool)
     assert culprit(model, TOKENS, None) == ("embedding", None)
 
 
-def test_gradients_of_a_decoder_come_after_those_of_its_encoder() -> None:
+def test_a_decoders_gradients_follow_its_encoders() -> None:
     """Layer 2 of the decoder is the sixth of both stacks: the encoder has four."""
     both = {"model__family": "encoder_decoder", "model__decoder_depth": 3}
     model = build_model(small(task__name="reverse", **both), vocab_size=257)

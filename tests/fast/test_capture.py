@@ -46,7 +46,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
 
 @pytest.mark.parametrize("where", ["gradients", "probe", "nowhere"])
 @pytest.mark.parametrize("parts", [None, lambda every, between: nullcontext()])
-def test_a_capture_that_fails_holds_nothing_and_is_made_in_parts_or_not_at_all(
+def test_a_failed_capture_frees_its_memory_and_is_made_in_parts(
     where: str, parts: Any, graphs: list[Mock]
 ) -> None:
     calls: list[str] = []

@@ -259,7 +259,9 @@ def test_auto_is_a_fixed_rule(
     ],
 )
 @pytest.mark.usefixtures("changing")
-def test_what_cannot_be_had_is_refused(given: dict[str, Any], needs: str, tmp_path: Path) -> None:
+def test_a_fast_path_without_its_requirements_is_refused(
+    given: dict[str, Any], needs: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=needs):
         deepstack.train(with_overrides(config(), given), out=tmp_path)
     assert not list(tmp_path.rglob("status.json"))
@@ -290,7 +292,7 @@ def test_recomputed_dropout_is_not_captured_in_cuda_graphs() -> None:
     ],
     ids=str,
 )
-def test_which_layers_are_fused_on_a_gpu_except_for_a_few_sums(
+def test_layers_are_fully_fused_on_a_gpu_if_their_parts_have_kernels(
     changes: dict[str, Any], fusible: bool
 ) -> None:
     assert is_fully_fused(two_layers(with_overrides(Config(), changes))) is fusible

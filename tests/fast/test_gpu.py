@@ -181,7 +181,7 @@ def test_a_compiled_layer_trains_as_the_eager_one(
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
+def test_a_step_that_cannot_be_captured_is_launched_kernel_by_kernel(
     dropout: float, tmp_path: Path
 ) -> None:
     class Waits(PostLN, name="waits", label="Waits", paper="none"):
@@ -217,7 +217,7 @@ def test_a_captured_step_never_waits_for_the_device() -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_relu_in_a_library_s_product_keeps_what_is_no_number() -> None:
+def test_a_relu_in_a_librarys_product_keeps_nan() -> None:
     weight, bias = torch.ones(256, 128, device="cuda"), torch.ones(256, device="cuda")
     weight[3, 5] = float("nan")
     product = DeviceProduct(nn.Parameter(weight), nn.Parameter(bias), relu=True)

@@ -106,7 +106,7 @@ SMALL = pytest.mark.parametrize("small", [0, 2**27], ids=["at_once", "together"]
 @pytest.mark.parametrize("kernels", [False, True])
 @SMALL
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_the_modules(
+def test_gradients_equal_the_modules(
     kind: dict[str, Any], small: int, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kernels:
@@ -149,7 +149,7 @@ def test_weights_that_lie_evenly_apart_are_no_copy() -> None:
     assert torch.equal(stacked(turned), torch.stack(turned))
 
 
-def test_what_is_not_trained_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_parameters_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     with_kernels(monkeypatch)
     plain, other = built({}, fused=False), built({}, fused=False)
     for name, parameter in [*plain.named_parameters(), *other.named_parameters()]:
@@ -160,7 +160,7 @@ def test_what_is_not_trained_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -
         assert alike(one, two) or not (one.any() or two.any())
 
 
-def test_what_a_failed_pass_has_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_a_failed_pass_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(dy: Tensor) -> None:
         raise RuntimeError("out of memory")
 

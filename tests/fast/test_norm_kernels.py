@@ -55,7 +55,7 @@ def test_the_norm_of_a_sum_and_its_gradients(
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter's numpy
-def test_what_lies_apart_in_memory_and_what_is_no_number(device: str, kernels: Any) -> None:
+def test_norms_of_strided_tensors_and_of_nan_equal_torch(device: str, kernels: Any) -> None:
     x = torch.randn(8, 96, device=device)[:, ::3]
     x[2, 1], x[5, 0] = float("nan"), float("inf")
     right = F.layer_norm(x, (32,))

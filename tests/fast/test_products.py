@@ -110,7 +110,7 @@ def test_onednn_is_refused_where_it_rounds_or_has_no_effect(
         choose_library("onednn", LARGE_PRODUCT)
 
 
-def test_threads_take_onednn_in_bf16_only_on_a_processor_that_has_it(
+def test_onednn_multiplies_bf16_only_on_a_processor_with_bf16(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, has_it in {

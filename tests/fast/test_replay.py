@@ -206,7 +206,7 @@ READS_A_VALUE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("operation", READS_A_VALUE)
-def test_a_step_that_reads_a_value_or_has_a_size_of_values_runs_eagerly(operation: str) -> None:
+def test_a_step_whose_shapes_or_branches_depend_on_values_runs_eagerly(operation: str) -> None:
     of_batch = READS_A_VALUE[operation]
     notice = f"a step cannot be replayed: it reads a value ({operation})"
     assert replayed(lambda *batch: of_batch(*batch).sum(), [4] * 5) == (5, [notice])

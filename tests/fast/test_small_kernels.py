@@ -28,7 +28,7 @@ def test_products(shape: tuple[int, int, int], precision: str, device: str, kern
     assert close(gated, torch.where(gate > 0, right, 0.0))
 
 
-def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
+def test_strided_tensors_give_the_same_result(device: str, kernels: Any) -> None:
     wide, weight = torch.randn(16, 96, device=device), torch.randn(24, 32, device=device)
     assert close(kernels.product(wide[:, ::3], weight), wide[:, ::3] @ weight.t())
     dy = torch.ones(1, 1, device=device).expand(16, 32)  # as of a sum
@@ -38,7 +38,7 @@ def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
         assert close(kernels.attend(given, 16, 2, False), kernels.attend(wide, 16, 2, False))
 
 
-def test_what_is_not_a_number_stays_none(device: str, kernels: Any) -> None:
+def test_nan_stays_nan_through_a_relu(device: str, kernels: Any) -> None:
     x, weight = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device)
     x[3, 5] = float("nan")
     found = kernels.product(x, weight, weight[0], relu=True)

@@ -39,7 +39,7 @@ def assert_exact(
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("device", "shape"), on_devices(SHAPES, WIDE))
-def test_it_is_as_exact_as_fp32(
+def test_the_result_is_as_exact_as_fp32(
     shape: tuple[int, int, int, int], causal: bool, device: str, kernels: Any
 ) -> None:
     assert_exact(kernels, drawn(*shape, device), *shape[1:3], causal)
@@ -66,7 +66,7 @@ def test_weights_of_any_size(causal: bool, device: str, kernels: Any) -> None:
     assert_exact(kernels, qkv, 80, 1, causal)
 
 
-def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
+def test_strided_tensors_give_the_same_result(device: str, kernels: Any) -> None:
     assert_exact(kernels, drawn(2, 20, 4, 24, device)[:, ::4], 20, 1, False)
 
 
@@ -74,7 +74,9 @@ def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
 # NaN, inf, -inf, and NaN of which the last bit or all are set
 @pytest.mark.parametrize("bad", [0x7FC00000, 0x7F800000, -0x800000, 0x7F800001, 0x7FFFFFFF])
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, of inf - inf
-def test_what_is_not_finite(bad: int, causal: bool, device: str, kernels: Any) -> None:
+def test_nan_and_infinity_spread_as_in_fp32(
+    bad: int, causal: bool, device: str, kernels: Any
+) -> None:
     seq, heads, head = 40, 2, 16
     width = heads * head
     value = torch.tensor(bad, dtype=torch.int32).view(torch.float32)

@@ -33,7 +33,7 @@ def assert_exact(kernels: Any, x: Tensor, weight: Tensor, error: float = 5e-7, *
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("device", "shape"), on_devices(SHAPES, LARGE))
-def test_it_is_as_exact_as_fp32(
+def test_the_result_is_as_exact_as_fp32(
     shape: tuple[int, int, int], biased: bool, relu: bool, device: str, kernels: Any
 ) -> None:
     x, weight, b = drawn(*shape, device)
@@ -58,14 +58,14 @@ def test_any_size(size: float, device: str, kernels: Any) -> None:
     assert_exact(kernels, x, weight / size**0.5)
 
 
-def test_what_lies_apart_in_memory(device: str, kernels: Any) -> None:
+def test_strided_tensors_give_the_same_result(device: str, kernels: Any) -> None:
     wide, weight, _ = drawn(20, 24, 96, device)
     assert_exact(kernels, wide[:, ::3], weight[:, :32].contiguous())
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # NumPy's, of inf - inf
-def test_what_is_not_finite(parts: int, device: str, kernels: Any) -> None:
+def test_nan_and_infinity_spread_as_in_fp32(parts: int, device: str, kernels: Any) -> None:
     x, weight, bias = drawn(20, 24, 70, device)
     settings = kernels.Tiles(16, 16, 32, warps=4, stages=2, parts=parts)
     x[3, 5], x[4, 69] = float("nan"), float("inf")

@@ -215,6 +215,10 @@ PAPERS: dict[str, Paper] = {
     ),
     "pre_ln": pre(),
     "pre_ln_scaled": pre(gain=SCALED_OUTPUTS),
+    "orthogonal_update": Paper(every(literals.orthogonal_update), folds=True),
+    "deep_delta": Paper(
+        every(literals.deep_delta, "delta"), gain=of(OUTPUTS, lambda N: N**-0.5),
+    ),
     "sub_ln": Paper(
         sub_ln, gain=of(VALUES, lambda N: math.sqrt(math.log(2 * N))), folds=True,
         decoder=pre().layer,  # slots are inside of its sublayers
@@ -264,7 +268,11 @@ PAPERS: dict[str, Paper] = {
     "mhc": Paper(
         literals.mhc, enter=with_streams, folds=True, kinds=2,
         leave=lambda stream, norm, norms: norm(sum(stream[1])),
-        options=({"iterations": 3}, {"streams": 2}, {"streams": 1}),
+        options=(
+            {"iterations": 3}, {"streams": 2}, {"streams": 1}, {"mixing": "identity"},
+            {"mixing": "permutations", "streams": 3}, {"mixing": "kronecker"},
+            {"mixing": "kronecker", "streams": 2},
+        ),
     ),
     "dlcl": Paper(dlcl, enter=lambda x, **_: (x, (x,)), entry_norm=True),
     "dense_former": Paper(
@@ -276,8 +284,11 @@ PAPERS: dict[str, Paper] = {
         options=tuple({"blocks": blocks} for blocks in (0, 1, 3, 99)),
     ),
     "x0_lambdas": Paper(
-        literals.x0_lambdas, enter=lambda x: (x, x), entry_norm=True, kinds=2,
-        starts=((2, {"start": 0.1}, ".s", 0.1),),
+        literals.x0_lambdas, entry_norm=True, kinds=2,
+        enter=lambda x, backout=0, **_: (x, x, x) if backout else (x, x),
+        leave=lambda stream, norm, norms: norm(stream[0]),
+        options=({"backout": 0.2}, {"r_last": 0.5, "start_last": 0.3}),
+        starts=((2, {"start": 0.1}, ".s", 0.1), (1, {"r_first": 1.15, "r_last": 1.05}, ".r", 1.15)),
     ),
     "res_former": Paper(
         literals.res_former, enter=lambda x, **_: (x, None), folds=True, kinds=2,

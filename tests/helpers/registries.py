@@ -1,24 +1,30 @@
 """Names that are registered for the time of a block."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.peers.peers import PEERS
+from benchmarks.peers import peers
 from deepstack.base import plugins
 from deepstack.base.registry import Registry
-from deepstack.diagnostics import DIAGNOSTICS
-from deepstack.instruments.depth_use.analyses import MEASURES
-from deepstack.instruments.ledger.claims import CLAIMS
-from deepstack.plots import CHARTS
-from deepstack.schemes import SCHEMES
-from deepstack.tasks import TASKS
-from deepstack.training.observer import OBSERVERS
+from deepstack.cli.listing import listings
+from deepstack.runs.trackers import trackers
+from deepstack.training import observer
 
-REGISTRIES: tuple[Registry[Any], ...] = (
-    CHARTS, CLAIMS, DIAGNOSTICS, MEASURES, OBSERVERS, PEERS, SCHEMES, TASKS
-)  # fmt: skip
+
+def all_registries() -> list[Registry[Any]]:
+    """Return the registries of deepstack, of its instruments and integrations, and of peers."""
+    assert peers and observer and trackers()
+    for listing in listings().values():
+        listing.entries(True)  # imports the registry
+    modules = [module for name, module in sys.modules.items() if name.startswith("deepstack")]
+    found = [one for module in (*modules, peers) for one in vars(module).values()]
+    return list({id(one): one for one in found if isinstance(one, Registry)}.values())
+
+
+REGISTRIES = all_registries()
 
 
 @contextmanager

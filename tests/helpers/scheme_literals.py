@@ -4,6 +4,7 @@ Each takes the options that change it under their names.
 """
 
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -109,24 +110,44 @@ def attn_res(p: Any, stream: Any, blocks: int = 8) -> Any:
     return h, part, tuple(done)
 
 
-def mhc(p: Any, stream: Any, iterations: int = 20, **_: Any) -> Any:
+def doubly_stochastic(R: Tensor, n: int, iterations: int, mixing: str) -> Tensor:
+    """A_r of one token: mHC's equation 9, mHC-lite's sum of permutations, KromHC's product."""
+    if mixing == "identity":
+        return torch.eye(n)
+    if mixing == "permutations":
+        every = list(permutations(range(n)))
+        start = torch.tensor([0.0] + [-8.0] * (len(every) - 1))
+        share = (R + start).exp() / (R + start).exp().sum()
+        return sum((a * torch.eye(n)[list(P)] for a, P in zip(share, every, strict=True)))
+    if mixing == "kronecker":
+        product = torch.ones(1, 1)
+        for a, b in R.view(-1, 2):
+            p = torch.sigmoid(a - b + 8)
+            U = p * torch.eye(2) + (1 - p) * torch.eye(2).flip(0)
+            product = torch.kron(product, U)
+        return product
+    M = torch.exp(R.view(n, n) + torch.full((n, n), -8.0).fill_diagonal_(0))
+    for _ in range(iterations):
+        M = M @ torch.diag(1 / M.sum(0))
+        M = torch.diag(1 / M.sum(1)) @ M
+    return M
+
+
+def mhc(p: Any, stream: Any, iterations: int = 20, mixing: str = "sinkhorn", **_: Any) -> Any:
     """Equations 3, 5 and 7 to 9."""
 
     def weights(c: Any, k: int, H: Tensor) -> Any:
         n, vec = len(H), H.reshape(-1)
         W = c.map.permute(0, 2, 1).reshape(len(vec), -1)  # phi, of vec(H) as (n d)
+        sizes = [n, n, W.shape[1] - 2 * n]
         begin = torch.full((n,), -1.0)
         begin[k] = 1.0
-        off = torch.full((n, n), -8.0).fill_diagonal_(0)
-        pre, post, res = ((vec / torch.sqrt((vec**2).mean() + 1e-6)) @ W).split([n, n, n * n])
-        bias = c.bias.split([n, n, n * n])
+        pre, post, res = ((vec / torch.sqrt((vec**2).mean() + 1e-6)) @ W).split(sizes)
+        bias = c.bias.split(sizes)
         A_m = torch.sigmoid(c.scale[0] * pre + begin + bias[0])
         B = 2 * torch.sigmoid(c.scale[1] * post + begin + bias[1])
-        M = torch.exp((c.scale[2] * res + bias[2]).view(n, n) + off)
-        for _ in range(iterations):
-            M = M @ torch.diag(1 / M.sum(0))
-            M = torch.diag(1 / M.sum(1)) @ M
-        return A_m, M, B
+        R = c.scale[-1] * res + bias[2]
+        return A_m, doubly_stochastic(R, n, iterations, mixing), B
 
     return around_streams(p, stream, weights)
 
@@ -155,9 +176,31 @@ def pre_ln(p: Any, x: Tensor) -> Tensor:
     return x
 
 
-def x0_lambdas(p: Any, stream: Any) -> tuple[Tensor, Tensor]:
-    x, x0 = stream
-    return pre_ln(p, p.s.r * x + p.s.s * x0), x0
+def x0_lambdas(p: Any, stream: Any, backout: float = 0, **_: Any) -> tuple[Tensor, ...]:
+    """nanochat's `forward`, with a constant share of backout."""
+    x, x0, *x_backout = stream
+    x = pre_ln(p, p.s.r * x + p.s.s * x0)
+    if backout and p.l - 1 == p.N // 2:
+        x_backout = [x]
+    return x, x0, *x_backout
+
+
+def orthogonal_update(x: Tensor, G: One, n: Any, p: Any) -> Tensor:
+    """Equation of section 3: what a projection matrix of each token leaves of the branch."""
+    y, P = G(n[0](x)), x[..., :, None] * x[..., None, :]
+    P = P / ((x * x).sum(-1) + 1e-6)[..., None, None]
+    return x + y - torch.einsum("bsij,bsj->bsi", P, y)
+
+
+def deep_delta(x: Tensor, G: One, n: Any, delta: Any) -> Tensor:
+    """(I - beta k kᵀ) x + beta k v, the Delta operator of section 2, with d_v = 1."""
+    c = n[0](x)
+    k = G(c)
+    k = k / torch.linalg.vector_norm(k, dim=-1, keepdim=True)
+    beta = 2 / (1 + torch.exp(-(c @ delta.of_beta + delta.biases[0])))
+    v = 4 / (1 + torch.exp(-(x @ delta.of_v + delta.biases[1])))
+    operator = torch.eye(x.shape[-1]) - beta[..., None, None] * k[..., :, None] * k[..., None, :]
+    return torch.einsum("bsij,bsj->bsi", operator, x) + (beta * v)[..., None] * k
 
 
 def siamese_norm(p: Any, stream: Any) -> tuple[Tensor, Tensor]:

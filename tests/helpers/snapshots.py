@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from deepstack.diagnostics import Snapshot, evaluate, take
+from deepstack.diagnostics.skipped_layers import losses_without
 from deepstack.model import build_model
 from deepstack.model.build import Built
 from deepstack.tasks import task_of
@@ -44,9 +45,11 @@ class ToyModel:
     def snapshots(self) -> list[Snapshot]:
         values = [bank.values().clone() for bank in self.banks]
         before = [v + 0.01 for v in values]
+        without = losses_without(self.model, self.tokens, self.loss, self.skipped)
+        added = {"skip_loss": without} if self.skipped else {}
         return take(
             self.model, self.banks, self.tokens, self.loss,
-            before=before, initial=values, skipped=self.skipped,
+            before=before, initial=values, added=added,
         )  # fmt: skip
 
     def values(self) -> dict[str, Tensor]:

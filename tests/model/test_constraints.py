@@ -118,7 +118,7 @@ def test_every_way_of_training_keeps_them_there(
         assert_kept(weights_of(run), more.get("model__scheme_options", {}).get("first", 1.0))
 
 
-def test_what_is_not_trained_stays_as_it_started(own: Any, tmp_path: Path) -> None:
+def test_frozen_parameters_keep_their_start(own: Any, tmp_path: Path) -> None:
     given = config(train__trainable=["q", "w2", "bias"], train__steps=3)
     before = build_model(given, vocab_size=257).banks.state()
     own.asked.clear()
@@ -148,7 +148,7 @@ def test_a_step_is_the_update_and_then_the_projection(own: Any) -> None:
         torch.testing.assert_close(bank.values(), expected, msg=bank.key)
 
 
-def test_one_that_gives_something_is_told_to_write_in_place() -> None:
+def test_a_constraint_that_returns_a_tensor_is_told_to_write_in_place() -> None:
     class Own(Scheme, name="own", label="Own", paper="none"):
         """x <- LN(x + G(x)), rows of norm 1, or so it was meant."""
 

@@ -208,7 +208,7 @@ def test_coefficients_of_an_encoder_decoder(N: int, ratio: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_streams_of_the_sides_differ_and_those_of_a_lone_stack_are_an_encoders(family: str) -> None:
+def test_sides_have_different_random_numbers_and_a_lone_stack_has_an_encoders(family: str) -> None:
     alone = build_model(config(), vocab_size=VOCAB).banks.state()
     other = build_model(config(model__family=family), vocab_size=VOCAB).banks.state()
     if family != "encoder_decoder":
@@ -245,7 +245,7 @@ def test_every_task_trains_every_family(task: str, family: str, tmp_path: Path) 
         assert np.isnan(crossing[:, :3]).all() and np.isfinite(crossing[:, 3:]).all()
 
 
-def test_what_lies_inside_of_the_sublayers_of_a_decoder() -> None:
+def test_slots_lie_in_the_sublayers_that_a_decoder_has() -> None:
     sub_ln, fixup = (
         perturbed(model__family="encoder_decoder", model__scheme=name).model.decoder.layers[1]
         for name in ("sub_ln", "fixup")

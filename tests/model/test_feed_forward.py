@@ -41,7 +41,7 @@ def test_scaled_activations_keep_the_mean_square(name: str) -> None:
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bias", [True, False])
-def test_it_is_its_formula_there_and_back(name: str, gated: bool, bias: bool) -> None:
+def test_output_and_gradients_equal_the_formula(name: str, gated: bool, bias: bool) -> None:
     given = config(model__activation=name, model__bias=bias, model__gated=gated)
     module = build_model(given, vocab_size=17).model.layers[0].feed_forward
     for parameter in module.parameters():
@@ -62,7 +62,7 @@ def test_it_is_its_formula_there_and_back(name: str, gated: bool, bias: bool) ->
         assert_same_gradients(module, formula, make, torch.randn(2, 8, 12), atol=1e-4)
 
 
-def test_a_gate_starts_alike_whether_its_matrix_is_apart() -> None:
+def test_a_separate_gate_matrix_starts_with_the_same_numbers() -> None:
     """And DeepNorm's beta is not for it: torchscale scales fc1 and fc2 of a gated layer alone."""
     together = build_model(config(model__gated=True), vocab_size=17)
     apart = build_model(config(model__gated=True, train__lr_factors={"w3": 0.5}), vocab_size=17)

@@ -54,6 +54,9 @@ FORMULAS = {
     "batch": batch,
     "dynamic_tanh": lambda z: torch.tanh(0.7 * z),
     "dynamic_erf": lambda z: torch.erf(0.7 * z + 0.2),
+    "bounded_tanh": lambda z: torch.tanh(
+        0.7 * z / (10 * z.square().mean(-1, True).add(0.1).sqrt())
+    ),
 }
 
 
@@ -131,7 +134,7 @@ COUNTED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("choice", COUNTED, ids=str)
-def test_parameter_counts_are_those_of_the_model(choice: dict[str, Any]) -> None:
+def test_parameter_counts_equal_the_models(choice: dict[str, Any]) -> None:
     given = with_overrides(small(model__scheme="pre_ln"), choice)
     found = build_model(given, vocab_size=17, device="meta").banks.count()
     assert conf.parameter_count(given, 17) == {k: n for k, n in found.items() if k != "final_norm"}
@@ -161,7 +164,7 @@ def test_training_steps_are_followed_and_validation_uses_what_they_left(
 
 
 @pytest.mark.parametrize("distribution", list(DISTRIBUTIONS))
-def test_a_matrix_is_drawn_alike_at_every_depth_and_times_the_gain(distribution: str) -> None:
+def test_a_matrix_has_the_same_draws_at_every_depth(distribution: str) -> None:
     init = {"model__init__distribution": distribution}
     shallow = built(model__depth=2, model__scheme="post_ln", **init).banks.state()
     deep = built(model__depth=5, model__scheme="deepnorm", **init).banks.state()

@@ -85,7 +85,7 @@ def test_attention_is_a_chain_on_a_cpu(
     assert_same_gradients(attention, attention, lambda: fused_sublayer(attention), x)
 
 
-def test_what_has_no_operation_is_no_chain() -> None:
+def test_attention_with_an_unfused_norm_of_queries_is_not_fused() -> None:
     for kind in ("batch", "dynamic_tanh"):
         given: dict[str, Any] = {"model__norm__kind": kind, "model__positions": "rotary"}
         attention = perturbed(**given).model.layers[1].attention

@@ -23,7 +23,7 @@ LOOPED = {
 }  # fmt: skip
 
 
-def test_a_step_is_that_of_shared_parameters() -> None:
+def test_a_looped_stack_takes_the_steps_of_shared_parameters() -> None:
     """Plain SGD: the gradients of the layers that repeat one are added."""
     config = small(**LOOPED, train__optimizer="sgd", train__clip=None, runtime__fused=False)
     with temporary_run(config) as run:

@@ -117,7 +117,7 @@ def test_an_axis_of_names_stays_one_under_a_logarithmic_scale(tmp_path: Path, na
 # --- colours, panels and error bars ----------------------------------------------------------
 
 
-def test_every_scheme_has_its_own_colour_and_marker_and_its_own_colour_and_line() -> None:
+def test_schemes_differ_in_colour_and_marker_and_in_colour_and_line() -> None:
     styles = {name: scheme_style(name) for name in (*SCHEMES, "scheme_of_a_plugin", "another")}
     assert set(ORDER) <= set(SCHEMES)
     assert len({(s["color"], s["marker"]) for s in styles.values()}) == len(styles)

@@ -34,7 +34,7 @@ OF_TRAINING = "training loss without context (expected)"
     ("masked", "expected", "value"),
     [(2.5, 2.5, 3.26), (None, 2.0, 2.98)],
 )
-def test_each_loss_is_compared_with_what_it_can_be_compared_with(
+def test_each_loss_has_the_reference_of_its_positions(
     tmp_path: Path, masked: float | None, expected: float, value: float
 ) -> None:
     make_runs(tmp_path, depth=(6, 18), masked=masked, optimal=1.75)
@@ -156,7 +156,7 @@ def test_refused_charts_name_reasons(tmp_path: Path, name: str, settings: Any, r
         make_chart(name, tmp_path)
 
 
-def test_values_of_layers_are_those_of_the_snapshots(tmp_path: Path) -> None:
+def test_values_of_layers_equal_the_snapshots(tmp_path: Path) -> None:
     values = np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 5.0]])
     make_run(tmp_path, depth=3, layers=values)
     chart = make_chart("grad_norm_by_layer", tmp_path)
@@ -237,7 +237,7 @@ def test_the_same_runs_give_the_same_bytes_and_leave_matplotlib_alone(tmp_path: 
 
 
 @pytest.mark.parametrize("name", some(CHARTS.names(), 4))
-def test_nothing_is_cut_off_and_no_text_lies_on_another(name: str, study: Path) -> None:
+def test_no_text_is_cut_off_or_overlaps(name: str, study: Path) -> None:
     figure = make_chart(name, study, layout=True).figure
     figure.set_dpi(200)
     figure.canvas.draw()

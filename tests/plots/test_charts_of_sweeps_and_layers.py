@@ -117,7 +117,7 @@ def test_the_least_loss_at_equal_flops_is_found_inside(tmp_path: Path, size: str
     assert ("width" if size == "model.d_model" else "depth N") in caption(chart)
 
 
-def test_the_label_of_a_loss_is_that_of_the_runs_drawn(tmp_path: Path) -> None:
+def test_the_label_of_a_loss_follows_the_drawn_runs(tmp_path: Path) -> None:
     study_of_budgets(tmp_path / "budgets")
     make_runs(
         tmp_path / "law", depth=(2, 4, 8, 16, 32), seed=(0, 1, 2),

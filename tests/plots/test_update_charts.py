@@ -13,16 +13,18 @@ from scipy.stats import linregress
 from deepstack.base.errors import NothingMatchedError, ResourceError
 from deepstack.plots import draw
 from deepstack.records import RunFolder, find_runs
+from deepstack.runs import Runs
 from deepstack.runs.captions import caption_of, depth_words, title_of
 from deepstack.runs.fit import power_law, power_law_of_seeds
-from deepstack.runs.settings import choose_series, evenly_spaced, left_out_note, split_series
+from deepstack.runs.series import choose_series
+from deepstack.runs.settings import evenly_spaced, left_out_note
 
 UNRELATED = math.sqrt(2) * 8.0
 
 # --- the fit -------------------------------------------------------------------------------
 
 
-def test_the_exponent_and_its_error_are_those_of_least_squares() -> None:
+def test_the_exponent_and_its_error_equal_least_squares() -> None:
     random = np.random.default_rng(0)
     x = np.array(DEPTHS, dtype=float)
     y = np.exp(0.7 * np.log(x) - 2 + 0.2 * random.normal(size=len(x)))
@@ -49,7 +51,7 @@ def test_the_error_over_seeds_is_of_their_exponents() -> None:
     assert power_law([], []) is None and power_law([6.0, 6.0], [1.0, 2.0]) is None
 
 
-def test_what_is_damaged_is_left_out_of_a_chart(tmp_path: Path) -> None:
+def test_a_chart_leaves_out_runs_whose_files_it_cannot_read(tmp_path: Path) -> None:
     paths = make_runs(tmp_path / "study", seed=(0, 1, 2), layers=np.ones((2, 6)))
     (paths[0] / "layers" / "grad_norm.npy").write_bytes(b"no array")
     messages: list[str] = []
@@ -176,13 +178,13 @@ def test_the_second_panel_is_the_last_step_that_all_runs_share(tmp_path: Path) -
 def test_lines_are_what_varies_besides_depth_and_seed(tmp_path: Path) -> None:
     for depth in (6, 18):
         make_runs(tmp_path / "study", depth=depth, lr=(0.001, 0.002), d_ff=depth, seed=depth)
-    series, depth_settings = split_series(find_runs(tmp_path))
+    series, depth_settings = Runs.below(tmp_path).split()
     assert [s.label for s in series] == ["lr\u00a00.001", "lr\u00a00.002"]
     assert [s.depths for s in series] == [[6, 18], [6, 18]]
     assert depth_settings == ["model.d_ff"]
     make_run(tmp_path / "schemes")  # schemes always split
     make_run(tmp_path / "schemes", depth=18, scheme="post_ln", lr=2e-3)
-    series, _ = split_series(find_runs(tmp_path / "schemes"))
+    series = Runs.below(tmp_path / "schemes").series()
     assert [s.label for s in series] == ["DeepNorm, lr\u00a00.001", "Post-LN, lr\u00a00.002"]
 
 
@@ -190,7 +192,7 @@ def test_other_data_are_no_other_seed(tmp_path: Path) -> None:
     for lr, (depth, digest) in enumerate(((6, "2d9ce6d7"), (6, "127aac50"), (18, "127aac50"))):
         path = make_run(tmp_path, depth=depth, lr=lr, config={"train.lr": 1e-3})
         RunFolder(path).write_meta({"data": {"sha256": digest}})
-    series, depth_settings = split_series(find_runs(tmp_path))
+    series, depth_settings = Runs.below(tmp_path).split()
     assert [s.label for s in series] == ["data\u00a0127aac", "data\u00a02d9ce6"]
     assert [s.depths for s in series] == [[6, 18], [6]] and depth_settings == []
 
@@ -207,7 +209,7 @@ def test_an_option_is_stated_where_it_was_set(tmp_path: Path) -> None:
             tmp_path / name, scheme="hyper_connections", lr=streams, defaults=defaults,
             config=lambda lr: HYPER | {"model.scheme_options.streams": lr, "train.lr": 1e-3},
         )  # fmt: skip
-        return [series.label for series in split_series(find_runs(tmp_path / name))[0]]
+        return [series.label for series in Runs.below(tmp_path / name).series()]
 
     assert labels("defaults", 4) == ["DeepNorm", "Hyper-connections"]
     assert labels("unknown", 4, defaults=None) == ["DeepNorm", "Hyper-connections"]
@@ -220,7 +222,7 @@ def test_an_option_is_stated_where_it_was_set(tmp_path: Path) -> None:
 
 def test_a_caption_says_what_was_set_and_nothing_of_what_varies(tmp_path: Path) -> None:
     def caption(root: Path) -> str:
-        return " · ".join(caption_of(find_runs(root))).replace("\u00a0", " ")
+        return " · ".join(caption_of(Runs.below(root))).replace("\u00a0", " ")
 
     for lr, size in ((1e-3, 4), (2e-3, 8)):
         more = {"train.batch_size": size, "task.seq_len": 20, "model.dropout": size / 10}
@@ -247,8 +249,8 @@ def test_two_stacks_are_named_with_both_depths(tmp_path: Path) -> None:
     make_run(tmp_path, depth=20, config=both | {"model.decoder_depth": 5})
     assert depth_words(find_runs(tmp_path)) == ["20 + 5"]
     make_run(tmp_path, depth=6, config=both | {"model.decoder_depth": None})
-    runs = find_runs(tmp_path)
-    title = title_of(runs, split_series(runs)[0]).replace("\u00a0", " ")
+    runs = Runs.below(tmp_path)
+    title = title_of(runs, runs.series()).replace("\u00a0", " ")
     assert title.startswith("DeepNorm on text, N = 6 + 6 to 20 + 5")
 
 
@@ -256,11 +258,11 @@ def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
     """Whatever their place in the alphabet; those left out are named."""
     names = ("admin", "b2t", "deepnorm", "keel", "peri_ln", "post_ln", "pre_ln", "rezero")
     make_runs(tmp_path, scheme=names, layers=np.ones((2, 6)))
-    series, _ = split_series(find_runs(tmp_path))
+    series = Runs.below(tmp_path).series()
     kept, notes = choose_series(series, 4)
     assert [s.label for s in kept] == ["Admin", "DeepNorm", "Post-LN", "Pre-LN"]
     assert notes == ["left out: B2T; KEEL; Peri-LN; ReZero"]
-    assert choose_series(series, 8) == (series, [])
+    assert choose_series(series, 8) == (list(series), [])
     assert len(choose_series(series, 2)[0]) == 2 and len(choose_series(series, 3)[0]) == 3
     assert left_out_note([str(i) for i in range(20)])[0].endswith("; 11 and 8 more")
     assert evenly_spaced(range(10), 4) == [0, 3, 6, 9]

@@ -50,9 +50,7 @@ def test_a_copy_that_this_user_never_gave_does_not_run(
 
 
 @pytest.mark.parametrize("name", ["own.py", "../own.py", "/own.py"])
-def test_a_changed_copy_does_not_run_though_the_record_names_its_sha256(
-    name: str, trained: Run, tmp_path: Path
-) -> None:
+def test_a_changed_copy_of_a_plugin_does_not_run(name: str, trained: Run, tmp_path: Path) -> None:
     text = f"open({str(tmp_path / 'ran')!r}, 'w')\n{PLUGIN}"
     path = Path(f"{trained.path}/plugins/{name}") if name != "/own.py" else tmp_path / "own.py"
     path.write_text(text)

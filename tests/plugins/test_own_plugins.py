@@ -128,7 +128,7 @@ def test_a_buffer_that_a_step_writes_into_is_refused(
         deepstack.train(config, out=tmp_path)
 
 
-def test_dropout_of_a_scheme_s_own_may_be_on_with_the_model_s() -> None:
+def test_a_scheme_may_have_dropout_beside_the_models() -> None:
     class Own(PostLN, name="own", label="Own", paper="none"):
         """x <- LN(x + G(x)), half of what W_2 reads dropped."""
 
@@ -162,7 +162,7 @@ def test_values_that_are_not_one_a_layer_are_refused(given: Any, said: str) -> N
         ToyModel().values()
 
 
-def test_one_value_a_layer_or_a_sublayer_or_a_part_is_taken() -> None:
+def test_a_diagnostic_has_values_by_layer_sublayer_or_part() -> None:
     for name, given in (
         ("by_layer", lambda s: s.param_norm),
         ("by_sublayer", lambda s: s.branch.mean(dim=-1)),
@@ -182,7 +182,7 @@ def test_a_file_of_another_diagnostic_is_not_overwritten() -> None:
         diagnostic("grad", "o", parts=("norm",))(lambda snapshot: {"norm": snapshot.param_norm})
 
 
-def test_a_scheme_that_drops_branches_in_training_is_looked_at_in_evaluation() -> None:
+def test_snapshots_are_taken_in_evaluation_mode() -> None:
     class Own(Scheme, name="own", label="Own", paper="none"):
         """x <- LN(x + G(x)), in training x <- LN(x)."""
 

@@ -278,7 +278,7 @@ def test_a_plugin_that_is_mended_is_loaded_again(tmp_path: Path) -> None:
     assert "own" in deepstack.schemes.SCHEMES
 
 
-def test_what_a_plugin_prints_is_not_the_answer(tmp_path: Path) -> None:
+def test_output_of_a_plugin_goes_to_stderr(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('hello')\n")
     result = typed("check", QUICK, "--json", "--plugin", tmp_path / "loud.py")
     assert result.exit_code == 0 and "hello" not in result.stdout and "hello" in result.stderr

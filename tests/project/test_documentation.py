@@ -20,7 +20,9 @@ from deepstack.cli.app import COMMANDS
 from deepstack.records import Run, find_runs
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+RECIPES = "".join(
+    path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/extending/*.md"))
+)
 PAGES_OF_USE = [
     *(ROOT / name for name in ("README.md", "docs/schemes.md", "docs/runs.md", "docs/speed.md")),
     *sorted(ROOT.glob("docs/tutorials/*.md")),
@@ -36,7 +38,7 @@ PAGES = [path for place in PLACES for path in sorted(ROOT.glob(place))]
 USED = [line for line in LINES if line.startswith("deepstack ") and "--plugin" not in line]
 
 
-def test_the_readme_is_short_and_its_commands_stand_there_to_the_letter() -> None:
+def test_the_readme_is_short_and_has_the_documented_commands() -> None:
     lines = README.splitlines()
     assert len(lines) <= 130 and USED[0] == "deepstack train configs/quick.yaml"
     for command in (
@@ -48,6 +50,18 @@ def test_the_readme_is_short_and_its_commands_stand_there_to_the_letter() -> Non
     install, test = (line for line in LINES if line.startswith("python3 -m venv"))
     assert install.endswith("-e . && . .venv/bin/activate") and test.endswith("pytest")
     assert "-c constraints.txt" in install and "-c constraints.txt" in test
+
+
+def test_the_readme_lists_commands_below_the_headings_of_the_help() -> None:
+    listed: dict[str, list[str]] = {}
+    for line in README.partition("lists them:\n\n")[2].partition("\n\n")[0].splitlines():
+        if line.startswith("    # "):
+            listed[line[6:]] = []
+        else:
+            listed[list(listed)[-1]].append(line.split()[1])
+    assert list(listed) == ["Runs", "Results", "Instruments"]
+    for heading, commands in listed.items():
+        assert {COMMANDS[command].heading for command in commands} == {heading}
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")
@@ -101,18 +115,38 @@ def test_the_calls_named_in_the_text_can_be_made() -> None:
         inspect.signature(deepstack.probe).bind(*made.args, **keywords)
 
 
-def test_a_plugin_begins_as_the_recipes_say() -> None:
-    """What they import is there, and what they make of it has these arguments."""
-    (imports,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING, re.DOTALL)
-    there: dict[str, Any] = {}
-    exec(imports, there)
-    for name, arguments in re.findall(r"`(Task|Source|Chart)\((.*?)\)`", CONTRIBUTING):
-        assert list(inspect.signature(there[name]).parameters)[: len(arguments.split(", "))] == (
-            arguments.split(", ")
-        )
-    (start,) = re.findall(r"`(parameter\(.*?\))`", CONTRIBUTING)
-    made = eval(start, there | {"d_model": 8})
+def test_contributing_and_the_changelog_are_short() -> None:
+    assert (ROOT / "CONTRIBUTING.md").stat().st_size <= 5000
+    assert (ROOT / "CHANGELOG.md").stat().st_size <= 6000
+
+
+def test_the_imports_and_calls_of_the_recipes_work() -> None:
+    """Each imported name exists, and each call in the text has the arguments of its function."""
+    index = (ROOT / "docs/extending/index.md").read_text(encoding="utf-8")
+    (imports,) = re.findall(r"```python\n(.*?)```", index, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(imports, names)
+    calls = re.findall(r"\b(Task|Source|Chart)\(([a-z_, ]+)\)", RECIPES)
+    assert {name for name, _ in calls} == {"Task", "Source", "Chart"}
+    for name, arguments in calls:
+        parameters = list(inspect.signature(names[name]).parameters)
+        assert parameters[: len(arguments.split(", "))] == arguments.split(", ")
+    (start,) = re.findall(r"`(parameter\(.*?\))`", RECIPES)
+    made = eval(start, names | {"d_model": 8})
     assert made.shape == (8,) and made.start == 0.5
+
+
+@pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "docs/extending/index.md"], ids=["map", "recipes"]
+)
+def test_every_place_that_a_page_on_contributing_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    places = re.findall(r"`((?:deepstack|tests|docs|benchmarks|configs)/[^`<*]*)`", text)
+    assert places and all((ROOT / place).exists() for place in places), places
+    packages = {path.parent.name for path in ROOT.glob("deepstack/*/__init__.py")}
+    if page == "CONTRIBUTING.md":
+        listed = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+        assert listed | {"instruments", "integrations"} == packages
 
 
 def test_the_table_of_schemes_is_the_codes() -> None:

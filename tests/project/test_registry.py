@@ -11,7 +11,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.base.registry import Registry, nearest, unknown
 from deepstack.cli.completion import values_of
 from deepstack.config import ROLES
-from deepstack.config.schema import sections, setting_keys
+from deepstack.config.keys import sections, setting_keys
 
 CHOICES = {
     **sections(),

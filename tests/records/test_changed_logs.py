@@ -19,8 +19,7 @@ from deepstack.base.errors import ChangedLogError, DifferenceError, Interrupted
 from deepstack.config import Config
 from deepstack.instruments.probe.probe import Probe
 from deepstack.records import Inspection, Run, RunFolder, write_end
-from deepstack.training import Observer, checkpoint
-from deepstack.training import run as training_run
+from deepstack.training import Observer, checkpoint, outcome
 from deepstack.training.observer import Started
 
 LOGS = ("steps.csv", "evals.csv", "timing.csv", "attribution.csv")
@@ -122,7 +121,7 @@ def test_a_log_that_changes_as_the_run_is_sealed_is_found_by_verify(
         digit(folder.steps_path)
         write_end(folder, *words, **more)
 
-    monkeypatch.setattr(training_run, "write_end", changed_first)
+    monkeypatch.setattr(outcome, "write_end", changed_first)
     run = deepstack.train(CONFIG, out=tmp_path)
     assert "steps.csv" in str(Inspection(run.folder).problems)
 

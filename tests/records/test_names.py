@@ -11,11 +11,11 @@ from helpers.plot_runs import make_chart, make_run, make_runs, rows
 
 import deepstack
 from deepstack.base.errors import ConfigError
+from deepstack.base.text import distinct_texts
 from deepstack.config import Config
 from deepstack.config.identity import study_name
 from deepstack.plots.files import runs_of
 from deepstack.records import Run, RunFolder, change_note, find_runs
-from deepstack.records.cells import distinct_texts
 from deepstack.records.labels import LABELS
 
 
@@ -54,7 +54,7 @@ def test_a_linked_run_belongs_to_the_study_in_which_its_link_lies(tmp_path: Path
     assert deepstack.compare(tmp_path / "study")["depth"].tolist() == ["6", "18"]
 
 
-def test_names_and_notes_that_are_not_utf_8_are_escapes_in_tables(tmp_path: Path) -> None:
+def test_tables_show_escapes_for_names_and_notes_that_are_not_utf_8(tmp_path: Path) -> None:
     study = tmp_path / os.fsdecode(b"caf\xe9")
     make_runs(study, depth=(6, 18), scheme=("deepnorm", "post_ln"))
     first, second, *_ = find_runs(study)

@@ -8,8 +8,8 @@ import pytest
 from helpers.record_runs import make_run
 
 from deepstack.base.errors import DifferenceError, ResourceError
+from deepstack.base.text import float32_text
 from deepstack.records import TIMING_COLUMNS, AppendLog, Run, RunFolder, extent, trouble
-from deepstack.records.append_log import number_text
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,14 @@ from deepstack.records.append_log import number_text
         (16777217.0, "1.6777216e+07"),
     ],
 )
-def test_number_text(value: object, text: str) -> None:
-    assert number_text(value) == text
+def test_float32_text(value: object, text: str) -> None:
+    assert float32_text(value) == text
 
 
-def test_number_text_reads_back_as_the_same_float32_and_is_short() -> None:
+def test_float32_text_reads_back_as_the_same_float32_and_is_short() -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 2000, dtype=np.uint32)
     for number in filter(np.isfinite, bits.view(np.float32)):
-        text = number_text(number)
+        text = float32_text(number)
         assert np.float32(text) == number
         digits = len(text.lstrip("-").split("e")[0].replace(".", "").strip("0"))
         if digits > 1:

@@ -115,7 +115,10 @@ CHANGES: list[tuple[Change, str]] = [
         r"layers/steps\.npy: a record was of step 1, is of step 0",
     ),
     (lambda f: (f.layers_dir / "grad_norm.npy").unlink(), r"layers/grad_norm\.npy: only one"),
-    (lambda f: (f.layers_dir / "grad_norm.npy").write_bytes(b""), r"grad_norm\.npy: is no array"),
+    (
+        lambda f: (f.layers_dir / "grad_norm.npy").write_bytes(b""),
+        r"grad_norm\.npy: is not an array",
+    ),
     (lambda f: shutil.rmtree(f.checkpoint_dir), "checkpoint/6 is not in the record"),
     (lambda f: f.write_status("diverged", 6), "its state was diverged at step 6, is done at"),
     (lambda f: os.truncate(f.evals_path, extent(f.evals_path, 0).size), "evals.csv has more rows"),
@@ -210,7 +213,7 @@ def test_a_missing_plugin_is_refused_and_a_given_one_is_used(tmp_path: Path) -> 
     assert result.exit_code == 0, result.stderr
 
 
-def test_what_is_no_run_or_has_no_row(
+def test_a_rerun_of_a_folder_without_rows_is_refused(
     trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: RunFolder
 ) -> None:
     assert rerun(tmp_path, "--check").exit_code == 2

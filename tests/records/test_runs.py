@@ -25,7 +25,7 @@ from deepstack.records import STEPS_COLUMNS, Run, RunFolder, find_runs, problems
 
 
 @pytest.mark.parametrize("words", [[], ["fork"]], ids=len)
-def test_a_held_folder_is_refused_naming_the_holder_until_it_is_killed(
+def test_a_held_folder_is_refused_by_the_name_of_the_holder(
     words: list[str], tmp_path: Path
 ) -> None:
     """A child that the holder has forked does not keep the lock."""
@@ -50,7 +50,7 @@ def test_a_held_folder_is_refused_naming_the_holder_until_it_is_killed(
     process.stdout.close()
 
 
-def test_running_means_that_someone_works_on_it_until_it_ends_or_fails(tmp_path: Path) -> None:
+def test_a_run_is_running_only_while_a_process_holds_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", state="running")
     assert Run(folder.path).status["state"] == "running"
     with pytest.raises(KeyError), folder.lock():
@@ -86,16 +86,16 @@ def test_a_terabyte_of_a_small_file_is_refused(name: str, tmp_path: Path) -> Non
     assert typed("ls", tmp_path).exit_code == 0
 
 
-def test_pipes_in_a_run_folder_hold_nobody(tmp_path: Path) -> None:
+def test_pipes_in_a_run_folder_block_no_command(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     os.mkfifo(folder.lock_path)
     folder.steps_path.unlink()
     os.mkfifo(folder.steps_path)
     assert folder.holder() is None
-    with pytest.raises(ResourceError, match="is no file"), folder.lock():
+    with pytest.raises(ResourceError, match="is not a file"), folder.lock():
         pass
     for read in (folder.last_row, lambda: Run(folder.path).steps):
-        with pytest.raises(ResourceError, match="something that is no file"):
+        with pytest.raises(ResourceError, match="something that is not a file"):
             read()
 
 
@@ -113,7 +113,7 @@ def test_torn_rows_are_never_seen(tmp_path: Path) -> None:
         assert [*zip(steps["step"], steps["loss"], strict=True)] == rows
 
 
-def test_a_folder_that_was_tampered_with_is_named_and_takes_no_memory(tmp_path: Path) -> None:
+def test_a_tampered_folder_is_named_and_takes_little_memory(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     bomb = "a: &a [1, 1]\n" + "".join(f"{c}: &{c} [*{p}, *{p}]\n" for p, c in pairwise("abcdefgh"))
     for path, name, texts in (
@@ -168,7 +168,7 @@ def test_runs_are_found_at_three_heights_in_human_order(tmp_path: Path) -> None:
             find_runs(nothing)
 
 
-def test_what_varies(tmp_path: Path) -> None:
+def test_keys_vary_if_runs_differ_in_them(tmp_path: Path) -> None:
     configs = [
         "{name: a, seed: 0, model: {depth: 6, eps: 1}, task: {name: text}, runtime: {threads: 1}}",
         "{name: b, seed: 0, model: {depth: 48}, task: {name: text, rate: 0.5}, runtime: {}}",
@@ -306,10 +306,10 @@ def test_a_bad_last_row_is_damage(end: str, tmp_path: Path) -> None:
     folder.steps_path.write_text(folder.steps_path.read_text() + end)
     (row,) = run_rows([Run(folder.path)])
     assert row["state"] == "damaged" and row["loss"] is None
-    assert "is no table of numbers" in typed("ls", tmp_path).stderr
+    assert "is not a table of numbers" in typed("ls", tmp_path).stderr
 
 
-def test_the_last_values_are_those_of_the_whole_logs(tmp_path: Path) -> None:
+def test_the_last_values_equal_the_whole_logs(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "s" / "run", 400)
     with open(folder.steps_path, "a") as file:
         file.write("401,2.5,,,inf,nan,1,1\n402,9.")  # an empty cell; a torn row

@@ -53,7 +53,7 @@ def test_an_untouched_run_is_whole(state: str, trained: dict[str, Path]) -> None
         assert row["files"] == len(sums) - 1  # without status.json
 
 
-def test_what_people_and_readers_write_is_no_damage(folder: RunFolder) -> None:
+def test_other_peoples_files_are_not_damage(folder: RunFolder) -> None:
     folder.log_path.write_text("something else")
     (folder.path / "notes.md").write_text("mine")
     (folder.path / ".DS_Store").write_text("a system's")
@@ -98,7 +98,7 @@ CHANGES: list[tuple[Callable[[RunFolder], object], str]] = [
     ),
     (
         lambda f: (f.timing_path.unlink(), os.mkfifo(f.timing_path)),
-        "timing.csv: unreadable (no file)",
+        "timing.csv: unreadable (not a file)",
     ),
     (
         lambda f: f.write_status("diverged", 6, checksums=f.read_status()["checksums"]),
@@ -193,7 +193,7 @@ def test_flips_in_an_interrupted_run_are_noticed(stopped: RunFolder) -> None:
     assert problems(stopped) == []
 
 
-def test_rows_behind_the_last_checkpoint_are_no_damage_but_lost_ones_are(
+def test_missing_rows_are_damage_and_rows_after_the_checkpoint_are_not(
     stopped: RunFolder,
 ) -> None:
     stopped.write_status("running", 4)  # as a killed process leaves it
@@ -210,7 +210,7 @@ def test_rows_behind_the_last_checkpoint_are_no_damage_but_lost_ones_are(
     assert "steps.csv: missing" in problems(stopped)
 
 
-def test_a_run_killed_amid_its_first_look_is_no_damage(
+def test_a_run_killed_during_its_first_snapshot_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = files.replace
@@ -235,7 +235,7 @@ def test_a_damaged_newest_checkpoint_leaves_the_logs_to_the_one_before(stopped: 
     assert "up to step 3" in found[1]
 
 
-def test_a_run_at_work_is_told_as_far_as_it_is(stopped: RunFolder) -> None:
+def test_a_running_run_is_inspected_up_to_its_last_checkpoint(stopped: RunFolder) -> None:
     stopped.write_status("running", 4)
     with stopped.lock():
         before = {path: path.stat().st_mtime_ns for path in stopped.path.rglob("*")}
@@ -246,7 +246,7 @@ def test_a_run_at_work_is_told_as_far_as_it_is(stopped: RunFolder) -> None:
         assert problems(stopped)[0].startswith("checkpoint/3: probe.safetensors is not")
 
 
-def test_sums_of_a_run_killed_before_its_status_are_of_no_use(stopped: RunFolder) -> None:
+def test_checksums_written_before_a_kill_are_ignored(stopped: RunFolder) -> None:
     write_end(stopped, "done", 6)
     stopped.write_status("running", 4)
     with open(stopped.steps_path, "a") as file:

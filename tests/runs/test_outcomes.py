@@ -41,7 +41,7 @@ def evaluated(run: Run, masked: float | None, unigram: float | None, loss: float
 # --- the criterion -------------------------------------------------------------------------
 
 
-def test_what_counts_is_the_distance_from_the_unigram(tmp_path: Path) -> None:
+def test_the_outcome_depends_on_the_distance_from_the_unigram(tmp_path: Path) -> None:
     run = Run(make_run(tmp_path))
     shares = {-1.01: "trained", -0.99: "stalled", 0.99: "stalled", 1.01: "above"}
     for share, expected in shares.items():
@@ -52,7 +52,7 @@ def test_what_counts_is_the_distance_from_the_unigram(tmp_path: Path) -> None:
     assert outcome(Run(make_run(tmp_path, state="interrupted"))) is None
 
 
-def test_the_unigram_is_that_of_the_same_positions(tmp_path: Path) -> None:
+def test_the_unigram_counts_the_same_positions(tmp_path: Path) -> None:
     stated = {"unigram_entropy": 9.0, "context_free_entropy": 7.0}
     run = Run(make_run(tmp_path, references=stated))
     assert margin(evaluated(run, 2.4, UNIGRAM)) == pytest.approx(2.4 - UNIGRAM)

@@ -309,7 +309,7 @@ def test_labels_of_absurd_size_are_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", '{"tags": 3, "note": []}'])
-def test_labels_that_cannot_be_read_are_no_damage(text: str, tmp_path: Path) -> None:
+def test_unreadable_labels_are_not_damage(text: str, tmp_path: Path) -> None:
     folder = end(make_run(tmp_path / "run"))
     (folder.path / "labels.json").write_text(text)
     assert typed("ls", tmp_path).exit_code == 0 and problems(RunFolder(folder.path)) == []

@@ -167,7 +167,7 @@ def test_the_equation_shown_to_users_is_the_docstrings_first() -> None:
 
 
 @pytest.mark.parametrize(("name", "family"), PUBLISHED)
-def test_what_a_gpu_computes_at_once_is_the_scheme_s_own_sum(name: str, family: str) -> None:
+def test_post_scale_gives_the_sum_of_the_scheme(name: str, family: str) -> None:
     schemes = built(name, 3, model__family=family).model.schemes
     x, g = torch.randn(2, 3, D), torch.randn(2, 3, D)
     found = [scheme.post_scale() for scheme in schemes]

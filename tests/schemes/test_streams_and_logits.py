@@ -15,7 +15,7 @@ from deepstack.fast import FastPaths, enable_fast_paths
 from deepstack.model import build_model
 from deepstack.model.stack import run_layers
 from deepstack.schemes import SCHEMES
-from deepstack.schemes.hyper_connections import sinkhorn
+from deepstack.schemes.mixing import sinkhorn
 
 SIDES = torch.arange(24).view(2, 12) * 5 % 11  # source and target side by side
 PLAIN, FUSED = FastPaths(False, False, False), FastPaths(True, False, False)
@@ -138,7 +138,7 @@ IN_FP32 = [n for n in SCHEMES if SCHEMES[n].maps_stream and n != "res_former"]
 
 
 @pytest.mark.parametrize("name", [*IN_FP32, "frac_connections"])
-def test_what_goes_between_layers_is_in_full_precision_under_autocast(name: str) -> None:
+def test_the_stream_is_in_full_precision_under_autocast(name: str) -> None:
     """Sublayers round to bf16; what they gave is mixed, weighed and summed up in fp32."""
     static = {"dynamic": False} if name.endswith("_connections") else {}
     model = perturbed(name, 6, model__scheme_options=static)
@@ -201,3 +201,18 @@ def test_ntk_is_fan_in_with_divided_gradients(choice: dict[str, Any], ways: Fast
     crosses = bool(ntk.model.source_len) and "merged" not in choice.values()
     of_layers = {role for role in MATRICES if crosses or not role.startswith("cross_")}
     assert matrices == of_layers - {"w3"}
+
+
+def test_backout_takes_a_share_of_the_middle_layer_from_the_last() -> None:
+    model = built("x0_lambdas", 5, model__scheme_options={"backout": 0.2}).model
+    x = torch.randn(2, 6, D)
+    streams = [model.last.enter(x)]
+    for layer in model.layers:
+        streams.append(layer(streams[-1]))
+    last, third = streams[-1][0], streams[3][0]  # nanochat's index 5 // 2, from 0
+
+    def plain(z: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(z, (D,), eps=1e-5)
+
+    expected = plain(last - 0.2 * third)
+    torch.testing.assert_close(model.layers[-1].scheme.leave(streams[-1], plain), expected)

@@ -153,7 +153,7 @@ class MupModel(nn.Module):
 @pytest.mark.others
 @pytest.mark.parametrize("head", ["tied", "separate"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_training_is_that_of_the_package_mup(head: str, optimizer: str) -> None:
+def test_training_equals_the_package_mup(head: str, optimizer: str) -> None:
     mup, sgd = package("mup"), optimizer == "sgd"
     rate, decay = 0.01, 0.1
     config = config_of(

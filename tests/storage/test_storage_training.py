@@ -113,7 +113,7 @@ def test_signals_at_any_moment(times: int, harness: Harness) -> None:
         pytest.param(20, 20, marks=pytest.mark.full),
     ],
 )
-def test_one_of_several_works_and_the_others_are_told_in_two_seconds(
+def test_one_process_of_several_works_and_the_others_are_refused_in_two_seconds(
     starters: int, rounds: int, harness: Harness
 ) -> None:
     """The one that works is stopped once it is alone, and the next round goes on from there."""
@@ -161,7 +161,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.param(range(0, 400, 8), marks=pytest.mark.full),
     ],
 )
-def test_a_full_disk_is_refused_or_ends_the_run_and_space_lets_it_go_on(
+def test_a_full_disk_ends_the_run_and_space_lets_it_continue(
     rooms: Sequence[int], small_disk: Path, harness: Harness
 ) -> None:
     codes = [code_on_full_disk(harness, small_disk, room) for room in rooms]

@@ -109,7 +109,7 @@ def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_tells_how_runs_ended_and_another_follows_one_that_dies(
+def test_a_fork_server_reports_ends_of_runs_and_is_replaced_if_it_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Files of the present folder are not imported.
@@ -219,7 +219,7 @@ def test_the_plan_shows_what_varies_and_what_overrides_set(file: Path) -> None:
     assert "train.batch_size" in shown.stdout and "2*" in shown.stdout
 
 
-def test_the_table_at_the_end_has_a_row_for_what_else_is_swept(tmp_path: Path) -> None:
+def test_the_table_of_a_sweep_has_a_row_for_each_other_swept_setting(tmp_path: Path) -> None:
     study = (
         STUDY.split("  grid")[0]
         + """
@@ -258,12 +258,14 @@ def test_a_damaged_run_is_shown_and_left_alone(tmp_path: Path) -> None:
     assert [is_wanted(cell) for cell in cells] == [False, False, True]
     first, second, _ = deepstack.sweeps.Pool(cells, Local(cells, "s", tmp_path, 1)).progress
     assert "steps.csv: goes to step 0, but status.json says done at step 3" in first.message
-    assert "status.json: is no JSON" in second.message
+    assert "status.json: is not JSON" in second.message
     with pytest.raises(ResourceError, match="to train it anew, first: deepstack rm"):
         deepstack.train(cells[0].config, study="s", out=tmp_path)
 
 
-def test_nothing_is_built_or_timed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_builds_and_times_each_shape_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted = {
         "build_model": Mock(side_effect=PLAN.build_model),
         "task_of": Mock(side_effect=PLAN.task_of),
@@ -294,7 +296,7 @@ def test_long_runs_which_may_replay_are_timed_apart_from_short_ones(
 @pytest.mark.parametrize(
     ("steps", "replay", "expected"), [(1000, "auto", 6.5), (1000, False, 1.5), (7, True, 5.5)]
 )
-def test_the_steps_that_are_timed_are_those_of_the_run(
+def test_timed_steps_equal_the_runs(
     steps: int, replay: bool | str, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once a step is recorded, where the run would replay it: steps 5 to 8, else 0 to 3."""
@@ -377,7 +379,7 @@ def test_runs_that_are_called_alike_have_folders_of_their_own(
         ),
     ],
 )
-def test_a_name_that_no_run_can_have_is_told_with_its_place(
+def test_an_impossible_name_of_a_run_is_refused_with_its_place(
     swept: str, settings: list[str], message: str, file: Path
 ) -> None:
     file.write_text(swept + "\n")

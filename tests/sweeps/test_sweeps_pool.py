@@ -102,7 +102,7 @@ def test_the_sweep_and_the_folder_say_alike_how_a_run_ended(
 @pytest.mark.parametrize(
     ("script", "signals"), [({KILL: -KILL}, [TERM, KILL]), ({TERM: 143}, [TERM])]
 )
-def test_a_run_that_takes_too_long_is_asked_then_killed_and_has_failed(
+def test_a_run_beyond_its_timeout_is_killed_and_has_failed(
     script: dict[int, int], signals: list[int], tmp_path: Path
 ) -> None:
     stage = Stage(script)
@@ -113,7 +113,7 @@ def test_a_run_that_takes_too_long_is_asked_then_killed_and_has_failed(
     assert status["error"] == entry.message == "took longer than --run-timeout, 0.05 s"
 
 
-def test_a_run_that_cannot_be_told_apart_from_a_working_one_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_that_may_be_working_is_left_alone(tmp_path: Path) -> None:
     (cell,) = cells_of(tmp_path)
     with cell.folder.lock():
         (entry,) = Pool([cell], Stage({0: -KILL})).run()
@@ -133,7 +133,7 @@ def test_after_max_hours_nothing_starts_and_what_runs_is_interrupted(
     assert all(map(is_wanted, cells_of(tmp_path, seeds=3)))
 
 
-def test_a_stop_request_is_handed_on_once_and_its_kills_are_no_failures(tmp_path: Path) -> None:
+def test_a_stop_request_reaches_each_run_once_and_kills_are_not_failures(tmp_path: Path) -> None:
     shown: list[int] = []
     stage = Stage({KILL: -KILL}, workers=2)
     sweep = Pool(cells_of(tmp_path, seeds=3), stage, stop=lambda: signal.SIGINT if shown else None)

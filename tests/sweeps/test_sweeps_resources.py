@@ -75,7 +75,7 @@ def test_a_budget_is_a_size_or_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1GB", "0", "1.5", "8XB"])
-def test_what_is_no_budget(text: str) -> None:
+def test_an_invalid_memory_budget_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--memory: found '{text}'; allowed a size with its"):
         memory_budget(text)
 

@@ -124,7 +124,7 @@ def test_bad_options_are_refused(
     assert [part for part in expected if part not in message] == []
 
 
-def test_a_function_that_is_no_task_is_refused() -> None:
+def test_a_function_that_is_not_a_task_is_refused() -> None:
     def positional(seq_len: int, seed: int) -> Task: ...
 
     def bare(*, seq_len: int, seed: int, size=3) -> Task: ...  # type: ignore[no-untyped-def]

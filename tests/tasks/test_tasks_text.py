@@ -180,7 +180,7 @@ def test_tasks_of_several_seeds_share_one_text(tmp_path: Path) -> None:
 
 @pytest.fixture
 def unfit(tmp_path: Path) -> Path:
-    """A folder with files and folders that are no text."""
+    """A folder with files and folders that are not text."""
     for name in ("hidden", "with_fifo"):
         (tmp_path / name).mkdir()
     write(tmp_path / "hidden" / ".a", b"text")
@@ -195,9 +195,9 @@ def unfit(tmp_path: Path) -> Path:
     ("name", "expected"),
     [
         ("missing.txt", "no such file or folder"),
-        ("/dev/null", "/dev/null is no regular file; allowed: a regular file"),
+        ("/dev/null", "/dev/null is not a regular file; allowed: a regular file"),
         ("hidden", "hidden ones skipped"),
-        ("with_fifo", "pipe is no regular file"),
+        ("with_fifo", "pipe is not a regular file"),
         ("loop", "cannot read"),
         ("huge", "at most 2,147,483,648"),
         (b"", "is empty"),

@@ -151,7 +151,6 @@ UNFIT: list[tuple[str, bytes | Callable[[Path], object], str]] = [
     ("a.npy", lambda f: npy(f, -RAMP), "found token -"),
     ("a.npy", lambda f: npy(f, np.array([{}, print], dtype=object)), "cannot read"),  # a pickle
     ("a.npy", lambda f: os.truncate(npy(f), 8000), "cannot read"),
-    ("state.json", b'{"_data_files": [{"filename": "../a.arrow"}]}', "is no state of a saved"),
 ]
 
 
@@ -164,7 +163,7 @@ def test_unfit_files_are_refused(
     path.write_bytes(make) if isinstance(make, bytes) else make(path)
     began = time.monotonic()
     with pytest.raises(ConfigError, match=rf"^task\.path: .*{expected}.*\Z") as raised:
-        build(tmp_path if name == "state.json" else path)
+        build(path)
     assert time.monotonic() - began < 1 and raised.value.key == "task.path"
     assert len(str(raised.value)) < 1000
 
@@ -227,3 +226,13 @@ def test_a_file_that_is_replaced_during_a_run_stays_as_it_was(tmp_path: Path) ->
     assert shown(task) == set(range(900))
     (tmp_path / "a.bin").unlink()
     assert shown(task) == set(range(900))
+
+
+def test_a_tokenizer_without_its_integration_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepstack.tasks.token_files.import_extensions", lambda kind: [])
+    (tmp_path / "a.txt").write_text("words")
+    (tmp_path / "t.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no integrations/tokenizers"):
+        build(tmp_path / "a.txt", tokenizer=str(tmp_path / "t.json"))

@@ -116,7 +116,9 @@ def test_closed_and_full_streams_stop_and_change_nothing(
 def test_a_terminal_that_goes_away_does_not_stop_the_run(
     references: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from deepstack.cli.display import Display, observe
+    from deepstack.cli.display import observe
+    from deepstack.cli.views import TerminalView
+    from deepstack.training import PlainLines
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -124,6 +126,6 @@ def test_a_terminal_that_goes_away_does_not_stop_the_run(
     gone.isatty.return_value = True
     gone.write.side_effect = gone.flush.side_effect = OSError(5, "Input/output error")
     with redirect_stderr(gone), observe(quiet=False) as observer:
-        assert isinstance(observer, Display)
+        assert isinstance(observer, PlainLines) and isinstance(observer.view, TerminalView)
         run = deepstack.train(CONFIGS["plain"], out=tmp_path, observer=observer)
     assert data_of(run) == references["plain"]

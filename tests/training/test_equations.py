@@ -63,7 +63,7 @@ def made(strength: float, size: int = 1, **changes: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
 @pytest.mark.parametrize("distribution", ["xavier_normal", "ntk"])
 @pytest.mark.parametrize("banks", [True, False])
-def test_the_gradient_is_that_of_the_sum_of_squared_norms(
+def test_the_penaltys_gradient_equals_the_sum_of_squared_norms(
     family: str, distribution: str, banks: bool
 ) -> None:
     built, penalty = made(
@@ -99,7 +99,7 @@ def test_the_gradient_is_that_of_the_sum_of_squared_norms(
     assert 0.3 / 2 * penalty.squares().item() == pytest.approx(total, rel=1e-3)
 
 
-def test_the_spectral_penalty_is_nothing_where_off_and_a_share_where_shared() -> None:
+def test_the_spectral_penalty_is_divided_among_ranks_and_absent_if_off() -> None:
     loss = torch.tensor(2.0, requires_grad=True)
     assert made(0.0)[1](loss) is loss
     one, half = (made(0.2, size=size) for size in (1, 2))
@@ -159,7 +159,7 @@ def test_only_the_direction_of_a_gradient_counts(size: float) -> None:
 @pytest.mark.parametrize("adjust_lr", ["match_rms_adamw", "original"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("banks", [True, False])
-def test_updates_are_those_of_the_equation(
+def test_updates_follow_the_equation(
     adjust_lr: str, clip: float | None, banks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(muon, "BATCH_SIZE", 2 * 3 * 12 * 12)  # one layer or two at a time

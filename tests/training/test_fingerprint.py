@@ -75,7 +75,7 @@ def test_the_fingerprint_decides_or_without_one_the_other_values(
     assert "hunter2" not in json.dumps(run.meta)
 
 
-def test_the_fingerprint_is_the_same_again_cheap_and_leaves_random_numbers_alone() -> None:
+def test_the_fingerprint_is_stable_and_draws_no_random_numbers() -> None:
     before, device = torch.get_rng_state(), torch.device("cpu")
     first = fingerprint(device, bf16=False)
     with FlopCounterMode(display=False) as flops:

@@ -151,7 +151,7 @@ def test_ranks_that_have_met_report_a_common_error_once_and_others_always(
 
 
 @pytest.mark.parametrize(("rank", "absent"), [(0, "the other ranks"), (1, "rank 0")])
-def test_a_waiting_rank_names_the_absent_ones_and_stops_on_a_signal(
+def test_a_waiting_rank_names_absent_ranks_and_stops_on_a_signal(
     rank: int,
     absent: str,
     tmp_path: Path,

@@ -160,7 +160,7 @@ def train(out: Path, *words: str) -> Any:
 
 
 @pytest.mark.parametrize("cause", [errno.EROFS, errno.EACCES])
-def test_a_run_that_is_done_is_said_to_be_where_nothing_can_be_written(
+def test_a_finished_run_is_reported_on_a_read_only_disk(
     cause: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train(tmp_path).exit_code == 0
@@ -226,7 +226,7 @@ def test_a_path_that_cannot_be_is_refused_before_anything_is_trained(
     assert not [*tmp_path.glob("*/*/*/steps.csv")]
 
 
-def test_weights_are_not_exported_as_those_of_another_model(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_not_exported(tmp_path: Path) -> None:
     run = Path(train(tmp_path).stdout.strip())
     path = run / "config.yaml"
     for text in (path.read_text().replace("scheme: deepnorm", "scheme: post_ln"), ""):
@@ -243,7 +243,7 @@ def test_a_refusal_after_a_notice_leaves_no_folder(
     meta = run.read_meta()
     meta["environment"]["threads"] = 7
     run.write_meta(meta)
-    monkeypatch.setattr("deepstack.training.preflight.memory_limit", lambda _: 10**6)
+    monkeypatch.setattr("deepstack.training.resources.memory_limit", lambda _: 10**6)
     refused = typed("rerun", run.path, "--out", tmp_path / "new")
     assert refused.exit_code == 2 and "threads was 7" in refused.stderr
     assert not (tmp_path / "new").exists()

@@ -319,7 +319,7 @@ def test_runs_that_cannot_be_extended(finished: Run, tmp_path: Path) -> None:
         (finished.path, 0, [], "found 0; allowed a number of further steps from 1 on"),
         (finished.path, 8, ["model.dropout=0.1"], r"found model\.dropout; an extension allows"),
         (finished.path, 8, ["train.steps=30"], r"found train\.steps; an extension allows"),
-        (tmp_path / "nowhere", 8, [], "nowhere is no run"),
+        (tmp_path / "nowhere", 8, [], "nowhere is not a run"),
         (stopped.path, 8, [], "is interrupted; allowed a finished run"),
         (weights.path, 8, [], r"keeps only its weights.*runtime\.keep_optimizer=true"),
         (diverged.path, 8, [], "is diverged; allowed"),

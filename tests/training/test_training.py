@@ -24,8 +24,8 @@ from deepstack.records import RunFolder
 from deepstack.schemes import SCHEMES
 from deepstack.tasks import task_of
 from deepstack.training import to_device
-from deepstack.training.environment import memory_limit
 from deepstack.training.recorder import Recorder
+from deepstack.training.resources import memory_limit
 from deepstack.training.schedule import learning_rate
 from deepstack.training.snapshot_writer import LayerRecords
 
@@ -165,7 +165,7 @@ def test_divergence_is_a_result_however_late_it_is_seen(
 def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(tmp_path: Path) -> None:
     config = with_overrides(small(runtime__checkpoint_seconds=0.0), BLOW_UP)
     with (
-        patch("deepstack.training.run.write_end", side_effect=KeyboardInterrupt),
+        patch("deepstack.training.outcome.write_end", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         deepstack.train(config, out=tmp_path)
@@ -203,7 +203,7 @@ def test_a_disk_too_small_for_the_run_is_refused_before_it_begins(
     assert deepstack.train(small(), out=tmp_path).state == "done"
 
 
-def test_a_run_takes_no_more_disk_than_was_said(tmp_path: Path) -> None:
+def test_a_run_takes_no_more_disk_than_its_estimate(tmp_path: Path) -> None:
     config = small(runtime__checkpoint_seconds=0.0, train__steps=15)
     kept, most = disk_estimate(config)
     seen = []
@@ -279,7 +279,7 @@ thread.join()
 """
 
 
-def test_a_look_takes_no_more_of_the_stack_the_deeper_a_model_is() -> None:
+def test_snapshots_of_deep_models_fit_on_the_stack() -> None:
     process = python(DEEP)
     assert (process.communicate()[0].strip(), process.returncode) == ("1", 0)
 

@@ -1,9 +1,9 @@
 """Deferred weight gradients, batched over layers or run on a side stream.
 
-No other operation of a backward pass reads a weight's gradient.  Those of small layers wait until
-one kernel can add them for many layers: at width 64 this replaces 50 microseconds a layer by 3.
-Those of wide layers run on a side stream, concurrently with the rest of the pass.  The queue of a
-pass ends with it, by a callback of torch's autograd engine.
+No other operation of a backward pass reads a weight's gradient.  Weight gradients of small layers
+wait until one kernel can add them for many layers: at width 64 this replaces 50 microseconds a
+layer by 3.  Weight gradients of wide layers run on a side stream, concurrently with the rest of the
+pass.  The queue of a pass ends with it, by a callback of torch's autograd engine.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ def _backward(  # type: ignore[no-untyped-def]
 class Normed(NamedTuple):
     """LN(z), its copy in another precision, and tensors for the backward pass.
 
-    out: (…, d).  saved: z, and mean and 1/sqrt(var + eps) of its rows.  copy and saved are None
-    unless requested.
+    out: (…, d).
+    saved: z, and mean and 1/sqrt(var + eps) of its rows.  copy and saved are None unless requested.
     """
 
     out: Tensor
@@ -112,7 +112,8 @@ def normed(
 ) -> Normed:
     """Return LN(x), or LN(scale x + plus).  x: (…, d) fp32; plus: (…, d) in any precision.
 
-    copy: the precision of a copy of the result.  save: keep tensors for the backward pass.
+    copy: the precision of a copy of the result.
+    save: keep tensors for the backward pass.
     """
     x = x.contiguous()
     width = x.shape[-1]
@@ -140,7 +141,7 @@ def normed_backward(
     scale: float = 1.0,
     plus: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the gradient of x, that of `plus` in its precision `plus`, and sums over tokens.
+    """Return the gradients of x and of `plus` (in the precision `plus`), and sums over tokens.
 
     sums: (programs, 2 or 3, d).  Added over programs they are the gradients of gain and of bias,
     and the sum over tokens of the gradient of `plus`.

@@ -1,9 +1,9 @@
 """Products in fused sublayers on a GPU, by the kernel that suits their size.
 
 In a narrow layer the launches of kernels dominate, so weight gradients are deferred until one
-kernel can compute those of many layers.  Those of a wide layer run on a side stream.  A kernel that
-writes a product's gradient can also write its sums over tokens: the gradient of the product's bias.
-A `Gradient` carries both from one operation's backward pass to the next.
+kernel can compute them for many layers.  Weight gradients of a wide layer run on a side stream.  A
+kernel that writes a product's gradient can also write its sums over tokens: the gradient of the
+product's bias.  A `Gradient` carries both from one operation's backward pass to the next.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class Gradient(NamedTuple):
 class DeviceProduct(Product):
     """y = c x Wᵀ + b, in the autocast precision, with deferred weight gradients.
 
-    relu: y = max(c x Wᵀ + b, 0).  after_relu: x is such a y of another product; the gradient of x
-    is then that of the maximum's argument.
+    relu: y = max(c x Wᵀ + b, 0).
+    after_relu: x is such a y of another product; the gradient of x is then the gradient of the
+        maximum's argument.
     transposed_weight: Wᵀ in memory during a pass inside of `prepared_weights`.
     """
 
@@ -82,7 +83,7 @@ class DeviceProduct(Product):
         return self.large_product(x, weight, bias, half)
 
     def large_product(self, x: Tensor, weight: Tensor, bias: Tensor | None, half: bool) -> Tensor:
-        """Return y by kernels of split fp32 numbers, or by those of a library."""
+        """Return y by kernels of split fp32 numbers, or by a library's kernels."""
         if not half and self.splits(x):
             return kernels("split_product").split_product(x, weight, bias, relu=self.relu)
         if half and bias is not None and self.scale == 1.0:
@@ -119,7 +120,7 @@ class DeviceProduct(Product):
         return Gradient(dx if add_to is None else add_to.add_(dx))
 
     def weights_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Return W and b in this precision, those of `prepared_weights` if there are any."""
+        """Return W and b in this precision, from `prepared_weights` if it has them."""
         if self.half_weights is not None:
             return self.half_weights
         return self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
@@ -202,8 +203,8 @@ def prepared_weights(
     """Return a context whose passes read prepared copies of the weights of fused layers.
 
     half: the autocast precision, to which weights of products by a library are converted.  Without
-    autocast those of small products are transposed: an fp32 product with a transposed matrix takes
-    twice as long.
+        autocast the weights of small products are transposed: an fp32 product with a transposed
+        matrix takes twice as long.
     """
     products = [p for p in products_of(layers) if isinstance(p, DeviceProduct)]
     small = [p for p in products if p.small_kernels(tokens)]

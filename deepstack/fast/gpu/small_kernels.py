@@ -61,7 +61,8 @@ def product(
     """Return x Wᵀ + b, or x W if `straight`; then max(·, 0) if `relu`; then 0 where gate <= 0.
 
     x: (rows, depth); W: (columns, depth), or straight (depth, columns), contiguous, in any
-    precision; gate: (rows, columns).  Sums are of fp32 numbers; the result has x's precision.
+        precision.
+    gate: (rows, columns).  Sums are of fp32 numbers; the result has x's precision.
     """
     x, gate = x.contiguous(), None if gate is None else gate.contiguous()
     rows, depth = x.shape
@@ -150,7 +151,7 @@ def attend(qkv: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
 
 
 def attend_backward(qkv: Tensor, dy: Tensor, seq: int, heads: int, causal: bool) -> Tensor:
-    """Return the gradient of [q, k, v], given that of the result of `attend`."""
+    """Return the gradient of [q, k, v], given the gradient of `attend`'s result."""
     qkv, dy = qkv.contiguous(), dy.contiguous()
     tokens, width = dy.shape
     dqkv = torch.empty_like(qkv)

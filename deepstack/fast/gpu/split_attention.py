@@ -94,8 +94,8 @@ def split_attention(
 ) -> Tensor:
     """Return concat_h softmax(q_h k_hᵀ / sqrt(d_head)) v_h, (tokens, d), given [q, k, v].
 
-    All in fp32, to its accuracy.  d_head: at most WIDEST.  Infinite numbers give NaN or infinite
-    ones, as in `split_product`, possibly also those of a masked key.
+    All in fp32, to its accuracy.  d_head: at most WIDEST.  Infinite numbers, also of a masked key,
+    give NaN or infinite ones, as in `split_product`.
     """
     qkv = qkv.contiguous()
     tokens, width = qkv.shape[0], qkv.shape[1] // 3

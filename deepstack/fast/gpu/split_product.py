@@ -120,7 +120,7 @@ def split_product(
     """Return x Wᵀ + b, then max(·, 0) if `relu`, to the accuracy of fp32.
 
     x: (rows, depth); W: (columns, depth), contiguous; all in fp32.  The result may be NaN if x or W
-    is infinite or within 2⁻¹² of fp32's largest number.
+        is infinite or within 2⁻¹² of fp32's largest number.
     """
     x = x.contiguous()
     (rows, depth), columns = x.shape, len(weight)

@@ -134,7 +134,7 @@ class DeviceSublayer(FusedSublayer):
     ) -> Tensor:
         """Return the gradient of x.
 
-        sums: those of dy over blocks of tokens, (blocks, d_model), if they are known.
+        sums: of dy over blocks of tokens, (blocks, d_model), if they are known.
         add_to: (tokens, d_model) fp32, to which the gradient of x is added instead.
         """
         seq, width = dy.shape[-2:]

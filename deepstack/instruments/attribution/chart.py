@@ -45,14 +45,14 @@ ROLE_COLOURS = {
 def runs_with_rows(runs: Sequence[Run]) -> list[Run]:
     """Return the runs with a row in attribution.csv.  Raises NothingMatchedError for none."""
     return require(
-        [run for run in runs if len(run.attribution)],
+        [run for run in runs if len(run.log("attribution"))],
         "no run has an attribution.csv (log.attribution_every is 0?)",
     )
 
 
 def step_of(runs: Sequence[Run], options: Options) -> tuple[int, list[Run]]:
     """Return the step of a chart against depth, and the runs with a row for it."""
-    steps = {run: run.attribution["step"].tolist() for run in runs_with_rows(runs)}
+    steps = {run: run.log("attribution")["step"].tolist() for run in runs_with_rows(runs)}
     return shared_step(steps, options.at_step, " in attribution.csv")
 
 
@@ -63,7 +63,7 @@ def shares_of(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:
     """
     tables = []
     for run in runs:
-        rows = run.attribution
+        rows = run.log("attribution")
         rows = rows if step is None else rows[rows["step"] == step]
         x = rows["step"] if step is None else depth_of(run)
         tables.append(rows.assign(x=x, seed=int(run.get("seed", 0))))
@@ -87,7 +87,7 @@ def moving_groups(
 ) -> list[Moving]:
     """Return the groups that moved at two depths or steps, with `shares_of`; a note has the others.
 
-    step: that of a chart against depth.
+    step: the step of a chart against depth.
     """
     tables = [(group, shares_of(group.runs, step)) for group in groups]
     still = [group.label for group, table in tables if table["x"].nunique() < 2]
@@ -193,7 +193,7 @@ def fit_of_seeds(table: pd.DataFrame, by: str) -> Fit | None:
 
 def whole_at(run: Run, step: int) -> float | None:
     """Return the model update of a run at a step of attribution.csv."""
-    return last_row(run.attribution[run.attribution["step"] == step], "whole")
+    return last_row(run.log("attribution")[run.log("attribution")["step"] == step], "whole")
 
 
 @chart("attribution_vs_step")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,47 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deepstack import config as conf
+from deepstack.config.instruments import Columns
+from deepstack.diagnostics.instrument import Instrument, Row, RunState
 from deepstack.diagnostics.update import evaluating
+from deepstack.instruments.attribution.settings import AttributionSettings
 from deepstack.model import Transformer
 from deepstack.model.banks import Bank
 from deepstack.model.build import Built
 
 RANGES = 4
 SCHEDULE, WHOLE = "schedule", "whole"
+
+
+class Attribution(Instrument, name="attribution"):
+    """The effect of the change of each part on F, and of all of it."""
+
+    def columns_of(self, built: Built) -> Columns:
+        return columns_of(built, parts_of(built))
+
+    def measure(self, state: RunState) -> Row:
+        parts, start = parts_of(state.built), state.update.initial
+        origin = own_settings(state).attribution_from
+        row = attribute(state.built, state.initial, state.inputs, parts, start, origin)
+        # Use the probe's values after the step, so that the number equals that of steps.csv.
+        row[WHOLE] = distance(state.update.previous - start)
+        return row
+
+
+class FirstOrder(Attribution, name="first_order"):
+    """The same of the model linearised at θ_0."""
+
+    def measure(self, state: RunState) -> Row:
+        parts = parts_of(state.built)
+        row = first_order(state.built, state.initial, state.inputs, parts)
+        return {name: row.get(name) for name in columns_of(state.built, parts)}
+
+
+def own_settings(state: RunState) -> AttributionSettings:
+    """Return the `log` section, which has the settings of this instrument."""
+    log: Any = state.config.log
+    assert isinstance(log, AttributionSettings)
+    return log
 
 
 class Part(NamedTuple):
@@ -125,7 +159,7 @@ def first_order(
     """Return ‖J Δθ_part‖ of every part, J = ∂F/∂θ at θ_0, and of all of Δθ as `whole`.
 
     Forward-mode differentiation, exact to rounding: about three forward passes per part.  The
-    vectors J Δθ_part of the roles add up to J Δθ, and so do those of the ranges of layers.
+    vectors J Δθ_part of the roles add up to J Δθ, and so do the vectors of the ranges of layers.
     """
     vectors: dict[str, Tensor] = {}
     model, banks = built.model, built.banks.all

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.diagnostics.layers import diagnostic
+from deepstack.diagnostics.layers import diagnostic, has_plain_norm_and_relu
 from deepstack.diagnostics.snapshot import Snapshot
-from deepstack.diagnostics.sublayers import variance
+from deepstack.diagnostics.sublayer_statistics import variance
 from deepstack.diagnostics.update import evaluating
 from deepstack.schemes import Scheme, StackNorm, Tap
 from deepstack.schemes.tap import tapped
@@ -22,7 +22,6 @@ MATRICES = {
     "cross_attention": ("cross_v", "cross_o", 1.0),
     "feed_forward": ("w1", "w2", 0.5),
 }
-NAMES = ("bound", "effective_gain")
 
 
 class Terms(NamedTuple):
@@ -38,7 +37,17 @@ class Terms(NamedTuple):
     moved: Tensor
 
 
-@diagnostic("bound", "√(v²+w²)/α·‖θ_i,t − θ_i,0‖")
+def covers(model: conf.Model) -> bool:
+    """Return whether Theorem 4.2 covers a model: its norm, activation, products and attention.
+
+    The theorem assumes products x Wᵀ, which the NTK parameterisation divides by √n_in, and
+    attention that is linear in the values.
+    """
+    other = model.init.distribution == "ntk" or model.decoder_attention == "average"
+    return has_plain_norm_and_relu(model) and not other
+
+
+@diagnostic("bound", "√(v²+w²)/α·‖θ_i,t − θ_i,0‖", covers=covers)
 def bound(snapshot: Snapshot) -> Tensor:
     """√(v² + w²)/α · ‖θ_i,t − θ_i,0‖, a sublayer's term of the bound on ‖ΔF‖ of Theorem 4.2.
 
@@ -47,7 +56,7 @@ def bound(snapshot: Snapshot) -> Tensor:
     over the decoder's cross-attentions, and the decoder's sum is added.  Gains use the current
     weights.  A feed-forward with ReLU has w² = n_in Var(W_1)/2 and v² = n_in Var(W_2).  An
     attention has w² = n_in Var(W_v) and v² = n_in Var(W_o).  NaN where the theorem does not apply
-    (see `alphas`, `uncovered_names`).  For real steps it is an estimate and no bound: it treats
+    (see `alphas`, `covers`).  For real steps it is an estimate and no bound: it treats
     changes as independent of their inputs.
     Wang et al. 2022, arXiv:2203.00555, section 4.3.
     """
@@ -55,7 +64,7 @@ def bound(snapshot: Snapshot) -> Tensor:
     return torch.sqrt(t.v**2 + t.w**2) / t.alpha * t.moved
 
 
-@diagnostic("effective_gain", "v·w/α")
+@diagnostic("effective_gain", "v·w/α", covers=covers)
 def effective_gain(snapshot: Snapshot) -> Tensor:
     """v w/α, the factor of a sublayer on a change of its branch's input, in the same theorem.
 
@@ -101,20 +110,6 @@ def alphas_of(scheme: Scheme, d_model: int, device: torch.device) -> list[float]
     if scheme not in _tried or scheme.changes_by_step:
         _tried[scheme] = alphas(scheme, d_model, torch.device("cpu"))
     return _tried[scheme]
-
-
-def uncovered_names(model: conf.Model) -> tuple[str, ...]:
-    """Return name prefixes of the diagnostics whose derivation does not cover this model.
-
-    Theorem 4.2 and `grad_norm_predicted` assume LayerNorm or RMSNorm, since they use ‖∂LN(z)/∂z‖
-    = √d/‖z‖ of each token, and ReLU without a gate.  The theorem assumes products x Wᵀ, which the
-    NTK parameterisation divides by √n_in, and attention that is linear in the values.
-    """
-    relu = model.activation == "relu" and not model.gated
-    if model.norm.kind not in ("layer", "rms") or not relu:
-        return (*NAMES, "grad_norm_predicted")
-    other = model.init.distribution == "ntk" or model.decoder_attention == "average"
-    return NAMES if other else ()
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
+from deepstack.config.instruments import SNAPSHOTS, switches
 from deepstack.instruments.calibrate.exponents import (
     HEAD,
     TOGETHER,
@@ -24,8 +25,8 @@ from deepstack.sweeps.run import MEASURE_ONLY, sweep
 
 DEPTHS = (6, 12, 24, 48, 96)
 STEPS = (1, 10)
-SMALL = 0.01  # the measured learning rate over that of the configuration
-SECOND = 10  # the rate of a second measurement over that of the first; its updates grow as rate²
+SMALL = 0.01  # the measured learning rate over the configuration's
+SECOND = 10  # the rate of a second measurement over the first's; its updates grow as rate²
 # The settings of a run that measures the update of each role and nothing else.
 SHORT = MEASURE_ONLY | {
     "train.clip": None,
@@ -33,7 +34,7 @@ SHORT = MEASURE_ONLY | {
     "model.dropout": 0.0,
     "log.layers_every": 0,
     "log.stream_update": False,
-    "log.noise_scale": False,
+    **switches(SNAPSHOTS),
 }
 
 
@@ -50,7 +51,7 @@ class Calibration(DepthExponents):
     def corrected(self) -> conf.Config:
         """The configuration whose roles move F equally at all depths, as far as a power can.
 
-        `train.lr_exponents` are the measured exponents, added to those of the configuration.
+        `train.lr_exponents` are the measured exponents, added to the configuration's.
         """
         exponents: dict[Any, float] = {**self.config.train.lr_exponents}
         sums = {role: round(exponents.get(role, 0.0) + e, 4) for role, e in self.exponents.items()}
@@ -59,7 +60,7 @@ class Calibration(DepthExponents):
     def interpolated(self, depth: int) -> conf.Config:
         """Return the configuration for one depth, with factors between the measured depths.
 
-        For schemes whose update is no power of N: `train.lr_factors` at `depth` give each role its
+        If the update is not a power of N: `train.lr_factors` at `depth` give each role its
         update at `train.base_depth`.
         """
         train = self.config.train
@@ -93,7 +94,7 @@ def calibrate(
     In ReZero these are the matrices, because its gates are 0 in θ_0.  Their effect is a product of
     two changes.  The rate is therefore ten times larger here and in the runs that check it.
     alone: also train each role alone, in `<out>/<study>_alone`, and measure these runs.  Without
-    them a role's part after several steps is that of the change it makes beside the other roles.
+    them a role's part after several steps is its change beside the other roles.
     check: also run the corrected configuration, in `<out>/<study>_after`.
     workers, show: see `deepstack.sweep`.
 

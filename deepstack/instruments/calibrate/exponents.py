@@ -103,7 +103,7 @@ class DepthExponents:
 
     @property
     def unmoved(self) -> list[str]:
-        """The roles without an exponent, but for the head, which is no part of F."""
+        """The roles without an exponent, but for the head, which is not part of F."""
         return unmoved_roles(self.rows)
 
 
@@ -122,7 +122,7 @@ def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
 
     tables = []
     for run in runs:
-        wide = run.attribution
+        wide = run.log("attribution")
         trained = run.get("train.trainable")
         if not len(wide) and isinstance(trained, list) and len(trained) == 1:
             wide = run.steps[["step", "model_update"]].rename(columns={"model_update": trained[0]})
@@ -143,7 +143,7 @@ def role_updates(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def replaced(rows: Sequence[RoleExponent], others: Sequence[RoleExponent]) -> list[RoleExponent]:
-    """Return the rows, with those of `others` in place of rows of the same step and role."""
+    """Return the rows; rows of `others` replace the ones of the same step and role."""
     newer = {(row.step, row.role): row for row in others}
     return [newer.get((row.step, row.role), row) for row in rows]
 
@@ -178,7 +178,7 @@ def role_exponents(
 
 
 def unmoved_roles(rows: Sequence[RoleExponent]) -> list[str]:
-    """Return the roles that move F at no step, but for the head, which is no part of F."""
+    """Return the roles that move F at no step, but for the head, which is not part of F."""
     known = {row.role for row in rows if row.exponent is not None} | {TOGETHER, HEAD}
     return [role for role in dict.fromkeys(row.role for row in rows) if role not in known]
 

@@ -32,7 +32,7 @@ class ModelCalibration(DepthExponents):
         """Return the factor on each group's rate at a depth; 1 at the smallest measured depth.
 
         (depth / smallest)^(-exponent), or interpolated between the measured depths, for groups
-        whose update is no power of depth.
+        whose update is not a power of depth.
         """
         base = self.depths[0]
         if interpolate:

@@ -1,5 +1,6 @@
 """The command `deepstack analyze RUN…`."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,18 +54,16 @@ def analyze_command(
     """
     load_plugins(plugin)
     from deepstack.instruments.depth_use.analyses import MEASURES
-    from deepstack.instruments.depth_use.external import analyze_folder
-    from deepstack.instruments.depth_use.huggingface import is_huggingface, other_format
+    from deepstack.instruments.depth_use.foreign_folders import reader_of, refuse_other_formats
     from deepstack.instruments.depth_use.runs import analyze_run
 
     names = [name.strip() for name in what.split(",") if name.strip()]
     for name in names:
         MEASURES[name]
-    for run in runs:
-        if not is_huggingface(run) and (reason := other_format(run)):
-            raise ConfigError(reason)
-    external = [Path(run) for run in runs if is_huggingface(run)]
-    trained = [one.path for run in runs if not is_huggingface(run) for one in find_runs(run)]
+    readers = {run: reader_of(run, text) for run in runs}
+    refuse_other_formats(run for run in runs if readers[run] is None)
+    external = {Path(run): reader for run, reader in readers.items() if reader is not None}
+    trained = [one.path for run in runs if readers[run] is None for one in find_runs(run)]
     paths = {path.resolve(): path for path in [*trained, *external]}
     if bool(external) != (text is not None):
         problem = "no text" if external else "text and no Hugging Face folder"
@@ -75,11 +74,12 @@ def analyze_command(
         raise ConfigError("--with, --side: found a Hugging Face folder; allowed with runs")
     results: dict[Path, dict[str, Analysis]] = {}
     with show_work("analyzing") as work:
-        analyze_external = partial(analyze_folder, text=text or "", bos=bos)
         analyze_trained = partial(analyze_run, side=side, other=other, say=work.note)
         for path in paths.values():
             work.step(f"analyzing {path.name}", len(paths))
-            analyze = analyze_external if path in external else analyze_trained
+            analyze: Callable[..., dict[str, Analysis]] = analyze_trained
+            if path in external:
+                analyze = partial(external[path], text=text or "", bos=bos)
             try:
                 results[path] = analyze(
                     path,

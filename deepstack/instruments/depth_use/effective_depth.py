@@ -14,7 +14,7 @@ def effective_depth(kl: ArrayLike) -> int:
     no layer is needed, or no KL is finite and above 0.
 
     This is the definition by the KL of the logit lens of Hu et al. 2025, 'What Affects the
-    Effective Depth of Large Language Models?', arXiv:2512.14064.  The threshold is that of the
+    Effective Depth of Large Language Models?', arXiv:2512.14064.  The threshold is taken from the
     authors' notebook.  Their other two are not defined for every stack.  The cosine of layers and
     stream may never change its sign.  An overlap of the top 5 above 0.3 is met by chance in a
     vocabulary of fewer than 17 tokens.  Their ratio is (l + 1)/N; here it is l/N.

@@ -74,7 +74,7 @@ class ExternalLayers(Layered):
 
         def forward(index: int, *args: Any, **kwargs: Any) -> Any:
             y = copy_of(x)
-            if places[index].in_place:  # its caller may read what it gave
+            if places[index].in_place:  # the caller may read the tensor that it passed
                 y = place_of(args, kwargs, Tensor)[0].copy_(y)
             return with_stream(places[index].output, y)
 

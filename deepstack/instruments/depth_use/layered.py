@@ -132,7 +132,7 @@ class Layered:
     def sublayer_cosines(self, sample: Sample) -> dict[str, Tensor]:
         """Return sublayer -> (depth,), the mean cosine of its output with the stream; {} if none.
 
-        The stream is that which enters the sublayer.
+        The stream is the sublayer's input.
         """
         return {}
 
@@ -194,7 +194,7 @@ class Layered:
             if index in change:
                 y = change[index](call, x)
             take(index + 1, y)
-            if place.in_place and isinstance(stream, Tensor):  # its caller may read what it gave
+            if place.in_place and isinstance(stream, Tensor):  # the caller may read its tensor
                 y = stream.copy_(y)
             if not self.one_tensor:
                 return y

@@ -21,7 +21,7 @@ MOST_LAYERS = 128
 class Request:
     """The model of an analysis, its samples and its settings.
 
-    held_out: the sample on which losses and states are taken.  probe: that of Jacobians.
+    held_out: the sample on which losses and states are taken.  probe: the sample for Jacobians.
     training: the sample on which linear maps are fitted, or None.  every: change every so many-th
     layer.  top: predictions that the lens compares.  probes, iterations: of Jacobians.
     ridge: of linear maps, relative to the mean variance of a coordinate.

@@ -41,7 +41,7 @@ def analyze_run(
     streams `similarity` compares with this one's, for the same inputs.  say: receives a line for
     each checkpoint that is not used.  settings: of `Request`.
 
-    Losses are those of the positions whose token the inputs do not show, as `loss_masked`.
+    Losses count the positions whose token the inputs do not show, as `loss_masked` does.
     Raises ConfigError for an unknown analysis and for one that the scheme does not allow, which
     writes nothing; NothingMatchedError for a run without weights; LockedError while it trains.
     """

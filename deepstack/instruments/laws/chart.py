@@ -102,7 +102,7 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
                 continue
             sizes |= set(rows["x"])
             compares |= len(rows) > 1
-            label, colour = words_of(budget), colours[budget]
+            label, colour = budget_text(budget), colours[budget]
             style = {"marker": "o", "color": colour, "linestyle": "-"}
             panel.points(label, rows, style)
             x, y = rows[rows["mark"] != "diverged"][["x", "y"]].to_numpy(float).T
@@ -114,12 +114,12 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
     drawing.depth_axes(sorted(map(int, sizes)), "width d_model" if size == WIDTH else None)
     drawing.value_axis(loss_label(final), drawing.panels)
     for budget in levels:
-        drawing.entry(words_of(budget), marker="o", color=colours[budget])
+        drawing.entry(budget_text(budget), marker="o", color=colours[budget])
     drawing.notes += means_note(final)
     return drawing.finish(f"Loss at equal FLOPs against {'depth' if size == DEPTH else 'width'}")
 
 
-def words_of(budget: float) -> str:
+def budget_text(budget: float) -> str:
     """Return a budget as the label of a line: `1e+12 FLOPs`."""
     return f"{budget:.2g} FLOPs"
 

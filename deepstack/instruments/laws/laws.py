@@ -22,18 +22,17 @@ from deepstack.runs.intervals import (
     interval,
     over_samples,
 )
+from deepstack.runs.runs import Runs
+from deepstack.runs.series import NEVER_DEPTH_SETTINGS
 from deepstack.runs.settings import (
     DEPTH,
-    NEVER_DEPTH_SETTINGS,
     SEED,
     STEPS,
     WIDTH,
     by_value,
     depth_of,
     require,
-    split_series,
     values_of,
-    varying_settings,
 )
 from deepstack.runs.statistics import final_value, has_diverged, loss_column, training_flops
 
@@ -77,9 +76,9 @@ def chosen_settings(budgets: Budgets, but: Sequence[str] = ()) -> list[str]:
 
     A setting is chosen if depth, budget and the others determine it, such as a learning rate.
     """
-    runs = list(budgets)
+    runs = Runs(budgets)
     ignored = [STEPS, *but]
-    settings = [key for key in varying_settings(runs) if key not in ignored]
+    settings = [key for key in runs.varying if key not in ignored]
     for key in reversed([k for k in settings if not k.startswith(NEVER_DEPTH_SETTINGS)]):
         places = [DEPTH, *but, *(other for other in settings if other != key)]
         cells = {(budgets[run], values_of(run, places)) for run in runs}
@@ -261,7 +260,7 @@ def points_by_setting(runs: Sequence[Run], law: str) -> list[tuple[str, Points]]
         budgets = dict.fromkeys(budgets, 0.0)
     but = chosen_settings(budgets, [WIDTH] if size == WIDTH else [])
     groups: list[tuple[str, Points]] = []
-    for series in split_series(list(budgets), [k for k in but if by_flops or k != STEPS])[0]:
+    for series in Runs(budgets).series([k for k in but if by_flops or k != STEPS]):
         parts: dict[str, list[Run]] = {}
         for run in series.runs:
             label = series.label.replace("\u00a0", " ")

@@ -47,11 +47,11 @@ class Part:
 
     what: the name of the number.
     relation: of the measured number to the prediction, '=', '<=' or '>='.
-    uncertainty: one standard error of `measured`; draws: their number, 0 if it is no mean.
+    uncertainty: one standard error of `measured`; draws: their number, 0 if it is not a mean.
     tolerance: the relative difference that the claim allows ('about', 'for large d'), 0 for an
     equality; an absolute difference if the prediction is 0.
     stated: False for a number that the claim does not state, which the verdict ignores.
-    null: what a null result would give, a value that the claim does not allow.  An inequality may
+    null: the value of a null result, which the claim does not allow.  An inequality may
     have its own bound there.
 
     Raises PluginError for a null result that satisfies the claim: such a part cannot fail.
@@ -158,7 +158,7 @@ at_least = partial(Part.mean, relation=">=")
 def standard_errors(draws: int) -> float:
     """Return half the 99.73 % interval of a mean of draws, in standard errors, by Student's t.
 
-    3 for a normal distribution, and for a number that is no mean of draws (draws = 0); NaN for one
+    3 for a normal distribution and for a number that is not a mean (draws = 0); NaN for one
     draw, which shows no spread.
     """
     return float(stdtrit(draws - 1, ndtr(3.0))) if draws else 3.0

@@ -95,7 +95,7 @@ class Trial:
         batch: tuple[Tensor, Tensor] | None = None,
         initial: Sequence[Tensor] | None = None,
     ) -> list[Snapshot]:
-        """Return each side's snapshot on a batch, that of step 1 by default; initial: at θ_0."""
+        """Return each side's snapshot on a batch (default: of step 1); initial: values at θ_0."""
         inputs, targets = batch or self.batch(1)
         loss, initial = partial(mean_loss, targets=targets), initial or self.values()
         return take(self.model, self.layer_banks, inputs, loss, before=None, initial=initial)

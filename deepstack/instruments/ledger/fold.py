@@ -28,7 +28,7 @@ OF_THE_STACK = ("norm_gain", "norm_bias", "final_norm")
 class Reader(NamedTuple):
     """A linear map that reads a norm: y = scale * n Wᵀ + b, n the norm's output.
 
-    weights: the names of the parameters whose rows are those of W; bias: that of b, or None.
+    weights: the names of the parameters that hold the rows of W; bias: the name of b, or None.
     """
 
     weights: tuple[str, ...]

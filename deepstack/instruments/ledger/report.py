@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Findings = Sequence[tuple[Claim, Finding]]
 
-ROUNDING = 1e-9  # a standard error below this share of the value is that of arithmetic
+ROUNDING = 1e-9  # a standard error below this share of the value comes from rounding
 SIGNS = {"=": "", "<=": "≤ ", ">=": "≥ "}
 
 
@@ -49,7 +49,7 @@ def measured(part: Part) -> str:
 
 
 def null_result(part: Part) -> str:
-    """Return what a null result would give, such as `1: no decay`."""
+    """Return value and meaning of a null result, such as `1: no decay`."""
     return f"{part.null.value:.4g}: {part.null.meaning}"
 
 

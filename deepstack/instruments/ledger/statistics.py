@@ -29,7 +29,7 @@ def sweep(
 
 
 def means(samples: Iterable[Sequence[Part]]) -> list[Part]:
-    """Return the parts of all samples, those of one name as the mean of their draws."""
+    """Return the parts of all samples; parts of one name become the mean of their draws."""
     draws: dict[str, list[Part]] = {}
     for part in chain.from_iterable(samples):
         draws.setdefault(part.what, []).append(part)
@@ -66,7 +66,7 @@ def per_seed(sample: Callable[[int], object], seeds: Iterable[int]) -> Tensor:
 def time_ratios(
     one: Callable[[], object], other: Callable[[], object], blocks: int, rounds: int = 8
 ) -> list[float]:
-    """Return times of one function over those of the other, the shortest of the rounds of a block.
+    """Return ratios of the times of two functions, the shortest of the rounds of each block.
 
     The two take turns, since other work on the machine only adds time.
     """

@@ -1,36 +1,21 @@
 """The gradient noise scale: variance of the gradient between sequences, over its square."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from deepstack.diagnostics.instrument import Instrument, Row, RunState
 from deepstack.diagnostics.layers import Values, diagnostic
 from deepstack.diagnostics.snapshot import Snapshot
 from deepstack.diagnostics.update import evaluating
+from deepstack.instruments.noise_scale.settings import COLUMNS
 from deepstack.model import Transformer
 from deepstack.model.banks import Bank
-
-# column -> symbol, unit, one sentence, for the run folder's columns.json
-COLUMNS = {
-    "model_noise_scale": (
-        "S/|G|²",
-        "sequences",
-        "Gradient noise scale of all trained parameters, S/|G|²; NaN where |G|² is not above 0.",
-    ),
-    "model_gradient_variance": (
-        "S",
-        "",
-        "Unbiased trace of the covariance of a sequence's gradient, over all trained parameters.",
-    ),
-    "model_gradient_square": (
-        "|G|²",
-        "",
-        "Unbiased square of the mean gradient, ‖ḡ‖² − S/B; noise can make it negative.",
-    ),
-}
+from deepstack.model.loss import mean_loss
+from deepstack.tasks import IGNORE
 
 
 class GradientNoise(NamedTuple):
@@ -59,7 +44,7 @@ def gradient_noise(
     """Return S and |G|² of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1).
 
     banks: the trained parameters.  tokens: (B, seq), B ≥ 2.  loss: (logits of sequence i, i) -> a
-    loss whose mean over i is that of the batch, so that the mean of its gradients g_i is ḡ.
+    loss whose mean over i is the batch's loss, so that the mean of its gradients g_i is ḡ.
     unique: the number of layers with parameters of their own, which the others repeat; a repeated
     layer has the values of the parameters that it shares.
 
@@ -92,6 +77,35 @@ def gradient_noise(
     return GradientNoise(torch.cat(noise, dim=1).sum(dim=1), by_layer)
 
 
+class NoiseScale(Instrument, name="noise_scale"):
+    """The noise scale of the model, and S and |G|² of the layers: (2, depth)."""
+
+    adds = "gradient_noise"
+
+    def measure(self, state: RunState) -> Row:
+        return noise_of(state).row()
+
+    def of_layers(self, state: RunState) -> Mapping[str, Tensor]:
+        return noise_of(state).by_layer
+
+
+def noise_of(state: RunState) -> GradientNoise:
+    """Return S and |G|² on the probe batch, computed once a step."""
+    if "gradient_noise" not in state.shared:
+        targets, smoothing = state.targets, state.config.train.label_smoothing
+        count = int((targets != IGNORE).sum()) / len(targets)
+
+        def loss(logits: Tensor, i: int) -> Tensor:
+            return mean_loss(logits, targets[i : i + 1], count, smoothing=smoothing)
+
+        built = state.built
+        state.shared["gradient_noise"] = gradient_noise(
+            built.model, built.trained, state.inputs, loss, built.banks.unique
+        )
+    noise: GradientNoise = state.shared["gradient_noise"]
+    return noise
+
+
 @diagnostic("noise_scale", "S_l/|G_l|²", unit="sequences", parts=())
 def noise_scale(snapshot: Snapshot) -> Values:
     """Gradient noise scale of each layer, S over |G|², on the probe batch (needs log.noise_scale).
@@ -99,13 +113,15 @@ def noise_scale(snapshot: Snapshot) -> Values:
     NaN where |G|² is not above 0.  The simple noise scale of McCandlish et al. 2018
     (arXiv:1812.06162): the batch size at which noise and signal of the gradient are equal.
     """
-    if snapshot.gradient_noise is None:
+    noise = snapshot.added.get("gradient_noise")
+    if noise is None:
         return {}
-    variance, square = snapshot.gradient_noise
+    variance, square = noise
     return torch.where(square > 0, variance / square, math.nan).float()
 
 
 @diagnostic("gradient_variance", "S_l", parts=())
 def gradient_variance(snapshot: Snapshot) -> Values:
     """Trace of the covariance of a sequence's gradient by each layer (needs log.noise_scale)."""
-    return {} if snapshot.gradient_noise is None else snapshot.gradient_noise[0].float()
+    noise = snapshot.added.get("gradient_noise")
+    return {} if noise is None else noise[0].float()

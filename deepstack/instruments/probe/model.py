@@ -41,7 +41,7 @@ def as_float(x: Tensor) -> Tensor:
 
 
 def stored_numbers(x: Tensor) -> Tensor:
-    """Return a tensor whose norm is that of x: x, or the entries of a sparse x, each once."""
+    """Return a tensor with the norm of x: x, or the entries of a sparse x, each once."""
     if x.layout is torch.sparse_coo:
         return x.coalesce().values()
     return x if x.layout is torch.strided else x.to_dense()

@@ -23,7 +23,8 @@ from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, Run, Run
 from deepstack.training.environment import versions
 from deepstack.training.meta import entries, f0_norm, utc_now
 from deepstack.training.observer import Observer
-from deepstack.training.recorder import Recorder, is_out_of_memory, open_logs, sync_logs
+from deepstack.training.outcome import is_out_of_memory
+from deepstack.training.recorder import Recorder, open_logs, sync_logs
 from deepstack.training.schedule import is_due
 from deepstack.training.snapshot_writer import LayerRecords
 
@@ -180,7 +181,7 @@ class Probe:
             try:
                 sums = sync_logs(self._logs.values(), ended=True)
             except ChangedLogError as changed:
-                self.folder.write_status("failed", self.at, error=str(changed))
+                write_end(self.folder, "failed", self.at, error=str(changed))
                 raise
             self._records.write()
             if (divergence := recorder.divergence) is not None:
@@ -188,10 +189,10 @@ class Probe:
             elif error is None:
                 write_end(self.folder, "done", self.at, logs=sums)
             elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
-                self.folder.write_status("interrupted", self.at)
+                write_end(self.folder, "interrupted", self.at)
             else:
                 state = "out_of_memory" if is_out_of_memory(error) else "failed"
-                self.folder.write_status(state, self.at, error=repr(error))
+                write_end(self.folder, state, self.at, error=repr(error))
 
     @property
     def run(self) -> Run:

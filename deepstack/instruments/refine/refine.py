@@ -103,7 +103,7 @@ def refine(
     select_seeds: the seeds that choose.  If given, the study's own seeds train once more at each
     chosen value, in `<out>/<name>_reported`: their losses are not biased by the choice.
 
-    Raises ConfigError for a key that is no positive number, or a tolerance that is not above 1.
+    Raises ConfigError for a key that is not a positive number, or a tolerance that is not above 1.
     """
     described = as_study(study)
     start = start_value(described, key)

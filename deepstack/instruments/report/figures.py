@@ -18,7 +18,7 @@ SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 def describe_figure(chart: Chart) -> dict[str, Any]:
     """Return scales, labels and line styles of a figure's panels, and the colours of its legend.
 
-    kinds: those of the table's rows that a panel shows; levels are in every panel of their name.
+    kinds: of the table's rows that a panel shows; levels are in every panel of their name.
     The table of a plugin's chart, which describes no panels, has one for each name in it.
     """
     from matplotlib.colors import to_hex
@@ -54,7 +54,7 @@ def panels_of_table(chart: Chart, count: int) -> list[PanelRows]:
 def describe_axes(axes: Sequence[Axes], index: int) -> dict[str, Any]:
     """Return title, labels and scales; a label that only a neighbour shows is that neighbour's.
 
-    share: the first axes with the same limits of values.  scale: that of colours, if there is one.
+    share: the first axes with the same limits of values.  scale: of colours, if there is one.
     """
     one_axes = axes[index]
     x_labels = [one.get_xlabel() for one in (one_axes, *axes[index:], *axes[:index])]

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deepstack.records import Run
-from deepstack.records.cells import counted
-from deepstack.runs.comparison import Choice, choices
+from deepstack.base.text import counted, value_text
+from deepstack.runs.choice import Choice
 from deepstack.runs.fit import Fit
 from deepstack.runs.intervals import NO_INTERVAL
 from deepstack.runs.learning import learning_of, rate_sentence
 from deepstack.runs.outcomes import CLEAR, loss_and_floor, margin
-from deepstack.runs.settings import LR, SEED, TASK, depth_of, scheme_label, split_series, value_text
+from deepstack.runs.runs import Runs
+from deepstack.runs.settings import LR, SEED, TASK, depth_of, scheme_label
 from deepstack.runs.statistics import (
     Mean,
     final_value,
@@ -47,9 +47,7 @@ class Candidate:
         return mean_of(list(self.losses.values())).value
 
 
-def finding_of(
-    runs: Sequence[Run], best: Sequence[str], updates: pd.DataFrame | None
-) -> dict[str, Any]:
+def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) -> dict[str, Any]:
     """Return the finding of a study: sentences, a row for each depth, and lists.
 
     best: the settings of these runs that are chosen, full; the learning rate is chosen anyway where
@@ -81,10 +79,10 @@ def finding_of(
     }
 
 
-def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[str, Any]]:
+def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the setting with the lowest mean validation loss of each depth, and its margin.
 
-    Only settings whose seeds are all done count.  The margin is that over the best setting of
+    Only settings whose seeds are all done count.  The margin compares with the best setting of
     another scheme, or of the same one if no other is there.  It has the mean and the 95 % interval
     (Student's t) of the differences, seed by seed.  Losses of several tasks are not compared.
     """
@@ -92,7 +90,7 @@ def best_of_depths(runs: Sequence[Run], best: Sequence[str] = ()) -> list[dict[s
         return []
     column = loss_column(runs)
     of_depths: dict[int, list[Candidate]] = {}
-    for label, choice in choices(runs, best):
+    for label, choice in runs.choices(best):
         if candidate := candidate_of(label, choice, column):
             of_depths.setdefault(depth_of(choice.runs[0]), []).append(candidate)
     rows = []
@@ -193,16 +191,16 @@ def exponent_sentences(exponents: Sequence[dict[str, Any]]) -> list[str]:
     return sentences
 
 
-def failed_runs(runs: Sequence[Run]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def failed_runs(runs: Runs) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return the settings and depths with diverged runs and those with runs that learnt no context.
 
     Each has the number of such runs; a run that learnt no context is finished.
     """
     diverged, without_context = [], []
-    for s in split_series(runs)[0]:
+    for s in runs.series():
         for depth in s.depths:
             name = f"{s.label}, N = {depth}".replace("\u00a0", " ")
-            there = [run for run in s.runs if depth_of(run) == depth]
+            there = s.everything_at(depth)
             ends = [int(run.status.get("step") or 0) for run in there if has_diverged(run)]
             if ends:
                 at = f"step {min(ends)}" + (f" to {max(ends)}" if len(set(ends)) > 1 else "")

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from deepstack.base.errors import BrokenChartError, ConfigError, ResourceError
+from deepstack.base.text import counted, printable, short_text
 from deepstack.config.identity import is_of_experiment
 from deepstack.config.write import yaml_of
 from deepstack.instruments.report.figures import describe_figure
@@ -25,16 +26,16 @@ from deepstack.instruments.report.finding import finding_of
 from deepstack.plots.chart import CHARTS, Chart, Options
 from deepstack.plots.files import csv_bytes, render, try_chart
 from deepstack.plots.reference import read_reference
-from deepstack.records import Run, run_rows, varying
-from deepstack.records.cells import counted, printable, text
+from deepstack.records import Run, varying
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 from deepstack.records.published import writable
 from deepstack.runs.captions import title_of
-from deepstack.runs.comparison import best_keys, comparisons
+from deepstack.runs.comparison import comparisons
+from deepstack.runs.conditions import Where, texts_of
 from deepstack.runs.outcomes import in_words
-from deepstack.runs.selection import Where, texts_of
-from deepstack.runs.settings import TASK, split_series
+from deepstack.runs.runs import Runs, best_keys
+from deepstack.runs.settings import TASK
 from deepstack.runs.studies import Folders, find_studies, list_folders, refuse_unknown_diagnostic
 
 PIXELS = 150  # of an inch of a figure
@@ -69,7 +70,7 @@ def report(
     """Write one HTML file of all runs below a folder: report.html in it, or `to`.
 
     Each study has a section.  It holds the finding in words, settings and depths compared
-    (`against` and `best` are those of `compare`), and every chart that its runs allow, with its
+    (`against` and `best`: as in `compare`), and every chart that its runs allow, with its
     numbers as CSV.  Then follow the shared settings, the environment, and every run with its
     folder.  Tables can be sorted and
     filtered, and charts show their values.  The same runs give the same bytes.  Several folders
@@ -77,7 +78,7 @@ def report(
 
     where, last: as in `deepstack.load_runs`.  sort: the order of its table of runs.
     `say` gets a sentence for each chart as it is drawn and for each run that cannot be read;
-    `started`, if it is given, gets that of a chart in its place, and the number of all charts.
+    `started`, if it is given, gets the sentence of a chart instead, and the number of all charts.
     Returns the file.  Raises NothingMatchedError without runs, ResourceError where none can be
     read, ConfigError for several folders without `to`, and the errors of `compare`.  Raises
     BrokenChartError after it has written the page, if the code of a chart has failed.
@@ -172,7 +173,7 @@ def build_page(
 
 
 def section_of(
-    name: str, runs: Sequence[Run], rows: Sequence[dict[str, Any]], path: Path | None
+    name: str, runs: Runs, rows: Sequence[dict[str, Any]], path: Path | None
 ) -> dict[str, Any]:
     """Return the values of one study on the page, without its charts.
 
@@ -187,13 +188,13 @@ def section_of(
     states = Counter(run.state for run in runs).most_common()
     return {
         "name": name,
-        "title": title_of(runs, split_series(runs)[0]),
+        "title": title_of(runs, runs.series()),
         "states": ", ".join(f"{number} {state}" for state, number in states),
         "notes": [note_on(run) for run in runs if run.state != "done"],
         "rows": rows,
         "runs": [
             row | {"path": path and os.path.relpath(run.path, path.resolve().parent)}
-            for row, run in zip(run_rows(runs), runs, strict=True)
+            for row, run in zip(runs.rows, runs, strict=True)
         ],
         "example": shlex.quote(str(runs[0].path)),
         "shared": yaml_of(shared_settings(runs)),
@@ -292,4 +293,4 @@ def cell(value: Any, form: str | None = None) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return text(value) if form is None else format(value, form)
+    return short_text(value) if form is None else format(value, form)

@@ -14,13 +14,13 @@ from typing import Any
 import typer
 
 from deepstack.base.errors import DeepstackError, NothingMatchedError, ResourceError
+from deepstack.base.text import printable
 from deepstack.cli import options as opt
 from deepstack.cli.commands import command
 from deepstack.cli.output import log
 from deepstack.cli.signals import ended_by_ctrl_c
 from deepstack.instruments.report.watch_command import stamp
 from deepstack.records import find_runs
-from deepstack.records.cells import printable
 
 ADDRESS = "127.0.0.1"
 LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.ASCII | re.IGNORECASE)
@@ -135,7 +135,7 @@ class PageHandler(BaseHTTPRequestHandler):
     """Answers GET and HEAD of `/` for requests that name the loopback, at any port.
 
     Another name in the Host header comes from a page of another site whose name points to
-    127.0.0.1.  The port is that of the browser's machine: a tunnel of ssh may have another one.
+    127.0.0.1.  The port belongs to the browser's machine: a tunnel of ssh may have another one.
     """
 
     server: PageServer

@@ -3,36 +3,42 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from deepstack.diagnostics.instrument import Instrument, Row, RunState
 from deepstack.diagnostics.update import evaluating
+from deepstack.instruments.sharpness.optimizer import preconditioner_scales, stability_threshold
 from deepstack.model import Transformer
 from deepstack.model.build import Built
+from deepstack.model.loss import mean_loss
 
 # Relative residual at which the iteration ends, and the most Hessian-vector products until then.
 TOLERANCE, MOST_PRODUCTS = 1e-3, 100
 
-# column -> symbol, unit, one sentence, for the run folder's columns.json
-COLUMNS = {
-    "sharpness": ("λ_{max}(H)", "", "Largest eigenvalue of the Hessian of the probe batch's loss."),
-    "sharpness_residual": ("‖Hv − λv‖", "", "An eigenvalue of H is at most this far from λ."),
-    "preconditioned_sharpness": (
-        "λ_{max}(P⁻¹H)",
-        "",
-        "Largest eigenvalue of P^(−1/2) H P^(−1/2); the optimizer moves by −lr m / P.",
-    ),
-    "preconditioned_residual": ("‖Hv − λv‖", "", "The residual of preconditioned_sharpness."),
-    "stability_threshold": (
-        "λ*",
-        "",
-        "Preconditioned sharpness above which the optimizer diverges on a quadratic function.",
-    ),
-    "hessian_products": ("", "", "Hessian-vector products that both eigenvalues took."),
-}
+
+class Sharpness(Instrument, name="sharpness"):
+    """The sharpness at the parameters after a step, without the step."""
+
+    def measure(self, state: RunState) -> Row:
+        train = state.config.train
+        loss = partial(mean_loss, targets=state.targets, smoothing=train.label_smoothing)
+        scales = preconditioner_scales(state.optimizer, state.built.trained)
+        plain, preconditioned = sharpness(state.built, state.inputs, loss, scales)
+        is_known = scales is not None
+        threshold = stability_threshold(train, max(state.step, 1))
+        return {
+            "sharpness": plain.value,
+            "sharpness_residual": plain.residual,
+            "preconditioned_sharpness": preconditioned.value if is_known else None,
+            "preconditioned_residual": preconditioned.residual if is_known else None,
+            "stability_threshold": threshold if is_known else None,
+            "hessian_products": plain.products + preconditioned.products,
+        }
 
 
 class Eigenvalue(NamedTuple):

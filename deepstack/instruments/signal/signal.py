@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deepstack import config as conf
 from deepstack.instruments.signal.table import signal_layers, signal_table
 from deepstack.records import Run
+from deepstack.runs import Runs
 from deepstack.sweeps.plan import as_study
 from deepstack.sweeps.pool import Progress
 from deepstack.sweeps.run import MEASURE_ONLY, sweep
@@ -37,7 +38,7 @@ class Signals:
     @cached_property
     def layers(self) -> pd.DataFrame:
         """A row per run and layer, see `deepstack.instruments.signal.table.signal_layers`."""
-        return signal_layers(self.runs)
+        return signal_layers(Runs(self.runs))
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -58,8 +59,8 @@ def signal(
 ) -> Signals:
     """Measure variance, correlation of tokens and gradients of every layer before training.
 
-    grid: {dotted key: values}, as in `deepstack.sweep`.  depths: of every cell, by default those of
-    the configuration.  seeds: how many, from `seed` on.  Runs are run folders of no training step
+    grid: {dotted key: values}, as in `deepstack.sweep`.  depths: of every cell (default: the
+    configuration's).  seeds: how many, from `seed` on.  Runs are run folders without training steps
     in `<out>/<study>`; a repeated call measures only missing ones.  workers, show: see
     `deepstack.sweep`.
     """

@@ -33,7 +33,7 @@ def signal_command(
     """Measure variance, token correlation and gradients of every layer before training.
 
     A row for each setting and depth, means over seeds. An exponent is a growth rate per layer. The
-    angle exponent is that of 1 − cosine between tokens; below 0, tokens become equal. The gradient
+    angle exponent describes 1 − cosine between tokens; below 0, tokens become equal. The gradient
     exponent counts toward the input; above 0, gradients explode.
     """
     described = conf.load_study(config, overrides)

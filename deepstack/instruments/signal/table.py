@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deepstack.records import Run
 from deepstack.runs.quantities import growth
-from deepstack.runs.settings import SCHEME, SEED, depth_of, require, split_series
+from deepstack.runs.runs import Runs
+from deepstack.runs.settings import SCHEME, SEED, depth_of, require
 from deepstack.runs.statistics import finite_or_none, mean_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ RATES = {
 INTERVALS = ("angle_exponent", "gradient_exponent", "jacobian_ratio")
 
 
-def signal_layers(runs: Sequence[Run]) -> pd.DataFrame:
+def signal_layers(runs: Runs) -> pd.DataFrame:
     """Return a row per run and layer at step 0: setting, depth, side, seed, layer, and SIGNALS.
 
     side: encoder or decoder; layer: its number in its stack, from 1.  A signal that a run lacks is
@@ -48,7 +48,7 @@ def signal_layers(runs: Sequence[Run]) -> pd.DataFrame:
     import pandas as pd
 
     tables = []
-    for series in split_series(runs)[0]:
+    for series in runs.series():
         for run in series.runs:
             values = {column: at_start(run, name) for column, name in SIGNALS.items()}
             if values["variance"] is None:
@@ -66,7 +66,7 @@ def signal_layers(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def at_start(run: Run, diagnostic: str) -> np.ndarray | None:
-    """Return a diagnostic of every layer in the first snapshot, that of step 0, or None."""
+    """Return a diagnostic of every layer in the snapshot of step 0, or None."""
     if diagnostic not in run.layer_names():
         return None
     steps, values = run.layers(diagnostic)

@@ -17,7 +17,8 @@ from deepstack.runs.intervals import (
     interval,
     over_samples,
 )
-from deepstack.runs.settings import LR, SEED, depth_of, require, split_series
+from deepstack.runs.runs import Runs
+from deepstack.runs.settings import LR, SEED, depth_of, require
 from deepstack.runs.statistics import final_value, has_diverged, loss_column
 
 Losses = Mapping[int, Mapping[float, Mapping[int, float]]]
@@ -187,23 +188,23 @@ def cost(curve: tuple[np.ndarray, np.ndarray], rate: float) -> float:
     return float(np.interp(at, x, y) - y.min())
 
 
-def transfers(runs: Sequence[Run]) -> dict[str, Transfer]:
+def transfers(runs: Runs) -> dict[str, Transfer]:
     """Return the transfer of every setting: the runs that differ in depth, rate and seed only.
 
     Running and failed runs are left out.  Raises NothingMatchedError if no setting has finished
     runs of two learning rates or more with a common seed.
     """
-    ended = [run for run in runs if run.state in ENDED]
+    ended = runs.keep(lambda run: run.state in ENDED)
     column = loss_column(ended)
     results = {}
-    for series in split_series(ended, but=[LR])[0]:
+    for series in ended.series(but=[LR]):
         losses = final_losses(series.runs, column)
         if any(len(by_rate) > 1 for by_rate in losses.values()) and shared_seeds(losses):
             results[series.label] = transfer(losses)
     return require(results, "needs finished runs of two learning rates with a common seed")
 
 
-def transfer_table(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
+def transfer_table(runs: Runs) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row for each setting and depth, and sentences on best rates at an edge.
 
     A row has the best rate, the exponent in N and the cost of the smallest depth's rate.

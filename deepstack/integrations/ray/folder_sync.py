@@ -40,7 +40,7 @@ class Source:
         self._sent: dict[str, tuple[int, int, str]] = {}  # size, time of change, sha256
 
     def changes(self) -> FolderChanges:
-        """Return the changes since the last call; files that vanish meanwhile are no error."""
+        """Return the changes since the last call; files that vanish meanwhile are not an error."""
         files: list[tuple[str, int, bytes]] = []
         names = visible_files(self.folder.path)
         for name in sorted(names, key=reading_order):
@@ -105,5 +105,5 @@ def path_in(folder: RunFolder, name: str) -> Path:
     """Return the path of a file of the folder; ValueError for a name that leads out of it."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        raise ValueError(f"{name!r} is no file of a run folder")
+        raise ValueError(f"{name!r} is not a file of a run folder")
     return folder.path / pure

@@ -5,20 +5,10 @@ import secrets
 import struct
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from deepstack.base.errors import ConfigError
-
 FLUSH_SECONDS = 5
-
-
-def require_tensorboard() -> None:
-    """Raise ConfigError for `log.to: [tensorboard]` if the package is not installed."""
-    if find_spec("tensorboard") is None:
-        text = "log.to: tensorboard needs the package tensorboard, of the extra [tensorboard]"
-        raise ConfigError(text, key="log.to")
 
 
 class EventLog:

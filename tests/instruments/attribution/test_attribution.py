@@ -216,7 +216,7 @@ def test_a_run_records_sharpness_noise_and_losses_without_layers(tmp_path: Path)
         small(log__noise_scale=True, log__probe_sequences=1)
 
 
-def test_what_is_not_trained_has_no_part(tmp_path: Path) -> None:
+def test_frozen_parameters_have_no_part_of_the_update(tmp_path: Path) -> None:
     config = small(train__trainable=["w1", "w2"], train__steps=3, log__attribution_every=1)
     found = deepstack.train(config, out=tmp_path).attribution.iloc[-1]
     layers = {f"layers_{l}_{l}" for l in (1, 2, 3, 4)}

@@ -42,7 +42,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())
-def test_alpha_is_that_of_the_papers_and_nan_for_other_forms(name: str) -> None:
+def test_alpha_equals_the_papers_and_is_nan_for_other_forms(name: str) -> None:
     options = {"model__scheme_options": {"start": "linear"}} if name == "admin" else {}
     for values in measured_alphas(name, **options):
         if name in KNOWN:
@@ -172,7 +172,7 @@ def test_the_charts_show_both_sides_and_their_ratio(tmp_path: Path) -> None:
     assert rows(against_step, kind="level")["y"].tolist() == [1.0]
 
 
-def test_a_run_that_leaves_the_theorems_form_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_a_run_outside_of_the_theorem_does_not_hide_the_others(tmp_path: Path) -> None:
     for depth in (6, 18, 48):
         bound_run(tmp_path, depth, last=math.nan if depth == 18 else 2.0)
     chart = make_chart("bound_vs_depth", tmp_path)

@@ -103,7 +103,7 @@ def test_settings_of_the_log_do_not_count_and_factors_of_the_user_stay(tmp_path:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
-def test_after_one_step_a_role_s_part_is_its_update_when_trained_alone(
+def test_the_first_part_of_a_role_is_its_update_when_trained_alone(
     tmp_path: Path, optimizer: str
 ) -> None:
     together = small(
@@ -165,7 +165,7 @@ def test_two_seeds_have_an_exponent_without_an_interval() -> None:
     assert row.exponent == pytest.approx(0.45) and row.low is None and row.high is None
 
 
-def test_a_role_that_does_not_move_f_has_no_exponent_even_if_that_seed_lacks_a_depth() -> None:
+def test_a_role_that_does_not_move_f_has_no_exponent() -> None:
     table = updates(lambda n, s: 0.0 if s == 2 else n**0.5)
     (row,) = role_exponents(table[(table["seed"] < 2) | (table["depth"] < 48)])
     assert row.exponent is None

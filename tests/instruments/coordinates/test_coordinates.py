@@ -22,7 +22,7 @@ from deepstack.records import RunFolder, find_runs
 from deepstack.tasks import task_of
 
 
-def test_exponents_and_verdicts_are_those_of_the_values(tmp_path: Path) -> None:
+def test_exponents_and_verdicts_follow_from_the_values(tmp_path: Path) -> None:
     """Changes of coordinates grow as d^(1/2) N^(1/2), 1 % apart between seeds."""
     widths = (32, 64, 128)
     for d, depth, seed in product(widths, (4, 16), (0, 1, 2)):
@@ -91,7 +91,7 @@ def outputs_of_layers(built: Any, tokens: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
-def test_the_change_of_the_stream_is_that_of_two_passes(family: str, tmp_path: Path) -> None:
+def test_the_change_of_the_stream_equals_two_passes(family: str, tmp_path: Path) -> None:
     config = small(
         model__family=family, model__scheme="post_ln", task__name="reverse",
         log__stream_update=True, train__lr=0.01,

@@ -104,7 +104,7 @@ def loss_of(logits: Tensor) -> float:
 
 @pytest.mark.parametrize("kind", ["in place", "in place, ignored", "tuple", "own arguments"])
 @torch.no_grad()
-def test_numbers_are_those_of_the_formula(kind: str) -> None:
+def test_numbers_equal_the_formula(kind: str) -> None:
     model = Model(kind)
     result = measured(model, list(MEASURES))
     states, logits = literal(model, range(DEPTH))
@@ -138,7 +138,7 @@ def test_numbers_are_those_of_the_formula(kind: str) -> None:
     assert not model.embed.weight.grad and "forward" not in vars(model.blocks[0])
 
 
-def test_every_analysis_of_layers_in_place_is_that_of_others() -> None:
+def test_layers_that_work_in_place_have_equal_analyses() -> None:
     wanted, found = (measured(Model(each), list(MEASURES)) for each in ("plain", "in place"))
     for name in MEASURES:
         for key, values in wanted[name].arrays.items():
@@ -241,7 +241,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("make", "given", "message"), REFUSED)
-def test_what_cannot_be_read_is_refused_by_name(
+def test_a_stream_that_cannot_be_read_is_refused_by_name(
     make: Callable[[], nn.Module], given: dict[str, Any], message: str
 ) -> None:
     options = {"layers": "blocks"} | given

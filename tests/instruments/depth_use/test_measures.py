@@ -76,7 +76,7 @@ def loss_through(model: StackLayers, order: list[Any]) -> float:
 
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder_decoder"])
 @torch.no_grad()
-def test_lens_is_that_of_a_literal_one(family: str) -> None:
+def test_the_lens_equals_a_literal_lens(family: str) -> None:
     model = stack(model__family=family, task__name="copy" if family != "encoder" else "markov")
     result, batch = measured("lens", model), sample(model)
     states = literal_states(model, batch)
@@ -114,7 +114,7 @@ def test_effective_depth_is_the_first_below_half(kl: list[float], expected: int)
 
 
 @torch.no_grad()
-def test_effects_are_those_of_literal_removals() -> None:
+def test_effects_equal_literal_removals() -> None:
     model = stack()
     result, batch = measured("effects", model), sample(model)
     states = literal_states(model, batch)
@@ -208,7 +208,7 @@ def test_jacobians_are_measured_of_batch_norms_whose_averages_are_known() -> Non
     assert measured("jacobian", model).scalars["mean_from_identity"]
 
 
-def test_jacobians_are_those_of_whole_matrices() -> None:
+def test_jacobian_norms_equal_the_whole_matrices() -> None:
     model = stack(model__family="decoder", task__name="copy")
     result = measured("jacobian", model, probes=16, iterations=150)
     with model.ready():

@@ -79,12 +79,12 @@ def test_export_replaces_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
     assert again.exit_code == 2 and "exists already" in again.stderr
 
 
-def test_files_that_do_not_belong_together_are_no_export(tmp_path: Path) -> None:
+def test_files_that_do_not_belong_together_are_refused_as_an_export(tmp_path: Path) -> None:
     model = build_model(config_of(), vocab_size=VOCAB).model
     save_file(to_plain(model, values_of(model)), tmp_path / "a.safetensors")
     cases = [
-        ("[]", {}, "is no export of deepstack"),
-        ('{"step": null}', {}, "is no export of deepstack"),
+        ("[]", {}, "is not an export of deepstack"),
+        ('{"step": null}', {}, "is not an export of deepstack"),
         ('{"step": 3}', {"model__d_ff": 48}, r"w1 is \(24, 16\), and in the .* \(48, 16\)"),
     ]
     for about, changes, message in cases:
@@ -94,7 +94,7 @@ def test_files_that_do_not_belong_together_are_no_export(tmp_path: Path) -> None
             load_export(tmp_path / "a.safetensors")
 
 
-def test_a_run_without_weights_is_said_to_have_none(tmp_path: Path) -> None:
+def test_a_published_run_is_reported_as_without_weights(tmp_path: Path) -> None:
     config = config_of(**TINY | {"train__max_loss": 1e-3})
     run = train(config, out=tmp_path)
     assert run.state == "diverged" and len(run.steps) == 1  # the first step may diverge

@@ -13,7 +13,7 @@ from helpers.plot_runs import make_run
 
 from deepstack.base.errors import NothingMatchedError
 from deepstack.instruments.laws.laws import fit_law, law_table
-from deepstack.records import find_runs
+from deepstack.runs import Runs
 
 DEPTHS = [2, 4, 8, 16, 32, 64]
 E, C, A = 1.7, 2.0, 0.6
@@ -66,7 +66,7 @@ def test_losses_without_a_floor_have_none() -> None:
         ([3.0, 2.6, 2.3, 2.1], 1, "needs two seeds, or more than 4 values"),
     ],
 )
-def test_what_has_no_law_is_refused(values: list[float], seeds: int, message: str) -> None:
+def test_losses_without_a_law_are_refused(values: list[float], seeds: int, message: str) -> None:
     spread = [{seed: value + 1e-3 * seed for seed in range(seeds)} for value in values]
     with pytest.raises(NothingMatchedError, match=message):
         fit_law(DEPTHS[: len(values)], spread, draws=20)
@@ -78,7 +78,7 @@ def test_widths_of_equal_steps_have_a_law_of_their_flops(tmp_path: Path) -> None
             tmp_path, seed=seed, lr=1e-3 * width, flops=10**9 * width, d_ff=4 * width,
             masked=1.5 + (1 + 0.01 * seed) / width, config={"model.d_model": width},
         )  # fmt: skip
-    rows, notes = law_table(find_runs(tmp_path), "compute")
+    rows, notes = law_table(Runs.below(tmp_path), "compute")
     assert [(row["setting"], row["n"]) for row in rows] == [("DeepNorm, N = 6", 5)] and not notes
     assert rows[0]["a"] == pytest.approx(1, abs=1e-4)
 
@@ -90,7 +90,7 @@ def test_a_few_equal_flops_make_no_budgets(tmp_path: Path) -> None:
             tmp_path, depth=depth, seed=seed, lr=1e-3 + 1e-6 * steps, steps=steps,
             masked=1.5 + (1 + 0.01 * seed) / depth, flops=10**9 * depth,
         )  # fmt: skip
-    rows, notes = law_table(find_runs(tmp_path), "depth")
+    rows, notes = law_table(Runs.below(tmp_path), "depth")
     assert [row["n"] for row in rows] == [5, 5] and not notes
 
 

@@ -172,7 +172,7 @@ def test_f_is_read_before_a_later_module_overwrites_it(after: nn.Module, tmp_pat
     assert run.steps["model_update"].iloc[-1] == pytest.approx(moved, rel=2e-5)
 
 
-def test_attribution_is_that_of_a_model_with_one_group_changed(tmp_path: Path) -> None:
+def test_attribution_equals_the_distance_of_a_model_with_one_group_changed(tmp_path: Path) -> None:
     model = encoder(dropout=0.0)
     start = copy.deepcopy(model)
     given = {"attention": "*.self_attn.*", "feed_forward": ["*.linear1.*", "*.linear2.*"]}

@@ -54,7 +54,7 @@ def test_divergence_is_a_result(start: float, step: int, tmp_path: Path) -> None
     assert run.steps["step"].tolist() == list(range(1, step + 1))
 
 
-def test_a_rare_row_is_of_its_own_step(tmp_path: Path) -> None:
+def test_a_rare_row_measures_its_last_step_alone(tmp_path: Path) -> None:
     """Of the steps since the row before, F_{t-1} and the time of a step are the last one's."""
     pause, F = 0.5, list[Tensor]()
 

@@ -263,7 +263,7 @@ class Spectrum(nn.Module):
 
 @pytest.mark.parametrize("complex_stream", [False, True])
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_norms_of_complex_numbers_are_those_of_their_moduli(
+def test_norms_of_complex_numbers_use_their_moduli(
     complex_stream: bool, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)

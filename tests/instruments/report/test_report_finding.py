@@ -15,7 +15,7 @@ from deepstack.instruments.report.finding import best_of_depths, finding_of
 from deepstack.instruments.report.page import report
 from deepstack.plots.drawing import MOST_LINES
 from deepstack.records import find_runs
-from deepstack.runs.settings import split_series
+from deepstack.runs import Runs
 
 LOSSES = {
     ("deepnorm", 6): (2.0, 2.1, 2.2), ("pre_ln", 6): (2.1, 2.2, 2.31), ("post_ln", 6): (2.6,) * 3,
@@ -42,7 +42,7 @@ def study(tmp_path: Path) -> Path:
 
 
 def test_the_margin_is_taken_seed_by_seed(study: Path) -> None:
-    first, second = best_of_depths(find_runs(study))
+    first, second = best_of_depths(Runs.below(study))
     pairs = zip(LOSSES["deepnorm", 6], LOSSES["pre_ln", 6], strict=True)
     gaps = [other - own for own, other in pairs]
     half = t.ppf(0.975, 2) * statistics.stdev(gaps) / math.sqrt(3)
@@ -77,18 +77,18 @@ def test_rates_of_one_scheme_are_no_rivals_of_each_other(tmp_path: Path) -> None
         tmp_path, scheme=(*losses,), lr=(0.1, 0.2), masked=lambda scheme, lr: losses[scheme][lr]
     )
     for best, settings in (((), 4), (["train.lr"], 2)):
-        (row,) = best_of_depths(find_runs(tmp_path), best)
+        (row,) = best_of_depths(Runs.below(tmp_path), best)
         assert (row["leader"], row["second"]) == ("DeepNorm, lr 0.1", "Pre-LN, lr 0.2")
         assert row["settings"] == settings
         assert row["low"] is None and row["verdict"] == "no interval: fewer than three seeds"
     make_run(tmp_path, scheme="rezero", config={"task.name": "markov"})
-    assert best_of_depths(find_runs(tmp_path)) == []  # losses of two tasks are not compared
+    assert best_of_depths(Runs.below(tmp_path)) == []  # losses of two tasks are not compared
 
 
 def test_a_study_in_which_nothing_learns_has_no_best_scheme(tmp_path: Path) -> None:
     make_run(tmp_path, masked=3.2)
     make_run(tmp_path, scheme="pre_ln", masked=3.3)
-    sentences = finding_of(find_runs(tmp_path), (), None)["sentences"]
+    sentences = finding_of(Runs.below(tmp_path), (), None)["sentences"]
     assert sentences == [
         "At N = 6, no setting is more than 0.1 nats below a predictor without context; the lowest "
         "loss is 3.200 (DeepNorm).",
@@ -106,8 +106,8 @@ def test_a_study_of_rates_is_described_at_the_best_rate_of_each_setting(tmp_path
         seed=(0, 1), masked=lambda scheme, depth, lr, seed: losses[lr]
         + {"deepnorm": 0.0, "pre_ln": 0.1 - lr, "post_ln": 1.0}[scheme] + 0.01 * seed,
     )  # fmt: skip
-    runs = find_runs(tmp_path)
-    assert len(split_series(runs)[0]) > MOST_LINES  # each scheme has a panel for each step
+    runs = Runs.below(tmp_path)
+    assert len(runs.series()) > MOST_LINES  # each scheme has a panel for each step
     sentences = finding_of(runs, (), make_chart("update_vs_depth", tmp_path).data)["sentences"]
     assert sentences[:2] == [
         "At N = 12, DeepNorm learns at its best rate (0.064): 2 of 2 seeds; Pre-LN learns at its "
@@ -117,7 +117,7 @@ def test_a_study_of_rates_is_described_at_the_best_rate_of_each_setting(tmp_path
     ]
     starts = [words.split(",")[0] for words in sentences if "a power of the depth" in words]
     assert starts == ["After step 1", "After step 5"]
-    one_rate = finding_of([run for run in runs if run.get("train.lr") == 0.064], (), None)
+    one_rate = finding_of(runs.keep(lambda run: run.get("train.lr") == 0.064), (), None)
     assert "rate" not in " ".join(one_rate["sentences"])
     assert sweep_finding(runs) == [
         "runs that learned from context at the best rate, and nats below the unigram (mean of "
@@ -128,7 +128,7 @@ def test_a_study_of_rates_is_described_at_the_best_rate_of_each_setting(tmp_path
             for n in (6, 12)
         ),
     ]
-    of_one = [r for r in runs if r.get("model.scheme") == "deepnorm" and r.get("train.lr") < 0.1]
+    of_one = runs.select(["scheme=deepnorm", "lr<0.1"])
     words = "DeepNorm{} at its best rate (0.064, the highest tried)"
     assert words.format(" learns") in finding_of(of_one, (), None)["sentences"][0]
     assert words.format("") + " 2 of 2" in sweep_finding(of_one)[1]

@@ -121,7 +121,7 @@ def test_a_difference_is_taken_seed_by_seed(study: Path, against: str) -> None:
     assert names <= set(typed(*words).stdout.strip().splitlines()[0].split())
 
 
-def test_a_pair_is_alike_in_all_else(tmp_path: Path) -> None:
+def test_pairs_agree_in_all_other_settings(tmp_path: Path) -> None:
     """Two schemes at two rates: each is compared at its own rate, and rates within a scheme."""
     make_runs(tmp_path, lr=(0.1, 0.2), masked=lambda lr: 10 * lr)
     make_run(tmp_path, scheme="post_ln", lr=0.1, masked=4.0)
@@ -228,7 +228,9 @@ def test_a_page_fetches_nothing(whole: Path) -> None:
         assert address.startswith((b"data:", b"#", b"deepnorm-", b"post_ln-"))
 
 
-def test_what_a_folder_says_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_and_messages_of_a_folder_are_text_in_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names and messages of a folder that came from elsewhere."""
     draw_only(monkeypatch, "loss_vs_step")
     evil = "<script>alert(1)</script>\"'&{{ 7*7 }}"
@@ -323,7 +325,7 @@ def test_the_best_rate_is_chosen_where_every_seed_is_done(tmp_path: Path) -> Non
     assert row[at : at + 2] == ["0.1", "lowest"]
 
 
-def test_where_no_rate_is_whole_nothing_is_chosen_and_paired(tmp_path: Path) -> None:
+def test_a_setting_without_a_complete_rate_is_not_compared(tmp_path: Path) -> None:
     make_runs(tmp_path, lr=(0.1, 0.2), seed=(0, 1))
     make_runs(tmp_path, scheme="post_ln", lr=(0.1, 0.2), seed=0)
     make_runs(tmp_path, scheme="post_ln", lr=(0.1, 0.2), seed=1, state="diverged")

@@ -22,9 +22,9 @@ from deepstack.instruments.sharpness.measure import (
     tied_parameters,
     twice_differentiable,
 )
+from deepstack.instruments.sharpness.optimizer import preconditioner_scales, stability_threshold
 from deepstack.schemes import SCHEMES
 from deepstack.training.optimizer import make_optimizer
-from deepstack.training.snapshot_writer import preconditioner_scales, stability_threshold
 
 TINY = {"model__d_model": 4, "model__depth": 2, "model__n_heads": 2, "model__d_ff": 6}
 ADAM = Train(optimizer="adamw", lr=1e-2, betas=(0.9, 0.98), eps=1e-6, lr_factors={"w1": 0.25})
@@ -69,7 +69,7 @@ def top(H: Tensor) -> float:
 
 
 @pytest.mark.parametrize("changes", CASES)
-def test_both_eigenvalues_are_those_of_the_dense_hessian(changes: dict[str, Any]) -> None:
+def test_both_eigenvalues_equal_the_dense_hessians(changes: dict[str, Any]) -> None:
     toy = ToyModel(**TINY | changes)
     toy.built.banks.tie()
     optimizer, unique = make_optimizer(ADAM, toy.built), toy.built.banks.unique

@@ -22,7 +22,8 @@ import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.diagnostics import DIAGNOSTICS
 from deepstack.diagnostics import stream as stream_module
-from deepstack.diagnostics.snapshot import divide_evenly, jacobian_norms
+from deepstack.diagnostics.jacobian import jacobian_norms
+from deepstack.diagnostics.skipped_layers import divide_evenly
 from deepstack.diagnostics.spectral import spectral_norms
 from deepstack.instruments.noise_scale.measure import GradientNoise, gradient_noise
 from deepstack.instruments.signal.signal import START, Signals
@@ -94,7 +95,7 @@ def signals(tmp_path_factory: pytest.TempPathFactory) -> Signals:
     return Signals([deepstack.train(config, out=out) for config in configs])
 
 
-def test_exponents_are_those_of_mean_field_theory(signals: Signals) -> None:
+def test_exponents_agree_with_mean_field_theory(signals: Signals) -> None:
     """Once tokens are nearly alike, uniform attention of power a adds the same to all of them.
 
     LN(α x + G(x)) then divides their squared distance by 1 + a/α² in each layer, and adds nothing
@@ -211,7 +212,7 @@ def test_the_command_prints_rows_and_draws_the_chart(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_noise_is_that_of_the_gradients_of_single_sequences(
+def test_noise_equals_the_variance_of_single_sequences(
     changes: dict[str, Any],
 ) -> None:
     family = SCHEMES[changes.get("model__scheme", "pre_ln")].families[0]

@@ -19,7 +19,6 @@ import deepstack
 from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.base.errors import PluginError, ResourceError
-from deepstack.cli.sweep_command import ray_address
 from deepstack.config import Config, with_overrides
 from deepstack.integrations.ray import cluster as ray_cluster
 from deepstack.integrations.ray import folder_sync
@@ -32,6 +31,7 @@ from deepstack.integrations.ray.launcher import (
     resources_of,
     share_of_gpu,
 )
+from deepstack.integrations.ray.launcher_option import ray_address
 from deepstack.integrations.ray.node import Order, is_shared, work
 from deepstack.records import Run, RunFolder, files
 from deepstack.sweeps import plan
@@ -77,7 +77,7 @@ def test_of_a_log_only_what_has_grown_is_sent(tmp_path: Path) -> None:
     assert pair.send().files == [("steps.csv", 0, cut)]
 
 
-def test_what_refers_to_rows_is_written_after_them(tmp_path: Path) -> None:
+def test_files_that_refer_to_rows_are_written_after_the_rows(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     write_checkpoint(pair.node, 3)
     for name in ("columns.json", "status.json", "steps.csv", "layers/steps.npy", "layers/x.npy"):
@@ -93,7 +93,7 @@ def test_what_refers_to_rows_is_written_after_them(tmp_path: Path) -> None:
     assert pair.here.checkpoints() == [7]
 
 
-def test_what_vanishes_while_it_is_looked_at_is_passed_over(
+def test_a_file_that_vanishes_while_it_is_read_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = Pair(tmp_path)
@@ -110,7 +110,7 @@ def test_no_name_leads_out_of_the_run_folder(tmp_path: Path) -> None:
                 write_changes(target, changes)
 
 
-def test_what_cannot_be_removed_from_the_copy_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_removed_from_the_copy_is_named(tmp_path: Path) -> None:
     target = RunFolder(tmp_path / "run")
     write_checkpoint(target, 3)
     with pytest.raises(ResourceError, match="checkpoint/3: "):
@@ -134,7 +134,7 @@ def test_a_node_knows_the_sweeps_folder_by_what_stands_in_it(tmp_path: Path) -> 
     assert is_shared(order)
 
 
-def test_a_run_on_a_node_that_shares_nothing_is_sent_back_whole(
+def test_a_run_on_a_node_without_shared_files_is_sent_back(
     tmp_path: Path, server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_node, "ForkServer", lambda here: server)
@@ -196,7 +196,7 @@ def process_of(cluster: Mock, tmp_path: Path, **resources: float) -> Process:
     return Process(cluster, RunFolder(tmp_path / "driver" / "s" / "run"), order)
 
 
-def test_a_run_lost_with_its_node_is_sent_again_and_in_the_end_interrupted(tmp_path: Path) -> None:
+def test_a_run_lost_with_its_node_is_repeated_and_then_interrupted(tmp_path: Path) -> None:
     lost = [RayError("node died\nand pages")] * (LOST_AT_MOST + 1)
     cluster = cluster_of(*lost[:2], (0, "stderr"))
     process = process_of(cluster, tmp_path)
@@ -218,7 +218,7 @@ def test_a_run_that_was_asked_to_end_is_not_sent_again(tmp_path: Path) -> None:
     cluster.send.assert_called_once_with("run.0", {"signal": 2})
 
 
-def test_errors_of_a_task_and_what_no_node_can_hold_end_the_run(tmp_path: Path) -> None:
+def test_an_error_of_a_task_and_too_large_a_run_end_the_run(tmp_path: Path) -> None:
     process = process_of(cluster_of(RayTaskError("no space")), tmp_path)
     assert process.poll() == 1 and process.stderr_text() == "no space"
     for resources, text in [({"num_cpus": 5}, "has 5 cores"), ({"num_gpus": 1}, "has 1 GPU")]:

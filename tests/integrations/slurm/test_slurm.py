@@ -86,7 +86,7 @@ def test_a_sweep_above_max_array_size_is_submitted_in_parts(
     assert max_array_size() == 1001
 
 
-def test_a_task_finds_its_folder_and_no_script_that_may_still_wait_is_overwritten(
+def test_a_task_finds_its_folder_and_scripts_are_not_overwritten(
     tmp_path: Path,
 ) -> None:
     cells = [cell_of(tmp_path, run_name(Config()) + number) for number in ("", "-2")]
@@ -96,12 +96,12 @@ def test_a_task_finds_its_folder_and_no_script_that_may_still_wait_is_overwritte
 
 
 @pytest.mark.parametrize("line", ["partition=x", "--x\nrm -rf /", ""])
-def test_what_is_no_option_of_sbatch_is_refused(line: str, tmp_path: Path) -> None:
+def test_an_unknown_option_of_sbatch_is_refused(line: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--sbatch"):
         write_array([cell_of(tmp_path, "a")], "s", tmp_path, directives=[line])
 
 
-def test_what_sbatch_says_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_of_sbatch_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ResourceError, match=r"sbatch '/a b/x\.sh'") as raised:
         submit(Path("/a b/x.sh"))
@@ -155,7 +155,7 @@ time.sleep(60)
 FAILS = "trap 'exit 1' TERM; touch {ready}; while :; do sleep 0.05; done"
 
 
-def test_the_run_of_the_task_gets_its_words_and_its_exit_code_is_kept(
+def test_a_task_trains_its_configuration_and_keeps_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path, monkeypatch, 'printf "%s\\n" "$@"; exit 5')
@@ -187,7 +187,7 @@ def test_a_task_leaves_the_group_of_ranks_that_submitted_it(
         (FAILS, signal.SIGUSR1, "", 1, ""),
     ],
 )
-def test_a_run_comes_back_if_it_has_saved_before_its_time_is_up(
+def test_a_run_that_saved_before_its_time_limit_is_requeued(
     does: str, sent: int, stdout: str, code: int, requeued: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

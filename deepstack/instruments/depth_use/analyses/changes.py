@@ -43,7 +43,7 @@ LEAST = 1e-6  # of a norm that divides
 
 @measure("effects", EFFECTS)
 def effects(request: Request, result: Analysis) -> None:
-    """Measure how each layer joins the stream, and what its removal changes in later layers.
+    """Measure how each layer joins the stream, and how its removal changes later layers.
 
     A removed layer is the identity for all tokens, and the effect is measured at all tokens.
     Csordás et al. 2025, arXiv:2505.13898, also remove it for the tokens before a position alone
@@ -163,7 +163,7 @@ def swap(request: Request, result: Analysis) -> None:
 def linear(request: Request, result: Analysis) -> None:
     """Replace a layer by the linear map of a token's stream that fits it best.
 
-    x_l ≈ W x_{l−1} + b, by ridge regression on training batches; loss and error are those of
+    x_l ≈ W x_{l−1} + b, by ridge regression on training batches; loss and error are measured on
     held-out ones.  The map reads one token at a time, so it has no attention.  Muhtar et al. 2026,
     arXiv:2603.15389, fit without a ridge and evaluate on the data that they fit.  One pass over the
     training batches for all maps, and one forward pass a layer.

@@ -85,7 +85,7 @@ SIMILARITY = {
 
 @measure("similarity", SIMILARITY)
 def similarity(request: Request, result: Analysis) -> None:
-    """Compare the streams after all pairs of layers, and with those of another run.
+    """Compare the streams after all pairs of layers, and with another run's streams.
 
     Linear CKA: ‖YᵀX‖_F² / (‖XᵀX‖_F ‖YᵀY‖_F) of centred X, Y (tokens, d).  Kornblith et al. 2019,
     arXiv:1905.00414.  It does not depend on rotations of X or Y, so models can be compared.

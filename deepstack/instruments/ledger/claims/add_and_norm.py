@@ -146,7 +146,7 @@ def norms(seed: int) -> Finding:
     exact = math.sqrt(2 * eps) / (math.sqrt(eps) + eps)
     listed = partial(listed_layer_norm, eps=eps)
 
-    # Var x of a channel is E(1 + |s|)², s ~ N(0, 1); that of a token has the offsets' too
+    # Var x of a channel is E(1 + |s|)², s ~ N(0, 1); a token has the offsets' variance too
     scales = 2 + 2 * math.sqrt(2 / math.pi)
     of_x = {"channel": Null(scales, "x as it is"), "token": Null(scales + 1, "x as it is")}
 

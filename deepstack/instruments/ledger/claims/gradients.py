@@ -206,13 +206,13 @@ def signal_share(stack: Trial, batches: int) -> tuple[Tensor, Tensor]:
         drawn.append([bank.gradients().double() for bank in stack.layer_banks])
     norms = torch.stack([layer_norms(gradients) for gradients in drawn])  # (batches, depth)
     mean = layer_norms([torch.stack(rows).mean(dim=0) for rows in zip(*drawn, strict=True)])
-    square = norms.square().mean(dim=0)  # that of the signal plus the noise
+    square = norms.square().mean(dim=0)  # of the signal plus the noise
     noise = (square - mean.square()) * batches / (batches - 1)
     return norms.mean(dim=0), 1 - noise / square
 
 
 def last_gain(seed: int, steps: int = 30) -> float:
-    """Return the mean gain of the last LN over that of the others, after training.
+    """Return the mean gain of the last LN over the others' mean gain, after training.
 
     The head is tied to a token table that starts with the standard deviation 0.02.
     """

@@ -134,7 +134,7 @@ def fold(model: Transformer) -> tuple[Transformer, int]:
 
 
 def fold_times(rng: torch.Generator) -> list[float]:
-    """Return times of LN₀ and a linear map over those of LN and the map, for 256 tokens."""
+    """Return times of LN₀ and a linear map over times of LN and the map, for 256 tokens."""
     x, W = torch.randn(2, 256, 256, generator=rng)
     gain, bias, b = torch.randn(3, 256, generator=rng)
     return time_ratios(
@@ -348,7 +348,7 @@ def rms_without_biases(seed: int) -> Finding:
     """T5: y = γ x/√(mean(x²) + ε), no centring, and no bias in any layer.
 
     Compares deepstack's RMSNorm to the formula, and measures the mean that it leaves and the number
-    of parameters saved.  Short runs beside LayerNorm with biases are no claim of the document.
+    of parameters saved.  Short runs beside LayerNorm with biases are not claimed by the document.
     """
     rng, d, depth = random(seed), 32, 2
 

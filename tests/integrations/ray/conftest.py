@@ -1,4 +1,4 @@
-"""Fixtures that the tests of integrations share with others."""
+"""Fixtures that these tests share with others."""
 
 from helpers.servers import server as server
 from helpers.servers import warm_server as warm_server

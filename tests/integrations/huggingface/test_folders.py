@@ -193,9 +193,7 @@ def test_shards_and_tokens_outside_the_vocabulary(
     assert found.arrays["kl"] == pytest.approx(wanted.arrays["kl"])
     with pytest.raises(ConfigError, match=r"found 1 to 20; .* has the tokens 0 to 19"):
         deepstack.analyze_huggingface(whole, TOKENS + 1)
-    monkeypatch.setattr(
-        "deepstack.instruments.depth_use.huggingface.available_memory", lambda: 1000
-    )
+    monkeypatch.setattr("deepstack.integrations.huggingface.folder.available_memory", lambda: 1000)
     with pytest.raises(ResourceError, match="GB in fp32"):
         deepstack.analyze_huggingface(whole, TOKENS)
 

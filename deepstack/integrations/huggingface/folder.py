@@ -44,7 +44,7 @@ def is_huggingface(folder: str | Path) -> bool:
 
 
 def other_format(folder: str | Path) -> str | None:
-    """Return what a folder of another library holds, and what to do; None for any other folder."""
+    """Return the format of another library's folder with an advice; None for any other folder."""
     path = Path(folder)
     for pattern, text in OTHER_FORMATS.items():
         if any(path.glob(pattern)) and not (path / "config.yaml").exists():

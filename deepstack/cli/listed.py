@@ -1,0 +1,175 @@
+"""The kinds of `deepstack list` in the core: configs, settings, schemes, tasks, …"""
+
+from pathlib import Path
+from typing import Any, get_args
+
+from deepstack.base.allowed import describe
+from deepstack.cli.declarations import Declaration, attributes, constants
+from deepstack.cli.listing import Entries, Listing, Rows, described, first_line, registered
+from deepstack.config import Config, Family, values, with_overrides
+from deepstack.config.instruments import SNAPSHOTS, specs
+from deepstack.config.keys import schema_at, setting_keys
+from deepstack.config.load import description, example_paths
+from deepstack.records import MODEL_UPDATE_COLUMNS
+
+
+def config_rows(name: str, path: Path, depth: int) -> Rows:
+    """Return name, command and description of an example configuration."""
+    is_sweep = "\nsweep:" in path.read_text(encoding="utf-8")
+    command = "sweep" if is_sweep else "train"
+    return [{"name": name, "command": command, "description": description(path)}]
+
+
+def setting_rows(key: str, default: Any, depth: int) -> Rows:
+    """Return dotted key, default, allowed values and description of a setting."""
+    schema = schema_at(tuple(key.split(".")))
+    sentence = " ".join(schema.get("description", "").split())
+    row = {"name": key, "default": default, "allowed": describe(schema)}
+    return [row | {"description": sentence}]
+
+
+def settings(complete: bool) -> Entries:
+    """Return the default of every setting by its dotted key."""
+    usual = values(Config())
+    return {key: usual.get(key) for key in setting_keys()}
+
+
+def schemes() -> Entries:
+    """Return the registry of schemes."""
+    from deepstack.schemes import SCHEMES
+
+    return SCHEMES
+
+
+def scheme_rows(name: str, scheme: Any, depth: int) -> Rows:
+    """Return name, equation, families, coefficients and gains of a scheme at a depth.
+
+    alpha, beta and the gains of the first and last layer are an encoder's. `coefficients` has those
+    of every family and side; an encoder-decoder has as many layers on both sides.
+    """
+    row: dict[str, Any] = {"name": name, "equation": first_line(scheme).split(".  ")[0].rstrip(".")}
+    if isinstance(scheme, Declaration):
+        families = list(attributes("schemes", scheme.class_name)["families"])
+        return [row | {"families": families, "paper": scheme.keywords["paper"]}]
+    coefficients = {family: coefficients_by_side(name, family, depth) for family in scheme.families}
+    row |= next(iter(coefficients[scheme.families[0]].values())) | {"depth": depth}
+    row |= {"label": scheme.label, "final_norm": scheme.final_norm}
+    row |= {"families": list(coefficients), "coefficients": coefficients}
+    return [row | {"paper": scheme.paper}]
+
+
+def coefficients_by_side(name: str, family: str, depth: int) -> dict[str, dict[str, Any]]:
+    """Return alpha, beta and all roles' gains in layers 1 and N, per stack of a family."""
+    from deepstack.model.initialise import IN_LAYERS
+    from deepstack.schemes import stack_schemes
+
+    changes = {"model.family": family, "model.depth": depth, "model.scheme": name}
+    sides = {}
+    for side, scheme in stack_schemes(with_overrides(Config(), changes)).items():
+        crosses = family == "encoder_decoder" and side == "decoder"
+        roles = (*IN_LAYERS, *(f"cross_{role}" for role in "qkvo" if crosses))
+        sides[side] = {
+            "alpha": scheme.alpha,
+            "beta": scheme.beta,
+            "gains": {role: scheme.gain(role, 1) for role in roles},
+            "gains_last": {role: scheme.gain(role, scheme.place.depth) for role in roles},
+        }
+    return sides
+
+
+def tasks(complete: bool) -> Entries:
+    """Return the registry of tasks; the types of their options need torch in any case."""
+    from deepstack.tasks import TASKS
+
+    return TASKS
+
+
+def task_rows(name: str, task: Any, depth: int) -> Rows:
+    """Return name, description, families and options of a task."""
+    from deepstack.tasks import task_families, task_options
+
+    options = [
+        {"name": key, "type": o.type, "default": o.default, "description": o.description}
+        for key, o in task_options(name).items()
+    ]
+    row = {"name": name, "description": first_line(task)}
+    return [row | {"families": list(task_families(name)), "options": options}]
+
+
+def diagnostics(complete: bool) -> Entries:
+    """Return every logged column, as (symbol, interval, description), and every diagnostic."""
+    columns = {
+        name: (symbol, interval, sentence)
+        for interval, table in logged_columns()
+        for name, (symbol, _, sentence) in table.items()
+    }
+    return {**columns, **registered("diagnostics", "diagnostic", registry)(complete)}
+
+
+def registry() -> Entries:
+    """Return the diagnostics by name."""
+    from deepstack.diagnostics import DIAGNOSTICS
+
+    return DIAGNOSTICS
+
+
+def logged_columns() -> list[tuple[str, dict[str, tuple[str, str, str]]]]:
+    """Return interval and columns of each log with columns of its own."""
+    tables = [("every step", MODEL_UPDATE_COLUMNS)]
+    for spec in specs().values():
+        interval = "every layer" if spec.every == SNAPSHOTS else spec.key.removeprefix("log.")
+        tables.append((interval, dict(spec.columns or {})))
+    return tables
+
+
+def diagnostic_rows(name: str, one: Any, depth: int) -> Rows:
+    """Return name, symbol, interval and description of a column, or of a diagnostic's files.
+
+    The names are file names, as `plot --diagnostic` accepts them.  JSON repeats `interval` as
+    `beat`, its former name, for one version.
+    """
+    names, interval = [name], "every layer"
+    if isinstance(one, Declaration):
+        usual = constants("deepstack.diagnostics.layers")["SUBLAYERS"]
+        symbol, sentence = one.arguments[0], first_line(one)
+        names = [f"{name}_{part}" for part in one.keywords.get("parts", usual)] or names
+    elif isinstance(one, tuple):
+        symbol, interval, sentence = one
+    else:
+        names, symbol, sentence = one.files, one.symbol, first_line(one)
+    row = {"symbol": symbol, "interval": interval, "description": sentence, "beat": interval}
+    return [{"name": each} | row for each in names]
+
+
+def charts() -> Entries:
+    """Return the registry of charts."""
+    from deepstack.plots import CHARTS
+
+    return CHARTS
+
+
+def words_of_families(families: list[str]) -> str:
+    """Return the families of models as a cell."""
+    return "all" if set(families) == set(get_args(Family)) else ", ".join(families)
+
+
+def words_of_options(options: Rows) -> str:
+    """Return the options of a task as a cell."""
+    return ", ".join(f"{option['name']}={option['default']}" for option in options)
+
+
+LISTED = {
+    "configs": Listing(lambda complete: example_paths(), config_rows),
+    "settings": Listing(settings, setting_rows),
+    "schemes": Listing(
+        registered("schemes", "", schemes),
+        scheme_rows,
+        frozenset({"label", "depth", "gains", "gains_last", "final_norm", "coefficients"}),
+        {"families": words_of_families},
+    ),
+    "tasks": Listing(
+        tasks, task_rows, cells={"families": words_of_families, "options": words_of_options}
+    ),
+    "diagnostics": Listing(diagnostics, diagnostic_rows, frozenset({"beat"})),
+    "charts": Listing(registered("plots", "chart", charts), described),
+}

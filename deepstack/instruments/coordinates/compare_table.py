@@ -1,0 +1,27 @@
+"""Adds `deepstack compare --coordinates`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from deepstack.cli.added_options import CompareTable
+from deepstack.cli.options import flag
+from deepstack.records import Run
+
+
+class CoordinateTable(CompareTable):
+    """Exponents in width and depth of the stream's size and of its change."""
+
+    place = 2
+    problem = "no study has runs of two widths or depths with records of every layer"
+    first = ("setting", "quantity", "layer", "verdict")
+
+    coordinates: bool = flag(
+        "Print the exponents in width and in depth of the stream's size and of its change "
+        "at the last record, by layer, with 95 % intervals and a verdict.",
+        "--coordinates",
+    )
+
+    def table(self, runs: list[Run]) -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
+        from deepstack.instruments.coordinates.table import coordinate_table
+
+        return coordinate_table(runs), []

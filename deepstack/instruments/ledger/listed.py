@@ -1,0 +1,34 @@
+"""Adds `deepstack list claims`."""
+
+from typing import Any
+
+from deepstack.cli.declarations import Declaration
+from deepstack.cli.listing import Entries, Listing, Rows, document, registered
+
+SOURCE = ("title", "address", "papers")
+
+
+def claims() -> Entries:
+    """Return the registry of claims."""
+    from deepstack.instruments.ledger.claims import CLAIMS
+
+    return CLAIMS
+
+
+def in_order(complete: bool) -> Entries:
+    """Return the claims in the order of their numbers."""
+    entries = registered("instruments/ledger/claims", "claim", claims)(complete)
+    return {name: entries[name] for name in sorted(entries, key=lambda name: (len(name), name))}
+
+
+def rows(name: str, one: Any, depth: int) -> Rows:
+    """Return id, formula and source of a claim that `deepstack theory` measures."""
+    if isinstance(one, Declaration):
+        formula = document(one).split("\n\n")[0].replace("\n", " ").rstrip(".")
+        source = one.arguments[0]
+    else:
+        formula, source = one.formula, one.source
+    return [{"name": name, "formula": formula, "source": dict(zip(SOURCE, source, strict=False))}]
+
+
+LISTED = {"claims": Listing(in_order, rows, cells={"source": lambda source: str(source["title"])})}

@@ -1,0 +1,52 @@
+"""Adds `deepstack sweep --refine`."""
+
+import shlex
+from functools import partial
+from typing import Any
+
+from deepstack.cli.added_options import SweepOption, SweepOrder
+from deepstack.cli.options import option, whole_numbers
+from deepstack.cli.output import emit, emit_facts, log, show_runs
+
+best = partial(option, panel="Best value of a setting")
+
+
+class RefineOption(SweepOption):
+    """A search for the best value of a setting, with a row for each cell of the others."""
+
+    refine: str | None = best(
+        "Find the best value of a setting, as in train.lr, for each cell of the others.",
+        metavar="KEY",
+    )
+    tolerance: float = best("With --refine: the final ratio of neighbouring values.", default=1.26)
+    max_runs: int | None = best("With --refine: the largest number of runs.", min=1)
+    select_seeds: str | None = best(
+        "With --refine: seeds that choose the value; --seeds are trained at it, in STUDY_reported."
+    )
+
+    def run(self, order: SweepOrder) -> None:
+        from deepstack.instruments.refine.refine import SEED, count_runs, refine
+
+        key, study, seeds = str(self.refine), order.study, self.select_seeds
+        chosen = None if seeds is None else whole_numbers("--select-seeds", seeds)
+        if order.dry_run:
+            usual = study.grid.get(SEED, [study.base.seed])
+            fewest, most = count_runs(study, key, chosen or usual, self.max_runs)
+            counts = {"least number of runs": fewest, "largest number of runs": most}
+            emit_facts(counts, order.json)
+            return
+        search: dict[str, Any] = {"tolerance": self.tolerance, "max_runs": self.max_runs}
+        search |= {"name": order.name, "out": order.out, "workers": order.workers}
+        with show_runs(f"refining {key}", order.quiet) as show:
+            optima = refine(study, key, select_seeds=chosen, show=show, **search)
+        rows = [
+            one.setting
+            | {key: one.value, "val_loss": one.loss}
+            | ({} if one.reported is None else {"reported_loss": one.reported})
+            | {"inside": one.inside, "tried": len(one.losses)}
+            for one in optima
+        ]
+        emit(rows, order.json)
+        if not order.quiet:
+            folder = shlex.quote(str(order.out / order.name))
+            log(f"next: deepstack compare {folder} --transfer")

@@ -1,0 +1,76 @@
+"""Reads data sets saved by Hugging Face datasets, for the task `tokens`."""
+
+import json
+import mmap
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from deepstack.tasks.files import MOST_TEXT
+from deepstack.tasks.token_files import Reading
+from deepstack.tasks.windows import Part, Tokens
+
+SUFFIX = ".arrow"
+FORMAT = "a data set saved by Hugging Face datasets"
+STATE, SPLITS = "state.json", "dataset_dict.json"
+
+
+def files_of(folder: Path, path: str, reading: Reading) -> list[Path] | None:
+    """Return the files of a saved data set, which has state.json; None for any other folder.
+
+    path: the folder as the user typed it.  Raises ConfigError for a data set of several splits.
+    """
+    if (folder / SPLITS).is_file():
+        splits = ", ".join(sorted(each.name for each in folder.iterdir() if each.is_dir()))
+        raise reading.refusal(path, f" has the splits {splits}; give one")
+    return saved_files(folder, reading) if (folder / STATE).is_file() else None
+
+
+def saved_files(folder: Path, reading: Reading) -> list[Path]:
+    """Return the arrow files of a data set that was saved by Hugging Face datasets, in order."""
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    with suppress(KeyError, TypeError):
+        names = [entry["filename"] for entry in state["_data_files"]]
+        plain = all(Path(name).name == name for name in names)
+        if names and plain and not state.get("_indices_data_files"):
+            return [folder / name for name in names]
+    raise reading.refusal(folder / STATE, " is not the state of a saved data set")
+
+
+def read(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens] | list[Part]:
+    """Read the column of an arrow file: lists of tokens, or text for the tokenizer."""
+    try:
+        import pyarrow as pa
+    except ImportError:
+        reason = " needs the package pyarrow, of the extra [datasets]"
+        raise reading.refusal(file, reason) from None
+    try:
+        table = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(content))).read_all()
+    except pa.ArrowException as error:
+        reason = " ".join(str(error).split())
+        raise reading.refusal(file, f" is not an arrow stream: {reason}") from error
+    default = "input_ids" if "input_ids" in table.column_names else "text"
+    name = reading.column or default
+    if name not in table.column_names:
+        reason = f" has no column {name!r}; set task.column to one of "
+        raise reading.refusal(file, reason + ", ".join(table.column_names))
+    chunks, kind = table.column(name).chunks, table.schema.field(name).type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if reading.tokenizer is None:
+            raise reading.refusal(file, f": the text of {name!r} needs task.tokenizer")
+        if table.column(name).nbytes > MOST_TEXT:
+            reason = f": {name!r} has more than {MOST_TEXT:,} bytes of text; store its tokens in "
+            raise reading.refusal(file, f"{reason}.npy instead")
+        texts = (text.as_py() or "" for chunk in chunks for text in chunk)
+        rows = [reading.tokenizer.encode([text]) for text in texts]
+        sizes = np.concatenate([row.sizes for row in rows if row.sizes is not None])
+        return [Part(np.concatenate([row.tokens for row in rows]), sizes=sizes)]
+    list_types = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    if not (any(is_list(kind) for is_list in list_types) and pa.types.is_integer(kind.value_type)):
+        reason = f": found {kind} in {name!r}; allowed text or lists of integers"
+        raise reading.refusal(file, reason)
+    values = [chunk.flatten() for chunk in chunks]
+    if any(array.null_count for array in values):
+        raise reading.refusal(file, f": found null among the tokens of {name!r}")
+    return [array.to_numpy() for array in values]

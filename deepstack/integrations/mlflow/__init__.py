@@ -1,0 +1,1 @@
+"""A database of MLflow from finished runs."""

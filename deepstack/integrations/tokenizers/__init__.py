@@ -1,0 +1,1 @@
+"""Text through a file of the library `tokenizers`."""

@@ -1,0 +1,41 @@
+"""Registers W&B: `deepstack export --logs wandb`."""
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from deepstack.records import Run
+from deepstack.runs.trackers import Tracker, register_tracker
+
+FORBIDDEN = r"[/\\#?%:]"  # in the name of a project
+
+
+def export(runs: Sequence[Run], to: Path) -> None:
+    """Write one offline run of W&B for each run, in <to>/wandb; `wandb sync` sends them."""
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+    import wandb
+
+    from deepstack.plots.tracked import log_values, settings
+
+    to.mkdir(parents=True)
+    quiet = wandb.Settings(
+        console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
+    )
+    for run in runs:
+        log = wandb.init(
+            mode="offline", dir=str(to), project=re.sub(FORBIDDEN, "_", run.study),
+            name=run.name, settings=quiet, config=settings(run), reinit="create_new",
+        )  # fmt: skip
+        log_values(run, log.log, wandb.Image)
+        log.finish()
+    wandb.teardown()  # waits until the process that writes the files has written all
+
+
+def show(folder: Path) -> str:
+    """Return the command that sends exported runs to W&B."""
+    return f"wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*"
+
+
+register_tracker("wandb", Tracker(export, show))

@@ -1,0 +1,130 @@
+"""Finds the folder of a run in a study, and locks it."""
+
+import errno
+import itertools
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from deepstack import config as conf
+from deepstack.base.errors import ConfigError, PluginError, ResourceError
+from deepstack.fast.distributed import RankGroup
+from deepstack.model import without_defaults
+from deepstack.records import ENDED, RunFolder, suggest_removal
+from deepstack.records.given_plugins import require_recorded
+from deepstack.records.opened import followed
+from deepstack.tasks import Task
+from deepstack.training.extension import Parent, inexact_extension
+from deepstack.training.start import changed_source
+
+# System errors of a disk that cannot be written to.
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
+
+
+@contextmanager
+def locked_folder(
+    config: conf.Config, study: Path, task: Task, ranks: RankGroup, parent: Parent | None
+) -> Iterator[tuple[Path, RunFolder, str | None]]:
+    """Yield the path of the run, the folder to write to, and the state of the run.
+
+    Rank 0 locks the run's folder until the end of the block.  Other ranks need not even see its
+    disk: they write to a temporary folder, which nobody reads.
+    """
+    with ExitStack() as stack:
+
+        def lock() -> list[str | None]:
+            refuse_foreign_link(study)
+            folder = choose_folder(config, study, task, parent=parent)
+            try:
+                stack.enter_context(folder.lock())
+            except ResourceError as error:
+                if getattr(error.__cause__, "errno", None) not in READ_ONLY:
+                    raise
+                with suppress(ResourceError):
+                    if (state := folder.read_state()) in ENDED:  # nothing to write
+                        return [str(folder.path), state]
+                raise ResourceError(f"{error}; give another folder with --out") from error
+            try:
+                return [str(folder.path), folder.read_state()]
+            except ResourceError as error:
+                how = f"to train it anew, first: {suggest_removal(folder.path)}"
+                raise ResourceError(f"{error}; {how}") from error
+
+        path, state = ranks.from_rank0(lock)
+        folder = path
+        if not ranks.is_rank0:
+            folder = stack.enter_context(TemporaryDirectory(prefix="deepstack-"))
+        yield Path(path), RunFolder(folder), state
+
+
+def refuse_foreign_link(study: Path) -> None:
+    """Raise ResourceError if a study's folder is a link, but for the user's own one to a folder."""
+    if study.is_symlink() and followed(study) == study:
+        why = "a link that leads nowhere, or a link that another user made"
+        raise ResourceError(f"{study} is {why}; nothing is written there")
+
+
+def run_name(config: conf.Config) -> str:
+    """Return the name of a run's folder, with or without default options in the config."""
+    return conf.run_name(without_defaults(config))
+
+
+def refuse_missing_plugins(config: conf.Config, study: Path) -> None:
+    """Raise PluginError if this configuration was trained here with a plugin that is not loaded."""
+    for folder in same_runs(study, config):
+        try:
+            require_recorded(folder, folder.read_meta().get("plugins", []))
+        except PluginError as error:
+            how = f"or, to train with the file that is there: {suggest_removal(folder.path)}"
+            raise PluginError(f"{error}, {how}") from None
+
+
+def choose_folder(
+    config: conf.Config,
+    study: Path,
+    task: Task,
+    taken: Collection[str] = (),
+    parent: Parent | None = None,
+) -> RunFolder:
+    """Return the folder where this run was trained before, else the first free one.
+
+    taken: names reserved for other runs.  parent: the run from which this one begins.  Raises
+    ConfigError if the run could resume, but its data have changed; a run that has ended stays, and
+    a new one starts beside it.
+    """
+    extends = parent.extends if parent else {}
+    for folder in same_runs(study, config):
+        meta = folder.read_meta()
+        if inexact_extension(meta.get("extends")) != inexact_extension(extends):
+            continue
+        if not (changed := changed_source(meta, task.data, config)):
+            return folder
+        if folder.checkpoints() and folder.read_status().get("state") not in ENDED:
+            key, source, was, now = changed
+            raise ConfigError(
+                f"{source} has changed since the checkpoint of {folder.path}: its sha256 was "
+                f"{was[:12]}…, is {now[:12]}…; put the old one back, or begin another run with "
+                "--study",
+                key=key,
+            )
+    return free_folder(study, run_name(config), taken)
+
+
+def same_runs(study: Path, config: conf.Config) -> Iterator[RunFolder]:
+    """Yield a study's runs of this config, except for names, runtime and defaults."""
+    for path in sorted(study.glob(f"{run_name(config)}*")):
+        folder = RunFolder(path)
+        try:
+            stored = conf.load_config(folder.config_path) if folder.exists() else None
+        except ConfigError:
+            continue  # written by another version, whose settings are not ours
+        if stored and conf.same_experiment(without_defaults(stored), without_defaults(config)):
+            yield folder
+
+
+def free_folder(study: Path, name: str, taken: Collection[str]) -> RunFolder:
+    """Return the first folder of that name, or with a number, that no run has or reserves."""
+    numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    folders = (RunFolder(study / one) for one in numbered if one not in taken)
+    return next(folder for folder in folders if not folder.exists())

@@ -1,0 +1,69 @@
+"""Memory and disk that a run needs, and those that this machine has."""
+
+import resource
+import shutil
+import sys
+
+import torch
+
+from deepstack import config as conf
+from deepstack.base.errors import ResourceError
+from deepstack.records import RunFolder
+from deepstack.schemes import scheme_memory
+from deepstack.tasks import Task
+
+# Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
+OVERESTIMATE = 1.5
+
+
+def memory_needed(config: conf.Config, task: Task) -> int:
+    """Return the estimated bytes of memory of a run."""
+    vocab_size, data, target_len = task.vocab_size, task.memory, task.target_len
+    return conf.memory_estimate(config, vocab_size, scheme_memory(config), data, target_len)
+
+
+def memory_limit(device: torch.device) -> int:
+    """Return the bytes a run may use: the GPU's, or the machine's within the process's limits."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
+    return min([conf.machine_memory(), *(at for at in limits if at != resource.RLIM_INFINITY)])
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Return the peak memory in MB: the GPU's allocations, or the process's resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes
+
+
+def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) -> None:
+    """Raise ResourceError when the files of the run will not fit on the disk."""
+    _, needed = conf.disk_estimate(config, vocab_size)
+    there = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder.path).free
+    if needed > free + there:
+        raise ResourceError(
+            f"{folder.path}: the run needs about {needed / 1e6:,.1f} MB on the disk while it is "
+            f"trained, {(free + there) / 1e6:,.1f} MB are free; give another folder with --out"
+        )
+
+
+def memory_notices(config: conf.Config, device: torch.device, task: Task) -> list[str]:
+    """Return a notice if the memory may not suffice, else none.
+
+    Raises ResourceError if the machine's memory cannot suffice.
+
+    A machine out of memory stalls for all its users; a GPU out of memory only raises an error.
+    """
+    needed, here = memory_needed(config, task), memory_limit(device)
+    if needed <= here:
+        return []
+    short = (
+        f"about {needed / 1e6:,.0f} MB of memory are needed and {here / 1e6:,.0f} MB are here; "
+        "to need less: a smaller train.batch_size or model.depth, or runtime.recompute_every=10"
+    )
+    if device.type == "cpu" and needed > OVERESTIMATE * conf.machine_memory():
+        raise ResourceError(short)
+    return [short]

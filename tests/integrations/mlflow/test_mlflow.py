@@ -1,0 +1,58 @@
+"""MLflow shows the values of a run, read back by its own reader (slow)."""
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.command_line import succeed
+from helpers.tracked_runs import by_key
+
+from deepstack.instruments.export.logs import export_logs
+from deepstack.plots.tracked import heat_maps
+from deepstack.records import Run, find_runs
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's own code
+def test_mlflow_takes_its_own_names_and_any_folder(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setattr("deepstack.plots.tracked.heat_maps", lambda run: [("x", 0, b"png")])
+    for name in ("Default", "Default_", "50% of a study"):
+        shutil.copytree(runs["done"].path, tmp_path / "studies" / name / runs["done"].name)
+    to = tmp_path / "a%20b ?c"
+    command = export_logs(find_runs(tmp_path / "studies"), "mlflow", to)
+    client = MlflowClient(shlex.split(command)[-1])
+    experiments = {one.name: one for one in client.search_experiments()}
+    assert set(experiments) == {"Default", "Default_", "Default__", "50% of a study"}
+    assert (to / "mlflow.db").is_file() and list(to.glob("artifacts/50% of a study/*/artifacts"))
+    assert not client.search_runs([experiments["Default"].experiment_id])
+    assert {path.name for path in tmp_path.iterdir()} == {"studies", to.name}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's own code
+def test_mlflow_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    succeed("export", runs["done"].path.parent, "--logs", "mlflow", "--to", tmp_path / "m")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/m/mlflow.db")
+    experiment = client.get_experiment_by_name("study")
+    read = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(read) == {run.name for run in runs.values()}
+    for run in runs.values():
+        one = read[run.name]
+        assert one.data.params["model.depth"] == "3"
+        assert one.data.params["state"] == run.state
+        written = by_key(run)
+        for key in ("steps/loss", "evals/loss", "layers/grad_norm/max", "timing/step_ms"):
+            history = client.get_metric_history(one.info.run_id, key)
+            assert sorted((m.step, m.value) for m in history) == list(written[key].items())
+        assert set(one.data.metrics) == set(written)
+        paths = {item.path for item in client.list_artifacts(one.info.run_id, "layers")}
+        assert paths == {f"{key}.png" for key, _, _ in heat_maps(run)}
