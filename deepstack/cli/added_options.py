@@ -15,7 +15,7 @@ from deepstack.base.extensions import import_extensions
 
 if TYPE_CHECKING:
     from deepstack.config import Study
-    from deepstack.records import Run
+    from deepstack.runs import Runs
     from deepstack.sweeps import Cell, Launcher
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -77,7 +77,7 @@ class CompareTable(AddedOptions):
     problem = ""
     first: Sequence[str] = ()
 
-    def table(self, runs: "list[Run]") -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
+    def table(self, runs: "Runs") -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
         """Return rows and notes for the runs of a study, or raise NothingMatchedError."""
         raise NotImplementedError
 

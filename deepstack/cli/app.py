@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 import deepstack
 from deepstack.base import torchrun
@@ -21,9 +22,9 @@ from deepstack.base.ending import flush_stdout, one_line_endings, print_tracebac
 from deepstack.base.errors import ConfigError, DeepstackError, Interrupted
 from deepstack.base.plugins import bug_in
 from deepstack.base.registry import nearest
-from deepstack.cli.commands import HEADINGS, find_commands
-from deepstack.cli.completion import cut_word_at_equals
-from deepstack.cli.output import log, printable_streams
+from deepstack.cli.commands import HEADINGS, Described, find_commands
+from deepstack.cli.cursor import cut_word_at_equals
+from deepstack.cli.streams import log, printable_streams
 
 COMMANDS = find_commands()
 """The commands by name, in the order of the help."""
@@ -76,8 +77,26 @@ def reported_errors() -> Iterator[None]:
         raise typer.Exit(DeepstackError.exit_code) from None
 
 
+class Commands(dict[str, Any]):
+    """The commands of typer by name; the first use of one imports its module."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(COMMANDS))
+
+    def __getitem__(self, name: str) -> Any:
+        if super().__getitem__(name) is None:
+            self[name] = command_of(name, COMMANDS[name])
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+
 class Group(TyperGroup):
     """The group of all commands, which reports their errors."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"commands": Commands()})
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         cut_word_at_equals()
@@ -92,12 +111,8 @@ class Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for heading in HEADINGS:
-            named = [(name, self.commands[name]) for name in COMMANDS if name in self.commands]
-            rows = [
-                (name, one.get_short_help_str(limit=1000))
-                for name, one in named
-                if COMMANDS[name].heading == heading
-            ]
+            commands = [(name, one) for name, one in COMMANDS.items() if one.heading == heading]
+            rows = [(name, one.summary) for name, one in commands]
             with formatter.section(heading):
                 formatter.write_dl(rows)
 
@@ -172,21 +187,25 @@ CORRECTIONS = {
 }
 """The functions that improve an error's message, by its class, which is private to typer."""
 
+STYLE: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
+
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
     context_settings={"color": True},  # else click drops escape sequences instead of showing them
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     help="Run depth-scaling studies of Transformers: one YAML file describes a stack; deepstack "
     "trains it and measures how far each step moves its function.",
+    **STYLE,
 )
 
-for _name, _one in COMMANDS.items():
-    app.command(
-        _name, cls=Command, short_help=_one.summary, epilog=f"Example: {_one.example}",
-        rich_help_panel=_one.heading,
-    )(_one.function)  # fmt: skip
+
+def command_of(name: str, described: Described) -> Any:
+    """Return the command of typer; this imports the command's module."""
+    alone = typer.Typer(add_completion=False, **STYLE)
+    settings: dict[str, Any] = {"short_help": described.summary, "cls": Command}
+    settings["epilog"] = f"Example: {described.example}"
+    alone.command(name, **settings)(described.function)
+    return get_command(alone)
 
 
 @app.callback(invoke_without_command=True)

@@ -8,32 +8,12 @@ from typing import Any
 
 from deepstack.base.allowed import alternatives, literals
 from deepstack.base.errors import ConfigError
+from deepstack.cli import cursor
 from deepstack.cli.declarations import declarations
 from deepstack.config.keys import schema_at, setting_keys
 from deepstack.config.load import example_paths
 
 Complete = Callable[[str], list[str]]
-split_key = ""  # `key=` of the word at the cursor, if the shell completes its value alone
-
-
-def cut_word_at_equals() -> None:
-    """Leave out `key` and `=` before the value at the cursor; bash splits a word at `=`.
-
-    The value is then the argument of the option before it, and `split_key` has the rest.  Of
-    `--option=value` it leaves out `=` alone.
-    """
-    global split_key
-    words = os.environ.get("COMP_WORDS", "").split()
-    position = int(os.environ.get("COMP_CWORD") or 0)
-    kept = [at for at, word in enumerate(words) if word != "=" or words[at - 1][:2] != "--"]
-    words, position = [words[at] for at in kept], sum(at < position for at in kept)
-    equals = next((at for at in (position, position - 1) if words[at : at + 1] == ["="]), 0)
-    split_key = f"{words[equals - 1]}=" if equals > 1 else ""
-    if split_key:
-        del words[equals - 1 : equals + 1]
-        position = equals - 1
-    if words:
-        os.environ |= {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(position)}
 
 
 def starting(names: Iterable[str], incomplete: str) -> list[str]:
@@ -54,7 +34,7 @@ def complete_setting(incomplete: str) -> list[str]:
 
     A single key comes with its values, so that the shell adds no space after `=`.
     """
-    key, equals, _ = (split_key + incomplete).partition("=")
+    key, equals, _ = (cursor.split_key + incomplete).partition("=")
     if equals:
         return complete_value(incomplete, values_of(key))
     matches = starting(setting_keys(), key)
@@ -75,7 +55,7 @@ def complete_where(incomplete: str) -> list[str]:
     from deepstack.config.key import Key
     from deepstack.runs.conditions import names_of
 
-    key, equals, _ = (split_key + incomplete).partition("=")
+    key, equals, _ = (cursor.split_key + incomplete).partition("=")
     if not equals:
         return [f"{name}=" for name in starting(keys_of_runs(), key)]
     try:
@@ -103,7 +83,7 @@ def keys_of_runs(short: bool = True) -> list[str]:
 
 def complete_config_or_setting(incomplete: str) -> list[str]:
     """Return configs and settings that start like the word."""
-    configs = [] if "=" in split_key + incomplete else complete_config(incomplete)
+    configs = [] if "=" in cursor.split_key + incomplete else complete_config(incomplete)
     return configs + complete_setting(incomplete)
 
 

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -21,7 +21,9 @@ from rich.console import Console
 
 from deepstack.base.errors import NothingMatchedError
 from deepstack.base.progress import LineView, View
-from deepstack.base.text import one_line, plain, printable, short_text
+from deepstack.base.text import one_line, plain, short_text
+from deepstack.cli.streams import Terminal, raw
+from deepstack.cli.streams import log as log
 
 if TYPE_CHECKING:
     from deepstack import sweeps
@@ -29,68 +31,6 @@ if TYPE_CHECKING:
 
 DELAY_SECONDS = 0.5  # a command that ends before shows nothing
 SENTENCE = 30  # minimal width of a column of sentences, which is folded at words
-
-
-class Stream:
-    """A text stream above another, which does everything that a subclass does not."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-class PrintableStream(Stream):
-    """A text stream that writes control characters as escapes.
-
-    rich_proxied_file: the stream below; rich writes its own styles and cursor moves there.
-    """
-
-    encoding = "utf-8"  # click would bypass an ASCII stream and write to its buffer
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        self.rich_proxied_file = stream
-
-    def write(self, text: str) -> int:
-        return self.stream.write(printable(text))
-
-
-class Terminal(Stream):
-    """The stream that rich writes to; it ignores a closed one, so that work continues.
-
-    Required by test_a_terminal_that_goes_away_does_not_stop_the_run.
-    """
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            self.stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self.stream.flush()
-
-
-@contextmanager
-def printable_streams() -> Iterator[None]:
-    """Make stdout and stderr write control characters as escapes within the context."""
-    streams = [cast(TextIO, PrintableStream(stream)) for stream in (sys.stdout, sys.stderr)]
-    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
-        yield
-
-
-def raw(stream: TextIO) -> TextIO:
-    """Return the stream below a PrintableStream, for texts with intended control characters."""
-    return getattr(stream, "rich_proxied_file", stream)
-
-
-def log(line: str) -> None:
-    """Print a line on stderr; ignore a closed stderr, so that the work continues."""
-    with suppress(OSError):
-        # a live display of rich replaces sys.stderr and prints to the stream below
-        print(printable(line), file=sys.stderr, flush=True)
 
 
 def terminal_console(stream: TextIO | None = None) -> Console:

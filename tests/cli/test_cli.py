@@ -316,6 +316,8 @@ def run(words, heavy):
         pass
     assert not set(heavy.split()) & set(sys.modules), words
 
+run(["--help"], "pydantic yaml rich deepstack.config deepstack.records")
+assert not [name for name in sys.modules if name.endswith("_command")]
 for words in (["--help"], ["train", "--help"], ["check", "nothing.yaml"]):
     run(words, "torch pandas matplotlib numpy scipy")
 for kind in sys.argv[1:]:

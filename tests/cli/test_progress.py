@@ -15,8 +15,9 @@ from helpers.plot_runs import make_run, update
 from helpers.terminals import terminal
 
 from deepstack.cli import output, sweep_output
-from deepstack.cli.output import PrintableStream, show_work
+from deepstack.cli.output import show_work
 from deepstack.cli.run_table import RunRow
+from deepstack.cli.streams import PrintableStream
 from deepstack.config import Config
 from deepstack.instruments.report import watch_command
 from deepstack.instruments.report.watch_command import Watcher, caption_of

@@ -16,13 +16,12 @@ from rich.live import Live
 
 from deepstack.cli.display import observe
 from deepstack.cli.output import (
-    PrintableStream,
     emit,
     log,
-    printable_streams,
     show_work,
     terminal_console,
 )
+from deepstack.cli.streams import PrintableStream, printable_streams
 from deepstack.cli.views import run_view
 from deepstack.records import RunFolder
 from deepstack.training import PlainLines, Started

@@ -5,7 +5,7 @@ from typing import Any
 
 from deepstack.cli.added_options import CompareTable
 from deepstack.cli.options import flag
-from deepstack.records import Run
+from deepstack.runs import Runs
 
 
 class CoordinateTable(CompareTable):
@@ -21,7 +21,7 @@ class CoordinateTable(CompareTable):
         "--coordinates",
     )
 
-    def table(self, runs: list[Run]) -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
+    def table(self, runs: Runs) -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
         from deepstack.instruments.coordinates.table import coordinate_table
 
         return coordinate_table(runs), []

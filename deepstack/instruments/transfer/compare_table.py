@@ -5,7 +5,7 @@ from typing import Any
 
 from deepstack.cli.added_options import CompareTable
 from deepstack.cli.options import flag
-from deepstack.records import Run
+from deepstack.runs import Runs
 
 
 class TransferTable(CompareTable):
@@ -20,7 +20,7 @@ class TransferTable(CompareTable):
         "--transfer",
     )
 
-    def table(self, runs: list[Run]) -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
+    def table(self, runs: Runs) -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
         from deepstack.instruments.transfer.table import transfer_table
 
         return transfer_table(runs)

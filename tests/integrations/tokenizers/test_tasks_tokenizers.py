@@ -153,7 +153,7 @@ def test_files_of_a_byte_level_bpe_tell_their_bytes(tmp_path: Path) -> None:
 def test_unfit_tokenizers_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "t.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"^task\.tokenizer: .*is no tokenizer\.json.*\Z"):
+    with pytest.raises(ConfigError, match=r"^task\.tokenizer: .*is not a tokenizer\.json.*\Z"):
         task_of_files(tmp_path / "a.txt", tokenizer=str(tmp_path / "t.json"))
 
 
