@@ -54,12 +54,12 @@ class Option(NamedTuple):
         return FieldInfo.from_annotation(self.annotation).description or ""
 
 
-Options = Mapping[str, Option]
+OptionsByName = Mapping[str, Option]
 """The options of one task or scheme, by name."""
 
 
 def validated(
-    options: Options, values: Mapping[str, Any], *, kind: str, name: str, section: str
+    options: OptionsByName, values: Mapping[str, Any], *, kind: str, name: str, section: str
 ) -> dict[str, Any]:
     """Return the values with the types of their options.
 
@@ -112,7 +112,9 @@ def options_of_function(function: Callable[..., Any], owner: str) -> dict[str, O
     }
 
 
-def options_of_class(cls: type, base: type, inherited: Options, owner: str) -> dict[str, Option]:
+def options_of_class(
+    cls: type, base: type, inherited: OptionsByName, owner: str
+) -> dict[str, Option]:
     """Return the inherited options and the annotated attributes of a class that have a default.
 
     Excluded are names that begin with '_', attributes of `base`, and those annotated as ClassVar.

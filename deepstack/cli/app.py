@@ -92,7 +92,7 @@ class Commands(dict[str, Any]):
         return self[name] if name in self else default
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """The group of all commands, which reports their errors."""
 
     def __init__(self, **options: Any) -> None:
@@ -190,7 +190,7 @@ CORRECTIONS = {
 STYLE: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     no_args_is_help=True,
     context_settings={"color": True},  # else click drops escape sequences instead of showing them
     help="Run depth-scaling studies of Transformers: one YAML file describes a stack; deepstack "

@@ -93,11 +93,11 @@ def show_work(text: str, quiet: bool = False) -> Iterator[Work]:
 
 
 @contextmanager
-def show_runs(text: str, quiet: bool) -> Iterator[Callable[[Sequence[sweeps.Progress]], None]]:
+def show_runs(text: str, quiet: bool) -> Iterator[Callable[[Sequence[sweeps.CellProgress]], None]]:
     """Yield a function that shows how many of the given runs have ended."""
     with show_work(text, quiet) as work:
 
-        def show(progress: Sequence[sweeps.Progress]) -> None:
+        def show(progress: Sequence[sweeps.CellProgress]) -> None:
             ended = sum(run.state not in ("waiting", "running") for run in progress)
             work.show(f"{text}: {ended} of {len(progress)} runs", ended, len(progress))
 

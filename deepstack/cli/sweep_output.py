@@ -19,7 +19,7 @@ from deepstack.cli.run_table import (
 from deepstack.cli.views import sweep_view
 from deepstack.config import Study, values
 from deepstack.records import Run, run_rows
-from deepstack.sweeps import Cell, Progress, is_wanted, seconds_per_run
+from deepstack.sweeps import Cell, CellProgress, is_wanted, seconds_per_run
 
 
 def plan_rows(
@@ -84,7 +84,7 @@ def minutes(seconds: float | None) -> float | None:
 
 
 @contextmanager
-def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[Progress]], None]]:
+def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[CellProgress]], None]]:
     """Yield the display: a bar and a table on a terminal, else a line per change of state.
 
     quiet: nothing is shown.
@@ -98,7 +98,7 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[Pro
         total = sum(cell.flops for cell in cells)
         with view.live:
 
-            def show(progress: Sequence[Progress]) -> None:
+            def show(progress: Sequence[CellProgress]) -> None:
                 known = read_rows(progress, rows)
                 left = sum(map(flops_left, progress, known))
                 view.show(round(total - left), total, counts(entry.state for entry in progress))
@@ -109,7 +109,7 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[Pro
         log(counted("{} runs", len(cells)))
         began, seen = time.monotonic(), {cell.folder.name: cell.state for cell in cells}
 
-        def show_lines(progress: Sequence[Progress]) -> None:
+        def show_lines(progress: Sequence[CellProgress]) -> None:
             started = [row for row in read_rows(progress, rows) if row.state != "waiting"]
             for line in changes_of_state(started, seen):
                 log(line)
@@ -120,7 +120,7 @@ def watch(quiet: bool, cells: Sequence[Cell]) -> Iterator[Callable[[Sequence[Pro
             log(f"{states}; {clock_text(time.monotonic() - began)} in all")
 
 
-def read_rows(progress: Sequence[Progress], known: dict[str, RunRow]) -> list[RunRow]:
+def read_rows(progress: Sequence[CellProgress], known: dict[str, RunRow]) -> list[RunRow]:
     """Return the rows of a sweep's runs; those that do not run are read once in each state.
 
     known: the rows by the names of the folders, which it updates.
@@ -137,14 +137,14 @@ def read_rows(progress: Sequence[Progress], known: dict[str, RunRow]) -> list[Ru
     return list(known.values())
 
 
-def flops_left(entry: Progress, row: RunRow) -> float:
+def flops_left(entry: CellProgress, row: RunRow) -> float:
     """Return the FLOPs that the sweep still has to do on a run."""
     if row.state not in ("waiting", "running"):
         return 0.0
     return entry.cell.flops * (1 - row.step / max(entry.cell.config.train.steps, 1))
 
 
-def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[str, Any]]:
+def result_rows(progress: Sequence[CellProgress], nested: bool) -> list[dict[str, Any]]:
     """Return last validation loss and ‖ΔF‖ as a table of scheme by depth; for JSON one row per run.
 
     Each scheme and value of the other swept keys has a row. A cell lists the seeds.
@@ -167,7 +167,7 @@ def result_rows(progress: Sequence[Progress], nested: bool) -> list[dict[str, An
     return sorted(rows.values(), key=lambda row: schemes.index(row[head]))
 
 
-def other_keys(progress: Sequence[Progress]) -> list[str]:
+def other_keys(progress: Sequence[CellProgress]) -> list[str]:
     """Return the swept keys that scheme, depth and seed do not determine."""
     known: dict[tuple[str, int, int], dict[str, Any]] = {}
     keys: list[str] = []
@@ -178,7 +178,7 @@ def other_keys(progress: Sequence[Progress]) -> list[str]:
     return keys
 
 
-def outcome(entry: Progress) -> str:
+def outcome(entry: CellProgress) -> str:
     """Return loss and ‖ΔF‖ as '2.91 (3.4)', or the state of a run that is not done."""
     run = Run(entry.cell.folder.path)
     if entry.state == "damaged" or (entry.state == "done" and run.damage()):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from deepstack.base.errors import ConfigError
-from deepstack.base.options import Options, validated
+from deepstack.base.options import OptionsByName, validated
 from deepstack.config import Config, step_flops, with_overrides
 from deepstack.config import Task as TaskSettings
 from deepstack.config.flops import StepFlops
@@ -31,7 +31,7 @@ def without_defaults(config: Config) -> Config:
     1.0.
     """
 
-    def shortest(options: Options, values: dict[str, Any]) -> dict[str, Any]:
+    def shortest(options: OptionsByName, values: dict[str, Any]) -> dict[str, Any]:
         first = _as_json({key: option.first_default for key, option in options.items()})
         values = _defaults(options) | values
         values = {k: v for k, v in values.items() if k not in first or v != first[k]}
@@ -83,7 +83,7 @@ def option_defaults(config: Config) -> dict[str, Any]:
     return named | {f"task.{name}": value for name, value in task.items()}
 
 
-def _options(config: Config) -> tuple[Options, Options]:
+def _options(config: Config) -> tuple[OptionsByName, OptionsByName]:
     """Return the options of task and scheme; empty for a name that is not registered."""
     task, scheme = config.task.name, config.model.scheme
     return (
@@ -92,7 +92,7 @@ def _options(config: Config) -> tuple[Options, Options]:
     )
 
 
-def _defaults(options: Options) -> dict[str, Any]:
+def _defaults(options: OptionsByName) -> dict[str, Any]:
     return _as_json({key: option.default for key, option in options.items()})
 
 
@@ -111,7 +111,9 @@ def _whole(value: Any) -> Any:
     return int(value) if exact else value
 
 
-def _changed(config: Config, change: Callable[[Options, dict[str, Any]], dict[str, Any]]) -> Config:
+def _changed(
+    config: Config, change: Callable[[OptionsByName, dict[str, Any]], dict[str, Any]]
+) -> Config:
     """Return the configuration with change(options, values) of its task and its scheme."""
     task, scheme = _options(config)
     values = change(task, config.task.options())

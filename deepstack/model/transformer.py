@@ -206,7 +206,7 @@ class Transformer(nn.Module):
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part)
 
-    def start(self, tokens: Tensor, at: int = 0) -> Tensor:
+    def embed(self, tokens: Tensor, at: int = 0) -> Tensor:
         """Return x_0 of all tokens, (batch, seq, d_model); the first has position `at`."""
         x = F.embedding(tokens, self.embedding)
         if self.position is not None:
@@ -220,9 +220,9 @@ class Transformer(nn.Module):
     def inputs(self, tokens: Tensor) -> list[Tensor]:
         """Return x_0 of each stack, (batch, seq or source or target, d_model)."""
         if not self.source_len:
-            return [self.start(tokens)]
+            return [self.embed(tokens)]
         source, target = self.split(tokens)
-        return [self.start(source), self.start(target, self.source_len)]
+        return [self.embed(source), self.embed(target, self.source_len)]
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Return F, the last hidden state after the last norm, (batch, seq or target, d_model)."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deepstack.base.errors import PluginError
 from deepstack.base.notebook import html_table
-from deepstack.base.options import Options, options_of_class, options_of_function
+from deepstack.base.options import OptionsByName, options_of_class, options_of_function
 from deepstack.base.registry import Registry
 from deepstack.config import StackSizes
 from deepstack.schemes.checks import check_class
@@ -150,8 +150,8 @@ class Scheme(nn.Module):
     constrains: ClassVar[bool] = False  # `project` changes matrices after each step
     joins_sublayers: ClassVar[bool] = False  # `layer` is more than `residual` for each sublayer
     # Set for each class.
-    attribute_options: ClassVar[Options] = {}  # options declared as attributes
-    argument_options: ClassVar[Options] = {}  # options declared as arguments of `__init__`
+    attribute_options: ClassVar[OptionsByName] = {}  # options declared as attributes
+    argument_options: ClassVar[OptionsByName] = {}  # options declared as arguments of `__init__`
     residual_values: ClassVar[tuple[str, ...]] = ()  # keywords of `residual`, by `per_sublayer`
     place: StackPosition = ALONE
     tap: Tap | None = None

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from torch import Tensor
 
 from deepstack.base.errors import ConfigError, PluginError
-from deepstack.base.options import Options, validated
+from deepstack.base.options import OptionsByName, validated
 from deepstack.config import Config, Model, StackSizes
 from deepstack.schemes.checks import check_layers, defined_at
 from deepstack.schemes.scheme import SCHEMES, Optim, Parts, Scheme, StackPosition
@@ -123,7 +123,7 @@ def is_factor(value: object) -> bool:
     return is_finite(value) and float(value) >= 0
 
 
-def scheme_options(name: str) -> Options:
+def scheme_options(name: str) -> OptionsByName:
     """Return the options of a registered scheme; raise ConfigError for an unknown name."""
     try:
         scheme = SCHEMES[name]

@@ -10,12 +10,15 @@ from deepstack.sweeps.plan import (
     retry_states,
     seconds_per_run,
 )
-from deepstack.sweeps.pool import Launcher, Pool, Progress
+from deepstack.sweeps.pool import CellProgress, Launcher, Pool
 from deepstack.sweeps.run import sweep
+
+Progress = CellProgress  # the former name
 
 __all__ = [
     "RUN_AGAIN",
     "Cell",
+    "CellProgress",
     "Launcher",
     "Local",
     "Pool",

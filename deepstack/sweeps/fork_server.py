@@ -91,14 +91,14 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         *,
         memory: int | None = None,
-    ) -> Process:
+    ) -> ForkedProcess:
         """Start `deepstack train` of a configuration, YAML, with these variables added.
 
         memory: limit in bytes; an allocation beyond it raises an error inside the run.  Raises
         ResourceError if there is no space for temporary files.
         """
         self._started += 1
-        process = Process(self, self._started, self.folder / f"{self._started:06d}.yaml")
+        process = ForkedProcess(self, self._started, self.folder / f"{self._started:06d}.yaml")
         with trouble(process.config):
             process.config.write_text(config, encoding="utf-8")
             process.errors.touch()
@@ -132,7 +132,7 @@ class ForkServer:
 
 
 @dataclass(eq=False)
-class Process:
+class ForkedProcess:
     """A run that a `ForkServer` started.  config: its configuration, a temporary file."""
 
     server: ForkServer

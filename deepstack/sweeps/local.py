@@ -12,7 +12,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
-from deepstack.sweeps.fork_server import ForkServer, Process
+from deepstack.sweeps.fork_server import ForkedProcess, ForkServer
 from deepstack.sweeps.plan import Cell, requirements_of, train_arguments
 from deepstack.sweeps.pool import Launcher
 from deepstack.training import choose_device, choose_threads
@@ -44,10 +44,10 @@ class Local(Launcher):
         gpus = visible_gpus() if "cuda" in devices else []
         self.resources = Resources(workers, memory_budget() if budget is None else budget, gpus)
         self._arguments = train_arguments(study, out)
-        self._reserved: dict[Process, Reservation] = {}
+        self._reserved: dict[ForkedProcess, Reservation] = {}
         self._server: ForkServer | None = None
 
-    def start(self, cell: Cell) -> Process | None:
+    def start(self, cell: Cell) -> ForkedProcess | None:
         self._reserved = {p: held for p, held in self._reserved.items() if p.poll() is None}
         reservation = self.resources.reserve(cell, list(self._reserved.values()))
         if reservation is None:

@@ -49,7 +49,7 @@ class Launcher(Protocol):
 
 
 @dataclass
-class Progress:
+class CellProgress:
     """The progress of one cell: its state, and its process while it runs.
 
     began, kill_at: times of the monotonic clock; at `kill_at` the process is killed.
@@ -91,19 +91,19 @@ class Pool:
     launcher: Launcher
     retry: Collection[str] = ()
     stop: Callable[[], int | None] = lambda: None
-    show: Callable[[Sequence[Progress]], None] = lambda progress: None
+    show: Callable[[Sequence[CellProgress]], None] = lambda progress: None
     max_seconds: float | None = None
     run_timeout: float | None = None
-    progress: list[Progress] = field(init=False)
+    progress: list[CellProgress] = field(init=False)
     out_of_time: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self.progress = [Progress(cell, cell.state) for cell in self.cells]
+        self.progress = [CellProgress(cell, cell.state) for cell in self.cells]
         for entry in self.progress:
             if entry.state == "damaged":
                 entry.message = Run(entry.cell.folder.path).damage() or ""
 
-    def run(self) -> list[Progress]:
+    def run(self) -> list[CellProgress]:
         """Run the unfinished cells in order and return when no process is left.
 
         A request to stop is sent to the running processes, which save and end.
@@ -136,10 +136,10 @@ class Pool:
                     entry.process.send_signal(signal.SIGKILL)
         return self.progress
 
-    def _running(self) -> list[Progress]:
+    def _running(self) -> list[CellProgress]:
         return [entry for entry in self.progress if entry.process is not None]
 
-    def _start(self, entry: Progress) -> bool:
+    def _start(self, entry: CellProgress) -> bool:
         """Start a run; return False if it has to wait."""
         try:
             entry.process = self.launcher.start(entry.cell)
@@ -150,7 +150,7 @@ class Pool:
             entry.state, entry.began = "running", time.monotonic()
         return entry.process is not None
 
-    def _check(self, entry: Progress) -> None:
+    def _check(self, entry: CellProgress) -> None:
         """Record the end of a run, or ask one to end that is over its time."""
         assert entry.process is not None
         code, now = entry.process.poll(), time.monotonic()
@@ -164,7 +164,7 @@ class Pool:
             entry.is_late = True
             entry.ask_to_end(signal.SIGTERM, GRACE_SECONDS)
 
-    def _record_end(self, entry: Progress, code: int, message: str) -> None:
+    def _record_end(self, entry: CellProgress, code: int, message: str) -> None:
         """Record how a run ended, here and, unless its process has done so, in its folder."""
         folder = entry.cell.folder
         entry.state = Run(folder.path).state if folder.exists() else "new"
@@ -185,7 +185,7 @@ class Pool:
         else:  # also with code 0: something ended it before its last step
             self._fail(entry, message)
 
-    def _fail(self, entry: Progress, why: str) -> None:
+    def _fail(self, entry: CellProgress, why: str) -> None:
         """Record the failure in the run's folder too, unless another process holds the folder."""
         entry.state, entry.message = "failed", why
         folder = entry.cell.folder

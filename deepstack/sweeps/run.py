@@ -16,7 +16,7 @@ from deepstack.records import Run
 from deepstack.schemes import NORMS, SCHEMES
 from deepstack.sweeps.local import Local, default_workers, memory_budget
 from deepstack.sweeps.plan import Cell, plan, retry_states
-from deepstack.sweeps.pool import Pool, Progress
+from deepstack.sweeps.pool import CellProgress, Pool
 from deepstack.tasks import TASKS
 
 # Settings of a run that measures a stack as it starts, and neither evaluates nor schedules.
@@ -43,7 +43,7 @@ def sweep(
     run_timeout: float | None = None,
     memory: str | None = None,
     stop: Stop | None = None,
-    show: Callable[[Sequence[Progress]], None] | None = None,
+    show: Callable[[Sequence[CellProgress]], None] | None = None,
 ) -> list[Run]:
     """Train every cell of the grid, {dotted key: values}, and return the runs.
 
@@ -84,11 +84,11 @@ def sweep(
     return [Run(cell.folder.path) for cell in cells if cell.folder.exists()]
 
 
-def notebook_bar() -> Callable[[Sequence[Progress]], None]:
+def notebook_bar() -> Callable[[Sequence[CellProgress]], None]:
     """Return a function that draws a bar of the runs that have ended, with the number by state."""
     view = NotebookView()
 
-    def show(progress: Sequence[Progress]) -> None:
+    def show(progress: Sequence[CellProgress]) -> None:
         states = Counter(entry.state for entry in progress)
         waiting = states["running"] + states["waiting"] + states["new"]
         text = ", ".join(f"{count} {state}" for state, count in states.items())

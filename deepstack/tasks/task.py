@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepstack.base.errors import ConfigError, PluginError
-from deepstack.base.options import Options, options_of_function, validated
+from deepstack.base.options import OptionsByName, options_of_function, validated
 from deepstack.base.registry import Registry, place_of, refuse_no_name
 from deepstack.config import Config
 
@@ -217,7 +217,7 @@ def task(name: str) -> Callable[[AnyTaskFunction], AnyTaskFunction]:
     return register
 
 
-def task_options(name: str) -> Options:
+def task_options(name: str) -> OptionsByName:
     """Return the options of task `name`, in the order of its function's parameters."""
     options = options_of_function(TASKS[name], f"task {name!r}")
     return {key: option for key, option in options.items() if key not in _GIVEN}

@@ -36,7 +36,7 @@ from deepstack.training.extension import Parent
 from deepstack.training.folders import locked_folder, refuse_missing_plugins
 from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers
 from deepstack.training.resources import memory_notices, refuse_full_disk
-from deepstack.training.start import Start, start_of
+from deepstack.training.start import StartingPoint, start_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class LockedRun:
     folder: RunFolder
     state: str | None
     task: Task
-    start: Start | None
+    start: StartingPoint | None
     device: torch.device
     ranks: RankGroup
     shallow: Transformer

@@ -51,7 +51,7 @@ def grown_rows(grow: str, before: int, after: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingPoint:
     """The run whose weights another one begins with.
 
     path: as in `model.start`.  sha256: of its weights.  fresh: a line for each parameter
@@ -151,7 +151,7 @@ def refuse_identity(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     )
 
 
-def start_of(config: conf.Config, vocab_size: int) -> Start | None:
+def start_of(config: conf.Config, vocab_size: int) -> StartingPoint | None:
     """Return the starting point of a run, or None.  Raises ConfigError for one that does not fit.
 
     vocab_size: of the run's task.
@@ -166,7 +166,7 @@ def start_of(config: conf.Config, vocab_size: int) -> Start | None:
     except (KeyError, ValueError) as error:
         text = f"{KEY}: {folder.path}: its weights cannot be read: {error}"
         raise ConfigError(text, key=KEY) from error
-    start = Start(config.model.start, there, start_sha256(config) or "", weights)
+    start = StartingPoint(config.model.start, there, start_sha256(config) or "", weights)
     built = build_model(config, vocab_size=vocab_size, device="meta")
     return replace(start, fresh=start.check(config, built))
 

@@ -22,7 +22,7 @@ from deepstack.config import Config
 from deepstack.instruments.report import watch_command
 from deepstack.instruments.report.watch_command import Watcher, caption_of
 from deepstack.records import RunFolder
-from deepstack.sweeps import Cell, Progress
+from deepstack.sweeps import Cell, CellProgress
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_sweep_shows_the_same_table_below_a_bar_of_its_flops(
 ) -> None:
     folders = make_running(tmp_path), RunFolder(tmp_path / "run\x1b[2J")
     cells = [Cell(Config(), each, "new", parameters=1, memory=1, flops=10**6) for each in folders]
-    progress = list(map(Progress, cells, ("running", "waiting")))
+    progress = list(map(CellProgress, cells, ("running", "waiting")))
     steps = Config().train.steps
     with terminal() as (stderr, read):
         monkeypatch.setattr(sys, "stderr", PrintableStream(stderr))

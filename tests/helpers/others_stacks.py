@@ -153,7 +153,7 @@ def by_torchscale(model: Any, stacks: list[Any]) -> Tensor:
     Theirs takes softmax and activation to single precision; here they stay as they are.
     """
     weights = [torchscale_weights(stack) for stack in model.stacks.values()]
-    source, target = model.split(model.start(PAIRS if len(stacks) == 2 else TOKENS))
+    source, target = model.split(model.embed(PAIRS if len(stacks) == 2 else TOKENS))
     attention = package("torchscale.component.multihead_attention")
     softmax = SimpleNamespace(softmax=lambda z, dim, dtype: torch.softmax(z, dim))
     with pytest.MonkeyPatch.context() as patch:
@@ -344,7 +344,7 @@ def by_x_transformers(model: Any, wiring: Wiring, N: int) -> Tensor:
                 own[place] = None
                 missing.add((index % 2, place))
     assert missing == wiring.missing
-    x = model.start(TOKENS)
+    x = model.embed(TOKENS)
     if wiring.entry:
         norm = library.x_transformers.RMSNorm(D)
         x = run(norm, {"g": model.last.entry_norm.gain}, x)

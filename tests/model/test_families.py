@@ -162,7 +162,7 @@ def test_stacks_equal_torchs_own(name: str, norm_first: bool, activation: str) -
             copied.copy_(ours)
     tokens = tokens_for(model)
     found = model.hidden(tokens)
-    source, target = model.split(model.start(tokens).detach())
+    source, target = model.split(model.embed(tokens).detach())
     mask = nn.Transformer.generate_square_subsequent_mask(SEQ, dtype=torch.float64)
     expected = theirs(source, target, tgt_mask=mask, tgt_is_causal=True)
     torch.testing.assert_close(found, expected)

@@ -17,7 +17,7 @@ from helpers.record_runs import make_run
 import deepstack
 from deepstack.config import Config, with_overrides
 from deepstack.records import Run, find_runs
-from deepstack.sweeps import Progress
+from deepstack.sweeps import CellProgress
 from deepstack.training import Observer, PlainLines
 
 CONFIG = deepstack.load_config(QUICK, TINY)
@@ -100,7 +100,7 @@ def test_ctrl_c_at_the_last_step_ends_what_comes_after_it(tmp_path: Path) -> Non
 def test_ctrl_c_in_a_sweep_has_its_runs_save(tmp_path: Path) -> None:
     sent: list[int] = []
 
-    def show(progress: Sequence[Progress]) -> None:
+    def show(progress: Sequence[CellProgress]) -> None:
         if progress[0].step and not sent:
             sent.append(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)

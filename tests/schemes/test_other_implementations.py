@@ -153,7 +153,7 @@ def test_admin_torch_computes_the_same(start: str, depth: int) -> None:
     admin_torch = package("admin_torch")
     model = model_of(config_of("admin", depth, model__scheme_options={"start": start}), moved=False)
     model.calibrate(TOKENS)
-    x = model.start(TOKENS)
+    x = model.embed(TOKENS)
     for layer in model.layers:
         s = layer.scheme
         for G, norms, omega in (

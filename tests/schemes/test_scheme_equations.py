@@ -87,7 +87,7 @@ def test_f_is_a_norm_s_output_and_not_normed_twice(name: str) -> None:
     """But without norms.  All norms have the gain 1 and the bias 0."""
     model = built(name, 4).model
     F = model.hidden(TOKENS)
-    last = run_layers(model.layers, model.last.enter(model.start(TOKENS)))
+    last = run_layers(model.layers, model.last.enter(model.embed(TOKENS)))
     x = last if torch.is_tensor(last) else last[0]
     normalised = SCHEMES[name].normalised
     assert is_normed(F) == normalised == any(isinstance(m, StackNorm) for m in model.modules())
@@ -97,15 +97,15 @@ def test_f_is_a_norm_s_output_and_not_normed_twice(name: str) -> None:
 @pytest.mark.parametrize("name", ["rezero", "skip_init", "fixup"])
 def test_the_stack_starts_as_the_identity(name: str) -> None:
     model = built(name, 6).model
-    last = run_layers(model.layers, model.last.enter(model.start(TOKENS)))
-    assert torch.equal(last, model.start(TOKENS))
+    last = run_layers(model.layers, model.last.enter(model.embed(TOKENS)))
+    assert torch.equal(last, model.embed(TOKENS))
 
 
 def test_admin_is_profiled_as_its_code_does() -> None:
     model = built("admin", 5)
     model.calibrate(TOKENS)
     model.model.requires_grad_(False)
-    x, total = model.model.start(TOKENS), None
+    x, total = model.model.embed(TOKENS), None
     for layer in model.model.layers:
         s = layer.scheme
         p = pieces(layer, 0, 0)

@@ -29,7 +29,7 @@ from deepstack.config import Config, parse_config, parse_study, to_yaml, with_ov
 from deepstack.model import build_model
 from deepstack.records import RunFolder, find_runs
 from deepstack.schemes import SCHEMES, Scheme
-from deepstack.sweeps import Cell, Local, Progress, expand, is_wanted, plan, seconds_per_run
+from deepstack.sweeps import Cell, CellProgress, Local, expand, is_wanted, plan, seconds_per_run
 from deepstack.sweeps.plan import CellCache
 from deepstack.training import run_name
 
@@ -228,7 +228,9 @@ def test_the_table_of_a_sweep_has_a_row_for_each_other_swept_setting(tmp_path: P
 """
     )
     cells = plan(parse_study(study), study="s", out=tmp_path)
-    progress = [Progress(cell, f"s{cell.config.seed} lr {cell.config.train.lr}") for cell in cells]
+    progress = [
+        CellProgress(cell, f"s{cell.config.seed} lr {cell.config.train.lr}") for cell in cells
+    ]
     rows = sweep_output.result_rows(progress, nested=False)
     head = "validation loss (‖ΔF‖)"
     assert [(row[head], row["train.lr"]) for row in rows] == [
@@ -241,7 +243,7 @@ def test_the_table_of_a_sweep_has_a_row_for_each_other_swept_setting(tmp_path: P
 def test_rates_that_are_equal_in_four_digits_have_rows_of_their_own(tmp_path: Path) -> None:
     base = parse_study(STUDY).base
     cells = plan(base, {"train.lr": [1e-3, 1.00004e-3, 2e-3]}, study="s", out=tmp_path)
-    rows = sweep_output.result_rows([Progress(cell, "new") for cell in cells], nested=False)
+    rows = sweep_output.result_rows([CellProgress(cell, "new") for cell in cells], nested=False)
     assert [row["train.lr"] for row in rows] == ["0.001", "0.00100004", "0.002"]
     assert [len(row[str(base.model.depth)]) for row in rows] == [1, 1, 1]
 

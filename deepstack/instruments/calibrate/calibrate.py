@@ -20,7 +20,7 @@ from deepstack.instruments.calibrate.exponents import (
     interpolated_factors,
 )
 from deepstack.records import Run
-from deepstack.sweeps.pool import Progress
+from deepstack.sweeps.pool import CellProgress
 from deepstack.sweeps.run import MEASURE_ONLY, sweep
 
 DEPTHS = (6, 12, 24, 48, 96)
@@ -82,7 +82,7 @@ def calibrate(
     study: str | None = None,
     out: str | Path = "results",
     workers: int | None = None,
-    show: Callable[[Sequence[Progress]], None] = lambda progress: None,
+    show: Callable[[Sequence[CellProgress]], None] = lambda progress: None,
 ) -> Calibration:
     """Measure the exponent in N of every role's model update, and derive rates without it.
 

@@ -62,7 +62,7 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
         )
     model.eval()
     with torch.no_grad(), model.statistics("followed"):
-        memory = None if source is None else model.stacks["encoder"](model.start(source))
+        memory = None if source is None else model.stacks["encoder"](model.embed(source))
         caching = [
             [one_by_one(module, memory, model.seq_len) for module in layer.modules_in_order()]
             for layer in decoder.layers
@@ -77,7 +77,7 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
                 key="task.seq_len",
             )
         with torch.no_grad(), model.statistics("followed"):
-            stream = decoder.enter(model.start(token[:, None], model.source_len + position))
+            stream = decoder.enter(model.embed(token[:, None], model.source_len + position))
             for layer, sublayers in zip(decoder.layers, caching, strict=True):
                 stream = layer.scheme.layer(stream, *sublayers)
             logits: Tensor = model.head(decoder.leave(stream), model.embedding)[:, 0]

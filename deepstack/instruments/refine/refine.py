@@ -12,7 +12,7 @@ from deepstack.base.registry import unknown
 from deepstack.records import Run
 from deepstack.runs.statistics import final_value, loss_column
 from deepstack.sweeps.plan import as_study
-from deepstack.sweeps.pool import Progress
+from deepstack.sweeps.pool import CellProgress
 from deepstack.sweeps.run import sweep
 
 SEED = "seed"
@@ -91,7 +91,7 @@ def refine(
     name: str = "sweep",
     out: str | Path = "results",
     workers: int | None = None,
-    show: Callable[[Sequence[Progress]], None] = lambda progress: None,
+    show: Callable[[Sequence[CellProgress]], None] = lambda progress: None,
 ) -> list[Optimum]:
     """Find the value of `key` with the least validation loss for every setting of a study.
 

@@ -276,7 +276,7 @@ def render_page(**values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "cell": cell,
+        "cell": cell_text,
         "counted": lambda value, form: counted(form, value),
         "signless": lambda value: f"{value:.3f}".replace("-", "−"),
         "address_of": lambda path: quote(os.fsencode(path)),
@@ -287,7 +287,7 @@ def render_page(**values: Any) -> str:
     return environment.get_template("page.html").render(script=script, style=style, **values)
 
 
-def cell(value: Any, form: str | None = None) -> str:
+def cell_text(value: Any, form: str | None = None) -> str:
     """Return a value as a cell; numbers of one column in one form, so that points are aligned."""
     if value in (None, ""):
         return "–"

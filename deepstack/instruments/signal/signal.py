@@ -13,7 +13,7 @@ from deepstack.instruments.signal.table import signal_layers, signal_table
 from deepstack.records import Run
 from deepstack.runs import Runs
 from deepstack.sweeps.plan import as_study
-from deepstack.sweeps.pool import Progress
+from deepstack.sweeps.pool import CellProgress
 from deepstack.sweeps.run import MEASURE_ONLY, sweep
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def signal(
     study: str | None = None,
     out: str | Path = "results",
     workers: int | None = None,
-    show: Callable[[Sequence[Progress]], None] | None = None,
+    show: Callable[[Sequence[CellProgress]], None] | None = None,
 ) -> Signals:
     """Measure variance, correlation of tokens and gradients of every layer before training.
 

@@ -50,7 +50,7 @@ class OnRay(Launcher):
         self, study: str, out: Path, workers: int | None = None, address: str | None = None
     ) -> None:
         self.study, self.out, self._limit = study, out.absolute(), workers
-        self._running: list[Process] = []
+        self._running: list[RayProcess] = []
         self._plugins = plugin_files()
         self.ray = connect(address)
         with self.cluster():
@@ -65,7 +65,7 @@ class OnRay(Launcher):
             folder.mkdir(parents=True, exist_ok=True)
             self._token = tempfile.NamedTemporaryFile(prefix=".ray-", dir=folder)
 
-    def start(self, cell: Cell) -> Process | None:
+    def start(self, cell: Cell) -> RayProcess | None:
         self._running = [process for process in self._running if process.poll() is None]
         nodes = self.nodes()
         resources = resources_of(cell, nodes, self._gpu_bytes)
@@ -83,7 +83,7 @@ class OnRay(Launcher):
             plugins=self._plugins,
             resources=resources,
         )
-        process = Process(self, cell.folder, order)
+        process = RayProcess(self, cell.folder, order)
         self._running.append(process)
         return process
 
@@ -130,7 +130,7 @@ class OnRay(Launcher):
             return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
 
-class Process:
+class RayProcess:
     """A run on the cluster, submitted again when its node is lost."""
 
     def __init__(self, cluster: OnRay, folder: RunFolder, order: Order) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.integrations.ray.folder_sync import FolderChanges, Source, write_changes
 from deepstack.records import RunFolder
-from deepstack.sweeps.fork_server import ForkServer, Process
+from deepstack.sweeps.fork_server import ForkedProcess, ForkServer
 from deepstack.sweeps.plan import train_arguments
 
 POLL_SECONDS = 0.1
@@ -115,7 +115,7 @@ def fork_server(here: str) -> ForkServer:
     return _server
 
 
-def start(server: ForkServer, order: Order, out: str, scratch: Path) -> Process:
+def start(server: ForkServer, order: Order, out: str, scratch: Path) -> ForkedProcess:
     """Start the run with its plugins, its GPU, and its share of the node's memory."""
     arguments = train_arguments(order.study, out)
     for name, content in order.plugins:
@@ -130,7 +130,7 @@ def start(server: ForkServer, order: Order, out: str, scratch: Path) -> Process:
     return server.start(order.config, arguments, {"CUDA_VISIBLE_DEVICES": gpu}, memory=memory)
 
 
-def wait(process: Process, seconds: float = float("inf")) -> int | None:
+def wait(process: ForkedProcess, seconds: float = float("inf")) -> int | None:
     """Return the exit code of a process; None if it does not end within `seconds`."""
     deadline = time.monotonic() + seconds
     while (code := process.poll()) is None and time.monotonic() < deadline:

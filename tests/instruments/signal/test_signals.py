@@ -333,7 +333,7 @@ def test_ln_jacobian_of_unequal_gains_is_an_upper_bound(kind: str) -> None:
             for (norm,) in scheme.norm_functions:
                 norm.gain.uniform_(0.5, 1.5)
     values = toy.values()
-    layer, x = toy.model.layers[0], toy.model.start(toy.tokens)
+    layer, x = toy.model.layers[0], toy.model.embed(toy.tokens)
     for name in layer.names:
         (norm,) = getattr(layer.scheme, f"{name}_norms")
         z = layer.scheme.coefficient * x + getattr(layer, name)(x)

@@ -26,7 +26,7 @@ from deepstack.integrations.ray import node as ray_node
 from deepstack.integrations.ray.folder_sync import FolderChanges, Source, write_changes
 from deepstack.integrations.ray.launcher import (
     LOST_AT_MOST,
-    Process,
+    RayProcess,
     has_capacity,
     resources_of,
     share_of_gpu,
@@ -191,9 +191,9 @@ def cluster_of(*ends: Any) -> Mock:
     return cluster
 
 
-def process_of(cluster: Mock, tmp_path: Path, **resources: float) -> Process:
+def process_of(cluster: Mock, tmp_path: Path, **resources: float) -> RayProcess:
     order = order_of(tmp_path, resources={"num_cpus": 1, "num_gpus": 0} | resources)
-    return Process(cluster, RunFolder(tmp_path / "driver" / "s" / "run"), order)
+    return RayProcess(cluster, RunFolder(tmp_path / "driver" / "s" / "run"), order)
 
 
 def test_a_run_lost_with_its_node_is_repeated_and_then_interrupted(tmp_path: Path) -> None:

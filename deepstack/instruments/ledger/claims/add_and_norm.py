@@ -94,7 +94,7 @@ def residual(seed: int) -> Finding:
 
     def sample(draw_seed: int) -> dict[str, Tensor]:
         trial = Trial(draw_seed, scheme="pre_ln", depth=depth)
-        x = trial.model.start(trial.probe).detach()
+        x = trial.model.embed(trial.probe).detach()
         sublayers = trial.model.layers[0].modules_in_order()
         added = torch.stack([added_jacobian(G, x[:1, :4]) for G in sublayers])
         return {
@@ -243,7 +243,7 @@ def beta_at_run_time(seed: int) -> Finding:
 @torch.no_grad()
 def start_sizes(trial: Trial) -> dict[str, float]:
     """Return the sizes of the first layer's logits and of its branches, by name."""
-    layer, x = trial.model.layers[0], trial.model.start(trial.probe)
+    layer, x = trial.model.layers[0], trial.model.embed(trial.probe)
     attention, feed_forward = layer.modules_in_order()
     assert isinstance(attention, Attention)
     alpha, residual = layer.scheme.alpha(trial.config.model.depth) or 1.0, layer.scheme.residual

@@ -74,7 +74,7 @@ def first_logits(seed: int) -> float:
     """Return E[(q·k)²]/d_head of the first layer of a stack at its start."""
     stack = small_stack(seed, depth=1)
     attention = cast(Attention, stack.model.layers[0].attention)
-    x = torch.layer_norm(stack.model.start(stack.batch(1)[0]), (32,))
+    x = torch.layer_norm(stack.model.embed(stack.batch(1)[0]), (32,))
     q, k, _ = attention.project(x)
     return power(q @ k.transpose(-1, -2)) / q.shape[-1]
 

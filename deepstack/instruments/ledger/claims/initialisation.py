@@ -246,7 +246,7 @@ def identity(seed: int, scheme: str) -> float:
     """Return the agreement of F with x_0 in a stack of 12 layers."""
     stack = small_stack(seed, scheme=scheme, depth=12)
     tokens = stack.batch(1)[0]
-    return agreement(stack.model.hidden(tokens), stack.model.start(tokens))
+    return agreement(stack.model.hidden(tokens), stack.model.embed(tokens))
 
 
 def of_two_seeds(seed: int, **changes: Any) -> float:

@@ -260,7 +260,7 @@ def lipschitz(seed: int) -> Finding:
 @torch.no_grad()
 def sensitivity(stack: Trial, rng: torch.Generator) -> float:
     """Return ‖F(x_0 + δ) − F(x_0)‖/‖δ‖ of an encoder for a random δ of 1/100 of x_0's scale."""
-    encoder, x = stack.model.last, stack.model.start(stack.batch(1)[0])
+    encoder, x = stack.model.last, stack.model.embed(stack.batch(1)[0])
     change = 0.01 * torch.randn(x.shape, generator=rng)
     return ((encoder(x + change) - encoder(x)).norm() / change.norm()).item()
 
