@@ -8,6 +8,7 @@ from deepstack.records.run import visible_folders
 from deepstack.runs.learning import Learning, by_success, learning_of
 from deepstack.runs.outcomes import CLEAR, loss_and_floor, outcome
 from deepstack.runs.runs import Runs
+from deepstack.runs.series import COMPARED_WITH
 from deepstack.runs.settings import scheme_label
 
 MOST_GROUPS = 8  # settings, and depths, up to which a sweep has a finding
@@ -40,7 +41,7 @@ def next_command(run: Run, words: Sequence[str]) -> str:
     others = [path.name for path in visible_folders(study) if path.name.count("-") >= 3]
     if any(not name.startswith(f"{scheme}-") for name in others) or run.get("model.scheme_options"):
         return shlex.join(["deepstack", "plot", str(study)])
-    other = "deepnorm" if scheme == "post_ln" else "post_ln"
+    other = next(name for name in COMPARED_WITH if name != scheme)
     unchanged = [word for word in words if not word.startswith("model.scheme=")]
     return shlex.join(["deepstack", *unchanged, f"model.scheme={other}"])
 

@@ -66,7 +66,7 @@ STATES = ("running", "done", "diverged", "failed", "out_of_memory", "interrupted
 
 
 class RunFolder:
-    """The folder of one run; no other module knows the names of its files.
+    """The folder of one run, with the paths of its files.
 
     Writing creates the folder when needed. CSV files only grow, all others are replaced atomically.
     Writers hold `lock()`; readers need no lock.

@@ -36,8 +36,8 @@ from deepstack.runs.settings import (
 EXPONENTS = "train.lr_exponents."
 # Intervals of measurements are not settings.
 OBSERVATION = ("log.", "train.eval_every", "train.eval_batches")
-# Schemes that remain in a figure that cannot show all.
-COMPARED_WITH = ("deepnorm", "post_ln", "pre_ln")
+# Schemes that others are compared with: they remain in a figure that cannot show all.
+COMPARED_WITH = ("post_ln", "deepnorm", "pre_ln")
 # These mark different experiments even where each depth happens to have only one of them.
 NEVER_DEPTH_SETTINGS = (SCHEME, "model.scheme_options.", TASK, DATA)
 
