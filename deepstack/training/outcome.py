@@ -108,9 +108,10 @@ def out_of_memory(run: Prepared, progress: RunProgress, error: Exception) -> Fai
     """Return the failure of a run without memory, with its estimate and the limit."""
     estimate = round(memory_needed(run.config, run.task) / 1e6)
     limit = round(memory_limit(run.device) / 1e6)
+    reason = (str(error) or "an allocation failed").splitlines()[0]  # Python's has no words
     told = OutOfMemoryError(
         f"{run.path}: out of memory in {progress.phase} after step {progress.step} "
-        f"(estimate {estimate:,} MB, limit {limit:,} MB): {str(error).splitlines()[0]}"
+        f"(estimate {estimate:,} MB, limit {limit:,} MB): {reason}"
     )
     facts = {
         "error": str(error),

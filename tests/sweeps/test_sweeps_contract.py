@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -122,6 +123,9 @@ def test_runs_that_end_badly_leave_the_others_alone(
     words = words_of(plugin, out, [*good, *bad], "--memory", "2GB", "--run-timeout", "25")
     first = typed(*words)
     assert first.exit_code == 3, first.stderr
+    assert re.search(
+        r"out_of_memory: .*out of memory in the training step .*: an alloc", first.stderr
+    )
     assert processes_with(str(out)) == []
     check_states(out, good, bad)
     check_results(out, tmp_path / "alone", good)
