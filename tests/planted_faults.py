@@ -141,7 +141,7 @@ FAULTS = (
         "training/test_start.py::test_identity_keeps_the_last_hidden_state_bit_for_bit",
     ),
     Fault(
-        "threshold_from_the_second_beta", "training",
+        "threshold_from_the_second_beta", "instruments/sharpness",
         'if train.optimizer == "sgd" else train.betas[0]',
         'if train.optimizer == "sgd" else train.betas[1]',
         "instruments/sharpness/test_sharpness.py::test_a_quadratic_diverges_above_the_threshold_alone",
