@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from deepstack.base.errors import ConfigError, PluginError
@@ -76,20 +77,6 @@ class Options:
         return Runs(sorted(chosen, key=lambda run: self.schemes.index(run.get("model.scheme"))))
 
 
-@dataclass
-class Table:
-    """The rows that are drawn, collected while they are drawn."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, **values: Any) -> None:
-        self.rows.append(values)
-
-    def frame(self) -> pd.DataFrame:
-        frame = pd.DataFrame(self.rows, columns=list(COLUMNS))
-        return frame.dropna(axis="columns", how="all")
-
-
 class LineStyle(NamedTuple):
     """How the rows of one series and kind look.
 
@@ -114,6 +101,55 @@ class PanelRows(NamedTuple):
     axes: int
     kinds: list[str]
     styles: dict[str, dict[str, LineStyle]]
+
+
+@dataclass
+class Shown:
+    """The kinds of rows that a panel shows, in their order, and the style of each series."""
+
+    kinds: dict[str, None] = field(default_factory=dict)
+    styles: dict[str, dict[str, LineStyle]] = field(default_factory=dict)
+
+    def add_style(self, kind: str, series: str, style: LineStyle) -> None:
+        """Add the style of the rows of a kind and series; the first one stays."""
+        self.styles.setdefault(kind, {}).setdefault(series, style)
+
+
+@dataclass
+class Table:
+    """The rows that are drawn, collected while they are drawn.
+
+    rows: values of each row by column.
+    shown: what the panels of each axes and name show.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    shown: dict[tuple[Axes, str | None], Shown] = field(default_factory=dict)
+
+    def add(self, **values: Any) -> None:
+        """Add a row; values: of some of COLUMNS."""
+        self.rows.append(values)
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows with those of COLUMNS that have a value."""
+        return self.chosen().dropna(axis="columns", how="all")
+
+    def chosen(self, kinds: Sequence[str] = ()) -> pd.DataFrame:
+        """Return the rows with all COLUMNS; kinds: those of the rows, by default all."""
+        frame = pd.DataFrame(self.rows, columns=list(COLUMNS))
+        return frame[frame["kind"].isin(kinds)] if kinds else frame
+
+    def shown_in(self, axes: Axes, panel: str | None) -> Shown:
+        """Return what a panel shows, to which it adds."""
+        return self.shown.setdefault((axes, panel), Shown())
+
+    def panel_rows(self, axes: Sequence[Axes]) -> list[PanelRows]:
+        """Return the rows that each panel shows, without levels; axes: those of the figure."""
+        return [
+            PanelRows(name or "", axes.index(of), kinds, shown.styles)
+            for (of, name), shown in self.shown.items()
+            if (kinds := [kind for kind in shown.kinds if kind not in ("level", "reference")])
+        ]
 
 
 @dataclass

@@ -12,6 +12,7 @@ from deepstack.plots.group import Group
 from deepstack.plots.panel import CROWDED, Panel
 from deepstack.plots.style import GREY, is_wide, step_axis
 from deepstack.records import Run
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import require
 from deepstack.runs.statistics import has_diverged
 from deepstack.runs.tidy import seed_statistics, tidy
@@ -51,10 +52,14 @@ def curve_rows(group: Group, column: str, source: Source = "steps") -> pd.DataFr
 
 
 def draw_group(
-    panel: Panel, group: Group, rows: pd.DataFrame, markers: bool = False, **style: Any
+    drawing: Drawing,
+    panel: Panel,
+    group: Group,
+    rows: pd.DataFrame,
+    markers: bool = False,
+    **style: Any,
 ) -> None:
     """Draw each curve of these rows.  markers: whether curves in an uncrowded panel have them."""
-    drawing = panel.drawing
     for _, curve in rows.groupby("curve"):
         line, depth = map(int, curve[["line", "depth"]].iloc[0])
         s = group.series[line]
@@ -82,7 +87,7 @@ def thinned(rows: pd.DataFrame, stride: int) -> pd.DataFrame:
 
 
 def draw_curves(
-    runs: list[Run],
+    runs: Runs,
     column: str,
     *notes: str,
     title: str,
@@ -103,7 +108,7 @@ def draw_curves(
     prepare: a function that draws the levels of a panel.  notes: of the caption.
     """
     drawing = Drawing(runs, options)
-    groups = drawing.curve_groups()
+    groups = drawing.groups("curves")
     tables = [curve_rows(group, column, source) for group in groups]
     steps = pd.concat(tables)["x"]
     require((steps >= first_step).any(), f"no run has a finite value of {column} after a step")
@@ -122,19 +127,18 @@ def draw_curves(
         drawing.entry(name, color=GREY)
     for overlay in overlays:
         drawing.entry(overlay.name, **{"color": GREY} | overlay.style)
-    for panel, (group, rows) in drawing.fill(
-        [g.name for g in groups], list(zip(groups, tables, strict=True))
-    ):
+    contents = zip(groups, tables, strict=True)
+    for panel, (group, rows) in drawing.arrange(contents, [group.name for group in groups]):
         prepare(panel, group)
         step_axis(panel.axes, first_step, int(steps.max()))  # its scale places error bars
         drawable = drawing.above_zero(rows) if log else rows
-        draw_group(panel, group, thinned(drawable, stride), kind=kind)
+        draw_group(drawing, panel, group, thinned(drawable, stride), kind=kind)
         for overlay in overlays:
             more = curve_rows(group, overlay.column, overlay.source)
             more = more[more["x"] >= first_step]
             is_level = overlay.kind == "level"
             style: Any = {"kind": overlay.kind, "band": not is_level, "ends": False} | overlay.style
-            draw_group(panel, group, more, **style)
+            draw_group(drawing, panel, group, more, **style)
     drawing.value_axis(y_label, drawing.panels, log=log)
     drawing.step_axes()
     drawing.note(f"mean over {width} rows", when=width > 1)

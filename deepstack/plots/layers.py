@@ -19,6 +19,7 @@ from deepstack.plots.style import COLOURS, DASHES, GREY, extent, layer_axis, sha
 from deepstack.plots.texts import typeset
 from deepstack.records import Run
 from deepstack.runs.captions import diverged_note
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import evenly_spaced, require
 from deepstack.runs.tidy import array_statistics
 
@@ -37,13 +38,12 @@ PUBLISHED = {"β_LN": (0.82, 0.86), "β_RC": (1.10, 1.22)}
 Records = tuple[np.ndarray, np.ndarray]
 
 
-def runs_with(runs: Sequence[Run], diagnostic: str) -> list[Run]:
+def runs_with(runs: Runs, diagnostic: str) -> Runs:
     """Return the runs with a diagnostic.  Raises NothingMatchedError when there is none."""
-    usable = [run for run in runs if diagnostic in run.layer_names()]
     any_recorded = any(run.layer_names() for run in runs)
     require(any_recorded, "no run has per-layer diagnostics (log.layers_every is 0?)")
-    return require(
-        usable,
+    return runs.keep(
+        lambda run: diagnostic in run.layer_names(),
         f"no run has the per-layer diagnostic {diagnostic!r}; deepstack list diagnostics has all",
     )
 
@@ -63,7 +63,7 @@ def pick(drawing: Drawing, diagnostic: str) -> dict[str, tuple[np.ndarray, np.nd
 
 
 @chart("grad_norm_by_layer")
-def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
+def grad_norm_by_layer(runs: Runs, *, options: Options) -> Chart:
     """Gradient norm of each layer on the probe batch, several steps as shades."""
     drawing = Drawing(runs_with(runs, "grad_norm"), options)
     lost = 0
@@ -71,7 +71,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
     every = sorted({int(s) for taken_at, _ in picked.values() for s in taken_at})
     steps = evenly_spaced(every, MOST_STEPS)
     colours = shades(steps[::-1])
-    for panel, (taken_at, records) in drawing.fill(list(picked), picked.values()):
+    for panel, (taken_at, records) in drawing.arrange(picked.values(), list(picked)):
         depth = records.shape[1]
         for step, values in zip(taken_at, records, strict=True):
             if step in colours:
@@ -92,7 +92,7 @@ def grad_norm_by_layer(runs: list[Run], *, options: Options) -> Chart:
 
 
 @chart("layer_step_heat_map")
-def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
+def layer_step_heat_map(runs: Runs, *, options: Options) -> Chart:
     """One diagnostic over layers and steps; a column is a snapshot, colours are logarithmic."""
     name = options.diagnostic
     drawing = Drawing(runs_with(runs, name), options)
@@ -103,7 +103,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
     log = bool((finite > 0).any() and (finite >= 0).all())
     ends = extent(finite.tolist(), 0.0) if log else (float(finite.min()), float(finite.max()))
     scale = LogNorm(*ends) if log else Normalize(*ends)
-    for panel, records in zip(drawing.add_panels(list(picked)), picked.values(), strict=True):
+    for panel, records in drawing.arrange(picked.values(), list(picked), published=False):
         mesh = panel.heat_map(*records, scale)
     words = Key(name).words
     drawing.page.colour_bar(mesh, axis_label(drawing.runs, name, words))
@@ -112,7 +112,7 @@ def layer_step_heat_map(runs: list[Run], *, options: Options) -> Chart:
 
 
 @chart("last_layer_vs_step")
-def last_layer_vs_step(runs: list[Run], *, options: Options) -> Chart:
+def last_layer_vs_step(runs: Runs, *, options: Options) -> Chart:
     """One diagnostic of the last layer against the step, from the first step on."""
     name = options.diagnostic
     usable = runs_with(runs, name)
@@ -166,21 +166,23 @@ def read_ratios(members: Sequence[Run]) -> dict[tuple[str, str], Records]:
 
 
 @chart("gradient_ratios")
-def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
+def gradient_ratios(runs: Runs, *, options: Options) -> Chart:
     """Ratios β_LN, β_RC and their product by layer and sublayer, at the first and last record."""
-    usable = [run for run in runs if "beta_ln_feed_forward" in run.layer_names()]
-    require(usable, "no run has the per-layer diagnostics beta_ln and beta_rc")
+    usable = runs.keep(
+        lambda run: "beta_ln_feed_forward" in run.layer_names(),
+        "no run has the per-layer diagnostics beta_ln and beta_rc",
+    )
     drawing = Drawing(usable, options)
-    cells = drawing.cells(MOST_SETTINGS)
+    cells = drawing.groups("stacks", MOST_SETTINGS)
     ratios = [read_ratios(cell.runs) for cell in cells]
     require(any(ratios), "β_LN and β_RC: no value is finite")
     rows = list(product(range(len(cells)), RATIOS))
     names = [": ".join(filter(None, [cells[i].name, symbol])) for i, symbol in rows]
     titles = [cells[i].name or typeset(RATIOS[symbol][0]) for i, symbol in rows]
     layout: Any = {"titles": titles, "columns": len(RATIOS), "height": 1.25}
-    for panel, (i, symbol) in drawing.fill(names, rows, **layout):
+    for panel, (i, symbol) in drawing.arrange(rows, names, **layout):
         draw_published(panel, symbol)
-        draw_ratios(panel, symbol, ratios[i], cells[i].runs)
+        draw_ratios(drawing, panel, symbol, ratios[i], cells[i].runs)
     for column, (symbol, words) in enumerate(RATIOS.values()):
         label = f"{typeset(symbol)}, {words}"
         drawing.value_axis(label, drawing.panels[column :: len(RATIOS)], log=True)
@@ -199,7 +201,11 @@ def gradient_ratios(runs: list[Run], *, options: Options) -> Chart:
 
 
 def draw_ratios(
-    panel: Panel, symbol: str, ratios: dict[tuple[str, str], Records], members: Sequence[Run]
+    drawing: Drawing,
+    panel: Panel,
+    symbol: str,
+    ratios: dict[tuple[str, str], Records],
+    members: Sequence[Run],
 ) -> None:
     """Draw one ratio of each kind of sublayer, and the prediction; broken where a stack ends."""
     if not ratios:
@@ -221,7 +227,7 @@ def draw_ratios(
             lines.append(("predicted", expected[1][:, 0], look))
         for name, of_seeds, look in lines:
             rows = array_statistics(np.arange(1, depth + 1), of_seeds)
-            rows = panel.drawing.above_zero(rows)
+            rows = drawing.above_zero(rows)
             style: Any = look | {"color": colour, "ms": 1.8, "marker": markers(len(rows))}
             for part in (rows[rows["x"] <= first], rows[rows["x"] > first]):
                 panel.lines(f"{kind.replace('_', '-')}, {name}", part, **style)

@@ -1,5 +1,6 @@
 """Loss against step, depth and learning rate; the largest k solved against depth."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,9 @@ from deepstack.plots.panel import Panel
 from deepstack.plots.style import DASHES, number_axis, shades
 from deepstack.records import Run
 from deepstack.runs.learning import runs_by_rate
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, TASK, depths_of, require
 from deepstack.runs.statistics import (
-    evaluated_runs,
     final_value,
     has_diverged,
     loss_column,
@@ -25,7 +26,6 @@ from deepstack.runs.statistics import (
     points_of,
     training_levels,
     validation_levels,
-    with_steps,
 )
 
 VALIDATION = "validation loss"
@@ -43,15 +43,15 @@ def draw_levels(panel: Panel, levels: list[tuple[str, float]]) -> None:
         panel.level(value, series, series, dash)
 
 
-def loss_label(runs: list[Run]) -> str:
+def loss_label(runs: Sequence[Run]) -> str:
     """Return the label of the axis of the final validation loss."""
     return f"{VALIDATION}{mask_note(runs)} (nats)"
 
 
 @chart("loss_vs_step")
-def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
+def loss_vs_step(runs: Runs, *, options: Options) -> Chart:
     """Training and validation loss against the step, with the levels that need no learning."""
-    runs = with_steps(runs)
+    runs = runs.with_steps()
     circles: Any = {"ls": "none", "marker": "o", "mfc": "white", "ms": 3, "zorder": 4}
     name = VALIDATION + mask_note(runs)
     validation = Overlay(loss_column(runs), "evals", "validation", name, circles)
@@ -76,12 +76,12 @@ def loss_vs_step(runs: list[Run], *, options: Options) -> Chart:
 
 
 @chart("final_loss_vs_depth")
-def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+def final_loss_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """Validation loss at the end of training against depth, on [MASK] positions where there are.
 
     Each task has a separate panel, axis and levels, because losses of two tasks do not compare.
     """
-    final = evaluated_runs(runs)
+    final = runs.evaluated()
     depths = depths_of(final, "finished runs")
     drawing = Drawing(final, options)
     tasks = dict.fromkeys(s.runs[0].get(TASK, "?") for s in drawing.series)
@@ -92,8 +92,8 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
             name = ": ".join(filter(None, [f"task {task}" * (len(tasks) > 1), group.name]))
             lines = [s for s in group.series if s.runs[0] in here]
             cells += [(name, task, lines)] if lines else []
-    layout = {"height": 2.0 if len(cells) <= 2 else 1.5}
-    for panel, (_, task, lines) in drawing.fill([name for name, _, _ in cells], cells, **layout):
+    layout: Any = {"height": 2.0 if len(cells) <= 2 else 1.5}
+    for panel, (_, task, lines) in drawing.arrange(cells, [name for name, _, _ in cells], **layout):
         value = partial(final_value, column=loss_column(of_task[task]))
         for s in lines:
             panel.points(s.label, points_of(s.by_depth, value), drawing.styles[s], entry=True)
@@ -109,15 +109,15 @@ def final_loss_vs_depth(runs: list[Run], *, options: Options) -> Chart:
 
 
 @chart("solved_vs_depth")
-def solved_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+def solved_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """The largest k that a stack solves against depth, for tasks whose answers take k steps."""
-    measured = [run for run in runs if "solved" in run.evals]
-    require(measured, "no run has a task with k steps (`hops`, `group`)")
-    final = evaluated_runs(measured)
+    measured = runs.keep(
+        lambda run: "solved" in run.evals, "no run has a task with k steps (`hops`, `group`)"
+    )
+    final = measured.evaluated()
     depths = depths_of(final, "finished runs")
     drawing = Drawing(final, options)
-    groups = drawing.groups()
-    for panel, group in drawing.fill([group.name for group in groups], groups):
+    for panel, group in drawing.arrange(drawing.groups()):
         for s in group.series:
             rows = points_of(s.by_depth, partial(final_value, column="solved"))
             panel.points(s.label, rows, drawing.styles[s], entry=True)
@@ -130,9 +130,9 @@ def solved_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     return drawing.finish("Largest k solved against depth")
 
 
-def runs_of_rates(runs: list[Run]) -> list[Run]:
+def runs_of_rates(runs: Runs) -> Runs:
     """Return the finished runs.  Raises NothingMatchedError for fewer than two learning rates."""
-    final = evaluated_runs(runs)
+    final = runs.evaluated()
     require(
         len({run.get(LR) for run in final}) > 1, "needs finished runs of two learning rates or more"
     )
@@ -140,7 +140,7 @@ def runs_of_rates(runs: list[Run]) -> list[Run]:
 
 
 @chart("loss_vs_lr")
-def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
+def loss_vs_lr(runs: Runs, *, options: Options) -> Chart:
     """Final validation loss against the learning rate, a curve a depth, the best rate of each."""
     final = runs_of_rates(runs)
     drawing = Drawing(final, options, but=[LR])
@@ -149,11 +149,11 @@ def loss_vs_lr(runs: list[Run], *, options: Options) -> Chart:
     curves = {cell: rows[rows["mark"] != "diverged"] for cell, rows in curves.items()}
     shown = [s for s in drawing.series if any(len(curves[s, n]) for n in s.depths)]
     require(shown, "every run diverged, or has no finite validation loss")
-    groups = drawing.setting_groups(series=shown)
+    groups = drawing.groups("series", series=shown)
     colours = shades(sorted({n for s in shown for n in s.depths}, reverse=True))
     for depth, colour in sorted(colours.items()):
         drawing.entry(f"N = {depth}", marker="o", color=colour)
-    for panel, group in drawing.fill([group.name for group in groups], groups):
+    for panel, group in drawing.arrange(groups):
         (s,) = group.series
         for depth in s.depths:
             rows = curves[s, depth]

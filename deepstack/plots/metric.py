@@ -87,7 +87,7 @@ def metric(
     lines = lines_of(line_key, line_values, runs)
     categories = None if is_number else sorted_values(table["x"])
     places = table.loc[np.isfinite(table["value"]), "x"]
-    for panel, name in zip(drawing.add_panels(names), names, strict=True):
+    for panel, name in drawing.arrange(names, names):
         label_axis(panel.axes, "x", across, places, categories)
         in_panel = table[table["panel"] == name]
         for i, (line_value, (label, style)) in enumerate(lines.items()):
@@ -132,7 +132,7 @@ def value_map(
     drawing = Drawing(runs, options)
     height = min(max(0.2 * len(levels), 0.8), 3.0)
     names = drawing.at_most(list(dict.fromkeys(cells["panel"])))
-    for panel, name in zip(drawing.add_panels(names, height=height), names, strict=True):
+    for panel, name in drawing.arrange(names, names, height=height):
         in_panel = cells[cells["panel"] == name]
         grid = in_panel.pivot(index="line", columns="x", values="value")
         grid = grid.reindex(index=levels, columns=columns)

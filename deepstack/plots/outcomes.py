@@ -19,7 +19,8 @@ from deepstack.plots.style import LETTER, STYLE, number
 from deepstack.plots.texts import drawn
 from deepstack.records import Run
 from deepstack.runs.learning import runs_by_rate
-from deepstack.runs.outcomes import CLEAR, OUTCOME_WORDS, margin, outcome, runs_with_outcome
+from deepstack.runs.outcomes import CLEAR, OUTCOME_WORDS, margin, outcome
+from deepstack.runs.runs import Runs
 from deepstack.runs.series import Series
 from deepstack.runs.settings import LR, require
 
@@ -35,6 +36,7 @@ MEANING = (
     f"context on the same positions; at chance: within {CLEAR:g} nats of it; worse: further above "
     "it; diverged: the loss left the finite numbers or train.max_loss"
 )
+NO_OUTCOME = "no finished run has a validation loss that can be compared with one without context"
 ROW, GAP = 0.13, 0.07  # height of a map's row in inches; free margin of a cell
 RATE_ROW = 0.15
 NAME = 1.5  # inches beside a map for the names of its rows
@@ -95,9 +97,9 @@ def finish(drawing: Drawing, title: str, sizes: Sequence[int], left_out: int) ->
 
 
 @chart("outcomes")
-def outcomes(runs: list[Run], *, options: Options) -> Chart:
+def outcomes(runs: Runs, *, options: Options) -> Chart:
     """How many seeds of each setting learnt, stayed at chance or diverged at each depth."""
-    shown = runs_with_outcome(runs)
+    shown = runs.keep(outcome, NO_OUTCOME)
     drawing = Drawing(shown, options)
     require(
         len(drawing.series) * len(drawing.depths) > 1,
@@ -111,9 +113,9 @@ def outcomes(runs: list[Run], *, options: Options) -> Chart:
     ]
     names = [["\n".join(wrap(label, LABEL, NAME)) for label in each] for each in labels]
     heights = [sum(ROW + name.count("\n") * LINE * LABEL / 72 for name in each) for each in names]
-    panels = drawing.add_panels([g.name for g in groups], columns=1, height=max(0.3, *heights))
     sizes = []
-    for i, panel in enumerate(panels):
+    layout: Any = {"columns": 1, "height": max(0.3, *heights), "published": False}
+    for i, (panel, _) in enumerate(drawing.arrange(groups, **layout)):
         map_axes(panel.axes, drawing.depths, names[i], drawing.page.width)
         for y, s in enumerate(rows[i]):
             for depth in s.depths:
@@ -137,16 +139,16 @@ def learning_order(series: Series) -> tuple[float, float, str]:
 
 
 @chart("frontier")
-def frontier(runs: list[Run], *, options: Options) -> Chart:
+def frontier(runs: Runs, *, options: Options) -> Chart:
     """The largest learning rate at which every seed learns, against depth, and the map around."""
-    shown = runs_with_outcome(runs)
+    shown = runs.keep(outcome, NO_OUTCOME)
     drawing = Drawing(shown, replace(options, x_scale=None), but=[LR])  # depths are categories
     cells = runs_by_rate(drawing.series)
     rates = sorted({float(lr) for at in cells.values() for lr in at}, reverse=True)
-    groups = drawing.setting_groups()
+    groups = drawing.groups("series")
     sizes = []
-    panels = drawing.add_panels([g.name for g in groups], height=RATE_ROW * len(rates))
-    for panel, group in zip(panels, groups, strict=True):
+    height = RATE_ROW * len(rates)
+    for panel, group in drawing.arrange(groups, height=height, published=False):
         (s,) = group.series
         width = drawing.page.width / drawing.page.columns
         map_axes(panel.axes, drawing.depths, [number(lr) for lr in rates], width)

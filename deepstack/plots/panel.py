@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,69 +15,61 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize, to_hex
 from matplotlib.transforms import ScaledTranslation
 
-from deepstack.plots.chart import LineStyle
+from deepstack.plots.chart import LineStyle, Table
+from deepstack.plots.legend import Legend
 from deepstack.plots.style import DASHES, DIVERGED_MARKER, GREY, layer_axis
 from deepstack.runs.fit import Fit
 from deepstack.runs.settings import evenly_spaced
-from deepstack.runs.statistics import SOME_DIVERGED
 
-if TYPE_CHECKING:
-    from deepstack.plots.drawing import Drawing
-
-ALL_DIVERGED = "all seeds diverged: last finite value"
-EDGE_RATE = "edge"
-AT_CHANCE = "at_chance"
-# Marks of points, in the order of the legend: marker and words.
-MARKS = {
-    "saturated": ("o", "saturated: above 0.3 of unrelated states"),
-    SOME_DIVERGED: ("o", "some seeds diverged: mean of the others"),
-    "diverged": (DIVERGED_MARKER, "diverged"),
-    ALL_DIVERGED: (DIVERGED_MARKER, ALL_DIVERGED),
-    EDGE_RATE: ("o", "best rate tried lies at the edge"),
-    AT_CHANCE: ("o", "no seed learnt: at chance or worse"),
-}
 CROWDED = 5  # lines in a panel; more have error bars for bands
 BARS = 6  # error bars of such a line
 APART, WIDEST = 1.8, 9.0  # points between neighbouring series at one x, and between all of them
 MOST_MARKERS = 24  # points of a line up to which each has a marker
-PointArtists = dict[Axes, list[list[Artist]]]  # of each series in these axes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Panel:
-    """One panel of a drawing: its axes, and its name in the table (None for an only one)."""
+    """One panel of a chart, which draws rows and adds them to the chart's table and legend.
 
-    drawing: Drawing
+    axes: axes in which it draws.
+    name: name in the table, None for an only panel.
+    table: rows of the chart.
+    legend: legend of the chart.
+    points_of_series: artists of the points of each series, which are set side by side at the end.
+    """
+
     axes: Axes
     name: str | None
+    table: Table
+    legend: Legend
+    points_of_series: list[list[Artist]] = field(default_factory=list)
 
     def add(self, rows: pd.DataFrame, line: Mapping[str, Any] | None = None, **values: Any) -> None:
         """Add rows to the table of the chart; values: columns that are equal in all of them.
 
         line: colour and style of the line of these rows, if they have one.
         """
-        kinds, styles = self.drawing.shown.setdefault(self, ({}, {}))
         here = dict.fromkeys(rows["kind"] if "kind" in rows else [values["kind"]])
-        kinds |= here
+        shown = self.table.shown_in(self.axes, self.name)
+        shown.kinds |= here
         if line is not None:
             for kind in here:
-                of_kind = styles.setdefault(kind, {})
-                of_kind.setdefault(str(values["series"]), line_style(line, kind))
+                shown.add_style(kind, str(values["series"]), line_style(line, kind))
         columns = {"panel": self.name, "axes": self.axes} | values
         for row in rows.to_dict("records"):
-            self.drawing.table.add(**{str(k): v for k, v in row.items() if v != ""} | columns)
+            self.table.add(**{str(k): v for k, v in row.items() if v != ""} | columns)
 
     def add_fit(self, series: str, fit: Fit | None, place: str, line: str = "") -> None:
         """Add the row of a fit, if there is one, and its exponent to the legend.
 
         place: where the exponent was fitted.  line: the entry of the legend, by default the series.
         """
-        self.drawing.fits.setdefault(line or series, {})[place] = fit
+        self.legend.fits.setdefault(line or series, {})[place] = fit
         if fit is not None:
             row = {
                 name: getattr(fit, name) for name in ("n", "exponent", "standard_error", "seeds")
             }
-            self.drawing.table.add(panel=self.name, series=series, kind="fit", **row)
+            self.table.add(panel=self.name, series=series, kind="fit", **row)
 
     def lines(
         self,
@@ -111,7 +103,7 @@ class Panel:
             self._error_bars(rows.iloc[bars], style["color"])
         elif band and "low" in rows:
             known = self._has_spread(rows)
-            self.drawing.has_bands |= bool(known.any())
+            self.legend.has_bands |= bool(known.any())
             x, low, high = rows[["x", "low", "high"]].to_numpy(float).T
             where, colour = known.tolist(), style["color"]
             self.axes.fill_between(x, low, high, where=where, color=colour, alpha=0.18, lw=0)
@@ -121,7 +113,7 @@ class Panel:
             x, y = rows[["x", "y"]].to_numpy(float)[-1]
             end: Any = {"marker": DIVERGED_MARKER, "mfc": "white", "ms": 5, "color": style["color"]}
             self.axes.plot(x, y, ls="none", zorder=4, **end)
-            self.drawing.marks.add("diverged")
+            self.legend.add_marks(["diverged"], ends=True)
         self.add(rows, style, series=series, kind=kind)
 
     def points(
@@ -136,7 +128,7 @@ class Panel:
         kind = {} if "kind" in rows else {"kind": "point"}
         self.add(rows, style, series=series, **kind)
         if entry and len(rows):
-            self.drawing.entry(series, **style)
+            self.legend.entry(series, **style)
         joined = rows[rows["mark"] != "diverged"]
         colour = style["color"]
         line = self.axes.plot(joined["x"], joined["y"], color=colour, ls=style["linestyle"])
@@ -147,8 +139,8 @@ class Panel:
             shape: Any = {"marker": marker, "ms": size, "mfc": "white" if mark else colour}
             artists += self.axes.plot(x, y, ls="none", zorder=3, color=colour, **shape)
         if len(rows):
-            self.drawing.point_artists.setdefault(self.axes, []).append(artists)
-        self.drawing.marks |= {ALL_DIVERGED if m == "diverged" else m for m in rows["mark"] if m}
+            self.points_of_series.append(artists)
+        self.legend.add_marks(rows["mark"])
 
     def _error_bars(self, rows: pd.DataFrame, colour: Any) -> list[Artist]:
         bars = rows[self._has_spread(rows)]
@@ -159,14 +151,14 @@ class Panel:
     def _has_spread(self, rows: pd.DataFrame) -> np.ndarray:
         """Return which rows have a deviation; the legend states their numbers of seeds."""
         known = np.isfinite(rows[["low", "high"]].to_numpy(float)).all(axis=1)
-        self.drawing.seeds |= set(rows["n"][known].astype(int))
+        self.legend.seeds |= set(rows["n"][known].astype(int))
         return known
 
     def ring(self, x: Any, y: Any, label: str, **style: Any) -> None:
         """Draw a ring around the best of the points just drawn.  label: its legend entry."""
         ring: Any = {"marker": "o", "ms": 9, "mfc": "none", "ls": "none"}
-        self.drawing.point_artists[self.axes][-1] += self.axes.plot(x, y, **style | ring)
-        self.drawing.entry(label, **ring, mec=GREY)
+        self.points_of_series[-1] += self.axes.plot(x, y, **style | ring)
+        self.legend.entry(label, **ring, mec=GREY)
 
     def heat_map(
         self,
@@ -212,25 +204,25 @@ class Panel:
         """
         style: Any = {"color": GREY, "lw": 0.9, "ls": dash}
         self.axes.axhline(y, zorder=1.5, **style)
-        self.drawing.entry(label, **style)
+        self.legend.entry(label, **style)
         if series is None:
             return
-        self.drawing.table.add(panel=self.name, series=series, kind="level", y=y)
-        styles = self.drawing.shown.setdefault(self, ({}, {}))[1]
-        styles.setdefault("level", {})[series] = line_style(style, "level")
+        self.table.add(panel=self.name, series=series, kind="level", y=y)
+        shown = self.table.shown_in(self.axes, self.name)
+        shown.styles.setdefault("level", {})[series] = line_style(style, "level")
 
-    def published(self) -> None:
-        """Draw published values as crosses on top of the runs' own, and add them to the table."""
-        rows = self.drawing.options.reference
-        if rows is None:
-            return
+    def published(self, rows: pd.DataFrame) -> None:
+        """Draw published values as crosses on top of the runs' own, and add them to the table.
+
+        rows: x, y and label of this chart's values, and the panel if it has several.
+        """
         if "panel" in rows:
             rows = rows[rows["panel"].isna() | (rows["panel"] == self.name)]
         for i, (label, group) in enumerate(rows.groupby("label", sort=False)):
             style: Any = {"color": "#222222", "marker": "+x1234"[i % 6], "ls": ":", "lw": 0.7}
             x, y = group["x"], group["y"]
             self.axes.plot(x, y, zorder=2.5, **style)
-            self.drawing.entry(str(label), **style)
+            self.legend.entry(str(label), **style)
             self.add(group[["x", "y"]], series=label, kind="reference")
 
 
@@ -257,10 +249,11 @@ def line_style(line: Mapping[str, Any], kind: str) -> LineStyle:
     return LineStyle(to_hex(line["color"]), text, line.get("mfc") == "white", bars)
 
 
-def place_side_by_side(point_artists: PointArtists) -> None:
+def place_side_by_side(panels: Sequence[Panel]) -> None:
     """Shift the points of each series by a constant length, so that no error bar hides another."""
-    for axes, series in point_artists.items():
-        inches = min(APART, WIDEST / len(series)) / 72
+    for panel in panels:
+        axes, series = panel.axes, panel.points_of_series
+        inches = min(APART, WIDEST / max(len(series), 1)) / 72
         for i, artists in enumerate(series):
             shift = ScaledTranslation(
                 (i - (len(series) - 1) / 2) * inches, 0, axes.figure.dpi_scale_trans

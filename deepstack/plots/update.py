@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,6 @@ from deepstack.runs.statistics import (
     unrelated_distance,
     update_column,
     value_at,
-    with_steps,
 )
 
 RIGHT, RATIO = "right-hand side", "right-hand side / measured"
@@ -38,9 +38,9 @@ CROSS, GAIN = "bound_cross_attention", "effective_gain_cross_attention"
 
 
 @chart("update_vs_depth")
-def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+def update_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """Model update against depth at the first and at the last shared step, with exponents."""
-    runs = with_steps(runs)
+    runs = runs.with_steps()
     depths = depths_of(runs)
     last, _ = shared_step({run: run.steps["step"].tolist() for run in runs}, options.at_step)
     column = update_column(runs)
@@ -49,9 +49,8 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     cells = [(group, step) for group in drawing.groups() for step in steps]
     names = [": ".join(filter(None, [group.name, f"step {step}"])) for group, step in cells]
     height = 1.9 if len(cells) <= 2 else 1.4
-    for panel, (group, step) in drawing.fill(
-        names, cells, titles=names, columns=len(steps), height=height
-    ):
+    layout: Any = {"titles": names, "columns": len(steps), "height": height}
+    for panel, (group, step) in drawing.arrange(cells, names, **layout):
         for s in group.series:
             value = partial(value_at, column=column, step=step)
             diverged_by = partial(has_diverged_by, step=step)
@@ -63,7 +62,7 @@ def update_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     drawing.depth_axes(depths)
     require(not drawing.rows("point").empty, f"no run has a finite update above 0 at step {last}")
     drawing.value_axis(update_label(runs, column), drawing.panels, log=True)
-    drawing.note("hollow points are left out of the fits", when=drawing.marks)
+    drawing.note("hollow points are left out of the fits", when=drawing.legend.marks)
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
         drawing.note(f"step {last} is the last one that all undiverged runs share")
     return drawing.finish("Model update against depth")
@@ -75,9 +74,9 @@ def ceiling_of(run: Run, column: str) -> float:
 
 
 @chart("update_vs_step")
-def update_vs_step(runs: list[Run], *, options: Options) -> Chart:
+def update_vs_step(runs: Runs, *, options: Options) -> Chart:
     """Model update against the step, from the first step on."""
-    runs = with_steps(runs)
+    runs = runs.with_steps()
     column = update_column(runs)
     return draw_curves(
         runs,
@@ -131,9 +130,9 @@ def right_hand_side(run: Run) -> pd.DataFrame | None:
     return table if len(table) else None
 
 
-def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
+def tables_of(runs: Runs) -> dict[Run, pd.DataFrame]:
     """The runs of which the theorem speaks.  Raises NothingMatchedError when there is none."""
-    runs = with_steps(runs)
+    runs = runs.with_steps()
     require(
         any(name.startswith("bound_") for run in runs for name in run.layer_names()),
         "no run has the terms of the bound (log.layers_every is 0?)",
@@ -147,12 +146,12 @@ def tables_of(runs: Sequence[Run]) -> dict[Run, pd.DataFrame]:
 
 
 @chart("bound_vs_measured")
-def bound_vs_measured(runs: list[Run], *, options: Options) -> Chart:
+def bound_vs_measured(runs: Runs, *, options: Options) -> Chart:
     """The right-hand side of DeepNet's Theorem 4.2 over the measured ‖ΔF‖, against the step."""
     tables = {run: table for run, table in tables_of(runs).items() if len(table) > 1}
     require(tables, "no run has two snapshots after a step")
     return draw_curves(
-        list(tables),
+        Runs(tables),
         "ratio",
         title="Theorem 4.2: right-hand side over measured model update",
         y_label="right-hand side / ‖ΔF‖",
@@ -171,7 +170,7 @@ def last_snapshot(runs: Sequence[Run]) -> tuple[int, list[str]]:
 
 
 @chart("bound_vs_depth")
-def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+def bound_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """The right-hand side of Theorem 4.2 and the measured ‖ΔF‖ against depth, and their ratio."""
     tables = tables_of(runs)
     step, note = last_snapshot(list(tables)) if options.at_step is None else (options.at_step, [])
@@ -185,9 +184,10 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         return last_row(tables[run][tables[run]["step"] == step], column)
 
     # Of all runs: one that diverged before this step marks its point.
-    drawing = Drawing(list(tables), options)
+    drawing = Drawing(Runs(tables), options)
     titles = [f"both, step {step}", f"ratio, step {step}"]
-    right, ratio = drawing.add_panels([RIGHT, RATIO], titles=titles, height=1.9)
+    names = [RIGHT, RATIO]
+    right, ratio = (p for p, _ in drawing.arrange(names, names, titles=titles, height=1.9))
     measured = replace(right, name="measured")
     for s, line in drawing.styles.items():
         style = line | {"linestyle": "-"}  # dotted is the other side
@@ -221,6 +221,6 @@ def bound_vs_depth(runs: list[Run], *, options: Options) -> Chart:
     if without := [run for run in tables if run not in used]:
         named = (f"{scheme_label(run)}, N = {depth_of(run)}" for run in without)
         drawing.note(f"no value at step {step}: {'; '.join(dict.fromkeys(named))}")
-    drawing.note("hollow points are left out of the fits", when=drawing.marks)
+    drawing.note("hollow points are left out of the fits", when=drawing.legend.marks)
     drawing.runs = Runs(used)
     return drawing.finish("Theorem 4.2 and the measured model update against depth")

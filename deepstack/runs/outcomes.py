@@ -3,10 +3,7 @@
 Files hold these four values; readers see the words of OUTCOME_WORDS.
 """
 
-from collections.abc import Sequence
-
 from deepstack.records import Run
-from deepstack.runs.settings import require
 from deepstack.runs.statistics import context_free_loss, last_row
 
 # The values in files, and the words that charts and printed tables show for them.
@@ -56,11 +53,3 @@ def outcome(run: Run) -> str | None:
     if difference < -CLEAR:
         return "trained"
     return "stalled" if difference <= CLEAR else "above"
-
-
-def runs_with_outcome(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that have an outcome. Raises NothingMatchedError when there is none."""
-    return require(
-        [run for run in runs if outcome(run)],
-        "no finished run has a validation loss that can be compared with one without context",
-    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from deepstack.base.errors import ConfigError
 from deepstack.base.text import printable_row, value_text
 from deepstack.config.key import Key
-from deepstack.records import Run, Summary, find_runs, rows_of, summarize
+from deepstack.records import ENDED, Run, Summary, find_runs, rows_of, summarize
 from deepstack.records.run import path_text
 from deepstack.runs.conditions import Row, Where, select_rows
 from deepstack.runs.series import Series, Split, label_of, split_series, varying_settings
@@ -50,6 +50,17 @@ class Runs(tuple[Run, ...]):
         if reason:
             require(kept, reason)
         return self if len(kept) == len(self) else Runs(kept)
+
+    def with_steps(self) -> Runs:
+        """Return the runs that have made a step.  Raises NothingMatchedError for none."""
+        return self.keep(lambda run: len(run.steps), "no run has a step in steps.csv yet")
+
+    def evaluated(self) -> Runs:
+        """Return the ended runs with an evaluation.  Raises NothingMatchedError for none."""
+        return self.keep(
+            lambda run: run.state in ENDED and len(run.evals),
+            "no finished run has a validation loss",
+        )
 
     def select(
         self,

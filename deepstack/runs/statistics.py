@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deepstack.records import ENDED, Run
+from deepstack.records import Run
 from deepstack.runs.intervals import student
 from deepstack.runs.settings import DATA, require, values_of
 
@@ -29,19 +29,6 @@ def has_diverged(run: Run) -> bool:
 def has_diverged_by(run: Run, step: int) -> bool:
     """Return whether a run had diverged by this step; its last row is the step of divergence."""
     return has_diverged(run) and int(run.steps["step"].iloc[-1]) <= step
-
-
-def with_steps(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that have made a step. Raises NothingMatchedError when there is none."""
-    return require([run for run in runs if len(run.steps)], "no run has a step in steps.csv yet")
-
-
-def evaluated_runs(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that have ended with an evaluation; raise NothingMatchedError for none."""
-    return require(
-        [run for run in runs if run.state in ENDED and len(run.evals)],
-        "no finished run has a validation loss",
-    )
 
 
 def shared_step(

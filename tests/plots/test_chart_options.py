@@ -14,6 +14,7 @@ from deepstack.plots import Options, draw, figure, plot
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.style import ORDER, scheme_style
 from deepstack.records import find_runs
+from deepstack.runs import Runs
 from deepstack.schemes import SCHEMES
 
 
@@ -134,11 +135,11 @@ def test_a_scheme_has_one_style_and_its_settings_are_shades(tmp_path: Path) -> N
     make_runs(tmp_path / "a", scheme=("deepnorm", "post_ln", "rezero"))
     make_runs(tmp_path / "b", scheme=("post_ln", "keel"))
     for study in ("a", "b"):
-        drawing = Drawing(find_runs(tmp_path / study), Options())
+        drawing = Drawing(Runs.below(tmp_path / study), Options())
         styles = {s.label: style for s, style in drawing.styles.items()}
         assert styles["Post-LN"] == scheme_style("post_ln")
     make_runs(tmp_path / "c", scheme=("post_ln", "pre_ln"), lr=(1e-3, 2e-3, 3e-3))
-    styles = [*Drawing(find_runs(tmp_path / "c"), Options()).styles.values()]
+    styles = [*Drawing(Runs.below(tmp_path / "c"), Options()).styles.values()]
     assert len({style["color"] for style in styles}) == 6
     assert [style["marker"] for style in styles] == ["s"] * 3 + ["^"] * 3
     middle = [scheme_style(name)["color"].lower() for name in ("post_ln", "pre_ln")]

@@ -19,6 +19,7 @@ from deepstack.plots.update import ceiling_of
 from deepstack.records import Run
 from deepstack.runs.captions import diverged_note
 from deepstack.runs.fit import Fit, power_law_of_seeds
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import depth_of, depths_of, require
 from deepstack.runs.statistics import last_row, points_of, shared_step
 from deepstack.runs.tidy import seed_statistics
@@ -42,18 +43,19 @@ ROLE_COLOURS = {
 }  # fmt: skip
 
 
-def runs_with_rows(runs: Sequence[Run]) -> list[Run]:
+def runs_with_rows(runs: Runs) -> Runs:
     """Return the runs with a row in attribution.csv.  Raises NothingMatchedError for none."""
-    return require(
-        [run for run in runs if len(run.log("attribution"))],
+    return runs.keep(
+        lambda run: len(run.log("attribution")),
         "no run has an attribution.csv (log.attribution_every is 0?)",
     )
 
 
-def step_of(runs: Sequence[Run], options: Options) -> tuple[int, list[Run]]:
+def step_of(runs: Runs, options: Options) -> tuple[int, Runs]:
     """Return the step of a chart against depth, and the runs with a row for it."""
     steps = {run: run.log("attribution")["step"].tolist() for run in runs_with_rows(runs)}
-    return shared_step(steps, options.at_step, " in attribution.csv")
+    step, used = shared_step(steps, options.at_step, " in attribution.csv")
+    return step, Runs(used)
 
 
 def shares_of(runs: Sequence[Run], step: int | None = None) -> pd.DataFrame:
@@ -109,7 +111,7 @@ def draw_shares(drawing: Drawing, moving: Sequence[Moving]) -> dict[str, Any]:
     colours = {role: ROLE_COLOURS.get(role, shade(i, len(roles))) for i, role in enumerate(roles)}
     names = [group.label for group, _ in moving]
     layout: Any = {"titles": [*names, *[""] * count], "columns": count, "height": 1.35}
-    panels = drawing.add_panels(names * 2, **layout)
+    panels = [panel for panel, _ in drawing.arrange(names * 2, names * 2, **layout)]
     for above, below, (_, table) in zip(panels, panels[count:], moving, strict=False):
         draw_stack(above, below, table.reindex(columns=table.columns.union(roles)), colours)
     drawing.value_axis(SUM, panels[count:], "ratio", include=1.0)
@@ -139,13 +141,13 @@ def draw_stack(above: Panel, below: Panel, table: pd.DataFrame, colours: dict[st
 
 
 @chart("attribution_vs_depth")
-def attribution_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+def attribution_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """Shares of the roles in the model update against depth, with the exponent of each part."""
     step, used = step_of(runs, options)
     depths = depths_of(used)
     drawing = Drawing(used, options)
     drawing.note(f"step {step}")
-    moving = moving_groups(drawing, drawing.setting_groups(MOST_PANELS), "depth", step)
+    moving = moving_groups(drawing, drawing.groups("series", MOST_PANELS), "depth", step)
     colours = draw_shares(drawing, moving)
     drawing.depth_axes(depths)
     left_out = False
@@ -197,11 +199,11 @@ def whole_at(run: Run, step: int) -> float | None:
 
 
 @chart("attribution_vs_step")
-def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
+def attribution_vs_step(runs: Runs, *, options: Options) -> Chart:
     """Shares of the roles in the model update against the step, a panel a depth or a setting."""
     used = runs_with_rows(runs)
     drawing = Drawing(used, options)
-    moving = moving_groups(drawing, drawing.cells(MOST_PANELS), "step")
+    moving = moving_groups(drawing, drawing.groups("stacks", MOST_PANELS), "step")
     drawing.notes += diverged_note((cell.label, cell.runs) for cell, _ in moving)
     for role, colour in draw_shares(drawing, moving).items():
         drawing.entry(role.replace("_", " "), patch=True, color=colour, lw=0)
@@ -211,7 +213,7 @@ def attribution_vs_step(runs: list[Run], *, options: Options) -> Chart:
 
 
 @chart("update_by_role")
-def update_by_role(runs: list[Run], *, options: Options) -> Chart:
+def update_by_role(runs: Runs, *, options: Options) -> Chart:
     """Model update of each parameter role against depth, with exponents, a panel a setting."""
     step, used = step_of(runs, options)
     depths = depths_of(used)
@@ -220,12 +222,12 @@ def update_by_role(runs: list[Run], *, options: Options) -> Chart:
     tables = {s: table[table["step"] == step] for s, table in tables.items()}
     able = [s for s, table in tables.items() if table["depth"].nunique() > 1]
     require(able, f"no setting has a row for step {step} at two depths or more")
-    groups = drawing.setting_groups(series=able)
+    groups = drawing.groups("series", series=able)
     shown = [group.series[0] for group in groups]
     moved = {role for s in shown for role in tables[s].query("value > 0")["role"]}
     roles = [role for role in (*ROLES, TOGETHER) if role in moved]
     roles += sorted(moved - set(roles))
-    for panel, s in drawing.fill([group.name for group in groups], shown):
+    for panel, s in drawing.arrange(shown, [group.name for group in groups]):
         table = tables[s]
         for role in roles:
             values = table[(table["role"] == role) & np.isfinite(table["value"])]

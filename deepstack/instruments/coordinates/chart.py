@@ -18,7 +18,7 @@ from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.style import DASHES, GREY, MARKERS, depth_axis, shades
 from deepstack.plots.texts import typeset
-from deepstack.records import Run
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import WIDTH, require
 from deepstack.runs.tidy import seed_statistics
 
@@ -33,15 +33,15 @@ LINE_STYLES: dict[str, dict[str, Any]] = {
 
 
 @chart("coordinate_check")
-def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
+def coordinate_check(runs: Runs, *, options: Options) -> Chart:
     """Size of a coordinate of the stream and of its change, by layer, over width or depth."""
-    drawing = Drawing([run for run in runs if int(run.get(WIDTH, 0))], options, but=OF_WIDTH)
+    drawing = Drawing(runs.keep(lambda run: int(run.get(WIDTH, 0))), options, but=OF_WIDTH)
     tables = {s: coordinates(s.runs, options.at_step) for s in drawing.series}
     axes_swept = {axis for table in tables.values() for axis in swept(table)}
     require(axes_swept, "needs runs of two widths (model.d_model) or two depths")
     over, other = ("width", "depth") if "width" in axes_swept else ("depth", "width")
     able = [s for s, table in tables.items() if over in swept(table)]
-    shown = [group.series[0] for group in drawing.setting_groups(MOST_PANELS, able)]
+    shown = [group.series[0] for group in drawing.groups("series", MOST_PANELS, series=able)]
     everything = pd.concat([tables[s] for s in shown])
     colours = shades(sorted(everything[other].unique()))
     quantities = [quantity for quantity in SYMBOLS if quantity in set(everything["quantity"])]
@@ -50,7 +50,7 @@ def coordinate_check(runs: list[Run], *, options: Options) -> Chart:
     titles = [s.label if quantity == quantities[0] else "" for s, quantity in cells]
     layout: Any = {"titles": titles, "columns": len(shown), "height": 1.7}
     drawn = set()
-    for panel, (s, quantity) in drawing.fill(names, cells, **layout):
+    for panel, (s, quantity) in drawing.arrange(cells, names, **layout):
         table = tables[s][tables[s]["quantity"] == quantity]
         layers = [layer for layer in LAYERS if layer in set(table["layer"])] or ["F"]
         drawn |= set(layers)

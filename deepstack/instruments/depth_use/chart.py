@@ -11,11 +11,13 @@ from matplotlib.colors import Normalize
 
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
-from deepstack.plots.panel import AT_CHANCE, Panel
+from deepstack.plots.legend import AT_CHANCE
+from deepstack.plots.panel import Panel
 from deepstack.plots.style import DASHES, GREY
 from deepstack.plots.texts import typeset
 from deepstack.records import Analysis, Run
 from deepstack.runs.outcomes import outcome
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import depths_of, evenly_spaced, require
 from deepstack.runs.statistics import points_of
 from deepstack.runs.tidy import array_statistics
@@ -36,13 +38,13 @@ def analyses_of(runs: Sequence[Run], name: str) -> dict[Run, Analysis]:
 
 
 @chart("lens_by_layer")
-def lens_by_layer(runs: list[Run], *, options: Options) -> Chart:
+def lens_by_layer(runs: Runs, *, options: Options) -> Chart:
     """KL to the final output and loss, read by the head after each layer, over the seeds."""
     analyses = analyses_of(runs, "lens")
-    drawing = Drawing(list(analyses), options)
-    cells = drawing.cells(MOST_LINES)
+    drawing = Drawing(Runs(analyses), options)
+    cells = drawing.groups("stacks", MOST_LINES)
     keys = {"KL to the final output": "kl", "loss": "loss"}
-    for panel, key in drawing.fill(list(keys), keys.values(), height=1.9):
+    for panel, key in drawing.arrange(keys.values(), list(keys), height=1.9):
         for i, cell in enumerate(cells):
             values = np.array([analyses[run].arrays[key] for run in cell.runs], float)
             x = np.arange(values.shape[1]) / (values.shape[1] - 1)
@@ -60,12 +62,12 @@ def lens_by_layer(runs: list[Run], *, options: Options) -> Chart:
 
 
 @chart("effects")
-def effects(runs: list[Run], *, options: Options) -> Chart:
+def effects(runs: Runs, *, options: Options) -> Chart:
     """Relative change of the contribution of each later layer when a layer is removed."""
-    drawing = Drawing(list(analyses_of(runs, "effects")), options)
+    drawing = Drawing(Runs(analyses_of(runs, "effects")), options)
     for panel, arrays in analysed_panels(drawing, "effects"):
         layers = np.arange(1, arrays["effect_mean"].shape[1] + 1)
-        mesh = pair_map(panel, arrays["removed"], layers, arrays["effect_mean"])
+        mesh = pair_map(drawing, panel, arrays["removed"], layers, arrays["effect_mean"])
         panel.axes.set(xlabel="removed layer s", ylabel="later layer l")
     drawing.page.colour_bar(mesh, "relative change of its contribution")
     drawing.note("grey: not a later layer; above 1 drawn as 1")
@@ -73,43 +75,44 @@ def effects(runs: list[Run], *, options: Options) -> Chart:
 
 
 @chart("layer_similarity")
-def layer_similarity(runs: list[Run], *, options: Options) -> Chart:
+def layer_similarity(runs: Runs, *, options: Options) -> Chart:
     """Linear CKA of the streams after any two layers, 0 being the embedding."""
-    drawing = Drawing(list(analyses_of(runs, "similarity")), options)
+    drawing = Drawing(Runs(analyses_of(runs, "similarity")), options)
     for panel, arrays in analysed_panels(drawing, "similarity"):
-        mesh = pair_map(panel, arrays["layers"], arrays["layers"], arrays["cka"])
+        mesh = pair_map(drawing, panel, arrays["layers"], arrays["layers"], arrays["cka"])
         panel.axes.set(xlabel="layer l", ylabel="layer m")
     drawing.page.colour_bar(mesh, "linear CKA")
     return drawing.finish("Similarity of the stream after two layers")
 
 
 def analysed_panels(drawing: Drawing, name: str) -> Iterator[tuple[Panel, dict[str, np.ndarray]]]:
-    """Yield a panel and the arrays of one seed's analysis for each setting or depth."""
+    """Return a panel and the arrays of one seed's analysis for each setting or depth."""
     cells = drawing.first_seeds()
-    panels = drawing.add_panels([cell.name for cell, _ in cells])
-    for panel, (_, run) in zip(panels, cells, strict=True):
-        yield panel, run.analysis(name).arrays
+    arrays = [run.analysis(name).arrays for _, run in cells]
+    return drawing.arrange(arrays, [cell.name for cell, _ in cells], published=False)
 
 
-def pair_map(panel: Panel, columns: np.ndarray, rows: np.ndarray, values: np.ndarray) -> QuadMesh:
+def pair_map(
+    drawing: Drawing, panel: Panel, columns: np.ndarray, rows: np.ndarray, values: np.ndarray
+) -> QuadMesh:
     """Draw values (columns, rows) from 0 to 1, at most MOST_CELLS each way."""
     x, y = (evenly_spaced(range(len(each)), MOST_CELLS) for each in (columns, rows))
     thinned = f"at most {MOST_CELLS} layers are drawn, evenly spaced"
-    if max(len(columns), len(rows)) > MOST_CELLS and thinned not in panel.drawing.notes:
-        panel.drawing.note(thinned)
+    is_new = thinned not in drawing.notes
+    drawing.note(thinned, when=is_new and max(len(columns), len(rows)) > MOST_CELLS)
     return panel.heat_map(columns[x], values[np.ix_(x, y)], Normalize(0, 1), rows=rows[y])
 
 
 @chart("effective_depth_vs_depth")
-def effective_depth_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+def effective_depth_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """Effective depth and its share of the depth against depth, mean over seeds."""
     analyses = analyses_of(runs, "lens")
-    used = list(analyses)
+    used = Runs(analyses)
     depths = depths_of(used)
     drawing = Drawing(used, options)
-    shown = [group.series[0] for group in drawing.setting_groups(MOST_LINES)]
+    shown = [group.series[0] for group in drawing.groups("series", MOST_LINES)]
     keys = {"layers": "effective_depth", "share of the depth": "effective_depth_ratio"}
-    for panel, key in drawing.fill(list(keys), keys.values(), height=1.9):
+    for panel, key in drawing.arrange(keys.values(), list(keys), height=1.9):
         for s in shown:
             rows = points_of(s.by_depth, lambda run, key=key: analyses[run].scalars[key])  # type: ignore[misc]
             learnt = {n: {outcome(run) for run in s.at(int(n))} for n in rows["x"]}

@@ -25,6 +25,7 @@ from deepstack.plots.style import COLOURS, depth_axis, number_axis, shades
 from deepstack.plots.texts import typeset_power
 from deepstack.records import Run
 from deepstack.runs.captions import means_note
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import DEPTH, WIDTH, by_value, depth_of, require
 from deepstack.runs.statistics import final_value, has_diverged, loss_column, points_of
 
@@ -33,12 +34,12 @@ POINTS_OF_LAW = 60  # of a drawn curve
 
 
 @chart("loss_vs_compute")
-def loss_vs_compute(runs: list[Run], *, options: Options) -> Chart:
+def loss_vs_compute(runs: Runs, *, options: Options) -> Chart:
     """Final validation loss against training FLOPs; with one budget a run, its loss on the way."""
     budgets = budgets_of(runs)
-    final = list(budgets)
+    final = Runs(budgets)
     drawing = Drawing(final, options, but=chosen_settings(budgets))
-    groups = drawing.curve_groups()
+    groups = drawing.groups("curves")
     column = loss_column(final)
     tables = [final_rows(group, budgets, column) for group in groups]
     if max(rows.groupby(["line", "depth"])["x"].nunique().max() for rows in tables) < 2:
@@ -51,10 +52,10 @@ def loss_vs_compute(runs: list[Run], *, options: Options) -> Chart:
     flops = pd.concat(tables)["x"]
     require(not flops.empty, "no run that did not diverge has a finite validation loss")
     around = [flops.min() / 1.5, flops.max() * 1.5]  # one budget needs an axis too
-    contents = list(zip(groups, tables, strict=True))
-    for panel, (group, rows) in drawing.fill([group.name for group in groups], contents):
+    contents = zip(groups, tables, strict=True)
+    for panel, (group, rows) in drawing.arrange(contents, [group.name for group in groups]):
         number_axis(panel.axes, "x", around, log=True)
-        draw_group(panel, group, rows, kind="point", ends=False, markers=True)
+        draw_group(drawing, panel, group, rows, kind="point", ends=False, markers=True)
         panel.axes.set_xlabel(COMPUTE)
     drawing.value_axis(loss_label(final), drawing.panels)
     drawing.explain(groups)
@@ -80,10 +81,10 @@ def losses_by_flops(run: Run) -> pd.DataFrame:
 
 
 @chart("iso_flop")
-def iso_flop(runs: list[Run], *, options: Options) -> Chart:
+def iso_flop(runs: Runs, *, options: Options) -> Chart:
     """Final validation loss at equal training FLOPs against depth, or width, a line a budget."""
     budgets = budgets_of(runs)
-    final = list(budgets)
+    final = Runs(budgets)
     size = size_of_axis(final)
     levels = sorted(set(budgets.values()))
     but = chosen_settings(budgets, [size] if size != DEPTH else [])
@@ -92,8 +93,7 @@ def iso_flop(runs: list[Run], *, options: Options) -> Chart:
     colours = shades(levels[::-1])
     sizes: set[float] = set()
     compares = False
-    groups = drawing.setting_groups()
-    for panel, group in drawing.fill([group.name for group in groups], groups):
+    for panel, group in drawing.arrange(drawing.groups("series")):
         for budget in levels:
             here = [run for run in group.series[0].runs if budgets[run] == budget]
             members = by_value(here, lambda run: run.get(size))
@@ -125,7 +125,7 @@ def budget_text(budget: float) -> str:
 
 
 @chart("law_fit")
-def law_fit(runs: list[Run], *, options: Options) -> Chart:
+def law_fit(runs: Runs, *, options: Options) -> Chart:
     """Final validation loss with its law E + c x^(-a) and a band, x depth, width or FLOPs."""
     depths, widths = ({run.get(key) for run in runs} for key in (DEPTH, WIDTH))
     law = "depth" if len(depths) >= LEAST else "width" if len(widths) >= LEAST else "compute"
@@ -133,7 +133,7 @@ def law_fit(runs: list[Run], *, options: Options) -> Chart:
 
 
 @partial(in_style, name="law_fit")
-def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
+def draw_law(runs: Runs, law: str, *, options: Options) -> Chart:
     """Draw `laws_by_setting`, a panel a setting that has a law."""
     laws, notes = laws_by_setting(runs, law)
     require(laws, notes[0] if notes else f"no law of {law}")
@@ -143,7 +143,7 @@ def draw_law(runs: list[Run], law: str, *, options: Options) -> Chart:
     labels = [label if len(shown) > 1 else None for label, _, _ in shown]
     used: list[Run] = []
     has_band = False
-    for panel, (label, members, fit) in drawing.fill(labels, shown):
+    for panel, (label, members, fit) in drawing.arrange(shown, labels):
         final = [run for there in members.values() for run in there]
         used += final
         rows = points_of(members, partial(final_value, column=loss_column(final)))

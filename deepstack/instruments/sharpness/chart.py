@@ -6,17 +6,18 @@ from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import Overlay, draw_curves
 from deepstack.plots.page import axis_label
 from deepstack.plots.style import DASHES
-from deepstack.records import Run
-from deepstack.runs.settings import require
+from deepstack.runs.runs import Runs
 
 SHARPNESS, THRESHOLD = "preconditioned_sharpness", "stability_threshold"
 
 
 @chart("sharpness_vs_step")
-def sharpness_vs_step(runs: list[Run], *, options: Options) -> Chart:
+def sharpness_vs_step(runs: Runs, *, options: Options) -> Chart:
     """Sharpness of the preconditioned loss against the step, and the optimizer's threshold."""
-    measured = [run for run in runs if len(run.log("sharpness"))]
-    require(measured, "no run has a sharpness.csv (log.sharpness_every is 0?)")
+    measured = runs.keep(
+        lambda run: len(run.log("sharpness")),
+        "no run has a sharpness.csv (log.sharpness_every is 0?)",
+    )
     left = f"left out: {len(runs) - len(measured)} of {len(runs)} runs without log.sharpness_every"
     dashed: Any = {"ls": DASHES[1], "lw": 0.8}
     return draw_curves(

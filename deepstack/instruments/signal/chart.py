@@ -10,7 +10,7 @@ from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.layers import runs_with, sides_note
 from deepstack.plots.page import axis_label
-from deepstack.records import Run
+from deepstack.runs.runs import Runs
 from deepstack.runs.settings import evenly_spaced, require
 from deepstack.runs.tidy import seed_statistics
 
@@ -25,11 +25,11 @@ COLUMNS = {
 
 
 @chart("signal_by_layer")
-def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
+def signal_by_layer(runs: Runs, *, options: Options) -> Chart:
     """Variance, distance of tokens and gradients before training against layer/N, by depth."""
     drawing = Drawing(runs_with(runs, SIGNALS["variance"]), options)
-    drawing.spread = "geometric mean × or ÷ 1 standard deviation"
-    shown = [group.series[0] for group in drawing.setting_groups(MOST_SERIES)]
+    drawing.legend.spread = "geometric mean × or ÷ 1 standard deviation"
+    shown = [group.series[0] for group in drawing.groups("series", MOST_SERIES)]
     table = signal_layers(drawing.runs)
     depths = evenly_spaced(sorted({n for s in shown for n in s.depths}), MOST_DEPTHS)
     cells = [(depth, column) for depth in depths for column in COLUMNS]
@@ -37,7 +37,7 @@ def signal_by_layer(runs: list[Run], *, options: Options) -> Chart:
     titles = [f"N = {depth}" for depth, _ in cells]
     layout: Any = {"titles": titles, "columns": len(COLUMNS), "height": 1.3}
     styles = {s: drawing.curve_style(s, s.depths[-1], len(shown)) for s in shown}
-    for panel, (depth, column) in drawing.fill(names, cells, **layout):
+    for panel, (depth, column) in drawing.arrange(cells, names, **layout):
         for i, (s, style) in enumerate(styles.items()):
             here = table[(table["setting"] == s.label) & (table["depth"] == depth)]
             rows = signal_rows(here, column)

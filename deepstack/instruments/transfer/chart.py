@@ -1,7 +1,7 @@
 """Chart of the best learning rate against depth, beside published laws."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,12 +16,15 @@ from deepstack.instruments.transfer.table import (
 )
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
+from deepstack.plots.legend import EDGE_RATE
 from deepstack.plots.loss import runs_of_rates
-from deepstack.plots.panel import EDGE_RATE
+from deepstack.plots.panel import Panel
 from deepstack.plots.style import DASHES, GREY
 from deepstack.plots.texts import typeset_power
 from deepstack.records import Run
 from deepstack.runs.intervals import LEAST_SEEDS, NO_INTERVAL
+from deepstack.runs.runs import Runs
+from deepstack.runs.series import Series
 from deepstack.runs.settings import LR, require
 from deepstack.runs.statistics import (
     loss_column,
@@ -29,16 +32,29 @@ from deepstack.runs.statistics import (
 
 
 @chart("best_lr_vs_depth")
-def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
+def best_lr_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """The best learning rate against depth with its 95 % interval, exponent and published laws."""
     drawing = Drawing(runs_of_rates(runs), options, but=(LR,))
-    drawing.spread = "95 % interval over seeds"
+    drawing.legend.spread = "95 % interval over seeds"
     losses = {s: losses_of_depths(s.runs) for s in drawing.series}
     require(
         any(len(by_depth) > 1 for by_depth in losses.values()),
         "needs two depths, each with two learning rates and a seed that all of them share",
     )
-    (panel,) = drawing.add_panels([None], height=2.2)
+    for panel, _ in drawing.arrange([None], height=2.2):
+        draw_best_rates(drawing, panel, losses)
+    points = drawing.rows("point")
+    drawing.depth_axes(sorted({int(depth) for depth in points["x"]}))
+    drawing.value_axis("best learning rate", drawing.panels, log=True)
+    drawing.note("laws pass through the mean rate at the smallest depth")
+    has_interval = any(n >= LEAST_SEEDS for n in points["n"])
+    drawing.note(NO_INTERVAL, when=not has_interval)
+    title = "exponent of N, with its 95 % interval" if has_interval else "exponent of N"
+    return drawing.finish("Best learning rate against depth", legend_title=title)
+
+
+def draw_best_rates(drawing: Drawing, panel: Panel, losses: Mapping[Series, Losses]) -> None:
+    """Draw the best rates of each series, and the published laws through their mean."""
     for s, style in drawing.styles.items():
         if len(losses[s]) < 2:
             drawing.note(f"{s.label}: no seed has a loss at every rate of two depths")
@@ -66,14 +82,6 @@ def best_lr_vs_depth(runs: list[Run], *, options: Options) -> Chart:
         look: Any = {"color": GREY, "ls": dash, "lw": 0.8}
         panel.lines(name, pd.DataFrame({"x": depths, "y": law}), kind="law", zorder=1.5, **look)
         drawing.entry(f"{typeset_law(name)} ({source})", **look)
-    panel.published()
-    drawing.depth_axes(depths)
-    drawing.value_axis("best learning rate", [panel], log=True)
-    drawing.note("laws pass through the mean rate at the smallest depth")
-    has_interval = any(n >= LEAST_SEEDS for n in points["n"])
-    drawing.note(NO_INTERVAL, when=not has_interval)
-    title = "exponent of N, with its 95 % interval" if has_interval else "exponent of N"
-    return drawing.finish("Best learning rate against depth", legend_title=title)
 
 
 def losses_of_depths(runs: Sequence[Run]) -> Losses:
