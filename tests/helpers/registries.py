@@ -10,6 +10,7 @@ from benchmarks.peers import peers
 from deepstack.base import plugins
 from deepstack.base.registry import Registry
 from deepstack.cli.listing import listings
+from deepstack.config import instruments
 from deepstack.runs.trackers import trackers
 from deepstack.training import observer
 
@@ -31,6 +32,7 @@ REGISTRIES = all_registries()
 def restored_names() -> Iterator[None]:
     """Forget on exit the names and plugins that the block has added, as a new process would."""
     with ExitStack() as stack:
-        for names in (*(registry._objects for registry in REGISTRIES), plugins.LOADED):
+        registered = (registry._objects for registry in REGISTRIES)
+        for names in (*registered, plugins.LOADED, instruments._SPECS):
             stack.enter_context(patch.dict(names))
         yield
