@@ -17,9 +17,9 @@ from helpers.small_runs import small
 import deepstack
 from deepstack.base.errors import NothingMatchedError
 from deepstack.config import with_overrides
+from deepstack.instruments.bound.chart import right_hand_side
 from deepstack.instruments.bound.measure import alphas
 from deepstack.model import build_model
-from deepstack.plots.update import right_hand_side
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES, Scheme
 
