@@ -104,7 +104,7 @@ def compare(
     for line in skipped:
         say(line)
     rows = []
-    for study, study_rows in comparisons(readable, against, best).items():
+    for study, study_rows in comparisons(readable, against, best_keys(readable, best)).items():
         rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
     # Of several studies one may lack columns, and it may be the first.
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
@@ -124,22 +124,22 @@ def number_of(row: Mapping[str, Any], key: str) -> Any:
 
 def comparisons(
     studies: Mapping[Path, Runs],
-    against: str | None = None,
-    best: str | Sequence[str] = (),
+    against: str | None,
+    best: Mapping[Path, Sequence[Key]],
 ) -> dict[Path, list[dict[str, Any]]]:
-    """Return the rows of each study; a study without the baseline or a varying key omits them.
+    """Return the rows of each study; a study without the baseline has no differences.
 
-    Raises ConfigError if every study lacks them.
+    best: settings that are chosen and not compared, of each study (see `best_keys`).
+
+    Raises ConfigError if every study lacks the baseline.
     """
-    keys = best_keys(studies, best)
     tables, missing = {}, []
     for study, runs in studies.items():
-        varying = keys[study]
         try:
-            tables[study] = comparison(runs, against, varying)
+            tables[study] = comparison(runs, against, best[study])
         except ConfigError as error:
             missing.append(error)
-            tables[study] = comparison(runs, None, varying)
+            tables[study] = comparison(runs, None, best[study])
     if len(missing) == len(studies):
         raise missing[0]
     return tables

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from helpers.command_line import TINY
+from helpers.plot_runs import make_runs
 from helpers.record_runs import make_run
 
 # page -> the place of its file in the package
 FILES = {
+    "chart": "instruments/last_norm/chart.py",
     "command": "instruments/size/size_command.py",
     "launcher": "integrations/alone/launcher_option.py",
     "integration": "integrations/lines/tracker.py",
@@ -53,6 +55,20 @@ def test_the_command_of_the_recipe_is_listed_and_runs(copy: Path) -> None:
     assert "size" in run(copy, "--help").partition("Results:")[2].partition("Instruments:")[0]
     (printed,) = json.loads(run(copy, "size", "results/study/run", "--json"))
     assert printed["files"] == 3 and printed["bytes"] > 100
+
+
+def test_the_chart_of_the_recipe_is_drawn_by_an_instrument_and_by_a_plugin(
+    copy: Path, tmp_path: Path
+) -> None:
+    make_runs(copy / "results" / "sizes", depth=(6, 18), scheme=("deepnorm", "pre_ln"))
+    name, words = "last_grad_norm_vs_depth", ("--format", "csv", "--to", str(tmp_path))
+    run(copy, "plot", name, "results/sizes", *words)
+    drawn = (tmp_path / f"{name}.csv").read_text()
+    assert drawn.startswith("series,kind,x,y,n\nDeepNorm,point,6,1,1\nDeepNorm,point,18,1,1\n")
+    file = tmp_path / "my_chart.py"
+    shutil.copy(copy / "deepstack" / FILES["chart"], file)
+    run(ROOT, "plot", name, str(copy / "results/sizes"), "--plugin", str(file), *words)
+    assert (tmp_path / f"{name}.csv").read_text() == drawn
 
 
 def test_the_tracker_of_the_recipe_exports_logs(copy: Path) -> None:

@@ -134,7 +134,7 @@ def build_page(
     refuse_unknown_diagnostic(diagnostic, [run for runs in studies.values() for run in runs])
     keys = best_keys(studies, best)
     best = list(dict.fromkeys(key for of_study in keys.values() for key in of_study))
-    tables = comparisons(studies, against, best)
+    tables = comparisons(studies, against, keys)
     charts = list(dict.fromkeys([*FIRST, *CHARTS]))
     sections, panels, broken = [], {}, []
     for number, (study, runs) in enumerate(studies.items(), 1):
