@@ -97,8 +97,13 @@ def record(folder: Path, only: str) -> None:
     errors = import_module("deepstack.errors")  # the name that every version has
     base = folder / "base.yaml"
     base.write_text(BASE, "utf-8")
+    replay = type(deepstack.load_config(base).runtime).model_fields["replay"]
+    by_torch = "python" in str(replay.annotation)  # C++ kernels equal torch's to rounding only
     for name, settings in runs(only):
         config = deepstack.load_config(base, settings)
+        steps, replayed = config.train.steps, config.runtime.replay
+        if by_torch and (replayed is True or (replayed == "auto" and steps >= 50)):
+            config = deepstack.load_config(base, [*settings, "runtime.replay=python"])
         stops = [None] * (STOP_AFTER - 1) + [signal.SIGINT]
         try:
             if name.startswith("resumed"):

@@ -242,7 +242,7 @@ def stack_sizes(config: Config, batch: int, target_len: int | None = None) -> li
 def _replayed(config: Config) -> bool:
     """Whether a step is replayed on a CPU, as far as one can tell without torch."""
     replay, enough = config.runtime.replay, config.train.steps >= FEW_STEPS
-    return not on_gpu(config) and (enough if replay == "auto" else replay)
+    return not on_gpu(config) and (enough if replay == "auto" else bool(replay))
 
 
 def on_gpu(config: Config) -> bool:

@@ -231,8 +231,9 @@ class Runtime(Section):
     """Whether the layer is compiled, once for all of them; 'auto': on a GPU, if not fused."""
     cuda_graph: bool | Literal["auto"] = "auto"
     """Whether a step is captured and replayed as CUDA graphs; 'auto': on a GPU, yes."""
-    replay: bool | Literal["auto"] = "auto"
-    """Whether the operations of a step are recorded once and replayed; 'auto': on a CPU."""
+    replay: bool | Literal["auto", "native", "python"] = "auto"
+    """Whether the operations of a step are recorded once and replayed, by C++ kernels ('native') or
+    by torch's ('python'); 'auto': on a CPU, and by C++ where there is a compiler."""
     products: Literal["auto", "mkl", "onednn"] = "auto"
     """The library of large products in fp32 on a CPU; 'auto': oneDNN on AMD with AVX-512."""
     recompute_every: Annotated[int, Field(ge=0, le=1_000_000)] | Literal["auto"] = "auto"

@@ -9,7 +9,12 @@ from deepstack.fast.capture import CapturedStep, on
 from deepstack.fast.gpu.available import triton_version
 from deepstack.fast.products import Library, product_functions, use_onednn
 from deepstack.fast.replay import ReplayedStep
-from deepstack.fast.rule import FastPaths, choose_fast_paths, fast_paths_of
+from deepstack.fast.rule import (
+    FastPaths,
+    choose_fast_paths,
+    executor_notice,
+    fast_paths_of,
+)
 from deepstack.fast.step import Measured, Step, Update, make_step
 
 __all__ = [
@@ -23,6 +28,7 @@ __all__ = [
     "choose_fast_paths",
     "compiled",
     "enable_fast_paths",
+    "executor_notice",
     "fast_paths_of",
     "make_step",
     "on",

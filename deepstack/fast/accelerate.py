@@ -22,6 +22,7 @@ from deepstack.fast.fused_sublayers import half_weights, products_of
 from deepstack.fast.gpu.available import makes_kernels
 from deepstack.fast.gpu.norm import FusedLayer
 from deepstack.fast.gpu.products import prepared_weights
+from deepstack.fast.native import find_kernels
 from deepstack.fast.replay import ReplayedStep
 from deepstack.fast.rule import FastPaths
 from deepstack.fast.step import Probe, Update, UpdateFunction, with_probe
@@ -167,7 +168,9 @@ def step_recorder(
     """
     if paths.replayed:
         threads = 1 if config.model.dropout else threads  # random numbers have an order
-        return partial(ReplayedStep, notify=notify, threads=threads)
+        kernels = find_kernels(notify) if paths.executor else None
+        assert not isinstance(kernels, str), kernels
+        return partial(ReplayedStep, notify=notify, threads=threads, kernels=kernels)
     if paths.captured:
         return partial(
             CapturedStep,

@@ -66,6 +66,12 @@ FUNCTIONS: dict[Any, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+# Operations that write every element and do not read it.
+OVERWRITES = frozenset({"zero_", "_foreach_zero_", "fill_"})
+
+Saved = WeakKeyDictionary[torch.UntypedStorage, torch.UntypedStorage | None]
+
+
 class TensorRef(NamedTuple):
     """Identifies a tensor of the step by its storage number, offset, size, stride and dtype."""
 
@@ -77,17 +83,31 @@ class TensorRef(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A function call that repeats an operation, in which TensorRefs replace tensors.
+    """An operation, in whose arguments TensorRefs replace tensors.
 
-    The function writes into the results; they are among its arguments.
-
+    results: the new tensors among its results, by index.
     used: the numbers of the storages that it reads or writes.
+    by_onednn: whether it multiplies by oneDNN.
     """
 
-    function: Callable[..., Any]
+    operation: Any
     args: Any
     kwargs: dict[str, Any]
+    results: list[tuple[int, TensorRef]]
     used: set[int]
+    by_onednn: bool = False
+
+    def as_function(self) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
+        """Return a function with its arguments that repeats the operation and writes its results.
+
+        The results are among the arguments.
+        """
+        function, *outputs = FUNCTIONS.get(self.operation, (self.operation._op,))
+        if len(outputs) != len(self.results):
+            return copying(self.operation), (self.results, *self.args), self.kwargs
+        named = zip(outputs, (reference for _, reference in self.results), strict=True)
+        function = with_onednn(function) if self.by_onednn else function
+        return function, self.args, self.kwargs | dict(named)
 
 
 class Recording(TorchDispatchMode):
@@ -99,10 +119,13 @@ class Recording(TorchDispatchMode):
     results: TensorRefs of the step's results.
     kept: the numbers of their storages.
     refused: why it cannot be replayed, or ''.
+    saved: copies of storages that existed before the step, made before it first changes them; None
+        for a storage that the step overwrites before it reads it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, saved: Saved | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.saved: Saved = WeakKeyDictionary() if saved is None else saved
         self.calls: list[Call] = []
         self.sizes: list[int] = []
         self.before: dict[int, torch.UntypedStorage] = {}
@@ -126,6 +149,8 @@ class Recording(TorchDispatchMode):
         if is_composite(operation):  # in inference mode autograd does not decompose it
             with self:
                 return operation.decompose(*args, **kwargs)
+        if changes_values(operation):
+            self._save(operation, args, kwargs)
         values = operation(*args, **kwargs)
         if not self.refused:
             self._note(operation, args, kwargs, values)
@@ -147,13 +172,22 @@ class Recording(TorchDispatchMode):
         if operation._opname in UNFILLED or not (new or changes_values(operation)):
             return
         results = map_nested(new, self.refer)
-        function, *outputs = FUNCTIONS.get(operation, (operation._op,))
-        if len(outputs) != len(results):
-            function, args = copying(operation), (results, *args)
-        else:
-            kwargs |= zip(outputs, (reference for _, reference in results), strict=True)
-            function = with_onednn(function) if uses_onednn() else function
-        self.calls.append(Call(function, args, kwargs, used))
+        self.calls.append(Call(operation, args, kwargs, results, used, uses_onednn()))
+
+    def _save(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Copy the storages that an operation changes first, if they existed before the step."""
+        for index, name in written_arguments(operation):
+            written = args[index] if index < len(args) else kwargs.get(name)
+            for tensor in written if isinstance(written, (list, tuple)) else [written]:
+                if not isinstance(tensor, Tensor):  # an optional argument
+                    continue
+                storage = tensor.untyped_storage()
+                number = self._numbers.get(storage)
+                if storage in self.saved or not (number is None or number in self.before):
+                    continue
+                is_whole = tensor.nbytes == storage.nbytes() and tensor.is_contiguous()
+                unread = number is None and is_whole and operation._opname in OVERWRITES
+                self.saved[storage] = None if unread else storage.clone()
 
     def _number(self, storage: torch.UntypedStorage) -> int:
         """Return the number of a storage, the next one if it has none, and note its size."""
@@ -193,6 +227,16 @@ def depends_on_values(operation: Any, args: Any) -> bool:
 def changes_values(operation: Any) -> bool:
     """Return whether an operation writes into an argument, and not only changes its shape."""
     return operation._schema.is_mutable and torch.Tag.inplace_view not in operation.tags
+
+
+@cache
+def written_arguments(operation: Any) -> list[tuple[int, str]]:
+    """Return positions and names of the arguments that an operation writes into."""
+    return [
+        (index, argument.name)
+        for index, argument in enumerate(operation._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
 
 @cache

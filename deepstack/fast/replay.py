@@ -1,13 +1,16 @@
 """Runs a whole training step on a CPU from a recorded list of operations.
 
 A narrow layer's operations take a few microseconds each, and autograd, allocation, views and Python
-take as long again.  `ReplayedStep` runs a step under a recorder that notes every operation of
-forward, backward, optimizer and probe.  It gives each result a fixed place in a block of memory
-and then runs the same kernels on the same numbers in the same order, so every bit stays the same.
-`recording.FUNCTIONS` lists functions that run the kernel of an operation on given outputs: torch's
-own, which take a microsecond less to call than the operation, or an `out=` variant.  All other
-operations run as they are, and their results are copied.  Functions with `out=` save a tenth of a
-step at 200 layers of width 32.
+take as long again.  `ReplayedStep` runs the first step under a recorder that notes every operation
+of forward, backward, optimizer and probe, and undoes it.  It gives each result a fixed place in a
+block of memory and then runs the recorded operations at every step, the first one included, so that
+a resumed run computes the same numbers.
+
+With `kernels` most operations run in C++, from tables of records between which Python calls torch
+for the rest (see `native`); the numbers then equal the eager step's to rounding.  Without kernels
+torch's functions run on the same numbers in the same order, so every bit stays the same:
+`recording.FUNCTIONS` lists those that write into given outputs, torch's own or an `out=` variant.
+All other operations run as they are, and their results are copied.
 The shards of a batch (`shards`) have separate blocks, and threads run them at the same time.
 """
 
@@ -18,29 +21,31 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from deepstack.base.gc_control import gc_paused
-from deepstack.fast.recording import Recording, TensorRef, map_nested
+from deepstack.fast.native import Kernels, Translator
+from deepstack.fast.native.record import RECORD
+from deepstack.fast.recording import Call, Recording, Saved, TensorRef, map_nested
 from deepstack.fast.step import Measured, Probe, Update, with_probe
 
 Operation = tuple[Callable[..., Any], Any, dict[str, Any]]
 
-# Eager steps before the recording: the optimizer creates its state.
-WARM_UP = 1
 # Results begin at multiples of this many bytes, as torch's own allocations do.
 ALIGNMENT = 64
 
 
 class ReplayedStep:
-    """A step, update then probe, whose third and later calls replay the second call.
+    """A step, update then probe, that replays the recording of its first call.
 
-    The step must run the same operations at every call.
+    The step must run the same operations at every call, and create no state that stays.
 
     threads: that replay the shards of a batch; 1 if shards draw random numbers, whose order would
         otherwise change.
+    kernels: that run most operations; None to run all of them by torch.
     notify: receives the reason if the update reads a value; every step then runs eagerly.
 
     Inputs and targets are copied into tensors of the recording.  The returned tensors belong to the
@@ -49,12 +54,17 @@ class ReplayedStep:
     """
 
     def __init__(
-        self, update: Update, probe: Probe | None, notify: Callable[[str], None], threads: int = 1
+        self,
+        update: Update,
+        probe: Probe | None,
+        notify: Callable[[str], None],
+        threads: int = 1,
+        kernels: Kernels | None = None,
     ) -> None:
-        self.update, self.notify = update, notify
+        self.update, self.notify, self.kernels = update, notify, kernels
         self.whole = with_probe(update, probe)
         self.finish = with_probe(lambda *_: update.apply(*update.total()), probe)
-        self.calls = 0
+        self.is_recorded = False
         self.bound: list[Bound] = []
         self.map: Callable[..., Iterable[None]] = map
         if (workers := min(threads, len(update.shards))) > 1:
@@ -62,12 +72,13 @@ class ReplayedStep:
             self.map = ThreadPoolExecutor(workers, "shard", one_each).map
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
-        self.calls += 1
         shapes = inputs.shape, targets.shape
-        if self.calls == WARM_UP + 1:
+        if not self.is_recorded:
+            self.is_recorded = True
             self.inputs, self.targets, self.shapes = inputs.clone(), targets.clone(), shapes
             with gc_paused():
-                return self.record()
+                if refused := self.record():
+                    return refused
         if not self.bound or shapes != self.shapes:
             return self.whole(inputs, targets)
         self.inputs.copy_(inputs)
@@ -82,31 +93,44 @@ class ReplayedStep:
         rest.run()
         return Measured(*rest.results)
 
-    def record(self) -> Measured:
-        """Run a step, note its operations and bind them to memory."""
+    def record(self) -> Measured | None:
+        """Run a step, note its operations, undo it, and bind the operations to memory.
+
+        Return the step's results and keep them if it cannot be replayed.
+        """
         recordings = []
+        saved: Saved = WeakKeyDictionary()
+        random_state = torch.get_rng_state()
         for part in (*(shard.compute for shard in self.update.shards), self.finish):
-            with Recording() as recording:
+            with Recording(saved) as recording:
                 measured = part(self.inputs, self.targets)
             recording.finish(tuple(measured or ()))
             recordings.append(recording)
-        assert measured is not None
         if reason := next((r.refused for r in recordings if r.refused), ""):
             self.notify(f"a step cannot be replayed: {reason}")
             return measured
+        for storage, copy in saved.items():
+            if copy is not None:
+                storage.copy_(copy)
+        saved.clear()
+        torch.set_rng_state(random_state)
         replaced = [zip(s.gradients, s.copies, strict=False) for s in self.update.shards]
         with torch.inference_mode():
             pairs = zip(recordings, [*replaced, ()], strict=True)
-            self.bound = [bind_recording(*recorded) for recorded in pairs]
+            self.bound = [bind_recording(*recorded, self.kernels) for recorded in pairs]
         trim_memory()
-        return measured
+        return None
 
 
 class Bound(NamedTuple):
-    """A recording bound to memory: its operations in order, and the tensors of its results."""
+    """A recording bound to memory: its operations in order, and the tensors of its results.
+
+    kept: the memory to which tables of records point.
+    """
 
     operations: list[Operation]
     results: Any
+    kept: list[Any]
 
     def run(self) -> None:
         """Run the operations."""
@@ -115,7 +139,11 @@ class Bound(NamedTuple):
                 operation(*args, **kwargs)
 
 
-def bind_recording(recording: Recording, replaced: Iterable[tuple[Tensor, Tensor]] = ()) -> Bound:
+def bind_recording(
+    recording: Recording,
+    replaced: Iterable[tuple[Tensor, Tensor]] = (),
+    kernels: Kernels | None = None,
+) -> Bound:
     """Bind a recording to one block of memory and return its operations and results.
 
     replaced: pairs of tensors that existed before, each alone in its storage; the operations use
@@ -131,6 +159,7 @@ def bind_recording(recording: Recording, replaced: Iterable[tuple[Tensor, Tensor
     new = [{number for number in numbers if number not in before} for numbers in used]
     offsets, total = layout(new, recording.sizes)
     memory = torch.empty(total, dtype=torch.uint8).untyped_storage()
+    start = memory.data_ptr()
 
     @cache
     def tensor(reference: TensorRef) -> Tensor:
@@ -141,11 +170,42 @@ def bind_recording(recording: Recording, replaced: Iterable[tuple[Tensor, Tensor
         storage = before.get(number, memory)
         return torch.empty(0, dtype=dtype).set_(storage, first, size, stride)
 
-    operations = [
-        (call.function, *map_nested((call.args, call.kwargs), tensor, TensorRef))
-        for call in recording.calls
-    ]
-    return Bound(operations, map_nested(recording.results, tensor, TensorRef))
+    def locate(reference: TensorRef) -> tuple[int, int]:
+        number = aliases.get(reference.number, reference.number)
+        if number in before:
+            return before[number].data_ptr(), before[number].nbytes()
+        return start + offsets[number], recording.sizes[number]
+
+    def by_torch(call: Call) -> Operation:
+        function, args, kwargs = call.as_function()
+        return (function, *map_nested((args, kwargs), tensor, TensorRef))
+
+    results = map_nested(recording.results, tensor, TensorRef)
+    if kernels is None:
+        return Bound([by_torch(call) for call in recording.calls], results, [])
+    translator = Translator(kernels, locate)
+    operations: list[Operation] = []
+    tables: list[Any] = [memory, *before.values()]
+    records = bytearray()
+
+    def finish_table() -> None:
+        """Add the call that runs the records since the last call of torch."""
+        if records:
+            table = ctypes.create_string_buffer(bytes(records), len(records))
+            tables.append(table)
+            count = len(records) // RECORD.size
+            operations.append((kernels.run, (ctypes.addressof(table), count), {}))
+            records.clear()
+
+    for call in recording.calls:
+        translated = translator.translate(call)
+        if translated is None:
+            finish_table()
+            operations.append(by_torch(call))
+        else:
+            records += translated
+    finish_table()
+    return Bound(operations, results, tables)
 
 
 def layout(used: Sequence[Set[int]], sizes: Sequence[int]) -> tuple[dict[int, int], int]:

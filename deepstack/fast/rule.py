@@ -1,5 +1,6 @@
 """Chooses the fast paths of a run by a fixed rule, so that a resumed run uses the same ones."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,7 @@ from deepstack.config.estimate import FEW_STEPS
 from deepstack.fast.distributed import ALONE, RankGroup, parallelism
 from deepstack.fast.gpu.available import has_triton
 from deepstack.fast.gpu.sublayer import heads_fit
+from deepstack.fast.native import find_kernels
 from deepstack.fast.products import Library, choose_library
 from deepstack.model import Transformer, build_model, shallow
 from deepstack.model.sublayers import Attention, FeedForward
@@ -26,13 +28,14 @@ class FastPaths:
 
     fused: a sublayer is one autograd node; compiled: one compiled layer; captured: CUDA graphs;
     replayed: the operations of a step, recorded once; products: the library of large products in
-    fused sublayers on a CPU."""
+    fused sublayers on a CPU; executor: which C++ kernels replay the step, '' for torch's."""
 
     fused: bool
     compiled: bool
     captured: bool
     replayed: bool = False
     products: Library = "mkl"
+    executor: str = ""
 
 
 STATIC = "a scheme that declares static=True"
@@ -67,10 +70,12 @@ def choose_fast_paths(
     def choose(key: str, by_rule: bool, needs: dict[str, bool]) -> bool:
         """Return the setting, or for auto the rule if it has all that it needs."""
         setting = getattr(runtime, key)
+        setting = True if setting in ("native", "python") else setting  # which executor replays
         missing = [need for need, there in needs.items() if not there]
         if setting is True and missing:
+            found = str(getattr(runtime, key)).lower()
             raise ConfigError(
-                f"runtime.{key}: found true, which needs {' and '.join(missing)}; or use auto",
+                f"runtime.{key}: found {found}, which needs {' and '.join(missing)}; or use auto",
                 key=f"runtime.{key}",
             )
         return by_rule and not missing if isinstance(setting, str) else setting
@@ -117,10 +122,12 @@ def fast_paths_of(
     device: torch.device,
     ranks: RankGroup = ALONE,
     model: Transformer | None = None,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> FastPaths:
     """Return the fast paths that this run uses on this device.
 
     model: the configuration's model, with few layers or without storage, where there is one.
+    notify: receives a line before C++ kernels are compiled.
     """
     runtime = config.runtime
     tokens = config.train.batch_size * config.task.seq_len
@@ -131,6 +138,8 @@ def fast_paths_of(
         small = layer <= SMALL_LAYER and not has_more_inside(model)
         fusible = small or is_fully_fused(model)
     paths = choose_fast_paths(config, gpu=gpu, parallel=parallelism(config, ranks), fusible=fusible)
+    if paths.replayed:
+        paths = replace(paths, executor=choose_executor(runtime.replay, notify))
     if not paths.fused or gpu:
         if runtime.products == "onednn":
             raise ConfigError(
@@ -142,6 +151,34 @@ def fast_paths_of(
     bf16 = config.train.precision == "bf16"
     library = choose_library(runtime.products, layer / shards, threads=shards > 1, bf16=bf16)
     return replace(paths, products=library)
+
+
+def choose_executor(setting: bool | str, notify: Callable[[str], None]) -> str:
+    """Return the description of the C++ kernels that replay a step, or '' for torch's kernels.
+
+    setting: runtime.replay; 'native' raises ConfigError where there are no kernels.
+    """
+    if setting == "python":
+        return ""
+    kernels = find_kernels(notify)
+    if not isinstance(kernels, str):
+        return f"C++, {kernels.description}"
+    if setting == "native":
+        raise ConfigError(
+            f"runtime.replay: found native, but {kernels}; use auto or python", key="runtime.replay"
+        )
+    return ""
+
+
+def executor_notice(config: conf.Config, paths: FastPaths) -> list[str]:
+    """Return the line that says which kernels replay the steps, and why."""
+    if not paths.replayed:
+        return []
+    if paths.executor:
+        return [f"steps are replayed by {paths.executor}"]
+    kernels = find_kernels(lambda line: None) if config.runtime.replay != "python" else ""
+    reason = kernels if isinstance(kernels, str) and kernels else "runtime.replay=python"
+    return [f"steps are replayed by torch's kernels: {reason}"]
 
 
 def two_layers(config: conf.Config) -> Transformer:

@@ -165,7 +165,7 @@ def environment_of(
         "deterministic": config.runtime.deterministic,
         "processes": ranks.size,
         "parallel": parallelism(config, ranks),
-        **{name: value for name, value in asdict(paths).items() if value != "mkl"},
+        **{name: value for name, value in asdict(paths).items() if value not in ("mkl", "")},
         **({"triton": triton_version()} if on_gpu and paths.fused else {}),
     }
 

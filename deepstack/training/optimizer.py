@@ -104,6 +104,19 @@ def state_names(optimizer: torch.optim.Optimizer, bank: Bank) -> tuple[str, ...]
     return "step", "exp_avg", "exp_avg_sq"
 
 
+def create_optimizer_state(optimizer: torch.optim.Optimizer, banks: Sequence[Bank]) -> None:
+    """Create the state that the first step would create, so that all steps run the same operations.
+
+    A momentum of zero equals torch's, whose first step copies the gradient.
+    """
+    for bank in banks:
+        for p in bank.parameters:
+            if p not in optimizer.state:
+                for name in state_names(optimizer, bank):
+                    value = torch.zeros(()) if name == "step" else torch.zeros_like(p)
+                    optimizer.state[p][name] = value
+
+
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, banks: Sequence[Bank], state: dict[str, torch.Tensor]
 ) -> None:

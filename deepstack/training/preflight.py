@@ -20,7 +20,7 @@ from deepstack.base.ending import Stop
 from deepstack.base.errors import ConfigError, PluginError
 from deepstack.config.instruments import specs
 from deepstack.diagnostics import check_instruments
-from deepstack.fast import FastPaths, Measured, Step, fast_paths_of
+from deepstack.fast import FastPaths, Measured, Step, executor_notice, fast_paths_of
 from deepstack.fast.distributed import RankGroup, join_ranks, parallelism
 from deepstack.model import Transformer, build_model, check_scheme, shallow
 from deepstack.records import ENDED, RunFolder, suggest_removal
@@ -153,7 +153,8 @@ def preflight(
         else:
             observer = Observer()
         notices = memory_notices(config, locked.device, task) if ranks.size == 1 else []
-        paths = fast_paths_of(config, locked.device, ranks, locked.shallow)
+        paths = fast_paths_of(config, locked.device, ranks, locked.shallow, observer.notify)
+        notices += executor_notice(config, paths)
         environment = environment_of(config, locked.device, threads, paths, ranks)
         is_new = not folder.exists()
         record = parent.folder if parent and is_new else folder

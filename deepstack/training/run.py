@@ -26,7 +26,7 @@ from deepstack.training.evaluation import Evaluation, mean_loss, to_device
 from deepstack.training.extension import Parent
 from deepstack.training.meta import write_description
 from deepstack.training.observer import Observer, Started, default_observer
-from deepstack.training.optimizer import make_optimizer
+from deepstack.training.optimizer import create_optimizer_state, make_optimizer
 from deepstack.training.outcome import RunProgress, record_end, recorded_outcome
 from deepstack.training.penalty import SpectralPenalty
 from deepstack.training.preflight import (
@@ -160,6 +160,8 @@ class TrainingRun:
         self._make_step(resources, measures)
         self.evaluation = Evaluation(self.task, self.config.train, self.device)
         resumed = load_state(prepared, self.state)
+        if prepared.paths.replayed:
+            create_optimizer_state(self.optimizer, self.built.trained)
         progress.step = progress.resumed_from = resumed.step if resumed else 0
         self.first_step = progress.step + 1
         self._open_logs(resources, resumed)

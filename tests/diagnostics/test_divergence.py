@@ -101,7 +101,7 @@ def test_a_replayed_run_names_the_same(tmp_path: Path, monkeypatch: pytest.Monke
         train__max_loss=1e38, train__trainable=["final_norm", "w2"],
         train__lr_factors={"w2": 1e-15}, train__eval_every=0, log__layers_every=0,
     )  # fmt: skip
-    runs = runs_with(given, tmp_path, {"runtime.replay": False}, {"runtime.replay": True})
+    runs = runs_with(given, tmp_path, {"runtime.replay": False}, {"runtime.replay": "python"})
     for run in runs:
         end = run.status["step"], run.status["quantity"], run.status["found_in"]
         assert end == (6, "model_update", "none")

@@ -59,14 +59,16 @@ def test_any_number_of_threads_gives_the_same_bytes(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     config = small(train__shards=4, train__steps=6, model__depth=2, **changes)
+    executors = [(False, 2), ("python", 1), ("python", 3), ("native", 1), ("native", 3)]
     runs = [
         deepstack.train(
-            with_overrides(config, {"runtime.replay": bool(n), "runtime.threads": n or 2}),
-            out=tmp_path / str(n),
+            with_overrides(config, {"runtime.replay": replay, "runtime.threads": threads}),
+            out=tmp_path / f"{replay}-{threads}",
         )
-        for n in (0, 1, 3)
+        for replay, threads in executors
     ]
-    assert len({str(data_of(run)) for run in runs}) == 1
+    assert len({str(data_of(run)) for run in runs[:3]}) == 1
+    assert len({str(data_of(run)) for run in runs[3:]}) == 1
     assert {run.meta["environment"]["threads"] for run in runs} == {1}
     if changes is BY_ONEDNN:
         assert runs[0].meta["environment"]["products"] == "onednn_linear"

@@ -1,0 +1,182 @@
+// Sums, norms of vectors, layer norms and softmax.
+#pragma once
+#include "scalar.h"
+
+constexpr int BLOCK = 128;  // rows that are added before their sum is added to the rest
+
+static inline float sum_row(const float* x, int n) {
+    return sum_terms(n, [&](int j) { return load(x + j); }, [&](int j) { return x[j]; });
+}
+static inline float squares(const float* x, int n) {
+    return sum_terms(n, [&](int j) { vec v = load(x + j); return v * v; },
+                     [&](int j) { return x[j] * x[j]; });
+}
+static inline float dot(const float* x, const float* y, int n) {
+    return sum_terms(n, [&](int j) { return load(x + j) * load(y + j); },
+                     [&](int j) { return x[j] * y[j]; });
+}
+
+// i: sizes of two kept and two reduced dimensions, the input's strides of the four, the output's
+// strides of the first two.  c: factor of the sum, by which it is divided.
+template <bool NORM>
+static void reduce(const Op& op) {
+    const int32_t *n = op.i, *s = op.i + 4, *so = op.i + 8;
+    const float* x = (const float*)op.p[1];
+    float* y = (float*)op.p[0];
+    const float divisor = op.c[0];
+    auto finish = [&](float t) { return NORM ? sqrtf(t) : t / divisor; };
+    for (int64_t a = 0; a < n[0]; a++) {
+        if (s[1] == 1 && n[1] > 1 && so[1] == 1) {  // sums of columns
+            float* sums = buffer(1, 2 * n[1]);
+            float* part = sums + n[1];
+            memset(sums, 0, 4 * n[1]);
+            for (int64_t r = 0; r < n[2]; r++)
+                for (int first = 0; first < n[3]; first += BLOCK) {
+                    memset(part, 0, 4 * n[1]);
+                    const int end = first + BLOCK < n[3] ? first + BLOCK : n[3];
+                    for (int64_t q = first; q < end; q++) {
+                        const float* row = x + a * s[0] + r * s[2] + q * s[3];
+                        INDEPENDENT
+                        for (int j = 0; j < n[1]; j++) part[j] += NORM ? row[j] * row[j] : row[j];
+                    }
+                    INDEPENDENT
+                    for (int j = 0; j < n[1]; j++) sums[j] += part[j];
+                }
+            for (int j = 0; j < n[1]; j++) y[a * so[0] + j] = finish(sums[j]);
+            continue;
+        }
+        for (int64_t b = 0; b < n[1]; b++) {
+            float t = 0;
+            for (int64_t r = 0; r < n[2]; r++) {
+                const float* row = x + a * s[0] + b * s[1] + r * s[2];
+                if (s[3] == 1) {
+                    for (int first = 0; first < n[3]; first += 65536) {
+                        const int m = n[3] - first < 65536 ? n[3] - first : 65536;
+                        t += NORM ? squares(row + first, m) : sum_row(row + first, m);
+                    }
+                } else {
+                    float u = 0;
+                    for (int64_t q = 0; q < n[3]; q++) {
+                        float v = row[q * s[3]];
+                        u += NORM ? v * v : v;
+                    }
+                    t += u;
+                }
+            }
+            y[a * so[0] + b * so[1]] = finish(t);
+        }
+    }
+}
+
+// The address of row `index`, of rows in three dimensions with these sizes and strides.
+static inline int64_t row_at(int64_t index, const int32_t* size, const int32_t* stride) {
+    int64_t inner = index % size[2], rest = index / size[2];
+    return inner * stride[2] + rest % size[1] * stride[1] + rest / size[1] * stride[0];
+}
+
+// p: y, mean, 1 / standard deviation, x, gain or 0, bias or 0.  i: rows, width, 3 sizes, 3 strides
+// of x.  c: eps.
+static void layer_norm(const Op& op) {
+    const int rows = op.i[0], n = op.i[1];
+    float *y = (float*)op.p[0], *means = (float*)op.p[1], *rstds = (float*)op.p[2];
+    const float *gain = (float*)op.p[4], *bias = (float*)op.p[5], eps = op.c[0];
+    for (int64_t r = 0; r < rows; r++, y += n) {
+        const float* x = (float*)op.p[3] + row_at(r, op.i + 2, op.i + 5);
+        const float mean = sum_row(x, n) / n;
+        const float var = sum_terms(n, [&](int j) { vec v = load(x + j) - mean; return v * v; },
+                                    [&](int j) { float v = x[j] - mean; return v * v; }) / n;
+        const float rstd = 1.0f / sqrtf(var + eps);
+        means[r] = mean, rstds[r] = rstd;
+        if (gain && bias) {
+            INDEPENDENT
+            for (int j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * gain[j] + bias[j];
+        } else {
+            for (int j = 0; j < n; j++)
+                y[j] = (x[j] - mean) * rstd * (gain ? gain[j] : 1.0f) + (bias ? bias[j] : 0.0f);
+        }
+    }
+}
+
+// p: dx, dgain, dbias (or 0 each), dy, x, mean, 1 / standard deviation, gain or 0.  i: rows, width,
+// 3 sizes, 3 strides of x, 3 strides of dy.
+static void layer_norm_gradient(const Op& op) {
+    const int rows = op.i[0], n = op.i[1];
+    float *dx = (float*)op.p[0], *dgain = (float*)op.p[1], *dbias = (float*)op.p[2];
+    const float *means = (float*)op.p[5], *rstds = (float*)op.p[6], *gain = (float*)op.p[7];
+    float* part = buffer(1, 4 * size_t(n));
+    float *parts = part + n, *ones = part + 3 * n;
+    for (int j = 0; j < n; j++) ones[j] = 1;
+    if (!gain) gain = ones;
+    if (dgain) memset(dgain, 0, 4 * n);
+    if (dbias) memset(dbias, 0, 4 * n);
+    for (int first = 0; first < rows; first += BLOCK) {
+        memset(part, 0, 8 * n);
+        const int end = first + BLOCK < rows ? first + BLOCK : rows;
+        for (int64_t r = first; r < end; r++) {
+            const float* dy = (float*)op.p[3] + row_at(r, op.i + 2, op.i + 8);
+            const float* x = (float*)op.p[4] + row_at(r, op.i + 2, op.i + 5);
+            const float mean = means[r], rstd = rstds[r];
+            if (dx) {
+                const float a = sum_terms(n, [&](int j) { return load(dy + j) * load(gain + j); },
+                                          [&](int j) { return dy[j] * gain[j]; }) / n;
+                const float b = sum_terms(
+                    n, [&](int j) { return load(dy + j) * load(gain + j) * (load(x + j) - mean); },
+                    [&](int j) { return dy[j] * gain[j] * (x[j] - mean); }) * rstd * rstd / n;
+                float* out = dx + r * n;
+                INDEPENDENT
+                for (int j = 0; j < n; j++)
+                    out[j] = rstd * (dy[j] * gain[j] - a - b * (x[j] - mean));
+            }
+            if (dgain || dbias) {
+                INDEPENDENT
+                for (int j = 0; j < n; j++) part[j] += dy[j] * ((x[j] - mean) * rstd);
+                INDEPENDENT
+                for (int j = 0; j < n; j++) parts[j] += dy[j];
+            }
+        }
+        for (int j = 0; j < n && dgain; j++) dgain[j] += part[j];
+        for (int j = 0; j < n && dbias; j++) dbias[j] += parts[j];
+    }
+}
+
+// p: y, contiguous, and x.  i: outer size, length, inner size, and the three strides of x.
+template <bool LOG>
+static void softmax(const Op& op) {
+    const int64_t outer = op.i[0], n = op.i[1], inner = op.i[2], s = op.i[4];
+    for (int64_t a = 0; a < outer; a++)
+        for (int64_t b = 0; b < inner; b++) {
+            float *y = (float*)op.p[0] + a * n * inner + b, *e = buffer(1, n);
+            const float* x = (float*)op.p[1] + a * op.i[3] + b * op.i[5];
+            for (int64_t j = 0; j < n; j++) e[j] = x[j * s];
+            const float top = max_row(e, n);
+            INDEPENDENT
+            for (int j = 0; j < n; j++) e[j] = exp1(e[j] - top);
+            const float sum = sum_row(e, n), shift = top + logf(sum);
+            for (int64_t j = 0; j < n; j++) y[j * inner] = LOG ? x[j * s] - shift : e[j] / sum;
+        }
+}
+
+// p: dx, dy, y, each with i: outer size, length, inner size and the stride of the three dimensions
+// of dy.
+template <bool LOG>
+static void softmax_gradient(const Op& op) {
+    const int64_t outer = op.i[0], n = op.i[1], inner = op.i[2], sa = op.i[3], sn = op.i[4], sb = op.i[5];
+    for (int64_t a = 0; a < outer; a++)
+        for (int64_t b = 0; b < inner; b++) {
+            float* dx = (float*)op.p[0] + a * n * inner + b;
+            const float* dy = (float*)op.p[1] + a * sa + b * sb;
+            const float* y = (float*)op.p[2] + a * n * inner + b;
+            float sum = 0;
+            if (inner == 1 && sn == 1) {
+                sum = LOG ? sum_row(dy, n) : dot(dy, y, n);
+                INDEPENDENT
+                for (int j = 0; j < n; j++)
+                    dx[j] = LOG ? dy[j] - exp1(y[j]) * sum : y[j] * (dy[j] - sum);
+            } else {
+                for (int64_t j = 0; j < n; j++) sum += LOG ? dy[j * sn] : dy[j * sn] * y[j * inner];
+                for (int64_t j = 0; j < n; j++)
+                    dx[j * inner] = LOG ? dy[j * sn] - exp1(y[j * inner]) * sum
+                                        : y[j * inner] * (dy[j * sn] - sum);
+            }
+        }
+}

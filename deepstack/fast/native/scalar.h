@@ -1,0 +1,60 @@
+// Functions of one number without branches, which compilers turn into vector code.
+#pragma once
+#include "table.h"
+
+static inline float bits(int32_t n) {
+    float x;
+    memcpy(&x, &n, 4);
+    return x;
+}
+
+// e^x, to 1 unit in the last place; 0, infinity and NaN as in the C library.
+static inline float exp1(float x) {
+    float y = x > 89.0f ? 89.0f : x;
+    y = y < -104.0f ? -104.0f : y;
+    float n = (y * 1.44269504f + 12582912.0f) - 12582912.0f;
+    float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    int32_t k = (int32_t)n, half = k >> 1;
+    return p * bits((half + 127) << 23) * bits((k - half + 127) << 23);
+}
+
+static inline float sigmoid1(float x) { return 1.0f / (1.0f + exp1(-x)); }
+
+static inline float tanh1(float x) {
+    float z = x * x;
+    float p = -5.70498872745e-3f;
+    p = p * z + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    float small = p * z * x + x;
+    float a = fabsf(x), large = 1.0f - 2.0f / (exp1(2.0f * a) + 1.0f);
+    large = x < 0.0f ? -large : large;
+    return a < 0.625f ? small : large;
+}
+
+static inline float erf1(float x) {
+    float y = x > 3.832506856900711f ? 3.832506856900711f : x;
+    y = y < -3.832506856900711f ? -3.832506856900711f : y;
+    float z = y * y;
+    float p = 0.00022905065861350646f;
+    p = p * z + 0.0034082910107109506f;
+    p = p * z + 0.050955695062380861f;
+    p = p * z + 0.18520832239976145f;
+    p = p * z + 1.128379143519084f;
+    float q = -1.1791602954361697e-7f;
+    q = q * z + 0.000023547966471313185f;
+    q = q * z + 0.0010179625278914885f;
+    q = q * z + 0.014070470171167667f;
+    q = q * z + 0.11098505178285362f;
+    q = q * z + 0.49746925110067538f;
+    q = q * z + 1.0f;
+    return y * p / q;
+}

@@ -1,0 +1,231 @@
+"""C++ kernels replay a step: its numbers to rounding, and equal bytes after a resume."""
+
+import signal
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.configs import config_with
+from helpers.sampling import some
+from helpers.small_runs import data_of, weights_of
+from torch import Tensor
+
+import deepstack
+from deepstack.base.errors import Interrupted
+from deepstack.config import Config, with_overrides
+from deepstack.fast.native import Kernels, find_kernels
+from deepstack.fast.recording import Recording
+from deepstack.fast.replay import bind_recording
+from deepstack.schemes import SCHEMES
+from deepstack.training.timing import temporary_run
+
+config = partial(config_with, {
+    "model.depth": 8, "model.d_model": 24, "model.n_heads": 3, "task.name": "markov",
+    "task.seq_len": 12, "train.batch_size": 4, "train.steps": 8, "train.eval_every": 5,
+    "train.eval_batches": 1, "train.clip": 0.1, "log.layers_every": 4,
+    "runtime.device": "cpu", "runtime.threads": 1,
+})  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    """The compiled kernels."""
+    found = find_kernels(print)
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+def first_step(given: Config, replay: Any) -> tuple[list[float], dict[str, Tensor], list[Any]]:
+    """Return the measurements, gradients and functions of the first step."""
+    with temporary_run(with_overrides(given, {"runtime.replay": replay})) as run:
+        run.begin()
+        measured = run.step(*run.batch(1), 1e-4)
+        values = [measured.loss, measured.grad_norm, *measured.probe.values()]
+        gradients = {bank.key: bank.gradients().clone() for bank in run.built.banks}
+        bound = getattr(run.step.update, "bound", [])
+        functions = [function for part in bound for function, _, _ in part.operations]
+        return [float(value) for value in values], gradients, functions
+
+
+def assert_equal_to_rounding(given: Config, kernels: Kernels) -> list[Any]:
+    """Compare a step by kernels with the eager step, and return the functions it calls."""
+    eager, expected, _ = first_step(given, False)
+    native, gradients, functions = first_step(given, "native")
+    assert kernels.run in functions
+    assert native[0] == pytest.approx(eager[0], rel=1e-6)
+    assert native == pytest.approx(eager, rel=2e-5, abs=2e-8)
+    largest = max(float(gradient.norm()) for gradient in expected.values())
+    for key, gradient in expected.items():
+        error = float((gradients[key] - gradient).norm())
+        # some gradients, such as a key's bias's, are zero but for rounding
+        assert error <= 1e-5 * max(float(gradient.norm()), 1e-3 * largest), key
+    return functions
+
+
+@pytest.mark.parametrize("name", some(SCHEMES.names(), 6, SCHEMES.names().index("mhc") % 6))
+def test_every_scheme_by_kernels_equals_the_eager_step_to_rounding(
+    name: str, kernels: Kernels
+) -> None:
+    functions = assert_equal_to_rounding(config(model__scheme=name), kernels)
+    assert len(functions) < 60, "operations of layers run by torch"
+
+
+KINDS: list[dict[str, Any]] = [
+    {"train__optimizer": "sgd", "train__momentum": 0.9},
+    {"train__optimizer": "muon", "train__weight_decay": 0.1},
+    {"runtime__fused": False},
+    {"runtime__banks": False},
+    {"train__shards": 2},
+    {"runtime__recompute_every": 2},
+    {"model__norm__kind": "rms", "model__positions": "rotary", "model__qk_norm": True},
+    {"model__norm__kind": "batch"},
+    {"model__norm__kind": "dynamic_tanh", "model__activation": "gelu"},
+    {"model__gated": True, "model__activation": "silu"},
+    {"model__activation": "selu", "model__family": "decoder"},
+    {"model__family": "encoder_decoder", "task__name": "copy"},
+    {"train__spectral_penalty": 0.1, "train__label_smoothing": 0.2},
+    {"model__d_model": 72, "model__d_ff": 264, "train__batch_size": 16},
+]
+
+
+@pytest.mark.parametrize("kind", some(KINDS, 3), ids=lambda kind: "-".join(map(str, kind.values())))
+def test_every_kind_of_step_by_kernels_equals_the_eager_step(
+    kind: dict[str, Any], kernels: Kernels
+) -> None:
+    assert_equal_to_rounding(config(**({"model__depth": 4} | kind)), kernels)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_resumed_run_by_kernels_has_the_same_bytes(
+    dropout: float, tmp_path: Path, kernels: Kernels
+) -> None:
+    given = config(model__dropout=dropout, model__depth=3, runtime__replay="native")
+    whole = deepstack.train(given, out=tmp_path / "whole")
+    stops: list[int | None] = [None] * 4 + [signal.SIGINT]
+    with suppress(Interrupted):
+        deepstack.train(given, out=tmp_path / "resumed", stop=partial(stops.pop, 0))
+    resumed = deepstack.train(given, out=tmp_path / "resumed")
+    assert resumed.meta["resumed"]
+    assert data_of(resumed) == data_of(whole)
+    torch.testing.assert_close(weights_of(resumed), weights_of(whole), rtol=0, atol=0)
+    assert whole.meta["environment"]["executor"] == f"C++, {kernels.description}"
+
+
+def rerun(function: Any, inputs: list[Tensor], kernels: Kernels) -> tuple[list[Tensor], int]:
+    """Record a function, run it by kernels, and return its results and the calls of torch."""
+    with torch.no_grad(), Recording() as recording:
+        values = function(*inputs)
+    values = list(values) if isinstance(values, (tuple, list)) else [values]
+    recording.finish(values)
+    bound = bind_recording(recording, kernels=kernels)
+    bound.run()
+    calls = sum(function is not kernels.run for function, _, _ in bound.operations)
+    return list(bound.results), calls
+
+
+def drawn(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Random tensors."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+ATEN = torch.ops.aten
+NORM = [(6, 7, 40), (6, 7, 40), (6, 7, 1), (6, 7, 1), (40,), (40,)]
+QKV = [(2, 3, 10, 8)] * 3
+OPERATIONS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "broadcast": (lambda x, y, z: (x + 2 * y) * z / 3 - x, [(5, 1, 33), (4, 1), (33,)]),
+    "exp": (lambda x: torch.exp(10 * x), [(999,)]),
+    "activations": (
+        lambda x: (F.relu(x), F.gelu(x), F.silu(x), torch.tanh(x), torch.sigmoid(x), F.elu(x)),
+        [(1001,)],
+    ),
+    "gradients": (
+        lambda x, dy: (
+            ATEN.gelu_backward(dy, x), ATEN.silu_backward(dy, x), ATEN.tanh_backward(dy, x),
+            ATEN.sigmoid_backward(dy, x), ATEN.threshold_backward(dy, x, 0),
+        ),
+        [(7, 33), (7, 33)],
+    ),
+    "powers": (lambda x: (x.abs().sqrt(), (x * x + 1).rsqrt(), x**2, x.clamp(-1, 0.5)), [(77,)]),
+    "sums": (
+        lambda x: (x.sum(0), x.sum(1), x.sum((0, 2)), x.sum(), x.mean(-1), x.mean()),
+        [(300, 5, 21)],
+    ),
+    "norms": (lambda x: (x.norm(dim=-1), x.norm(dim=(0, 1)), x.norm()), [(9, 8, 70)]),
+    "copies": (
+        lambda x, y: (torch.cat([x, y], 1), torch.stack([x[:, :3], y[:, 1:4]], 2), x.t().clone()),
+        [(6, 5), (6, 4)],
+    ),
+    "products": (
+        lambda a, b, c: (a @ b, b.t() @ a.t(), torch.addmm(c, a, b, alpha=0.5), a @ b[:, 0]),
+        [(19, 300), (300, 37), (37,)],
+    ),
+    "batches": (lambda a, b: (a @ b, torch.baddbmm(a @ b, a, b)), [(3, 5, 4), (3, 4, 6)]),
+    "softmax": (
+        lambda x: (x.softmax(-1), x.log_softmax(-1), x.softmax(1), x.log_softmax(0)),
+        [(5, 6, 35)],
+    ),
+    "layer norm": (
+        lambda x, g, b: ATEN.native_layer_norm(x, [40], g, b, 1e-5), [(6, 7, 40), (40,), (40,)],
+    ),
+    "gradient of layer norm": (
+        lambda dy, x, m, r, g, b: ATEN.native_layer_norm_backward(
+            dy, x, [40], m, r, g, b, [True, True, True]
+        ),
+        NORM,
+    ),
+    "attention": (ATEN._scaled_dot_product_flash_attention_for_cpu, QKV),
+    "causal attention": (
+        lambda *qkv: ATEN._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, True), QKV,
+    ),
+    "gradient of attention": (
+        lambda dy, *qkv: ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
+            dy, *qkv, *ATEN._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, True), 0.0, True
+        ),
+        [QKV[0], *QKV],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_kernel_gives_the_numbers_of_its_operation(
+    name: str, strided: bool, kernels: Kernels
+) -> None:
+    function, shapes = OPERATIONS[name]
+    inputs = drawn(*shapes)
+    if strided:  # every second row of a larger tensor, or rows far apart
+        inputs = [x.repeat_interleave(2, 0)[::2] if x.shape[-1] > 1 < x.ndim else x for x in inputs]
+    results, calls = rerun(function, inputs, kernels)
+    assert strided or calls == 0
+    expected = (
+        function(*(x.double() for x in inputs)) if "attention" not in name else function(*inputs)
+    )
+    expected = expected if isinstance(expected, (tuple, list)) else [expected]
+    for result, value in zip(results, expected, strict=True):
+        assert result.shape == value.shape
+        assert float((result - value).norm()) <= 1e-6 * float(value.norm())
+
+
+def test_special_values_pass_through_kernels_as_through_torch(kernels: Kernels) -> None:
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -200.0, 200.0, 88.7, -100.0])
+    results, calls = rerun(
+        lambda x: (x.exp(), F.relu(x), x.sigmoid(), x.tanh(), x.softmax(0)), [x], kernels
+    )
+    assert calls == 0
+    for result, value in zip(
+        results, (x.exp(), F.relu(x), x.sigmoid(), x.tanh(), x.softmax(0)), strict=True
+    ):
+        torch.testing.assert_close(result, value, rtol=1e-6, atol=1e-38, equal_nan=True)
+
+
+def test_torch_runs_what_no_kernel_computes(kernels: Kernels) -> None:
+    x, y = drawn((6, 5), (6, 5))
+    results, calls = rerun(lambda x, y: (x * y).cumsum(0).sort().values + x, [x, y], kernels)
+    assert calls == 2
+    torch.testing.assert_close(results, [(x * y).cumsum(0).sort().values + x])
