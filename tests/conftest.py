@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start
 def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs, and let the tests' folders be in memory: thousands of files are synced.
 
-    What is not marked gpu is a test of a CPU, whose numbers it holds against other CPU code; so a
-    GPU is seen only where it is asked for: pytest -m gpu.
+    A test without the mark gpu compares numbers of a CPU with other CPU code, so only
+    `pytest -m gpu` shows the GPU.
     """
     if "gpu" not in config.getoption("markexpr").replace("not gpu", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

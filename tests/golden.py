@@ -1,4 +1,4 @@
-"""Compares the numbers of this working tree with those of another commit, byte for byte.
+"""Compares the numbers of this working tree with another commit's, byte for byte.
 
     python tests/golden.py --base COMMIT [--only TEXT] [--keep FOLDER]
 
@@ -73,7 +73,7 @@ RUNS = {
     "resumed": "train.steps=14",
     "resumed_replayed": "train.steps=14 + runtime.replay=true + model.dropout=0.1",
 }
-STOP_AFTER = 7  # the step after which a run named 'resumed…' is stopped and taken up again
+STOP_AFTER = 7  # the step after which a run named 'resumed…' is stopped and resumed
 
 
 def runs(only: str) -> Iterator[tuple[str, list[str]]]:

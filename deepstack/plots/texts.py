@@ -1,6 +1,6 @@
 """Texts of figures: text stays text, and only deepstack's own indices and powers are typeset.
 
-matplotlib reads what stands between dollar signs as mathematics, and warns of each letter that its
+matplotlib reads text between dollar signs as mathematics, and warns of each letter that its
 font lacks.  Texts of a chart come from run folders and files, so `drawn` makes every one safe.
 """
 

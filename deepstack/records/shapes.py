@@ -34,7 +34,7 @@ class Count(Number):
         return isinstance(value, int) and super().fits(value)
 
 
-ANY = "*"  # the key in a shape that stands for every key
+ANY = "*"  # the key in a shape that matches every key
 ENTRIES = {ANY: {"symbol": str, "unit": str, "description": str}}
 
 META: dict[str, Any] = {

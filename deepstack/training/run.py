@@ -358,7 +358,7 @@ class TrainingRun:
             step = self.config.train.steps
             if step > 0 or self.config.runtime.keep_optimizer:  # else the seed gives the weights
                 save_state(self.prepared, self.state, step, self.logs.values())
-            ckpt.keep_only(self.folder, step)  # the checksums list what is left
+            ckpt.keep_only(self.folder, step)  # the checksums list the remaining files
             record_end(self.prepared, "done", step, logs=logs)
         self.ranks.barrier()  # until the status is written
         return Run(self.prepared.path)

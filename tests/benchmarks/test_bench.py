@@ -92,7 +92,7 @@ def test_a_mistake_is_refused_before_a_run(words: list[str], code: int, message:
 
 
 def count_parameters(config: conf.Config) -> int:
-    """Count those of deepstack's model."""
+    """Return the parameters of deepstack's model."""
     return sum(build_model(config, vocab_size=257, device="meta").banks.count().values())
 
 
@@ -194,7 +194,7 @@ def test_the_products_equal_a_training_steps() -> None:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         mean_loss(model(tokens), tokens).backward()
     assert products.flops() == counter.get_total_flops()
-    # Every layer has weights and gradients of its own.
+    # Every layer has separate weights and gradients.
     calls = [call for call in products.calls if call[0] is torch.mm]
     w1_and_w2 = {right.data_ptr() for _, _, right, _ in calls if right.shape == (16, 40)}
     gradients = {out.data_ptr() for _, _, _, out in calls if out.shape == (40, 16)}  # of w1

@@ -59,7 +59,7 @@ def port() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command has left behind."""
+    """The exit code, output and files of a command."""
 
     code: int
     stdout: str

@@ -1,4 +1,4 @@
-"""What is read can run nothing, reach nobody, and tell no secret."""
+"""Commands run no code from files, open no connection and reveal no secret."""
 
 import io
 import os
@@ -249,7 +249,7 @@ UNSAFE = re.compile(
     r"|(?<![\w.])(eval|exec|compile|__import__)\(|\bos\.(system|popen)\(|\bshell=True"
     r"|\byaml\.(load|unsafe_load|full_load|load_all|Loader|UnsafeLoader|FullLoader)\b"
 )
-"""A line of Python that could run what it reads."""
+"""A line of Python that could run code from a file."""
 
 
 def test_no_source_could_run_what_it_reads() -> None:

@@ -9,13 +9,13 @@ from deepstack.cli.signals import stop_on_signal
 
 
 def lost(number: int) -> None:
-    """As in a library that goes on after any error of what it called."""
+    """Go on after any error, as some libraries do."""
     with pytest.raises(SystemExit):
         raise_signal(number)
 
 
 def turned(number: int) -> None:
-    """As in a library that has one error for all of what it called."""
+    """Raise one error in place of any other, as some libraries do."""
     try:
         raise_signal(number)
     except SystemExit:

@@ -1,4 +1,4 @@
-"""What people get wrong when they type a command or call the library: each is told what to type."""
+"""Mistakes in commands and calls: each message names the text to type instead."""
 
 import shlex
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def test_a_plugin_that_is_not_given_and_one_that_was_changed(
     out = tmp_path / "my results"
 
     def train(*words: object) -> Any:
-        with restored_names():  # as in a process of its own
+        with restored_names():  # as in a new process
             return typed("train", *words, "-q", "--out", out)
 
     def refusal(*words: object) -> str:

@@ -137,7 +137,7 @@ def test_pyyaml_without_libyaml_reads_and_refuses_the_same(monkeypatch: pytest.M
             assert message_of(conf.parse_config, text, []).startswith("f.yaml:")
 
 
-# --- values: read, written back, and what makes two configurations differ -------------------------
+# --- values: read, written back, compared -------------------------------------------------------
 
 
 @pytest.mark.parametrize(

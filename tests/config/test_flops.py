@@ -21,7 +21,7 @@ from deepstack.tasks import TASKS, task_families, task_of
 
 
 def has_no_products(scheme: type[Scheme]) -> bool:
-    """Whether a scheme states no FLOPs beyond those of the sublayers."""
+    """Return whether a scheme states no FLOPs beyond the sublayers'."""
     return scheme.extra_flops.__func__ is Scheme.extra_flops.__func__  # type: ignore[attr-defined]
 
 

@@ -150,7 +150,9 @@ def test_every_yaml_is_loaded_and_built(path: Path, monkeypatch: pytest.MonkeyPa
     assert len(configs) == study.size and bool(study.keys) == (study.size > 1)
     vocab = task_of(configs[0]).vocab_size
     assert all(config.model.depth >= 2 for config in configs)
-    for each in {c.model.scheme: c for c in configs}.values():  # in few layers: it is built alike
+    for each in {
+        c.model.scheme: c for c in configs
+    }.values():  # few layers are built in the same way
         config = with_overrides(each, {"model.depth": 2})
         counts = build_model(config, vocab_size=vocab, device="meta").banks.count()
         layers = sum(place.depth for place in stack_positions(config.model).values())

@@ -1,4 +1,4 @@
-"""Whatever bytes a configuration is made of, there is a configuration or a message, and soon."""
+"""Any bytes as a configuration give a configuration or one message, and soon."""
 
 import multiprocessing
 import os
@@ -116,7 +116,7 @@ def forbid_torch(folder: Path) -> None:
     os.chdir(folder)
     patch.dict(sys.modules, torch=None).start()
     import_module("pandas")  # else the first text that is accepted imports it
-    typed("check", "nothing.yaml")  # builds what is the same for every text
+    typed("check", "nothing.yaml")  # imports and caches, the same for every text
 
 
 def message_of_command(words: list[str], data: bytes) -> str:

@@ -41,7 +41,7 @@ OTHERS = {
 # every entry of every parameter moves by this much, since θ_0 and in the last step
 SINCE_START, LAST_STEP = 0.02, 0.01
 WIRINGS = ("post_ln", "deepnorm", "pre_ln")
-UNDEFINED = ("deepnorm", "merged")  # its coefficients are those of three sublayers
+UNDEFINED = ("deepnorm", "merged")  # its coefficients count three sublayers
 
 
 class Products(TorchFunctionMode):
@@ -77,7 +77,7 @@ class Products(TorchFunctionMode):
 
 
 def record_pass(toy: ToyModel) -> list[dict[str, Any]]:
-    """One pass forward and backward; a record of every layer, which holds those of its sublayers.
+    """One pass forward and backward; a record of every layer, with records of its sublayers.
 
     The tensors keep their gradient.  x, y: input and output of a layer; input, G: of a sublayer's
     branch.  sum: the input of a sublayer's norm; z: a view of it that only the norm reads; normed:

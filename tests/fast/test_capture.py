@@ -17,7 +17,7 @@ from deepstack.fast.step import Shard
 
 
 class Held:
-    """What a function that fails has in a local variable."""
+    """A large object that a failing function holds in a local variable."""
 
 
 @pytest.fixture

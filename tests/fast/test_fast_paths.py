@@ -126,7 +126,7 @@ def test_layers_are_computed_twice_where_memory_is_short(
 
 
 def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None:
-    """They take seconds to import, a third of what a run of 1000 layers needs to begin."""
+    """They take seconds to import, a third of the start of a run of 1000 layers."""
     script = (
         "import sys, deepstack\n"
         "from deepstack.config import parse_config\n"
@@ -178,7 +178,7 @@ def test_one_graph_for_all_layers_of_a_kind_in_each_mode(
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch warns of its own functions
 @pytest.mark.slow
 def test_the_compiled_layer_trains_as_the_plain_one(tmp_path: Path) -> None:
     given = config(train__steps=6, model__scheme="deepnorm")

@@ -1,4 +1,4 @@
-"""What must hold on a GPU; skipped where there is none."""
+"""Training on a GPU; skipped without one."""
 
 from functools import partial
 from importlib import import_module
@@ -20,7 +20,7 @@ from deepstack.schemes import SCHEMES
 from deepstack.schemes.post_norm import PostLN
 from deepstack.training import Observer, temporary_run
 
-# torch warns of its own settings and of functions of its own while it compiles
+# torch warns of its settings and functions while it compiles
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]
 
 config = partial(config_with, {
@@ -185,7 +185,7 @@ def test_a_step_that_cannot_be_captured_is_launched_kernel_by_kernel(
     dropout: float, tmp_path: Path
 ) -> None:
     class Waits(PostLN, name="waits", label="Waits", paper="none"):
-        """x <- LN(x + G(x)), with a look at x from the host."""
+        """x <- LN(x + G(x)), and the host reads x."""
 
         def residual(self, x: Any, G: Any, norm: Any) -> Any:
             x.sum().item()

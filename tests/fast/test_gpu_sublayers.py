@@ -89,7 +89,7 @@ def gradients(layers: nn.ModuleList, half: torch.dtype | None = None) -> list[Te
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
-    """Whether they differ by what the layers between make of rounding."""
+    """Return whether they differ by no more than rounding in the layers between."""
     return bool(0 < one.norm() < 1e6) and bool((one - other).norm() <= 0.05 * one.norm())
 
 

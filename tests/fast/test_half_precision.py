@@ -61,7 +61,7 @@ def test_fused_gradients_under_autocast_are_as_near_to_fp32_as_the_plain_ones(
     assert 0 < fused < 1.3 * plain < 0.1
 
 
-NORMED_BRANCH = ["sandwich_ln", "res_post_norm", "sub_ln"]  # norms read what a product gives
+NORMED_BRANCH = ["sandwich_ln", "res_post_norm", "sub_ln"]  # norms read the result of a product
 
 
 @pytest.mark.parametrize("fused", [False, True])

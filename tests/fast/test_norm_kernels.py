@@ -1,4 +1,4 @@
-"""The kernels for layer norms on a GPU: what they compute, on a GPU or by Triton's interpreter."""
+"""The results of the kernels for layer norms, on a GPU or by Triton's interpreter."""
 
 from functools import partial
 from typing import Any

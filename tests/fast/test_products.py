@@ -27,7 +27,7 @@ from deepstack.fast.products import (
 from deepstack.training.environment import fingerprint
 
 CPU = torch.device("cpu")
-# 128 tokens: every product of the feed-forward is large, and that of W_o is small
+# 128 tokens: every product of the feed-forward is large, and the product with W_o is small
 LARGE = {"model__d_model": 64, "train__batch_size": 8, "model__depth": 2, "train__steps": 8}
 
 

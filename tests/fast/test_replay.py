@@ -89,7 +89,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-# Of 128 tokens every product of the feed-forward is large; over 64 tokens those of attention are.
+# Of 128 tokens every product of the feed-forward is large, of 64 tokens each product of attention.
 LARGE = {"model__d_model": 64, "model__n_heads": 1, "model__depth": 2, "train__batch_size": 8}
 ONEDNN = [
     LARGE | {"task__seq_len": seq_len, "runtime__products": "onednn", "train__precision": precision}

@@ -1,4 +1,4 @@
-"""The kernels for small layers on a GPU: what they compute, on a GPU or by Triton's interpreter."""
+"""The results of the kernels for small layers, on a GPU or by Triton's interpreter."""
 
 from typing import Any
 

@@ -55,7 +55,7 @@ def test_any_blocks(blocks: tuple[int, int], causal: bool, device: str, kernels:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_of_any_size(causal: bool, device: str, kernels: Any) -> None:
-    """Weights that are all alike, or but for one 0; and a largest logit that grows by block."""
+    """Equal weights, equal weights but for one 0, and a largest logit that grows by block."""
     for size in (0.0, 1e-15, 4.0):
         qkv = drawn(1, 80, 1, 16, device)
         qkv[:, :32] *= size

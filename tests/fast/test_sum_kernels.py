@@ -1,4 +1,4 @@
-"""What adds up over tokens on a GPU's way back: on a GPU, or by Triton's interpreter."""
+"""Sums over tokens in the backward pass, on a GPU or by Triton's interpreter."""
 
 from typing import Any
 

@@ -29,7 +29,7 @@ def typed(*words: object, program: typer.Typer = app, **options: Any) -> Any:
 
 
 def succeed(*words: object, **options: Any) -> str:
-    """Return what a command prints that must not fail."""
+    """Return the output of a command, which must not fail."""
     done = typed(*words, **options)
     assert done.exit_code == 0, done.stderr
     return str(done.stdout).strip()

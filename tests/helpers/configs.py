@@ -9,7 +9,7 @@ from deepstack.records import Run
 
 
 def config_with(settings: dict[str, Any], /, **changes: Any) -> Config:
-    """The default configuration with these settings and changes, whose `__` stands for a dot."""
+    """The default configuration with these settings and changes, in which `__` means a dot."""
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
     return with_overrides(Config(), settings | dotted)
 

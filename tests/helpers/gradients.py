@@ -13,8 +13,9 @@ def assert_same_gradients(
 ) -> None:
     """Assert that a form of a module gives the output and the gradients of the wanted form.
 
-    Gradients are those of x and of the module's parameters.  make: returns the form, which may
-    hold the tensors to which it adds gradients.
+    Gradients are taken with respect to x and the module's parameters.
+
+    make: returns the form, which may hold the tensors to which it adds gradients.
     """
     leaves = [*module.parameters()]
     x = x.detach().requires_grad_()

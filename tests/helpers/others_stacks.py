@@ -1,7 +1,8 @@
 """Other packages' stacks, run with the weights of a deepstack model.
 
-Nothing is copied: a weight is an expression of our own parameters, so that what the other package
-computes with it can be differentiated by them, whatever differs in shape or meaning.
+Nothing is copied: a weight is an expression of our own parameters, so that
+the other package's results can be differentiated with respect to them, whatever differs in shape
+or meaning.
 """
 
 import importlib
@@ -74,12 +75,12 @@ def package(name: str, load: Callable[[str], Any] = importlib.import_module) -> 
     if importlib.util.find_spec(name.split(".")[0]) is None:
         pytest.skip(f"{name} is not installed")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they import is theirs
+        warnings.simplefilter("ignore")  # warnings of their imports
         return load(name)
 
 
 def run(module: nn.Module, weights: Weights, *args: Any, **kwargs: Any) -> Any:
-    """What a module gives with these weights, which must be all that it has."""
+    """Return the output of a module with these weights, which must be all of its weights."""
     tensors = {**dict(module.named_buffers()), **weights}
     return functional_call(module, tensors, args, kwargs, strict=True)
 
@@ -173,7 +174,7 @@ def by_torchscale(model: Any, stacks: list[Any]) -> Tensor:
 # -- x-transformers --------------------------------------------------------------------------------
 
 BEFORE, AFTER, OUTSIDE = 0, 1, 2
-"""Where x-transformers norms: what a sublayer reads, what it gives, and the sum with the stream."""
+"""The places of norms in x-transformers: input and output of a sublayer, sum with the stream."""
 
 Norms = tuple[dict[int, Any], dict[int, Any]]
 """Our norms by where theirs are, of attention and of feed-forward."""
@@ -251,7 +252,7 @@ WIRINGS: dict[str, Wiring] = {
             "depth_scale_residual": math.sqrt(min(2 / N, 0.5)),
         },
     ),
-    # theirs treats all layers alike; the paper's first has alpha = 1 and a norm less
+    # theirs treats all layers equally; the paper's first has alpha = 1 and a norm less
     "keel": Wiring(
         norms_at(BEFORE, OUTSIDE),
         lambda N: {"pre_and_post_norm": True, "scale_residual_constant": 2.0 * N},

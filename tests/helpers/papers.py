@@ -1,4 +1,4 @@
-"""What the papers state of every scheme, written once more: `PAPERS` has a row for each."""
+"""The statements of the papers on every scheme, written once more: a row each in `PAPERS`."""
 
 import math
 from collections.abc import Callable
@@ -26,9 +26,9 @@ class Paper(NamedTuple):
     post: N -> a, if a sublayer is LN(a x + G(x)).
     enter, leave: x_0 -> the first layer's stream; (stream, norm, norms of the streams) -> F.
     entry_norm: whether x_0 is normed.  folds: whether linear maps alone read every norm.
-    differentiable: whether the gradients are those of F.
+    differentiable: whether the gradients are F's.
     kinds: how many kinds of layer a compiler sees; another kind of stream is one too.
-    options: those with which `layer` is tested too.
+    options: values with which `layer` is tested too.
     starts: depth, options, end of the name of a parameter, and the value at which it starts.
     """
 

@@ -30,7 +30,7 @@ CONFIG = small(
 )  # fmt: skip
 
 
-# What is changed for a run, by its name: every scheme, and what could go wrong when shared.
+# The changed settings of each run, by its name: every scheme, and settings that are hard to share.
 CASES: dict[str, dict[str, Any]] = {
     **{
         f"scheme_{name}": {"model.scheme": name, "model.depth": 2}
@@ -62,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def register() -> None:
-    """Register a scheme and a task with what is hard to share."""
+    """Register a scheme and a task with properties that are hard to share."""
 
     class OneNumber(Scheme, name="one_number", label="One number", paper="none"):
         """x <- LN(x + a G(x)), a one trained number; b is not used."""
@@ -119,7 +119,7 @@ def together(out: Path) -> None:
 
 
 def fail(out: Path) -> None:
-    """A run in which the last process meets an error of its own after a few steps."""
+    """A run in which the last process alone meets an error after a few steps."""
 
     def stop() -> None:
         if os.environ["RANK"] == "1" and (out / "failing").is_dir():

@@ -57,7 +57,7 @@ def make_run(
 ) -> Path:
     """A run folder as training leaves it; updates[t-1] is the model update after step t.
 
-    config: more keys of it, dotted.  defaults: those of options, as columns.json has them.
+    config: more keys of it, dotted.  defaults: of options, as columns.json has them.
     flops: of a step.
     """
     folder = RunFolder(root / "-".join(map(str, (scheme, f"d{depth}", f"s{seed}", lr))))

@@ -21,7 +21,7 @@ def encoder(depth: int = 3, *, first: bool = False, dropout: float = 0.1) -> nn.
     )
     norm = nn.LayerNorm(D) if first else None
     model = nn.TransformerEncoder(layer, depth, norm=norm, enable_nested_tensor=False)
-    for p in model.parameters():  # nn.TransformerEncoder starts all its layers alike
+    for p in model.parameters():  # nn.TransformerEncoder starts all its layers with equal numbers
         if p.ndim > 1:
             nn.init.xavier_uniform_(p)
     return model
@@ -66,7 +66,7 @@ def loop(
 
 
 def probe_of(out: Path, model: nn.Module | None = None, batch: Any = None, **options: Any) -> Probe:
-    """A probe of a model, by default of a small encoder, with an optimizer of its own."""
+    """A probe of a model (default: a small encoder), with a new optimizer."""
     model = encoder() if model is None else model
     batch = batch_of(0) if batch is None else batch
     return deepstack.probe(model, batch, adamw(model), out=out, **options)

@@ -186,7 +186,7 @@ def x0_lambdas(p: Any, stream: Any, backout: float = 0, **_: Any) -> tuple[Tenso
 
 
 def orthogonal_update(x: Tensor, G: One, n: Any, p: Any) -> Tensor:
-    """Equation of section 3: what a projection matrix of each token leaves of the branch."""
+    """Equation of section 3: the branch without its projection on the stream of each token."""
     y, P = G(n[0](x)), x[..., :, None] * x[..., None, :]
     P = P / ((x * x).sum(-1) + 1e-6)[..., None, None]
     return x + y - torch.einsum("bsij,bsj->bsi", P, y)

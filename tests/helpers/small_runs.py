@@ -1,4 +1,4 @@
-"""Trainings of seconds, and what must be the same when they are made again."""
+"""Trainings of seconds, and the files that must be equal when they are repeated."""
 
 import json
 import signal
@@ -86,7 +86,7 @@ def sweep_here(
 
 
 def reseal(folder: Path) -> None:
-    """Give a checkpoint valid checksums of what it holds now."""
+    """Give a checkpoint valid checksums of its present files."""
     files = (path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
     (folder / CHECKSUMS).write_text(json.dumps({file.name: sha256(file) for file in files}))
 

@@ -1,10 +1,9 @@
-"""What a process does to files below one folder: seen, stopped or refused call by call.
+"""Watches, stops or refuses the calls by which a process changes files below one folder.
 
     watch(folder, FAIL_ONCE, number=17, error=errno.ENOSPC, trace=path)     in the process itself
     read_trace(path)                                                        afterwards, anywhere
 
-`storage_calls.c` does it; x86-64 Linux and a C compiler are needed, else MISSING says what is not
-there.
+`storage_calls.c` does it on x86-64 Linux with a C compiler; else MISSING names the missing one.
 """
 
 import ctypes
@@ -84,7 +83,7 @@ def mark(value: int) -> None:
 
 
 def read_trace(path: Path) -> list[Call]:
-    """What `watch` wrote, in order."""
+    """Return the calls that `watch` recorded, in order."""
     data, calls, start = path.read_bytes(), [], 0
     while start + HEAD.size <= len(data):  # a kill may have torn the last one
         kind, failed, number, place, first, second, size, _ = HEAD.unpack_from(data, start)

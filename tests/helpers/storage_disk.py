@@ -1,11 +1,11 @@
 """A folder as a disk could hold it after a power cut, made from a trace of calls.
 
-    disk = Disk(folder)              what is there now, all of it durable
+    disk = Disk(folder)              the present files, all of them durable
     disk.follow(call)                for each call of a trace
     disk.after_cut("strict")         path -> bytes that a power cut now would leave
 
 POSIX promises the content of a file that was synced, and the names in a folder that was synced.
-Everything else may be there or not, so the ways differ in what is left of it:
+Everything else may be there or not, so the ways differ in the rest:
 
     now      all of it: a kill, not a power cut
     strict   nothing of it
@@ -79,7 +79,7 @@ class Folder:
 
 
 class Disk:
-    """One folder and what is below it."""
+    """One folder and everything below it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,7 +108,7 @@ class Disk:
             return b""
 
     def follow(self, call: Call) -> None:
-        """Do to this disk what a call did to the real one; one that failed did nothing."""
+        """Apply a call of the real disk to this one; a failed call did nothing."""
         path = call.path
         if call.failed or call.kind == "mark" or path.name.endswith(" (deleted)"):
             return

@@ -1,4 +1,4 @@
-"""Faults to plant in the storage protocol: the harness is worth what it finds of them.
+"""Faults to plant in the storage protocol: the harness must detect them.
 
 Each changes this process for good.
 """

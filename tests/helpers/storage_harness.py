@@ -2,7 +2,7 @@
 
 harness.run(out, KILL_BEFORE, 17)      one process, watched
 harness.reference                      the files that every run must come to
-harness.go_on(out, least=4)            what is wrong once it has gone on, in words
+harness.go_on(out, least=4)            the problems once it has gone on, in words
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Ended:
 
 @dataclass
 class Harness:
-    """A training, its folders, and what they must come to.  settings: `key=value` of its config."""
+    """A training, its folders, and their expected end.  settings: `key=value` of its config."""
 
     scratch: Path
     settings: tuple[str, ...] = ()
@@ -150,13 +150,13 @@ class Harness:
 
     @cached_property
     def reference(self) -> dict[str, bytes]:
-        """The files that must be equal, byte for byte: those of a sound, undisturbed run."""
+        """The files of an undisturbed run, which all others must equal byte for byte."""
         out = self.new()
         assert self.run(out).code == 0
         return compared(out)
 
     def wrong_moments(self, start: Disk, calls: Sequence[Call]) -> list[str]:
-        """What is wrong with the logs before and after each of these calls.
+        """Return the problems of the logs before and after each of these calls.
 
         Each must be a prefix, but for zeros that a power cut has left at its end, and never shrink.
         """
@@ -172,7 +172,7 @@ class Harness:
         return []
 
     def go_on(self, out: Path, least: int, tidy: bool = True) -> list[str]:
-        """Run again to the end; what is wrong with how it went or what it came to.
+        """Run again to the end; return the problems of the run and of its files.
 
         least: the step of the last checkpoint that it must not fall behind.  tidy: whether no
         other checkpoint than the last may be left.
@@ -180,7 +180,7 @@ class Harness:
         rows = rows_of(out)
         disk, ended = Disk(out), self.run(out)
         wrong = self.wrong_moments(disk, ended.calls)
-        # The trace must tell all: what it makes of the folder before is the folder afterwards.
+        # The trace must be complete: applied to the folder before, it gives the folder afterwards.
         if disk.after_cut("now") != read_in(out):
             wrong.append("the trace of calls does not tell what is in the folder")
         if ended.code:
@@ -200,7 +200,7 @@ class Harness:
         return wrong + self.different(out)
 
     def different(self, out: Path) -> list[str]:
-        """What differs from the run that was left alone."""
+        """Return the differences from the undisturbed run."""
         files = compared(out)
         return [
             f"{name} is not that of the run left alone"

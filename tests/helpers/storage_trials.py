@@ -1,4 +1,4 @@
-"""Kinds of trials: each yields, in words, what a training does wrong; nothing from a sound one.
+"""Kinds of trials: each yields the faults of a training in words, nothing for a sound one.
 
 kills         before every call, in the middle of every write and behind every other call
 kills_again   at a call, and again at a call of the run that goes on: at random, or as it ends
@@ -75,7 +75,7 @@ def one_a_kind(calls: Sequence[Call]) -> Sequence[Call]:
 
 
 def chosen_calls(harness: Harness, choice: Choice, about: str) -> Sequence[Call]:
-    """Return those of the chosen calls that have `about` in their path."""
+    """Return the chosen calls that have `about` in their path."""
     calls = [call for call in harness.alone.calls if call.kind != "mark"]
     about_it = {call.number for call in calls if about in f"{call.path} {call.target}"}
     assert about_it, about
@@ -101,7 +101,7 @@ def kills(harness: Harness, choice: Choice = all_calls, about: str = "") -> Iter
 def continued(
     where: str, harness: Harness, out: Path, ended: Ended, code: int, least: int = 0
 ) -> Iterator[str]:
-    """What is wrong once the run goes on; the folder is kept where something is.
+    """Return the problems once the run goes on; keep the folder if there are any.
 
     code: the expected exit code.  least: the last checkpoint of earlier processes.
     """
@@ -159,7 +159,7 @@ def refusals(
     about: str = "",
     kinds: Sequence[tuple[int, int]] = REFUSALS,
 ) -> Iterator[str]:
-    """The disk refuses: exit 5 and one line; once it takes what it is given, the same command."""
+    """The disk refuses: exit 5 and one line; once it accepts writes, the same command works."""
     for call in chosen_calls(harness, choice, about):
         for mode, error in kinds:
             name = errno.errorcode.get(error, "short")
@@ -180,9 +180,9 @@ def rotating_refusals(harness: Harness) -> Iterator[str]:
 
 
 def answered(ended: Ended, refused: Sequence[Call], cause: str) -> Iterator[str]:
-    """What is wrong with the exit code and the words after calls that were refused."""
+    """Return the problems of exit code and message after refused calls."""
     about = f"after {[(call.kind, call.path.name) for call in refused[:3]]}"
-    # What only tidies up (an old checkpoint, a draft) may stay where it is.
+    # Files that are only to be removed (an old checkpoint, a draft) may stay.
     if ended.code == 0 and all(call.kind in ("unlink", "rmdir") for call in refused):
         return
     line = rf"deepstack: /\S+: .*{re.escape(cause)}.* \(\d+ MB free\)\n"
@@ -198,10 +198,11 @@ def power_cuts(
     seed: int = 0,
     tried: set[int] | None = None,
 ) -> Iterator[str]:
-    """What a power cut behind each call may leave; then the same command.
+    """Try each content that a power cut behind a call may leave; then the same command.
 
-    after: the run that is cut is one that goes on after a kill behind this call; what was killed
-    had synced as much as its calls say.  tried: contents of disks that need no further trial.
+    after: the run that is cut goes on after a kill behind this call; the killed process had synced
+    as much as its calls say.
+    tried: contents of disks that need no further trial.
     """
     out, promise = harness.new(), 0
     tried = set() if tried is None else tried
@@ -253,7 +254,7 @@ def power_cuts_after_kills(harness: Harness, choice: Choice = all_calls) -> Iter
 
 
 def two_writers(harness: Harness, about: str = "") -> Iterator[str]:
-    """Two at once: one works, the other is told so; the end is that of one alone."""
+    """Two at once: one works, the other is refused; the files equal those of one process."""
     out = harness.new()
     both = harness.run_all([harness.job(out), harness.job(out)])
     began = [ended for ended in both if any(call.kind == "mark" for call in ended.calls)]

@@ -24,7 +24,7 @@ MATRICES = ("qkv", ".q", ".k", ".v", ".o", "w1", "w2", "w3", "w13", "mix")
 
 @pytest.fixture
 def own() -> Any:
-    """A scheme whose matrices have rows of norm 1/2, those of layer 1 of norm `first`."""
+    """A scheme whose matrices have rows of norm 1/2, in layer 1 of norm `first`."""
 
     class Own(Scheme, name="own", label="Own", paper="none", static=True):
         """x <- LN(x + M G(x)), rows of matrices of norm 1/2, or `first` in layer 1."""
@@ -105,7 +105,7 @@ WAYS: list[dict[str, Any]] = [
 def test_every_way_of_training_keeps_them_there(
     own: Any, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    """And gives the same bytes; ‖ΔF‖, F_0 and looks at the layers are those of what is kept."""
+    """A resumed run has the same bytes; ‖ΔF‖, F_0 and snapshots use the constrained weights."""
     first = None
     for index, way in enumerate(WAYS):
         if "train__lr_factors" in more and way.get("runtime__fused") is False:

@@ -1,4 +1,4 @@
-"""Decoders, alone and beside an encoder: what they see, how they start, and how they decode."""
+"""Decoders, alone and beside an encoder: their masks, their start and decoding."""
 
 from itertools import product
 from pathlib import Path
@@ -115,7 +115,7 @@ def test_one_role_of_the_decoder_may_be_trained_alone(roles: list[str], tmp_path
 
 
 def torch_pairs(ours: Any, theirs: Any) -> list[tuple[Tensor, Tensor]]:
-    """The parameters of a stack of ours beside those of torch's own."""
+    """Return the parameters of our stack beside torch's."""
     pairs: list[tuple[Tensor, Tensor]] = []
     norms = [(ours.final_norm, theirs.norm)] if ours.final_norm is not None else []
     for a, b in zip(ours.layers, theirs.layers, strict=True):
@@ -140,7 +140,7 @@ def torch_pairs(ours: Any, theirs: Any) -> list[tuple[Tensor, Tensor]]:
     return pairs
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")  # torch's own, of its own choice
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")  # torch warns of its own choice
 @pytest.mark.parametrize(("name", "norm_first"), [("post_ln", False), ("pre_ln", True)])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_stacks_equal_torchs_own(name: str, norm_first: bool, activation: str) -> None:

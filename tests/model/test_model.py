@@ -32,7 +32,7 @@ def built(vocab_size: int = 17, **changes: object):
 def test_the_stream_starts_at_unit_variance(positions: str) -> None:
     model = built(400, model__d_model=256, model__positions=positions).model
     x0 = model.embed(torch.arange(400)[None, :60] * 5 % 400)
-    # sines and cosines have a mean: what is 1 is the second moment
+    # sines and cosines have a mean: their second moment is 1
     assert x0.square().mean().item() == pytest.approx(1.0, abs=0.05)
 
 

@@ -1,4 +1,4 @@
-"""The other charts, and what is written: right for one run and for many."""
+"""The other charts and their files: right for one run and for many."""
 
 import math
 import re
@@ -91,7 +91,7 @@ def test_a_seed_that_diverged_or_did_not_end_has_no_final_loss(tmp_path: Path) -
 
 
 def test_losses_of_two_tasks_share_no_axis_and_no_line(tmp_path: Path) -> None:
-    """Not even where each was trained with a learning rate of its own."""
+    """Not even if each has another learning rate."""
     markov: Any = {"config": {"task.name": "markov"}, "references": {"unigram_entropy": 1.5}}
     for depth in (6, 48):
         make_run(tmp_path / "study", depth=depth, masked=2.5)

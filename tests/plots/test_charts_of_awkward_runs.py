@@ -1,4 +1,4 @@
-"""Charts of awkward folders: what a reader of a paper would be misled by, or could not read."""
+"""Charts of awkward folders: nothing in them misleads a reader of a paper, or cannot be read."""
 
 import math
 from itertools import pairwise
@@ -105,7 +105,7 @@ def test_means_name_the_seeds_that_diverged(lost_seed: Path, name: str) -> None:
 
 
 def test_a_seed_counts_until_it_has_diverged(lost_seed: Path) -> None:
-    """What it measured before is a mean's; a last finite value is none, and is no other step's."""
+    """Values before the divergence count in the mean; a last finite value is not the final one."""
     for step, n in ((2, 2), (3, 1)):
         chart = make_chart("update_vs_depth", lost_seed, at_step=step)
         points = rows(chart, kind="point", x=48).set_index("panel")

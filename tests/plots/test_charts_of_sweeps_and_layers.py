@@ -246,7 +246,7 @@ def test_gradient_ratios_are_means_over_seeds(tmp_path: Path) -> None:
 
 
 def test_layers_that_no_gradient_reaches_are_left_out(tmp_path: Path) -> None:
-    """0/0, and what is infinite because only one of them is 0; a warning would be an error."""
+    """0/0, and infinite ratios because one of them is 0; a warning would be an error."""
     layers = np.ones((2, 6))
     layers[1, :3] = np.nan, np.inf, 0.0
     make_run(tmp_path, layers=layers)

@@ -52,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def close(one: Any, two: Any) -> np.ndarray:
-    """Which points of two lists are the same up to the 10th digit, (points, points)."""
+    """Return which points of two lists agree up to the 10th digit, (points, points)."""
     first, second = (np.array(points, dtype=float).reshape(-1, 2) for points in (one, two))
     return np.isclose(first[:, None], second[None], rtol=1e-8, atol=0).all(axis=2)
 

@@ -1,4 +1,4 @@
-"""Charts: their arithmetic, what they mark, what they write; drawn from small run folders."""
+"""Charts: their arithmetic, marks and files; drawn from small run folders."""
 
 import math
 from pathlib import Path
@@ -255,7 +255,7 @@ def test_two_stacks_are_named_with_both_depths(tmp_path: Path) -> None:
 
 
 def test_series_that_others_are_compared_with_stay(tmp_path: Path) -> None:
-    """Whatever their place in the alphabet; those left out are named."""
+    """Whatever their place in the alphabet; the omitted ones are named."""
     names = ("admin", "b2t", "deepnorm", "keel", "peri_ln", "post_ln", "pre_ln", "rezero")
     make_runs(tmp_path, scheme=names, layers=np.ones((2, 6)))
     series = Runs.below(tmp_path).series()

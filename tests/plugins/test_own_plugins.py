@@ -84,7 +84,7 @@ def test_a_start_that_is_none_is_refused(shape: Any, start: Any, said: str) -> N
 
 def test_class_methods_of_earlier_plugins_receive_what_they_name() -> None:
     class Own(PostLN, name="own", label="Own", paper="none"):
-        """x <- LN(x + G(x)); names that stand near those of a scheme are its own."""
+        """x <- LN(x + G(x)); names similar to a scheme's members are allowed."""
 
         state = 1.0
         names = ("a", "b")
@@ -130,7 +130,7 @@ def test_a_buffer_that_a_step_writes_into_is_refused(
 
 def test_a_scheme_may_have_dropout_beside_the_models() -> None:
     class Own(PostLN, name="own", label="Own", paper="none"):
-        """x <- LN(x + G(x)), half of what W_2 reads dropped."""
+        """x <- LN(x + G(x)), half of W_2's input dropped."""
 
         def setup(self, parts: Parts) -> None:
             self.slots["after_activation"] = torch.nn.Dropout(0.5)
@@ -155,7 +155,7 @@ def test_a_scheme_may_have_dropout_beside_the_models() -> None:
 def test_values_that_are_not_one_a_layer_are_refused(given: Any, said: str) -> None:
     @diagnostic("own", "o", parts=())
     def own(snapshot: Any) -> Any:
-        """What a reader gives."""
+        """Return the result of a reader."""
         return given(snapshot)
 
     with pytest.raises(PluginError, match=f"diagnostic 'own': {said}"):

@@ -33,7 +33,7 @@ INIT = (
 SLOT = INIT + "self.slots['{}'] = torch.nn.Dropout({})"
 ONES = "self.scale = parameter({}, role='scheme', start='one')"
 
-# body of the class -> what is said; lines count from the top of the file
+# body of the class -> message; lines count from the top of the file
 SCHEMES = [
     (RESIDUAL + "return norm(x + G(x)).double()", "of torch.float64 for x"),
     (RESIDUAL + "return norm(x + G(x)), x", "gave tuple .* in its own `layer`"),
@@ -132,7 +132,7 @@ SCHEMES = [
 
 
 def said(file: Path, text: str, *words: object) -> str:
-    """What `deepstack train` says of a plugin's file, in a line or two."""
+    """Return the message of `deepstack train` on a plugin's file, a line or two."""
     file.write_text(text)
     words = (*TINY, *words, "--plugin", file, "-q", "--out", file.parent / "r")
     result = typed("train", QUICK, *words)

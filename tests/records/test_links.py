@@ -122,7 +122,7 @@ def run(command: str, folder: Path) -> Any:
 
 @cache
 def written_names(command: str, place: Path) -> tuple[str, ...]:
-    """Return the paths that a command makes or changes, and those of earlier versions' drafts."""
+    """Return the paths that a command makes or changes, and their drafts in earlier versions."""
     copy = place.parent / f"sound-{command.replace(' ', '-')}"
     shutil.copytree(place, copy)
     before = content(copy)
@@ -137,7 +137,7 @@ def written_names(command: str, place: Path) -> tuple[str, ...]:
 
 
 def plant(kind: str, path: Path, outside: Path) -> None:
-    """Put a link or a pipe in place of a file or a folder; what was there lies outside."""
+    """Put a link or a pipe in place of a file or a folder, which is moved outside."""
     target = outside / "file"
     if path.is_dir():
         shutil.copytree(path, outside / "folder", dirs_exist_ok=True)

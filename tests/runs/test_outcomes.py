@@ -56,7 +56,7 @@ def test_the_unigram_counts_the_same_positions(tmp_path: Path) -> None:
     stated = {"unigram_entropy": 9.0, "context_free_entropy": 7.0}
     run = Run(make_run(tmp_path, references=stated))
     assert margin(evaluated(run, 2.4, UNIGRAM)) == pytest.approx(2.4 - UNIGRAM)
-    # What an older run, or one without [MASK], is compared with.
+    # The reference of an older run, and of a run without [MASK].
     assert margin(evaluated(run, 2.4, None)) == pytest.approx(2.4 - 9.0)
     assert margin(evaluated(run, None, None, loss=2.2)) == pytest.approx(2.2 - 7.0)
     # Where all predicted positions show [MASK], both losses have the same positions.

@@ -51,7 +51,7 @@ def test_vectors_along_the_stream_keep_norm_1(optimizer: str, gated: bool, tmp_p
     assert run.steps["loss"].iloc[-1] < run.steps["loss"].iloc[0]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch warns of its own functions
 @pytest.mark.parametrize("compiling", [False, True])
 def test_a_direction_and_its_derivatives(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
@@ -59,7 +59,7 @@ def test_a_direction_and_its_derivatives(compiling: bool, monkeypatch: pytest.Mo
     torch.testing.assert_close(unit(z), direction(z))
     assert torch.autograd.gradcheck(unit, (z,), check_forward_ad=True)
     assert unit(z.detach().bfloat16()).dtype is torch.float32
-    # what has no direction stays nothing and moves nothing
+    # a zero vector has no direction: it stays zero and moves nothing
     z = torch.zeros(2, 4).index_fill(0, torch.tensor(1), 1.0).requires_grad_()
     y = unit(z)
     (y * torch.arange(4.0)).sum().backward()

@@ -1,6 +1,6 @@
 """Schemes against other people's code, with the same weights: `python -m pytest -m others`.
 
-The other packages are those of `pip install -c constraints.txt -e '.[test,bench]'`; the tests of
+The other packages come from `pip install -c constraints.txt -e '.[test,bench]'`; the tests of
 one that is missing are skipped.
 """
 
@@ -92,7 +92,7 @@ def test_torchscale_computes_the_same(scheme: str, family: str, depth: int) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("scheme", ["deepnorm", "sub_ln"])
 def test_torchscale_scales_the_same_matrices_alike(scheme: str, family: str, depth: int) -> None:
-    """What theirs starts with, over what it starts with under the same seed without the scheme.
+    """Return their start over their start under the same seed without the scheme.
 
     Only the scale is compared: beneath it theirs has nn.Linear's U(±1/sqrt(n_in)), ours Xavier.  It
     scales the biases of these maps too, which start away from 0 there and at 0 here.

@@ -1,4 +1,4 @@
-"""What is handed on besides x: logits, streams and values; and the NTK parameterisation."""
+"""Values passed on besides x: logits, streams and values; and the NTK parameterisation."""
 
 import math
 from typing import Any
@@ -92,7 +92,7 @@ def test_dropout_falls_on_attention_weights_and_outputs(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["deepnorm", "hyper_connections", "real_former"])
 def test_fused_matrices_are_trained_under_frozen_tables(name: str) -> None:
-    """Chains have a backward pass only where what they read has a gradient."""
+    """Fused sublayers have a backward pass only if their inputs have a gradient."""
     given = {"train__trainable": ["q", "k", "v", "w1"]}
     fused, plain = built(name, 3, **given), built(name, 3, **given)
     enable_fast_paths(fused.model, FUSED, 0, print)
@@ -139,7 +139,7 @@ IN_FP32 = [n for n in SCHEMES if SCHEMES[n].maps_stream and n != "res_former"]
 
 @pytest.mark.parametrize("name", [*IN_FP32, "frac_connections"])
 def test_the_stream_is_in_full_precision_under_autocast(name: str) -> None:
-    """Sublayers round to bf16; what they gave is mixed, weighed and summed up in fp32."""
+    """Sublayers round to bf16; their outputs are mixed, weighed and added in fp32."""
     static = {"dynamic": False} if name.endswith("_connections") else {}
     model = perturbed(name, 6, model__scheme_options=static)
     x = torch.randn(2, 6, 12)

@@ -1,4 +1,4 @@
-"""A flipped bit or a cut-off file of an interrupted run is never silently gone on from."""
+"""A run never resumes silently from a flipped bit or a truncated file."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def test_no_damage_is_silent(flips: int, cuts: int, harness: Harness) -> None:
         out = harness.new()
         shutil.copytree(start, out, dirs_exist_ok=True)
         (run,) = out.glob("*/*/")
-        # What a resume builds on: checkpoints and the logs that they vouch for.
+        # A resume reads checkpoints and the logs that they confirm.
         path = random.choice(sorted([*run.glob("checkpoint/*/*"), *map(run.joinpath, LOGS)]))
         before, name = path.read_bytes(), path.relative_to(run)
         if number < flips:

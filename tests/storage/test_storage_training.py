@@ -89,7 +89,7 @@ def test_a_signal_saves_and_a_second_ctrl_c_ends_at_once(
     [2, pytest.param(20, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.full)],
 )
 def test_signals_at_any_moment(times: int, harness: Harness) -> None:
-    """One signal or two at random times; what comes before the handlers is not told apart."""
+    """One signal or two at random times; signals before the handlers are not distinguished."""
     random, length = Random(ROTATION), harness.alone.seconds
     for _ in range(times):
         out, number = harness.new(), random.choice((2, 15))
@@ -116,7 +116,7 @@ def test_signals_at_any_moment(times: int, harness: Harness) -> None:
 def test_one_process_of_several_works_and_the_others_are_refused_in_two_seconds(
     starters: int, rounds: int, harness: Harness
 ) -> None:
-    """The one that works is stopped once it is alone, and the next round goes on from there."""
+    """The working one is stopped once it is alone, and the next round resumes from it."""
     settings = ("train.steps=100000", "train.eval_every=0", "log.layers_every=0")
     settings += ("log.attribution_every=0", "train.eval_batches=1")
     harness = replace(harness, settings=settings, scratch=harness.scratch / f"{starters}")
@@ -143,7 +143,7 @@ def test_one_process_of_several_works_and_the_others_are_refused_in_two_seconds(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """4 MB of memory as a disk of its own; needs root."""
+    """A disk of 4 MB in memory; needs root."""
     disk = tmp_path / "small"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]

@@ -156,7 +156,7 @@ def test_no_prediction_without_the_data_is_better_than_the_reference(name: str) 
 
 
 def counted_loss(seen: NDArray[np.int64], answers: NDArray[np.int64]) -> float:
-    """Return the entropy of the answers given what is seen, by counting, in nats."""
+    """Return the entropy of the answers given the shown tokens, by counting, in nats."""
     numbers = np.unique(seen, return_inverse=True)[1]
     counts = np.zeros((numbers.max() + 1, answers.max() + 1))
     np.add.at(counts, (numbers, answers), 1)
@@ -202,7 +202,7 @@ def test_a_run_logs_accuracies_and_a_chart_shows_the_largest_k(tmp_path: Path) -
     assert {"accuracy_1", "solved"} <= set(run.columns["columns"])
     assert "without the data" in run.columns["columns"]["unigram_loss"]["description"]
     assert last["unigram_loss"] == pytest.approx(np.log(4))
-    # The folder states every option, so a run of older defaults stays what it was.
+    # The folder states every option, so a run of older defaults stays the same.
     assert "  one_cycle: true" in (run.path / "config.yaml").read_text().splitlines()
     assert f"  solved {last['solved']:.0f}" in run.folder.log_path.read_text()
     make_run(tmp_path / "two", depth=6, seed=0, solved=3)

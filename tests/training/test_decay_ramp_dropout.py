@@ -58,7 +58,7 @@ RAMPS: dict[str, Callable[[int, int], float]] = {
 
 @pytest.mark.parametrize("scheme", RAMPS)
 def test_a_ramp_has_its_value_at_every_step_of_a_run(scheme: str, tmp_path: Path) -> None:
-    """Where no parameter moves, loss and ‖ΔF‖ of a step are those of the initial model at a_t."""
+    """If no parameter moves, loss and ‖ΔF‖ of a step equal the initial model's at a_t."""
     config = small(
         model__scheme=scheme, model__scheme_options={"ramp_steps": RAMP}, model__depth=2,
         train__lr=STILL, train__warmup_steps=0, train__steps=8,

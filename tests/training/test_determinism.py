@@ -26,7 +26,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """What each configuration gives in this process, with nothing else going on."""
+    """The files of each configuration in this process, without other work."""
     out = tmp_path_factory.mktemp("references")
     return {
         name: data_of(deepstack.train(config, study=name, out=out))
@@ -77,7 +77,7 @@ def test_any_number_of_workers_and_any_order(workers: int, tmp_path: Path) -> No
         assert data_of(run) == data_of(alone)
 
 
-# what stdout and stderr are -> the exit code: what is lost is an answer, never a training
+# stdout and stderr -> the exit code: an answer may be lost, never a training
 STREAMS = {
     ">&- 2>/dev/full": 0,
     ">/dev/full 2>&-": 5,
@@ -107,7 +107,7 @@ def test_closed_and_full_streams_stop_and_change_nothing(
     (run,) = find_runs(tmp_path / "out")
     assert run.state == "done" and data_of(run) == references["plain"]
     if "2>" in streams and "1" not in streams and ">/dev/full 2" not in streams:
-        assert ended.stdout in ("", f"{run.path}\n")  # what is meant for stderr is not in it
+        assert ended.stdout in ("", f"{run.path}\n")  # without the text for stderr
     if streams == ">/dev/full":
         last = ended.stderr.splitlines()[-1]
         assert last == "deepstack: the output cannot be written: No space left on device"

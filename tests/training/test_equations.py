@@ -198,7 +198,7 @@ def test_updates_follow_the_equation(
 
 
 def test_torchs_muon_takes_the_same_steps() -> None:
-    """But for rounding to bf16, which it always does."""
+    """Apart from its rounding to bf16."""
     matrices = torch.nn.Parameter(torch.randn(5, 24 * 8))
     each = [torch.nn.Parameter(row.view(24, 8).clone()) for row in matrices.detach()]
     shape = {"params": [matrices], "shape": (1, 24, 8), "weight_decay": 0.1}

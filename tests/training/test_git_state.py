@@ -1,4 +1,4 @@
-"""The recorded commit is that of deepstack's own source, or none."""
+"""The recorded commit is the commit of deepstack's source, or none."""
 
 import os
 import subprocess

@@ -138,7 +138,7 @@ HARMS: dict[str, tuple[Harm, str]] = FORGED | {
 
 
 def answer(path: Path) -> tuple[checkpoint.Checkpoint | None, list[str]]:
-    """What a resuming run finds, and is told; soon, and within 200 MB."""
+    """A resuming run reads a hostile checkpoint: it is refused soon, and within 200 MB."""
     weights = deepstack.build_model(small(), vocab_size=257).state()
     owner = checkpoint.Owner(digest(without_defaults(small())), weights, largest=2**26)
     notices: list[str] = []

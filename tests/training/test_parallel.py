@@ -57,9 +57,9 @@ def check_case(case: str, alone: Run, run: Run, where: str) -> None:
     if run.state == "diverged":
         return
     assert len(run.steps) == CONFIG.train.steps and run.steps.grad_norm.max() > CONFIG.train.clip
-    # Adam trains what has no gradient (the biases of k) on rounding errors, so that all numbers
-    # of a layer or of the weights are close together; one by one they are under SGD. The biases
-    # of k move the largest logit, though not attention.
+    # Adam trains parameters without a gradient (the biases of k) on rounding errors, so that all
+    # numbers of a layer or of the weights are close together; one by one they are under SGD. The
+    # biases of k move the largest logit, though not attention.
     for name in alone.folder.layer_names():
         x, y = alone.folder.read_layers(name)[1], run.folder.read_layers(name)[1]
         if "variance" in name:  # a square would differ by twice as much
@@ -86,7 +86,7 @@ def test_two_processes_train_like_one_and_go_on_for_each_other(tmp_path: Path) -
         alone, run = only_run(out / "alone" / case), only_run(out / kind / case)
         assert run.meta["environment"]["parallel"] == config_of(case, kind).runtime.parallel
         check_case(case, alone, run, f"{case} {kind}")
-    # What one process began, two have gone on with; and the other way round.
+    # Two processes have resumed the run of one, and one has resumed the run of two.
     whole = only_run(out / "alone" / "deepnorm")
     for kind in KINDS:
         continued = only_run(out / f"alone_{kind}" / "begun")

@@ -1,4 +1,4 @@
-"""A run goes on from another one: with its weights, or for more steps after its end."""
+"""A run begins from another one: with its weights, or for more steps after its end."""
 
 import json
 import os
@@ -203,7 +203,7 @@ def test_identity_keeps_the_last_hidden_state_bit_for_bit(
     for which in ("own", "followed"):
         with torch.no_grad(), shallow.model.statistics(which), built.model.statistics(which):
             assert torch.equal(shallow.model.hidden(tokens), built.model.hidden(tokens)), which
-    if "torch_linear" in changes.values():  # only what is added is 0
+    if "torch_linear" in changes.values():  # only the added layers are 0
         assert built.state()["encoder.layers.attention.qkv_bias"][2:].any()
 
 
@@ -240,7 +240,7 @@ def parent_run(out: Path, **settings: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A parent for tests of refusals and of what has begun."""
+    """A parent for tests of refusals and of resumed extensions."""
     return parent_run(tmp_path_factory.mktemp("parent"), **QUICK)
 
 

@@ -1,4 +1,4 @@
-"""What each layer of a trained model contributes."""
+"""Measures the contribution of each layer of a trained model."""
 
 PUBLIC = {
     "analyze": ("runs", "analyze_run"),

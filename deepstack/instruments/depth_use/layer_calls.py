@@ -18,7 +18,7 @@ STREAM_NAMES = ("hidden_states", "x", "src", "input")
 
 @dataclass
 class Place:
-    """What a layer is given and returns, apart from the stream.
+    """The arguments and results of a layer, apart from the stream.
 
     args, kwargs: arguments without the stream; name: its keyword, or None for the first argument.
     output: the layer's output with None for the stream.  in_place: whether its stream is the tensor

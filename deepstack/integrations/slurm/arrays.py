@@ -169,7 +169,7 @@ def write_array(
 def resources(cells: Sequence[Cell], directives: Sequence[str] = ()) -> list[str]:
     """Return sbatch options for the cores, memory (MiB) and GPU of the largest cell.
 
-    directives: the user's options; what they ask for is left out.
+    directives: the user's options; the resources that they name are left out.
     """
     import torch
 

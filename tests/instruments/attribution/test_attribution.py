@@ -79,7 +79,7 @@ def belongs(part: str, name: str, parameter: Any, layers: int) -> Tensor:
     number = re.search(r"layers\.(\d+)\.", name)
     layer = int(number[1]) + 1 if number else None
     if layer and name.startswith("decoder.") and layers > 5:
-        layer += 5  # those of the decoder follow those of the encoder
+        layer += 5  # the decoder's follow the encoder's
     if part in parameter.roles:
         index, each = parameter.roles.index(part), len(mask) // len(parameter.roles)
         mask[index * each : (index + 1) * each] = 1
@@ -119,7 +119,7 @@ def test_each_part_is_its_change_alone(changes: dict[str, Any], origin: Origin) 
     for name, value in found.items():
         expected = moved.distance(moved.literally(name, origin=origin), origin)
         assert value.item() == pytest.approx(expected, rel=2e-3, abs=1e-6), name
-        assert (value > 0) == (name != "head"), name  # F is what the head reads
+        assert (value > 0) == (name != "head"), name  # the head reads F
 
 
 def test_the_parts_are_every_role_and_four_ranges_of_each_side() -> None:

@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.memory: Any = None
 
     def forward(self, x: Tensor, scale: float = 0.5, *, past: Any = None) -> Any:
-        # the copy keeps what the norm's gradient needs from an addition in place
+        # the copy protects the norm's saved tensor from an addition in place
         h = scale * torch.tanh(self.mix(self.norm(x.clone())))
         if self.kind.startswith("in place"):
             x += h
@@ -277,7 +277,7 @@ def with_compiled_blocks(model: Any) -> Any:
     return model
 
 
-@pytest.mark.filterwarnings("ignore")  # those of torch.compile
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
 @pytest.mark.parametrize("wrap", [compiled, with_compiled_blocks, nn.DataParallel])
 def test_a_wrapped_model_has_the_numbers_of_the_model_inside(wrap: Callable[[Any], Any]) -> None:
     what = ["effects", "swap", "lens"]

@@ -165,7 +165,7 @@ def test_linear_maps_are_least_squares_of_training_tokens() -> None:
     fitted, held_out = (literal_states(model, sample(model, seed)) for seed in (1, 0))
     for i in range(DEPTH):
         X, Y = (x.flatten(0, 1) for x in fitted[i : i + 2])
-        # 16 tokens and 17 unknowns: the shortest solution of many, as that of a vanishing ridge
+        # 16 tokens and 17 unknowns: the shortest solution of many, as for a vanishing ridge
         mean, y_mean = X.mean(dim=0), Y.mean(dim=0)
         W = torch.linalg.lstsq(X - mean, Y - y_mean, driver="gelsd").solution
 

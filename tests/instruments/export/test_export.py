@@ -1,4 +1,4 @@
-"""What `deepstack export RUN --to` writes."""
+"""The files that `deepstack export RUN --to` writes."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Trained runs by name of what is special about them."""
+    """Trained runs by the name of their special property."""
     out = tmp_path_factory.mktemp("results")
     cases = {
         "separate": {},

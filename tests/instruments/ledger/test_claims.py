@@ -59,7 +59,7 @@ QUICK = ["C2", "C5", "C12", "C19", "C25", "C38", "C43"]
 ONCE = [*QUICK, "C31", "C35", "C40", "C44"]
 # Of the others, every fifth is measured a second time; which ones, the commit says.
 TWICE = [name for name in PUBLISHED if name not in ONCE][ROTATION % 5 :: 5]
-# Of every module of theory/ but training.py, whose claims take five seconds or more.
+# All modules of claims but training.py, whose claims take five seconds or more.
 BY_DEFAULT = [*QUICK, "C6", "C17", "C18", "C22", "C28", "C37"]
 
 

@@ -45,7 +45,7 @@ def tokens(built: Built) -> torch.Tensor:
 
 
 def folded(config: Config, built: Built, **options: Any) -> tuple[Config, Any, Any]:
-    """The folded configuration and values, and how they compare with what they were made of."""
+    """Return the folded configuration and values, and their comparison with the original."""
     after = fold(config, built, **options)
     return *after, compare((config, values_of(built.model)), after, tokens(built))
 

@@ -124,5 +124,5 @@ def test_an_undecided_stated_part_leaves_the_claim_undecided() -> None:
 
 @pytest.mark.parametrize("draws", [2, 8, 60, 1000])
 def test_few_draws_are_as_sure_as_many(draws: int) -> None:
-    """The share of Student's t beyond is that of a normal distribution beyond three."""
+    """The share of Student's t beyond equals a normal distribution's beyond three."""
     assert 2 * stats.t.sf(standard_errors(draws), draws - 1) == pytest.approx(2 * stats.norm.sf(3))

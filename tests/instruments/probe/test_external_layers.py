@@ -1,4 +1,4 @@
-"""Layers of a model that deepstack did not build: found by what they do, or asked for."""
+"""The search for the layers of a model that deepstack did not build."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -163,7 +163,7 @@ def compiled_in_place(model: Any) -> Any:
 WRAPPED = [compiled, with_compiled_blocks, compiled_in_place, nn.DataParallel]
 
 
-@pytest.mark.filterwarnings("ignore")  # those of torch.compile
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
 @pytest.mark.parametrize("wrap", WRAPPED)
 def test_a_wrapped_model_is_measured_as_the_model_inside(
     wrap: Callable[[Any], nn.Module], tmp_path: Path

@@ -1,4 +1,4 @@
-"""`deepstack.probe`: what it measures of somebody else's model, and that it disturbs nothing."""
+"""`deepstack.probe` measures somebody else's model and disturbs nothing."""
 
 import copy
 import random
@@ -204,7 +204,7 @@ def test_a_child_named_as_a_column_has_a_group_with_another_name(tmp_path: Path)
     assert table["step"].tolist() == [1, 2]
 
 
-# -- what a model and a batch may be ---------------------------------------------------------------
+# -- kinds of models and batches -------------------------------------------------------------------
 
 
 TOKENS = torch.arange(6).view(2, 3)

@@ -1,4 +1,4 @@
-"""The external probe on unusual training loops: its values equal those of plain PyTorch.
+"""The external probe on unusual training loops: its values equal plain PyTorch's.
 
 Kinds: parameters that start training later, precision scalers, gradients that are sparse, complex
 parameters.
@@ -196,7 +196,7 @@ class Tokens(nn.Module):
 
 
 class InLayer(nn.Module):
-    """A layer with a sparse table of its own."""
+    """A layer with a sparse table."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -138,7 +138,7 @@ def test_a_probe_on_one_of_two_processes_leaves_the_other_alone(kind: str, tmp_p
     run = Run(tmp_path / "run")
     assert run.state == "done" and len(run.steps) == 3
     ends = [torch.load(tmp_path / f"end{rank}.pt") for rank in (0, 1)]
-    # running averages are those of rank 0 in the last forward pass, as without a probe
+    # running averages come from rank 0's last forward pass, as without a probe
     for key in ends[0]:
         if "running" not in key:
             torch.testing.assert_close(ends[0][key], ends[1][key], rtol=0, atol=0)

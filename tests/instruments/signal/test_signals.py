@@ -96,7 +96,7 @@ def signals(tmp_path_factory: pytest.TempPathFactory) -> Signals:
 
 
 def test_exponents_agree_with_mean_field_theory(signals: Signals) -> None:
-    """Once tokens are nearly alike, uniform attention of power a adds the same to all of them.
+    """Once tokens are nearly equal, uniform attention of power a adds the same to all of them.
 
     LN(α x + G(x)) then divides their squared distance by 1 + a/α² in each layer, and adds nothing
     to it in the feed-forward: a ReLU network keeps small angles (Poole et al. 2016, a first-order
@@ -366,7 +366,7 @@ def test_the_stream_of_known_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         snapshot.states = plane.expand(8, 3, 16, 2)
         turns = DIAGNOSTICS["angular_distance"](snapshot).tolist()
         assert turns == pytest.approx([t / math.pi] * 7, rel=1e-6)
-    # in small parts: the same numbers; what is not finite stays with its layer
+    # in small parts: the same numbers; values that are not finite stay with their layer
     bad_layers = {"angular_distance": [3, 4], "effective_rank": [3], "rank_collapse": [3]}
     for name, layers in bad_layers.items():
         snapshot.states = torch.randn(8, 3, 16, 16)

@@ -85,7 +85,7 @@ def plain(model: Any) -> Tensor:
 
 
 def loss_in_order(model: Any, order: Sequence[int]) -> float:
-    """The loss with the layers in this order, each with the mask of its own kind."""
+    """The loss with the layers in this order, each with the mask of its kind."""
     (holder, name), layers, config = holder_of(model), layers_of(model), model.config
     kinds = getattr(config, "layer_types", None)
     setattr(holder, name, nn.ModuleList(layers[i] for i in order))

@@ -181,7 +181,7 @@ def test_a_task_leaves_the_group_of_ranks_that_submitted_it(
 @pytest.mark.parametrize(
     ("does", "sent", "stdout", "code", "requeued"),
     [
-        # The number of the task, because that of the job may be that of the whole array.
+        # The number of the task, because the job's number may belong to the whole array.
         (SAVES, signal.SIGUSR1, "saved\n", 143, "requeue 7_1\n"),
         (SAVES, signal.SIGTERM, "saved\n", 143, ""),
         (FAILS, signal.SIGUSR1, "", 1, ""),
