@@ -70,7 +70,9 @@ class AddedOptions:
 class CompareTable(AddedOptions):
     """A table that `deepstack compare` prints in place of the default one.
 
-    problem: the message if no study has rows.  first: the columns that a narrow terminal keeps.
+    problem: the message if no study has rows.
+
+    first: the columns that a narrow terminal keeps.
     """
 
     file = "compare_table"
@@ -86,7 +88,8 @@ class CompareTable(AddedOptions):
 class SweepOrder:
     """A sweep as the user typed it.
 
-    name: the study's folder below `out`.  hours: the limit of --max-hours.
+    name: the study's folder below `out`.
+    hours: the limit of --max-hours.
     """
 
     study: "Study"

@@ -25,9 +25,11 @@ LAST = 100
 class Described:
     """A command as `deepstack --help` lists it.
 
-    module: the full name of its module.  name: the name of its function.
+    module: the full name of its module.
+    name: the name of its function.
     summary: the first paragraph of the function's docstring, in one line.
-    heading: one of HEADINGS.  example: a line to type.
+    heading: one of HEADINGS.
+    example: a line to type.
     place: commands of a heading are listed by this number, then by name.
     """
 

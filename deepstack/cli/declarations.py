@@ -19,9 +19,10 @@ EXTENDED = {"plots": "chart", "diagnostics": "measure"}
 class Declaration(NamedTuple):
     """A class or function that registers itself under a name.
 
-    class_name: of a class, else the function's name.  document: the docstring.  arguments,
+    class_name: of a class, else the function's name.
+    document: the docstring.  arguments,
     keywords: of the decorator, or keywords of the class statement.  Values that are not constants
-    are None.
+        are None.
     """
 
     class_name: str

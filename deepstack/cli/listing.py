@@ -21,7 +21,7 @@ class Listing:
     """A kind of entries that `deepstack list` prints.
 
     entries: a function that returns the entries by name.  Its argument tells whether torch may be
-    imported; without torch an entry is the `Declaration` in the source.
+        imported; without torch an entry is the `Declaration` in the source.
     rows: a function (name, entry, depth) that returns the rows of an entry.
     json_only: the columns that only --json prints.
     cells: column -> the function that turns its nested values into a cell of a table.
@@ -35,7 +35,8 @@ class Listing:
     def table(self, *, complete: bool, depth: int = 100) -> Rows:
         """Return all rows.
 
-        complete: also values that need torch.  depth: the depth of coefficients of schemes.
+        complete: also values that need torch.
+        depth: the depth of coefficients of schemes.
         """
         entries = self.entries(complete)
         return [row for name, one in entries.items() for row in self.rows(name, one, depth)]

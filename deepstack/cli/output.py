@@ -207,8 +207,8 @@ def cell_of(value: Any) -> str:
 class Column:
     """A column of a table, with lists of lines as cells; widths count the cells of a terminal.
 
-    is_number: whether it is aligned on the right.  least: the width to which it can shrink; only
-    cells with spaces are folded.
+    is_number: whether it is aligned on the right.
+    least: the width to which it can shrink; only cells with spaces are folded.
     """
 
     def __init__(self, name: Any, values: Sequence[Any]) -> None:

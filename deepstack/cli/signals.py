@@ -16,8 +16,9 @@ SAME_SECONDS = 10.0
 class StopRequest:
     """Stores the first signal; a call returns its number, or None.
 
-    code: the exit code of a second signal, which ends the process.  Required by
-    test_a_second_ctrl_c_ends_the_process_whatever_it_interrupts.
+    code: the exit code of a second signal, which ends the process.
+
+    Required by test_a_second_ctrl_c_ends_the_process_whatever_it_interrupts.
     """
 
     def __init__(self) -> None:

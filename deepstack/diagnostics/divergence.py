@@ -15,9 +15,9 @@ class Culprit(NamedTuple):
     """The first place that is not finite.
 
     where: one of 'embedding' (x_0 of a stack), 'forward' (output of layer `layer`; all before it
-    are finite), 'head' (logits and loss alone), 'backward' (a parameter gradient of layer `layer`;
-    all in layers above are finite), 'none'.  layer: 1..N, decoder layers after encoder layers; None
-    where the value belongs to no layer.
+        are finite), 'head' (logits and loss alone), 'backward' (a parameter gradient of layer
+        `layer`; all in layers above are finite), 'none'.
+    layer: 1..N, decoder layers after encoder layers; None where the value belongs to no layer.
     """
 
     where: str
@@ -28,7 +28,7 @@ def culprit(built: Built, tokens: Tensor, backward: Callable[[], Tensor] | None)
     """Return the first value that is not finite, in the order in which a step computes them.
 
     backward: computes the gradients again and returns the loss; None checks the forward pass only.
-    Waits for the device.
+        Waits for the device.
     """
     model = built.model
     with torch.no_grad():

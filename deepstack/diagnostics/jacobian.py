@@ -58,11 +58,11 @@ def jacobian_norms(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return ‖∂F/∂x_l‖_F²/dim F and its standard error: side -> two (depth + 1,).
 
-    tokens: (batch, seq).  F of a sequence depends on the stream of that sequence alone, so its
-    m values give E‖Rᵀ J‖² = ‖J‖_F²/m for R uniform on the unit sphere.  A sequence has
-    DRAWS/batch values of R, but two or more, drawn by `seed`.  The error is the standard error of
-    their mean, by their deviation within each sequence.  With as many draws as values in F the rows
-    of the identity take the place of R; the norm is then exact and the error 0.
+    tokens: (batch, seq).  F of a sequence depends on the stream of that sequence alone, so its m
+        values give E‖Rᵀ J‖² = ‖J‖_F²/m for R uniform on the unit sphere.  A sequence has
+        DRAWS/batch values of R, but two or more, drawn by `seed`.  The error is the standard error
+        of their mean, by their deviation within each sequence.  With as many draws as values in F
+        the rows of the identity take the place of R; the norm is then exact and the error 0.
     """
     batch, random = len(tokens), torch.Generator().manual_seed(seed)
     draws = max(2, DRAWS // batch)

@@ -46,9 +46,11 @@ def losses_without(
 ) -> dict[str, Tensor]:
     """Return L with layer l replaced by the identity: side -> (depth,); see `Scheme.pass_over`.
 
-    tokens: (batch, seq); loss: logits -> mean loss; count: how many layers are tried, one forward
-    pass each, evenly spaced over all stacks; NaN for the others.  Nothing is trained in between.
-    Gromov et al. 2024, arXiv:2403.17887, and Sun et al. 2025, arXiv:2502.05795, use this removal.
+    tokens: (batch, seq).
+    loss: logits -> mean loss.
+    count: how many layers are tried, one forward pass each, evenly spaced over all stacks; NaN for
+        the others.  Nothing is trained in between. Gromov et al. 2024, arXiv:2403.17887, and Sun et
+        al. 2025, arXiv:2502.05795, use this removal.
     """
     layers = model.layers
     losses = torch.full((len(layers),), torch.nan, device=tokens.device)

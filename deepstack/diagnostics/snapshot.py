@@ -47,9 +47,10 @@ class Snapshot(SublayerStatistics):
     - entropy, largest_logit: sublayer -> mean entropy and largest logit of its attention.
     - grad_norm, param_norm, param_update_norm.  matrix_grad_norm: of its weight matrices alone.
 
-    loss: the probe loss.  shared: values that diagnostics share.
+    loss: the probe loss.
+    shared: values that diagnostics share.
     added: the values that instruments add (`Instrument.adds`) if the configuration requests them.
-    Each is also an attribute, which is None without a request: initial_states, jacobian, …
+        Each is also an attribute, which is None without a request: initial_states, jacobian, …
     """
 
     sublayers: tuple[str, ...]
@@ -87,6 +88,7 @@ def boundaries(
     """Run the stacks on their inputs; yield side, layer and stream at every layer boundary.
 
     The layer is 0 for the x_0 of a stack; layers of a decoder are numbered after the encoder's.
+
     replace: returns equal values, which the next layer reads.
     """
     memory, number = None, 0
@@ -122,8 +124,10 @@ def take(
 ) -> list[Snapshot]:
     """Take a snapshot of each stack of the model at its current parameters.
 
-    layer_banks: the banks of the layers; loss: logits -> mean loss on the probe batch.
-    before: values of these banks before the last step, None at initialisation; initial: at θ_0.
+    layer_banks: the banks of the layers.
+    loss: logits -> mean loss on the probe batch.
+    before: values of these banks before the last step, None at initialisation.
+    initial: at θ_0.
     added: the values that instruments add, name -> side -> value.
     """
     trained = [p for layer in model.layers for p in layer.parameters() if p.requires_grad]
@@ -193,9 +197,10 @@ def gradient_norms(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, list[Tensor]]]:
     """Return a function of F, norms of its gradients, and the stream.
 
-    The gradients are with respect to parameters and stream.  of: F -> 0-d.  The norms for the
-    stream are side -> (depth + 1,), one for each boundary; the stream is side -> x_l at each of
-    them.
+    The gradients are with respect to parameters and stream.
+
+    of: F -> 0-d.  The norms for the stream are side -> (depth + 1,), one for each boundary; the
+        stream is side -> x_l at each of them.
     """
     F, measured, states = cut_pass(model, tokens)
     value = of(F)
@@ -231,7 +236,9 @@ def cut(stream: Stream, measured: list[list[Tensor]], known: set[int]) -> Stream
     Only later layers read a view: the gradient with respect to it leaves out its use in other
     tensors of the same boundary.  Views are made of x_l and of the tensors of its shape beside it
     in a stream of several.  Past values do not count: neither in a nested tuple, nor if a scheme
-    carries them on unchanged.  known: the ids of all views so far, to which these are added.
+    carries them on unchanged.
+
+    known: the ids of all views so far, to which these are added.
     """
     x = visible(stream)
     views = {id(x): x.view_as(x)}

@@ -30,8 +30,10 @@ def tall(W: Tensor) -> Tensor:
 def top_singular_vectors(W: Tensor, start: Tensor, iterations: int, squarings: int = 0) -> Tensor:
     """Iterate v ← Pv/‖Pv‖ from all start vectors; return v with the largest ‖Wv‖, (count, n, 1).
 
-    P = (WᵀW)^(2^squarings), to a factor.  W: (count, m, n), n <= m; start: (n, vectors).  The
-    largest eigenvalue of WᵀW is ‖W‖₂².
+    P = (WᵀW)^(2^squarings), to a factor.
+
+    W: (count, m, n), n <= m.
+    start: (n, vectors).  The largest eigenvalue of WᵀW is ‖W‖₂².
     """
     power = torch.bmm(W.transpose(1, 2), W)
     for _ in range(squarings):

@@ -137,8 +137,8 @@ def composite_norm(X: Tensor) -> Tensor:
 def in_chunks(states: Tensor, function: Callable[[Tensor], Tensor], overlap: int = 0) -> Tensor:
     """Apply a function to the stream at a few boundaries at a time, in double precision.
 
-    states: (boundaries, batch, seq, d); overlap: number of further boundaries that a result reads.
-    NaN where a boundary is not finite.
+    states: (boundaries, batch, seq, d).
+    overlap: number of further boundaries that a result reads. NaN where a boundary is not finite.
     """
     step = max(1, AT_ONCE // states[0].numel() - overlap)
     results = []

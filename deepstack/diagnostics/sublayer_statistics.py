@@ -55,11 +55,12 @@ class ResidualCall:
     """One call of a scheme's `residual`.
 
     x, G, z: (batch, seq, d), the sublayer's input, the branch's output, the last norm's input.
-    norm: the last norm.  sums: whether z can be alpha x + G(x): the sublayer returns the norm's
-    output, and its branch reads x itself.
+    norm: the last norm.
+    sums: whether z can be alpha x + G(x): the sublayer returns the norm's output, and its branch
+        reads x itself.
     deltas: name -> 0-d, norms of the loss's gradient over the whole probe batch.  'in': by x,
-    through all its uses.  'sum': by the residual sum.  'norm_in': by z, through the norm alone.
-    'norm_out': by its output.
+        through all its uses.  'sum': by the residual sum.  'norm_in': by z, through the norm alone.
+        'norm_out': by its output.
     """
 
     x: Tensor
@@ -138,7 +139,9 @@ class SublayerTap(Tap):
         """Return the `SublayerStatistics` of a stack by name.
 
         NaN where a scheme has no such value or does not call `residual` once per sublayer.
-        count: the number of sublayers of a layer.  x_0: (batch, seq, d).
+
+        count: the number of sublayers of a layer.
+        x_0: (batch, seq, d).
         """
         calls = self.calls
         if len(calls) != depth * count:

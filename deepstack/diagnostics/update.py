@@ -13,7 +13,9 @@ from deepstack.model import Transformer
 def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> dict[str, Tensor]:
     """Return the values of MODEL_UPDATE_COLUMNS from F_t, F_0, F_{t−1} and ‖F_0‖_F.
 
-    They are 0-d tensors on the device.  F, initial, previous: (…, width), one row per token.
+    They are 0-d tensors on the device.
+
+    F, initial, previous: (…, width), one row per token.
     """
     moved = F - initial
     frobenius = torch.linalg.vector_norm(moved)

@@ -35,7 +35,8 @@ class Options:
     x_scale, y_scale: `lin` or `log`, instead of the chart's own scales.
     ordered: whether lines have the order of their first runs, not of their values.
     style: `default`, or `paper` without title and settings, which go to `Chart.caption`.
-    width: of the figure in inches.  font: the name of an installed font.
+    width: of the figure in inches.
+    font: the name of an installed font.
     """
 
     at_step: int | None = None
@@ -81,7 +82,9 @@ class LineStyle(NamedTuple):
     """How the rows of one series and kind look.
 
     dash: lengths of dashes and gaps in line widths, '' for a solid line, None for points without
-    one.  hollow: whether points are hollow.  bars: whether deviations are bars and not a band.
+        one.
+    hollow: whether points are hollow.
+    bars: whether deviations are bars and not a band.
     """
 
     colour: str
@@ -93,8 +96,8 @@ class LineStyle(NamedTuple):
 class PanelRows(NamedTuple):
     """The rows of the table that a panel shows, by name and kinds.
 
-    axes: index of its axes among all panels.  styles: of each kind and series that is a line,
-    points or a level.
+    axes: index of its axes among all panels.
+    styles: of each kind and series that is a line, points or a level.
     """
 
     name: str
@@ -156,8 +159,8 @@ class Table:
 class Chart:
     """A figure, the table of exactly the values in it, its title, and its caption as text.
 
-    panels: the rows that each panel shows, for pages that draw the table again.  notice: a line for
-    the user on letters that the font lacks, or ''.
+    panels: the rows that each panel shows, for pages that draw the table again.
+    notice: a line for the user on letters that the font lacks, or ''.
     """
 
     figure: Figure

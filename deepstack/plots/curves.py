@@ -103,9 +103,11 @@ def draw_curves(
 ) -> Chart:
     """Draw one column of steps.csv, or of another source, against the step.
 
-    kind: of its rows in the table.  name: of the column in the legend, if there are overlays.
+    kind: of its rows in the table.
+    name: of the column in the legend, if there are overlays.
     noisy: whether curves of many series are smoothed.
-    prepare: a function that draws the levels of a panel.  notes: of the caption.
+    prepare: a function that draws the levels of a panel.
+    notes: of the caption.
     """
     drawing = Drawing(runs, options)
     groups = drawing.groups("curves")

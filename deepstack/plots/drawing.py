@@ -213,7 +213,7 @@ class Drawing:
         """Give panels one scale of values, around their rows (of these kinds) and `include`.
 
         log: by default whether the values are positive and far apart.  A band that reaches down to
-        zero has no end on a log axis: it is cut at a third of the least value.
+            zero has no end on a log axis: it is cut at a third of the least value.
         """
         middle, low, high = self.rows(*kinds, panels=panels)[["y", "low", "high"]].to_numpy(float).T
         middle, edges = np.append(middle, include), np.append(low, high)

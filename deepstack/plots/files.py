@@ -83,16 +83,21 @@ def draw(
     its figures/ in its own folder.  Several folders make charts over the runs of all of them, in
     `out`; of runs with one configuration, seed included, the first alone is drawn.
 
-    charts: names of registered charts, or functions by name.  formats: of pdf, png, svg and csv.
+    charts: names of registered charts, or functions by name.
+    formats: of pdf, png, svg and csv.
     options: of all charts.
 
-    where, last, best: as in `deepstack.load_runs`.  sort: the order of runs, and so of the lines of
-    a chart and its legend: a line has the place of its first run.
+    where, last, best: as in `deepstack.load_runs`.
+    sort: the order of runs, and so of the lines of a chart and its legend: a line has the place of
+        its first run.
+
     `say` gets a sentence for each run that cannot be read and is left out, and for each chart that
-    these runs do not allow. Returns the files.  Raises NothingMatchedError when there are no
-    runs or nothing could be drawn, ResourceError when none of the runs can be read, ConfigError for
-    an unknown chart, a reference.csv that cannot be used, or several folders without `out`; at the
-    end BrokenChartError where the code of a chart has failed.
+    these runs do not allow.
+    Returns the files.
+    Raises NothingMatchedError when there are no runs or nothing could be drawn, ResourceError when
+    none of the runs can be read, ConfigError for an unknown chart, a reference.csv that cannot be
+    used, or several folders without `out`; at the end BrokenChartError where the code of a chart
+    has failed.
     """
     if not isinstance(charts, Mapping):
         charts = {name: CHARTS[name] for name in charts or CHARTS}
@@ -235,7 +240,8 @@ def figure(runs: AnyRuns, name: str, /, **options: Any) -> Figure:
     """Return a chart as a matplotlib Figure, which a notebook shows.
 
     runs: a folder, a run or several runs, or a table of `load_runs`; runs and name may change
-    places.  name: of a registered chart, `metric` (with x, y, by) or `map` (with x, y, value).
+        places.
+    name: of a registered chart, `metric` (with x, y, by) or `map` (with x, y, value).
     options: fields of `Options`, such as at_step=10, schemes=["deepnorm"] or style="paper".
 
     Raises ConfigError for an unknown chart or option, NothingMatchedError for runs that do not have
@@ -333,7 +339,8 @@ def plot(
     all charts that these runs allow.
 
     options: `where`, `sort`, `last` and `best` of `load_runs`, `formats` of files, x, y, by, value
-    of `metric` and `map`, and the fields of `Options`.
+        of `metric` and `map`, and the fields of `Options`.
+
     Raises what `plots.draw` raises.
     """
     if are_names(directory) and charts is not None and not are_names(charts):

@@ -60,11 +60,12 @@ def metric(
     """Draw a quantity against a setting, `step`, `layer` or another logged column.
 
     y: a column of steps.csv, evals.csv (`val_loss` for its loss) or timing.csv, or a per-layer
-    diagnostic.  by: the setting of the lines; by default the scheme, or the first that varies.
-    Other settings make panels.  A point is the mean over seeds that did not diverge, with one
-    standard deviation.  Against a setting the value is taken at `options.at_step` or the last step.
-    layers: `mean` (of a diagnostic by default), `max`, `min`, `growth` (rate per layer),
-    `last`, or the number of a layer.
+        diagnostic.
+    by: the setting of the lines; by default the scheme, or the first that varies. Other settings
+        make panels.  A point is the mean over seeds that did not diverge, with one standard
+        deviation.  Against a setting the value is taken at `options.at_step` or the last step.
+    layers: `mean` (of a diagnostic by default), `max`, `min`, `growth` (rate per layer), `last`, or
+        the number of a layer.
 
     Raises ConfigError for an unknown name, NothingMatchedError without a finite value.
     """
@@ -113,7 +114,7 @@ def value_map(
     """Draw a quantity over two settings, mean over the seeds that did not diverge.
 
     value, layers: as `y` and `layers` of `metric`.  A cross marks a cell of diverged runs only.
-    Other settings that vary make panels.
+        Other settings that vary make panels.
     """
     quantity = find_quantity(value, runs, layers)
     x_key, y_key = runs.key(x), runs.key(y)

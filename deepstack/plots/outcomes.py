@@ -48,7 +48,7 @@ def draw_cell(panel: Panel, x: float, y: float, cell: Sequence[Run], row: dict[s
     """A box around (x, y), divided among the outcomes of its seeds; a row of the table for each.
 
     row: its other columns.  Its value is the mean distance of its n seeds from the loss without
-    context.
+        context.
     """
     left, width = x - 0.5 + GAP / 2, 1 - GAP
     for name, colour in OUTCOME_COLOURS.items():

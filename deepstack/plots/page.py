@@ -44,8 +44,10 @@ class Page:
     """`rows` × `columns` panels; draw into `axes`, then call `finish` for texts and legends.
 
     One column makes a figure for one column of a paper, more make one of a whole page, unless
-    `width` (inches) is given.  texts: whether the figure has title, subtitle and caption.
-    matplotlib's constrained layout places the panels; legends stand below them.
+    `width` (inches) is given.
+
+    texts: whether the figure has title, subtitle and caption. matplotlib's constrained layout
+        places the panels; legends stand below them.
     """
 
     def __init__(
@@ -184,7 +186,9 @@ def wrap(text: str, size: float, width: float, weight: str = "normal", **options
     """Break at spaces, and inside longer words, so that lines in a font size fit the inches.
 
     It does not break at a no-break space.  The middle of a text of more than LONGEST letters is
-    left out.  options: of `textwrap.wrap`.
+    left out.
+
+    options: of `textwrap.wrap`.
     """
     text = coded(text).replace("\n", " ")
     if len(text) > LONGEST:

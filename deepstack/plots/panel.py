@@ -62,7 +62,8 @@ class Panel:
     def add_fit(self, series: str, fit: Fit | None, place: str, line: str = "") -> None:
         """Add the row of a fit, if there is one, and its exponent to the legend.
 
-        place: where the exponent was fitted.  line: the entry of the legend, by default the series.
+        place: where the exponent was fitted.
+        line: the entry of the legend, by default the series.
         """
         self.legend.fits.setdefault(line or series, {})[place] = fit
         if fit is not None:
@@ -85,8 +86,9 @@ class Panel:
         """Draw rows (x, y; with a band low, high, n; mark) as one line, and add them to the table.
 
         place: index of this line in its panel, and the number of lines.  More than CROWDED, and
-        points without a line, have error bars and markers at some points instead of a band.
-        ends: whether a line of diverged runs ends in a hollow mark.  style: keywords of `plot`.
+            points without a line, have error bars and markers at some points instead of a band.
+        ends: whether a line of diverged runs ends in a hollow mark.
+        style: keywords of `plot`.
         """
         if rows.empty:
             return
@@ -122,8 +124,9 @@ class Panel:
         """Draw points on a line with error bars: marked ones hollow, diverged ones alone.
 
         rows: x, y, low, high, n, mark, which go to the table; their kind is `point` if they have
-        none.  entry: whether the legend names the series.  The finished chart has the points of
-        several series side by side.
+            none.
+        entry: whether the legend names the series.  The finished chart has the points of several
+            series side by side.
         """
         kind = {} if "kind" in rows else {"kind": "point"}
         self.add(rows, style, series=series, **kind)

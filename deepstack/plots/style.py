@@ -107,8 +107,10 @@ LETTER = 0.62 * STYLE["ytick.labelsize"] / 72  # approximate inches of a letter 
 def deepstack_style(font: str | None = None, svg_text: bool = False) -> Iterator[None]:
     """Use deepstack's style inside; the user's own is restored afterwards.
 
-    font: the name of an installed font instead of DejaVu Sans.  svg_text: whether an SVG has its
-    texts as text, not as outlines.  Raises ConfigError for an unknown font.
+    font: the name of an installed font instead of DejaVu Sans.
+    svg_text: whether an SVG has its texts as text, not as outlines.
+
+    Raises ConfigError for an unknown font.
     """
     with mpl.rc_context():
         mpl.rcdefaults()

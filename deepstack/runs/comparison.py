@@ -83,16 +83,19 @@ def compare(
     | step_ms          | ms   | median wall-clock time of a step                                   |
     | flops            |      | FLOPs of all training steps, forward and backward; mean over seeds |
 
-    against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.  best: keys that are
-    chosen and not compared, such as train.lr: of each setting and depth the value whose mean
-    val_loss is least, among values whose seeds are all done.  Choice and comparison use the same
-    losses.  This biases a mean and a difference, and no interval accounts for it; other seeds,
-    trained at the chosen values, avoid it.  Of several studies, one that has no such run is not
-    compared, and one in which no such key varies not chosen from.
+    against: KEY=VALUE, such as train.optimizer=adamw, or a scheme's name.
+    best: keys that are chosen and not compared, such as train.lr: of each setting and depth the
+        value whose mean val_loss is least, among values whose seeds are all done.  Choice and
+        comparison use the same losses.  This biases a mean and a difference, and no interval
+        accounts for it; other seeds, trained at the chosen values, avoid it.  Of several studies,
+        one that has no such run is not compared, and one in which no such key varies not chosen
+        from.
 
-    where, last: as in `deepstack.load_runs`.  sort: a column of this table, descending with `-`.
-    `say` gets a sentence for each run that cannot be read and is left out.  Raises
-    NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
+    where, last: as in `deepstack.load_runs`.
+    sort: a column of this table, descending with `-`. `say` gets a sentence for each run that
+        cannot be read and is left out.
+
+    Raises NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
     baseline or a key that no study has.
     """
     import pandas as pd

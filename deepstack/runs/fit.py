@@ -19,6 +19,7 @@ class Fit(NamedTuple):
     """y = exp(intercept)·x^exponent, through n points.
 
     seeds: number of seeds fitted separately; exponent and standard error belong to their mean.
+
     1: one line through the means, its standard error from the residuals, NaN for fewer than three
     points.
     """
@@ -62,8 +63,8 @@ def power_law_of_seeds(x: Sequence[float], values: Sequence[Mapping[int, float]]
     """Return the mean of the seeds' power laws, with standard error deviation / sqrt(seeds).
 
     values: seed -> y at each x.  A seed has the same random numbers at every x (initialisation,
-    order of batches), which residuals of a line through the means would not show.  A seed that
-    lacks an x is left out.  With fewer than two complete seeds the line goes through the means.
+        order of batches), which residuals of a line through the means would not show.  A seed that
+        lacks an x is left out.  With fewer than two complete seeds the line goes through the means.
     """
     if not values:
         return None

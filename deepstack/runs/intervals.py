@@ -52,7 +52,7 @@ def over_samples(
     """Return an estimate from all seeds, then those from samples of them with replacement.
 
     estimate: a function of the seeds of a sample, in rising order.  The samples are equal for equal
-    seeds.  There are none for fewer than three seeds.
+        seeds.  There are none for fewer than three seeds.
     """
     whole = tuple(sorted(seeds))
     if len(whole) < LEAST_SEEDS:
@@ -67,12 +67,14 @@ def ends(samples: np.ndarray, seeds: int) -> tuple[np.ndarray, np.ndarray]:
     """Return both ends of the 95 % interval of an estimate from this number of seeds.
 
     samples: of `over_samples`, the estimate first, along the first axis.  The ends are the 2.5 %
-    and 97.5 % quantiles of the bootstrap samples, at t √(n/(n − 1))/1.96 times their distance from
-    the estimate, t Student's with n − 1 degrees of freedom.  The bootstrap's variance is (n − 1)/n
-    of the unbiased one, and its quantiles follow a normal distribution (Efron and Tibshirani
-    1993, An Introduction to the Bootstrap, sections 5.3 and 12.5).  For a mean of normal values
-    this is about Student's interval.  Over 600 made data sets the intervals of laws, best rates,
-    their exponents and costs hold the truth in 94 to 97 %; test_coverage.py tests 200.
+        and 97.5 % quantiles of the bootstrap samples, at t √(n/(n − 1))/1.96 times their distance
+        from the estimate, t Student's with n − 1 degrees of freedom.  The bootstrap's variance is
+        (n − 1)/n of the unbiased one, and its quantiles follow a normal distribution (Efron and
+        Tibshirani 1993, An Introduction to the Bootstrap, sections 5.3 and 12.5).  For a mean of
+        normal values this is about Student's interval.  Over 600 made data sets the intervals of
+        laws, best rates, their exponents and costs hold the truth in 94 to 97 %; test_coverage.py
+        tests 200.
+
     NaN for fewer than three seeds.
     """
     value, others = samples[0], samples[1:]
@@ -87,8 +89,8 @@ def ends(samples: np.ndarray, seeds: int) -> tuple[np.ndarray, np.ndarray]:
 def interval(samples: Sequence[float], seeds: int, *, log: bool = False) -> Interval:
     """Return the first value with the ends of its interval, see `ends`.
 
-    samples: of `over_samples`; NaN is left out.  log: for positive values, whose interval is taken
-    for their logarithm.
+    samples: of `over_samples`; NaN is left out.
+    log: for positive values, whose interval is taken for their logarithm.
     """
     known = [samples[0], *(value for value in samples[1:] if not math.isnan(value))]
     values = np.log(known) if log else np.asarray(known, float)

@@ -19,9 +19,10 @@ from deepstack.runs.settings import LR, by_value, edge_of, require
 class Learning:
     """The seeds of one setting and depth that learnt from context, at one learning rate.
 
-    rate: the best one of several, else None.  edge: 'lowest' or 'highest' if no rate beyond it was
-    tried, or ''.  gain: mean distance below the loss without context of the seeds that learnt, in
-    nats; 0 for none.
+    rate: the best one of several, else None.
+    edge: 'lowest' or 'highest' if no rate beyond it was tried, or ''.
+    gain: mean distance below the loss without context of the seeds that learnt, in nats; 0 for
+        none.
     """
 
     label: str
@@ -84,7 +85,8 @@ def failure_of(seeds: Sequence[Run]) -> tuple[float, float]:
 def rate_sentence(rows: Sequence[Learning], most: int) -> str | None:
     """Return a sentence on the best rates of the greatest depth, or None if it has no such rate.
 
-    rows: of `learning_of`.  most: the number of settings that it names.
+    rows: of `learning_of`.
+    most: the number of settings that it names.
     """
     deepest = by_success([one for one in rows if one.depth == max(one.depth for one in rows)])
     if not any(one.rate is not None for one in deepest):

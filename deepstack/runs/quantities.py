@@ -29,7 +29,7 @@ def growth(values: np.ndarray, axis: int = 1) -> np.ndarray:
     """Return the least-squares slope of ln value on the layer: the growth rate per layer.
 
     values: (snapshots, layers), axis 1.  Counts the layers before the first one whose value is not
-    finite and above 0; NaN if these are fewer than two.
+        finite and above 0; NaN if these are fewer than two.
     """
 
     def slope(row: np.ndarray) -> float:
@@ -52,8 +52,9 @@ class Quantity:
     """A logged column or a per-layer diagnostic of runs.
 
     source: the table that has it, `layers`, or `flops`, of which meta.json has the number a step.
-    column: its name there.  layers: how the layers of a diagnostic become one value.  words: of an
-    axis.
+    column: its name there.
+    layers: how the layers of a diagnostic become one value.
+    words: of an axis.
     """
 
     name: str
@@ -97,7 +98,7 @@ def find_quantity(name: str, runs: Sequence[Run], layers: Layers | None = None) 
     """Return the quantity with this name in some of the runs.
 
     layers: how the layers of a diagnostic become one value, by default the mean; if given, a
-    diagnostic goes before a logged column with the same name (`grad_norm`).
+        diagnostic goes before a logged column with the same name (`grad_norm`).
 
     Raises ConfigError for an unknown one, or for `layers` other than mean, max, min, growth,
     last or a number.

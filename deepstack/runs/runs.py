@@ -72,8 +72,9 @@ class Runs(tuple[Run, ...]):
         """Return the runs that meet all conditions, of these the `last` created, sorted by `sort`.
 
         best: of these runs, those that `compare` with these keys compares, study by study; a
-        damaged run is none of them.  Raises NothingMatchedError if none is left, ConfigError for a
-        wrong key or condition.
+            damaged run is none of them.
+
+        Raises NothingMatchedError if none is left, ConfigError for a wrong key or condition.
         """
         if best:
             selected = self.select(where, sort, last).keep(lambda run: run.damage() is None)
@@ -100,8 +101,10 @@ class Runs(tuple[Run, ...]):
     def key(self, word: str, option: str = "setting", among: Sequence[Key] | None = None) -> Key:
         """Return the setting that a word names (see `Key.look_up`), of several one that varies.
 
-        among: the settings that are allowed, if these are not all.  Raises ConfigError, starting
-        with the option's name, for an unknown or ambiguous word, or another setting.
+        among: the settings that are allowed, if these are not all.
+
+        Raises ConfigError, starting with the option's name, for an unknown or ambiguous word, or
+        another setting.
         """
         known = dict.fromkeys([*self.varying, *(key for run in self for key in run.flat_config)])
         key = Key.look_up(word, list(known), option, prefer=[DEPTH, *self.varying])

@@ -43,13 +43,14 @@ def load_runs(
     | path            |       | the folder, which tells runs with equal names apart               |
 
     where: conditions that all hold for each run, such as "depth=6,48", "lr<0.01", "state!=failed"
-    or "outcome=trained"; one, several, or {key: value or values}, a list, range or array.  The
-    values of a mapping are compared as they are: no comma, `*` or `?` of a text has a meaning.
-    sort: a column or setting, descending with `-` before it.  last: the number of runs to keep,
-    those created last.  best: keys such as "lr"; each setting and depth keeps the runs with the
-    best value, as in `deepstack.compare`.
+        or "outcome=trained"; one, several, or {key: value or values}, a list, range or array.  The
+        values of a mapping are compared as they are: no comma, `*` or `?` of a text has a meaning.
+    sort: a column or setting, descending with `-` before it.
+    last: the number of runs to keep, those created last.
+    best: keys such as "lr"; each setting and depth keeps the runs with the best value, as in
+        `deepstack.compare`.
     settings: 'varying', or 'all' for every setting and the same columns in every study; options of
-    schemes and tasks are then one column each.
+        schemes and tasks are then one column each.
 
     Raises NothingMatchedError when there is no run, or none that meets the conditions, and
     ConfigError for an unknown key.

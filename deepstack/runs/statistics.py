@@ -36,8 +36,10 @@ def shared_step(
 ) -> tuple[int, list[Run]]:
     """Return `at_step`, by default the last step that all undiverged runs share, and its runs.
 
-    steps: of the rows of each run.  where: the end of the error's sentence.  Raises
-    NothingMatchedError if no step is shared, or no run has a row for `at_step`.
+    steps: of the rows of each run.
+    where: the end of the error's sentence.
+
+    Raises NothingMatchedError if no step is shared, or no run has a row for `at_step`.
     """
     if at_step is None:
         finished = [run for run in steps if not has_diverged(run)] or list(steps)
@@ -56,8 +58,8 @@ def points_of(
     """Return a row (x, y, low, high, n, mark, by_seed) for the seeds at each x that are not `gone`.
 
     members: the runs at each x.  A point is marked if some seeds are gone, and saturated if it lies
-    above `ceiling`.  If all are gone, it is marked diverged and shows the mean of the values that
-    `value` returns for them.  A point without a finite value is left out.
+        above `ceiling`.  If all are gone, it is marked diverged and shows the mean of the values
+        that `value` returns for them.  A point without a finite value is left out.
     """
     import pandas as pd
 
@@ -114,6 +116,7 @@ def seed_coefficient(wide: pd.DataFrame, degree: int = 1) -> Mean:
     """Fit a polynomial of log y in log x for each seed; return the mean of its first coefficients.
 
     wide: y, a row for each seed and a column for each x.  Seeds that lack a value are left out.
+
     n is 0 with too few columns for this degree, or if a value is not above 0.
     """
     complete = wide.dropna()
@@ -196,8 +199,8 @@ def context_free_loss(run: Run, column: str) -> float | None:
     """Return the validation loss in nats of the best predictor without context: that at chance.
 
     column: of the loss that it is compared with.  It is `unigram_loss` of evals.csv, the mean over
-    the positions of `loss_masked`.  A run without it, or one whose `loss` has positions that show a
-    token, is compared with an entropy that its task states.  None if nothing is known.
+        the positions of `loss_masked`.  A run without it, or one whose `loss` has positions that
+        show a token, is compared with an entropy that its task states.  None if nothing is known.
     """
     logged = last_row(run.evals, "unigram_loss")
     if logged is not None and (column == "loss_masked" or not shows_tokens(run)):

@@ -23,8 +23,9 @@ def tidy(
     """Return a table with one row per observation: scheme, depth, seed, step, value, settings.
 
     quantity: a column of `source`, which is `steps`, `evals`, `timing`, or a function that returns
-    a table with a column `step` for a run.  settings: dotted keys, one column each; by default the
-    settings that vary.  Runs without the quantity have no rows.
+        a table with a column `step` for a run.
+    settings: dotted keys, one column each; by default the settings that vary.  Runs without the
+        quantity have no rows.
     """
     import pandas as pd
 
@@ -60,8 +61,8 @@ def array_statistics(x: np.ndarray, values: np.ndarray) -> pd.DataFrame:
 def seed_statistics(table: pd.DataFrame, by: str = "step") -> pd.DataFrame:
     """Return the mean y of the seeds at each x, y ± one deviation as low and high, and their n.
 
-    table: a tidy table of the seeds of one setting and depth.  by: the column of x.  Counts finite
-    values only.  The deviation of one seed is NaN.
+    table: a tidy table of the seeds of one setting and depth.
+    by: the column of x.  Counts finite values only.  The deviation of one seed is NaN.
     """
     import numpy as np  # `deepstack ls` needs none
 

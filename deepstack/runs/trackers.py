@@ -22,7 +22,7 @@ class Tracker:
     export: a function that writes the logs of runs into a new folder.
     show: a function that returns the command that shows such a folder.
     live: a function that returns an Observer with `close`, which logs a run while it trains
-    (`log.to`); None if the tracker has none.
+        (`log.to`); None if the tracker has none.
     """
 
     export: Callable[[Sequence[Run], Path], None]

@@ -59,6 +59,7 @@ class ForkServer:
     """Starts `deepstack train` in processes forked from one that has imported it already.
 
     `close` ends it and the remaining runs, which save.
+
     folder: for temporary files of the runs; removed with the server.
     cwd: the working directory of the runs, by default the present one.
     """
@@ -94,8 +95,9 @@ class ForkServer:
     ) -> ForkedProcess:
         """Start `deepstack train` of a configuration, YAML, with these variables added.
 
-        memory: limit in bytes; an allocation beyond it raises an error inside the run.  Raises
-        ResourceError if there is no space for temporary files.
+        memory: limit in bytes; an allocation beyond it raises an error inside the run.
+
+        Raises ResourceError if there is no space for temporary files.
         """
         self._started += 1
         process = ForkedProcess(self, self._started, self.folder / f"{self._started:06d}.yaml")
@@ -162,8 +164,10 @@ def serve(program: Callable[[], None], folder: str) -> NoReturn:
     """Fork a process for every request on stdin, a connection, and answer with the exit codes.
 
     A request is {"arguments", "errors", "environment", "memory"} or {"number", "signal"}; runs are
-    numbered from 1.  program: each child calls it with the arguments in sys.argv.  folder: removed
-    at the end.
+    numbered from 1.
+
+    program: each child calls it with the arguments in sys.argv.
+    folder: removed at the end.
     """
     conf.parse_config("")  # builds the validators that the first configuration needs
     gc.collect()

@@ -27,8 +27,9 @@ SIZE = TypeAdapter(ByteSize)
 class Local(Launcher):
     """Starts one process a run on this machine, forked from one that has imported everything.
 
-    budget: bytes of memory for all runs together, by default most of the free memory.  Raises
-    ResourceError if a run asks for a GPU and there is none.
+    budget: bytes of memory for all runs together, by default most of the free memory.
+
+    Raises ResourceError if a run asks for a GPU and there is none.
     """
 
     def __init__(
@@ -96,7 +97,9 @@ class Reservation:
 class Resources:
     """Reserves workers, host memory and GPUs for runs.
 
-    workers: runs at a time; budget: bytes of the host for all of them; gpus: those to share.
+    workers: runs at a time.
+    budget: bytes of the host for all of them.
+    gpus: those to share.
     """
 
     def __init__(self, workers: int, budget: int, gpus: Sequence[Gpu] = ()) -> None:

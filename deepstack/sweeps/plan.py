@@ -59,9 +59,12 @@ OF_OTHER_DEPTHS = {"unique_layers": None, "start": None, "grow": None}
 class Cell:
     """One cell of a sweep's grid: its configuration, its folder and its estimated size.
 
-    state: 'new', or the state of the folder's run; parameters: a number; memory: bytes.
+    state: 'new', or the state of the folder's run.
+    parameters: a number.
+    memory: bytes.
     flops: of all training steps, without the probe.
-    values: of the swept keys; overridden: further keys that an override of the sweep's file set.
+    values: of the swept keys.
+    overridden: further keys that an override of the sweep's file set.
     """
 
     config: conf.Config

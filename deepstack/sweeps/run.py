@@ -49,15 +49,15 @@ def sweep(
 
     config: a configuration, or a study (`deepstack.config.load_study`) without a grid.
     retry: failed runs to run again: 'failed', 'out_of_memory' or 'all'.  Finished runs are skipped
-    and interrupted ones resume.
+        and interrupted ones resume.
     workers: processes at a time, one a run (default: as many as there are cores for).
     memory: for all runs together, '8GB' or a share such as '0.5' (default: most of the free one).
     max_hours: after this time nothing new starts, and running processes save and end.
     run_timeout: seconds of one start of a run, which is then ended and counts as failed.
     stop: called while the sweep runs; if it returns a signal number, all runs save and the sweep
-    ends.  Without it Ctrl-C does so and raises KeyboardInterrupt; a second one raises at once.
+        ends.  Without it Ctrl-C does so and raises KeyboardInterrupt; a second one raises at once.
     show: called repeatedly with the progress (`p.cell.folder.name`, `p.state`, `p.step`) of all
-    cells, for a progress bar.  Without it, a notebook shows one bar for all runs.
+        cells, for a progress bar.  Without it, a notebook shows one bar for all runs.
 
     Returns a Run for each cell that has a folder, in any state.  Raises ConfigError before anything
     runs if a cell is not valid, or names a scheme, task or norm that only this process has

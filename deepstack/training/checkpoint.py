@@ -37,9 +37,9 @@ class Checkpoint:
     """The state from which training resumes after a step, bit for bit.
 
     parts: groups of tensors, each a safetensors file: 'weights', 'optimizer', 'probe' (F_0 and
-    F_{t-1}), 'layers' (the snapshots so far).  state: the run's digest and the checksums of the
-    logs up to the step.  Batches, dropout and θ_0 are functions of the seed and the step, so no
-    random state is stored.
+        F_{t-1}), 'layers' (the snapshots so far).
+    state: the run's digest and the checksums of the logs up to the step.  Batches, dropout and θ_0
+        are functions of the seed and the step, so no random state is stored.
     """
 
     step: int
@@ -141,8 +141,9 @@ def discard(path: Path) -> None:
 class Owner:
     """The run to which a checkpoint must belong.
 
-    run: digest of the run's configuration (`Checkpoint.state['run']`).  weights: tensors with the
-    expected names, shapes and types, None where each rank holds only a part of them.
+    run: digest of the run's configuration (`Checkpoint.state['run']`).
+    weights: tensors with the expected names, shapes and types, None where each rank holds only a
+        part of them.
     largest: upper limit of the bytes of each checkpoint file.
     """
 
@@ -214,6 +215,7 @@ def newest_usable(
 
     If a newer checkpoint is damaged or a log has changed, the run folder is reset to that
     checkpoint; without one, to step 0.  After a log changed during the run, no checkpoint is used.
+
     notify: receives a line for each problem.
     """
     damaged: list[str] = []

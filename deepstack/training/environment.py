@@ -279,7 +279,9 @@ def bf16_support(device: torch.device) -> str:
 def fingerprint(device: torch.device, bf16: bool) -> str:
     """sha256 of a few products, attentions and norms on the CPU, and on the device if another.
 
-    Leaves torch's random state alone.  bf16: whether the run multiplies in bf16 too.
+    Leaves torch's random state alone.
+
+    bf16: whether the run multiplies in bf16 too.
     """
     digest = hashlib.sha256()
     for kind in dict.fromkeys(("cpu", device.type)):

@@ -34,8 +34,8 @@ class Parent:
     Preflight refuses an environment other than the record's.
 
     extends: as in meta.json of a new run that goes on where the record ends; else empty.  Its
-    `exact` states whether training the config at once gives the same run; its `sha256` is the hash
-    of the record's checksums.json.
+        `exact` states whether training the config at once gives the same run; its `sha256` is the
+        hash of the record's checksums.json.
     """
 
     folder: RunFolder
@@ -45,7 +45,9 @@ class Parent:
     def begin(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
         """Write into the locked folder of the new run whatever it takes from the record.
 
-        data: of the new run's task.  Raises ConfigError if the record has other data or weights.
+        data: of the new run's task.
+
+        Raises ConfigError if the record has other data or weights.
         """
         meta = self.folder.read_meta()
         if changed := changed_source({"data": {}} | meta, data, self.config):
@@ -93,8 +95,10 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Ext
     """Return a finished run with the config that trains it `steps` steps further.
 
     overrides: `train.schedule=…`, which a schedule that depends on the number of steps requires,
-    `train.lr=…` and `runtime` settings.  Raises ConfigError for other settings, for a run that has
-    not finished or keeps only its weights, DifferenceError for a damaged one.
+        `train.lr=…` and `runtime` settings.
+
+    Raises ConfigError for other settings, for a run that has not finished or keeps only its
+    weights, DifferenceError for a damaged one.
     """
     folder = finished_run(run, "--extend")
     if steps < 1:

@@ -89,9 +89,11 @@ def choose_folder(
 ) -> RunFolder:
     """Return the folder where this run was trained before, else the first free one.
 
-    taken: names reserved for other runs.  parent: the run from which this one begins.  Raises
-    ConfigError if the run could resume, but its data have changed; a run that has ended stays, and
-    a new one starts beside it.
+    taken: names reserved for other runs.
+    parent: the run from which this one begins.
+
+    Raises ConfigError if the run could resume, but its data have changed; a run that has ended
+    stays, and a new one starts beside it.
     """
     extends = parent.extends if parent else {}
     for folder in same_runs(study, config):

@@ -74,7 +74,7 @@ def meta_of(prepared: Prepared, built: Built, before: dict[str, Any]) -> dict[st
     """Return meta.json: command, time, environment, parameters, FLOPs of a step and data.
 
     before: meta.json of the run before it was resumed, whose time and commit stay; empty for a new
-    run; of a run that extends another one, `extends` and the environment of that.
+        run; of a run that extends another one, `extends` and the environment of that.
     """
     task, config, parameters = prepared.task, prepared.config, built.banks.count()
     flops = flops_of(config, task)

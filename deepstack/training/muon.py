@@ -31,9 +31,10 @@ class Muon(torch.optim.Optimizer):
     Like torch's fused optimizers it divides gradients by `grad_scale` and skips the update if
     `found_inf` is 1, without a wait for the device.
 
-    groups: one a bank of matrices, whose tensors are (rows, padded size): `shape`, the shape of
-    the matrices in a row (number, n_out, n_in); `weight_decay`.  others: the optimizer of all other
-    parameters, whose groups and state count as this one's; None where there are no others.
+    groups: one a bank of matrices, whose tensors are (rows, padded size): `shape`, the shape of the
+        matrices in a row (number, n_out, n_in); `weight_decay`.
+    others: the optimizer of all other parameters, whose groups and state count as this one's; None
+        where there are no others.
     adjust_lr: which s, 'match_rms_adamw' or 'original', torch's names for them.
     """
 

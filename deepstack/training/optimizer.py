@@ -17,10 +17,11 @@ def make_optimizer(
     """Return AdamW, Adam or SGD, fused, or Muon; a group's learning rate is lr(t) * its 'factor'.
 
     Muon updates the layers' matrices, AdamW the other parameters.  A role's rate is lr times
-    `train.lr_factors`, the scheme's factor and `train.lr_exponents`' factor.  capturable: learning
-    rates are tensors, which a captured or replayed step reads at every step; on a GPU they always
-    are, so that an eager step rounds like a captured one.  Weight decay applies to matrices and
-    tables (embedding, position, head), never to a bias or a norm.
+    `train.lr_factors`, the scheme's factor and `train.lr_exponents`' factor.
+
+    capturable: learning rates are tensors, which a captured or replayed step reads at every step;
+        on a GPU they always are, so that an eager step rounds like a captured one.  Weight decay
+        applies to matrices and tables (embedding, position, head), never to a bias or a norm.
     """
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
     of_matrices: list[dict[str, Any]] = []

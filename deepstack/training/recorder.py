@@ -58,7 +58,7 @@ def open_logs(
     """Open steps.csv, timing.csv and further logs of a run until `resources` closes them.
 
     columns: name of a further log -> names of its columns.  Rows after `replay_from` that exist
-    already are compared.
+        already are compared.
     """
     columns = {"steps": STEPS_COLUMNS, "timing": TIMING_COLUMNS, **columns}
     return {

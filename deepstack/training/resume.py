@@ -118,8 +118,9 @@ class Trained:
 def load_trained(folder: RunFolder, notify: Callable[[str], None]) -> Trained:
     """Load config, task and model of the newest whole checkpoint of a run.
 
-    notify: receives a line for each checkpoint that is not used.  Raises ConfigError for a run
-    of an external model, NothingMatchedError without a checkpoint.
+    notify: receives a line for each checkpoint that is not used.
+
+    Raises ConfigError for a run of an external model, NothingMatchedError without a checkpoint.
     """
     config = recorded_config(folder)
     task = task_of(config)

@@ -63,17 +63,17 @@ def train(
     uninterrupted one.  Divergence is a result, not an error.
 
     config: from `deepstack.load_config`; it is never changed.
-    `deepstack.config.with_overrides(config, {"model.depth": 48})` returns a changed one.
+        `deepstack.config.with_overrides(config, {"model.depth": 48})` returns a changed one.
     study: name of the study's folder, by default the configuration's name or 'runs'.
     observer: receives every event; `deepstack.training.PlainLines()` prints a line every five
-    seconds.  Without one, a notebook shows a progress bar; `deepstack.training.Observer()` is
-    silent.
+        seconds.  Without one, a notebook shows a progress bar; `deepstack.training.Observer()` is
+        silent.
     stop: called after every step; if it returns a signal number, the run saves a checkpoint and
-    ends.  Without `stop`, Ctrl-C does so after the step and raises KeyboardInterrupt.  A second
-    Ctrl-C raises at once, and the next call repeats the steps after the last checkpoint.
+        ends.  Without `stop`, Ctrl-C does so after the step and raises KeyboardInterrupt.  A second
+        Ctrl-C raises at once, and the next call repeats the steps after the last checkpoint.
 
     parent: a recorded run from which a new one begins; `deepstack.training.parent_of(run, steps)`
-    returns one to extend, and `parent.config` is the config to train.
+        returns one to extend, and `parent.config` is the config to train.
 
     Returns a Run: `run.steps`, `run.evals` (pandas), `run.state`, `run.path`.
 
@@ -142,8 +142,9 @@ def release_memory(device: torch.device) -> None:
 class TrainingRun:
     """A run in its locked folder, with the model, optimizer and logs that fill it.
 
-    A new instance has loaded the newest checkpoint, if there is one.  resources: closes the logs
-    and frees the step's memory.
+    A new instance has loaded the newest checkpoint, if there is one.
+
+    resources: closes the logs and frees the step's memory.
     """
 
     def __init__(

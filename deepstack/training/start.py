@@ -54,8 +54,9 @@ def grown_rows(grow: str, before: int, after: int) -> list[int]:
 class StartingPoint:
     """The run whose weights another one begins with.
 
-    path: as in `model.start`.  sha256: of its weights.  fresh: a line for each parameter
-    that starts anew.
+    path: as in `model.start`.
+    sha256: of its weights.
+    fresh: a line for each parameter that starts anew.
     """
 
     path: str
@@ -204,7 +205,9 @@ def start_sha256(config: conf.Config) -> str | None:
 def finished_run(path: str | Path, name: str) -> RunFolder:
     """Return the folder of a finished run, given by its path or by the path of its config.yaml.
 
-    name: of the setting or option, for errors.  Raises ConfigError for anything else.
+    name: of the setting or option, for errors.
+
+    Raises ConfigError for anything else.
     """
     key = KEY if name == KEY else None
     is_config = Path(path).name == "config.yaml"
@@ -222,7 +225,8 @@ def changed_source(
 ) -> tuple[str, str, str, str] | None:
     """Return key, name, old and new sha256 of data or starting point that differ from a run's.
 
-    meta: of the run.  data: of the task now.  None if both are as they were.
+    meta: of the run.
+    data: of the task now.  None if both are as they were.
     """
     recorded = meta.get("start", {}).get("sha256")
     sources = (

@@ -31,7 +31,8 @@ PATIENCE = 300
 class Kernels(NamedTuple):
     """The loaded kernels.
 
-    run: (address of a table, number of records) -> None.  kinds: number of each kind by name.
+    run: (address of a table, number of records) -> None.
+    kinds: number of each kind by name.
     description: instruction width and hash of source, compiler and processor.
     """
 

@@ -27,7 +27,8 @@ MATRICES = {
 class Terms(NamedTuple):
     """The symbols of the theorem, each (depth, S), S the sublayers of a layer.
 
-    alpha: NaN where the sublayer is not LN(alpha x + G(x)); v, w: effective gains;
+    alpha: NaN where the sublayer is not LN(alpha x + G(x)).
+    v, w: effective gains.
     moved: ‖θ_t − θ_0‖ of the sublayer's two matrices of the value path.
     """
 

@@ -93,8 +93,9 @@ def calibrate(
     There the rates of the others are corrected, and a role's change is taken back from θ_t.
     In ReZero these are the matrices, because its gates are 0 in θ_0.  Their effect is a product of
     two changes.  The rate is therefore ten times larger here and in the runs that check it.
+
     alone: also train each role alone, in `<out>/<study>_alone`, and measure these runs.  Without
-    them a role's part after several steps is its change beside the other roles.
+        them a role's part after several steps is its change beside the other roles.
     check: also run the corrected configuration, in `<out>/<study>_after`.
     workers, show: see `deepstack.sweep`.
 

@@ -27,14 +27,16 @@ ROUNDING = 10 * 2**-23
 class RoleExponent(NamedTuple):
     """The growth of a role's model update with depth, ‖ΔF_role‖ ~ N^exponent at a step.
 
-    role: a parameter role, or `together` for all at once.  exponent, error: mean over seeds of the
-    slopes of log ‖ΔF_role‖ on log N, and its standard error.  low, high: its 95 % interval
-    (Student's t, three seeds or more).  curvature, curvature_error: the same of the coefficient of
-    (log N)² in a parabola.  smallest, largest: mean ‖ΔF_role‖ over seeds at the depths where it is
-    least and greatest.  linearity: ‖ΔF_role‖ at half the learning rate over that at the full rate,
-    where neither is within rounding; 0.5 is linear.  origin: `initial` if the role's change was
-    applied to θ_0, `current` if it was taken back from θ_t, `alone` if the role was trained alone.
-    None for a value that the runs do not determine.
+    role: a parameter role, or `together` for all at once.
+    exponent, error: mean over seeds of the slopes of log ‖ΔF_role‖ on log N, and its standard
+        error.
+    low, high: its 95 % interval (Student's t, three seeds or more).
+    curvature, curvature_error: the same of the coefficient of (log N)² in a parabola.
+    smallest, largest: mean ‖ΔF_role‖ over seeds at the depths where it is least and greatest.
+    linearity: ‖ΔF_role‖ at half the learning rate over that at the full rate, where neither is
+        within rounding; 0.5 is linear.
+    origin: `initial` if the role's change was applied to θ_0, `current` if it was taken back from
+        θ_t, `alone` if the role was trained alone. None for a value that the runs do not determine.
     """
 
     step: int
@@ -56,10 +58,11 @@ class RoleExponent(NamedTuple):
 class DepthExponents:
     """Exponents in depth of each role's part of ‖ΔF‖, from runs at several depths.
 
-    before: runs with a small constant rate and half of it, the same for all depths.  alone: the
-    same with one trained role each; empty if they were not asked for.  second: the same for the
-    roles that do not move F from θ_0, with the rates of the others corrected; empty if there are
-    none.  after: runs with corrected rates, empty if they were not asked for.
+    before: runs with a small constant rate and half of it, the same for all depths.
+    alone: the same with one trained role each; empty if they were not asked for.
+    second: the same for the roles that do not move F from θ_0, with the rates of the others
+        corrected; empty if there are none.
+    after: runs with corrected rates, empty if they were not asked for.
     """
 
     depths: tuple[int, ...]
@@ -159,8 +162,9 @@ def role_exponents(
     """Return the exponents of every role at every step, of the runs with the largest rate.
 
     updates: from `role_updates`, over two depths or more; smaller rates give the linearity.
-    steps: the steps to take, by default all.  origin: where the updates were measured, for the
-    rows.  A role that does not move F has no exponent.
+    steps: the steps to take, by default all.
+    origin: where the updates were measured, for the rows.  A role that does not move F has no
+        exponent.
     """
     chosen = updates[updates["step"].isin(steps)] if steps else updates
     parts: Any = chosen.groupby(["step", "role"], sort=False)

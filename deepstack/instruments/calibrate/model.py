@@ -68,10 +68,14 @@ def calibrate_model(
     steps at every depth, measured by `deepstack.probe`.
 
     build: (depth, seed) -> model, probe batch and training loss, a function of the step.  It sets
-    random seeds itself.  groups: name -> patterns of parameter names ("*.self_attn.*"); parameters
-    without a match are the group `rest`.  lr: a small constant rate; half of it is measured too.
-    out: the folder of the runs is <out>_before and <out>_after.  optimizer: called with parameter
-    groups that have a rate.  hidden: see `deepstack.probe`.  check: also measure with the factors.
+        random seeds itself.
+    groups: name -> patterns of parameter names ("*.self_attn.*"); parameters without a match are
+        the group `rest`.
+    lr: a small constant rate; half of it is measured too.
+    out: the folder of the runs is <out>_before and <out>_after.
+    optimizer: called with parameter groups that have a rate.
+    hidden: see `deepstack.probe`.
+    check: also measure with the factors.
 
     Raises ConfigError for fewer than two depths, and if the folder holds runs.
     """

@@ -62,8 +62,8 @@ def coordinate_slopes(table: pd.DataFrame, over: str) -> list[dict[str, Any]]:
     """Return the exponent of each quantity in `over` (width or depth), and the verdict.
 
     table: from `coordinates`, of one setting.  A row for each quantity, layer and value of the
-    other one of width and depth: exponent with its 95 % interval (Student's t over three seeds or
-    more), verdict, least and greatest mean, number of seeds.
+        other one of width and depth: exponent with its 95 % interval (Student's t over three seeds
+        or more), verdict, least and greatest mean, number of seeds.
     """
     other = "depth" if over == "width" else "width"
     rows = []

@@ -32,15 +32,16 @@ def analyze_model(
     """Analyze any PyTorch model whose layers pass on one stream; return name -> result.
 
     batch: as in `deepstack.probe`: model(batch), model(*batch) or model(**batch).  The model
-    returns logits, (batch, seq, vocabulary), or an object with `logits`.
+        returns logits, (batch, seq, vocabulary), or an object with `logits`.
     what: names of analyses, see `deepstack list analyses`; they write nothing.
     head: what follows the last layer: the names of modules, applied in their order, as in
-    ("transformer.ln_f", "lm_head"), or a function of the stream.  By default the model itself reads
-    each stream, with layers that do nothing.
+        ("transformer.ln_f", "lm_head"), or a function of the stream.  By default the model itself
+        reads each stream, with layers that do nothing.
     targets: (batch, seq), the true token at each position, -100 where none is predicted; without
-    them nothing is measured that needs a loss, and the lens covers all positions.
+        them nothing is measured that needs a loss, and the lens covers all positions.
     layers: as in `deepstack.probe`, modules that take the stream first, and return it, or a tuple
-    that begins with it.  training: a batch on which `linear` fits its maps.
+        that begins with it.
+    training: a batch on which `linear` fits its maps.
     settings: every, top, probes, iterations, ridge, seed.
 
     The model runs in evaluation mode, without autocast, compilation and key-value caches.  If one

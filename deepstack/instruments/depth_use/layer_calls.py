@@ -20,9 +20,10 @@ STREAM_NAMES = ("hidden_states", "x", "src", "input")
 class Place:
     """The arguments and results of a layer, apart from the stream.
 
-    args, kwargs: arguments without the stream; name: its keyword, or None for the first argument.
-    output: the layer's output with None for the stream.  in_place: whether its stream is the tensor
-    that the layer was given.
+    args, kwargs: arguments without the stream.
+    name: its keyword, or None for the first argument.
+    output: the layer's output with None for the stream.
+    in_place: whether its stream is the tensor that the layer was given.
     """
 
     args: tuple[Any, ...]

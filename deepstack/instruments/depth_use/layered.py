@@ -93,7 +93,8 @@ class Layered:
 
     While it runs, the forward of each layer is replaced.  The layer computes on a copy of the
     stream, so that one that works in place changes nothing that an analysis holds.
-    one_tensor: whether the stream is one tensor (batch, seq, d), so that layers can be exchanged;
+
+    one_tensor: whether the stream is one tensor (batch, seq, d), so that layers can be exchanged.
     why_not: the reason if it is not.  Methods run inside of `ready`.
     """
 

@@ -21,11 +21,15 @@ MOST_LAYERS = 128
 class Request:
     """The model of an analysis, its samples and its settings.
 
-    held_out: the sample on which losses and states are taken.  probe: the sample for Jacobians.
-    training: the sample on which linear maps are fitted, or None.  every: change every so many-th
-    layer.  top: predictions that the lens compares.  probes, iterations: of Jacobians.
+    held_out: the sample on which losses and states are taken.
+    probe: the sample for Jacobians.
+    training: the sample on which linear maps are fitted, or None.
+    every: change every so many-th layer.
+    top: predictions that the lens compares.
+    probes, iterations: of Jacobians.
     ridge: of linear maps, relative to the mean variance of a coordinate.
-    other: a second model, whose states are compared with this one's.  seed: of random probes.
+    other: a second model, whose states are compared with this one's.
+    seed: of random probes.
     """
 
     model: Layered
@@ -79,8 +83,9 @@ def measure(
 ) -> Callable[[Measure], Measure]:
     """Register a function that measures and adds its values to an Analysis with these columns.
 
-    any_stream: whether the stream may be more than one tensor.  targets, training: whether the
-    request needs them.  A request that does not fit raises ConfigError.
+    any_stream: whether the stream may be more than one tensor.
+    targets, training: whether the request needs them.  A request that does not fit raises
+        ConfigError.
     """
 
     def refuse(request: Request) -> None:

@@ -36,10 +36,12 @@ def analyze_run(
 
     It computes on the CPU, in fp32.
 
-    what: names of analyses.  batches: held-out ones, the first of those that evaluate the run.
-    side: 'encoder' or 'decoder' of a model with both; by default the last.  other: a run whose
-    streams `similarity` compares with this one's, for the same inputs.  say: receives a line for
-    each checkpoint that is not used.  settings: of `Request`.
+    what: names of analyses.
+    batches: held-out ones, the first of those that evaluate the run.
+    side: 'encoder' or 'decoder' of a model with both; by default the last.
+    other: a run whose streams `similarity` compares with this one's, for the same inputs.
+    say: receives a line for each checkpoint that is not used.
+    settings: of `Request`.
 
     Losses count the positions whose token the inputs do not show, as `loss_masked` does.
     Raises ConfigError for an unknown analysis and for one that the scheme does not allow, which

@@ -105,8 +105,10 @@ def made_flops(runs: Sequence[Run]) -> float:
 class Law(NamedTuple):
     """L = E + c x^(-a), each with its 95 % interval over seeds, if there are three.
 
-    residual: root of the mean square of loss minus law, in nats.  n: values of x.  seeds: those
-    that every x shares.  samples: E, c and a from all seeds and from each sample of them.
+    residual: root of the mean square of loss minus law, in nats.
+    n: values of x.
+    seeds: those that every x shares.
+    samples: E, c and a from all seeds and from each sample of them.
     """
 
     E: Interval
@@ -174,8 +176,10 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
 def solve(x: np.ndarray, losses: np.ndarray) -> np.ndarray:
     """Return E, c and a of least squares for each row of losses, (rows, 3).
 
-    c is 0 if the losses do not fall with x.  losses: (rows, len(x)).  A grid of log a between its
-    limits is divided again around the best value of each row, until its spacing is below 1e-9.
+    c is 0 if the losses do not fall with x.
+
+    losses: (rows, len(x)).  A grid of log a between its limits is divided again around the best
+        value of each row, until its spacing is below 1e-9.
     """
     middle = math.exp(np.log(x).mean())  # k = c middle^(-a) is as large as the losses
     z = np.log(x / middle)
@@ -208,7 +212,7 @@ def law_table(runs: Sequence[Run], law: str) -> tuple[list[dict[str, Any]], list
     """Return a row for each setting whose losses have a law, and sentences on others and limits.
 
     law: depth, width or compute.  Where four depths or widths have one budget of FLOPs, each budget
-    has a separate law; `compute` has one for each depth.  Diverged runs are left out.
+        has a separate law; `compute` has one for each depth.  Diverged runs are left out.
     """
     laws, notes = laws_by_setting(runs, law)
     rows = [

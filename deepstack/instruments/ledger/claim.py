@@ -47,12 +47,13 @@ class Part:
 
     what: the name of the number.
     relation: of the measured number to the prediction, '=', '<=' or '>='.
-    uncertainty: one standard error of `measured`; draws: their number, 0 if it is not a mean.
+    uncertainty: one standard error of `measured`.
+    draws: their number, 0 if it is not a mean.
     tolerance: the relative difference that the claim allows ('about', 'for large d'), 0 for an
-    equality; an absolute difference if the prediction is 0.
+        equality; an absolute difference if the prediction is 0.
     stated: False for a number that the claim does not state, which the verdict ignores.
-    null: the value of a null result, which the claim does not allow.  An inequality may
-    have its own bound there.
+    null: the value of a null result, which the claim does not allow.  An inequality may have its
+        own bound there.
 
     Raises PluginError for a null result that satisfies the claim: such a part cannot fail.
     """
@@ -197,7 +198,7 @@ class Finding:
     """The result of a claim's experiment.
 
     note: one to three sentences with the sizes and the number of draws, and the reason if the claim
-    does not hold as stated.
+        does not hold as stated.
     """
 
     parts: Sequence[Part]
@@ -237,6 +238,7 @@ class Claim:
         """Run the experiment and return its result; the same arguments give the same numbers.
 
         thorough: `repeats` gives THOROUGH times as many draws.
+
         Raises PluginError if it returns no Finding, or one without a stated part.
         """
         token = factor.set(THOROUGH if thorough else 1)

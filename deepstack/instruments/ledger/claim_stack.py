@@ -36,7 +36,7 @@ class Trial:
     """An initialised stack, the batches of its task, and a fixed probe batch.
 
     changes: short name of a setting -> value, added to SMALL.  They and the seed determine all
-    numbers.
+        numbers.
     """
 
     def __init__(self, seed: int, **changes: Any) -> None:

@@ -23,9 +23,12 @@ def generate(
 ) -> Tensor:
     """Generate `length` tokens after `tokens`, each the most probable given those before it.
 
-    tokens: (batch, begin), the first input of the decoder; source: (batch, source) with an
-    encoder.  Returns (batch, length).  Raises ConfigError for a model without a decoder, for more
-    tokens than positions, or if begin or length is 0.  Leaves the model in evaluation mode.
+    tokens: (batch, begin), the first input of the decoder.
+    source: (batch, source) with an encoder.
+
+    Returns (batch, length).
+    Raises ConfigError for a model without a decoder, for more tokens than positions, or if begin or
+    length is 0.  Leaves the model in evaluation mode.
     """
     if min(length, tokens.shape[1]) < 1:
         raise ConfigError(
@@ -44,8 +47,10 @@ def generate(
 def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """Return a function from the next position's token, (batch,), to logits, (batch, vocab_size).
 
-    Call it once for each position, in order; it caches earlier positions.  source: (batch, source)
-    tokens, for a decoder that reads an encoder.  Leaves the model in evaluation mode.
+    Call it once for each position, in order; it caches earlier positions.
+
+    source: (batch, source) tokens, for a decoder that reads an encoder.  Leaves the model in
+        evaluation mode.
     """
     decoder = model.decoder
     if decoder is None or (model.encoder is not None) != (source is not None):
@@ -90,7 +95,8 @@ def decoder_of(model: Transformer, source: Tensor | None = None) -> Callable[[Te
 def one_by_one(module: nn.Module, memory: Tensor | None, seq_len: int) -> Sublayer:
     """Return a sublayer as a function of one position at a time, (batch, 1, d_model).
 
-    memory: the encoder's output; seq_len: the largest number of positions.
+    memory: the encoder's output.
+    seq_len: the largest number of positions.
     """
     if isinstance(module, Attention):
         return partial(module, cache=Cache(seq_len))

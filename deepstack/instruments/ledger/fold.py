@@ -28,7 +28,8 @@ OF_THE_STACK = ("norm_gain", "norm_bias", "final_norm")
 class Reader(NamedTuple):
     """A linear map that reads a norm: y = scale * n Wᵀ + b, n the norm's output.
 
-    weights: the names of the parameters that hold the rows of W; bias: the name of b, or None.
+    weights: the names of the parameters that hold the rows of W.
+    bias: the name of b, or None.
     """
 
     weights: tuple[str, ...]
@@ -98,6 +99,7 @@ def fold(
     (Post-LN: the residual), that model computes something else: see `compare`.
 
     untie: first give a tied head a separate matrix, (vocab_size, d_model) parameters more.
+
     Raises ConfigError if no norm has a gain or a bias to fold, or if a bias that stays in its norm
     would be divided by a gain of 0.
     """
@@ -204,8 +206,9 @@ def compare(
 ) -> Comparison:
     """Compare both models' logits on a batch of tokens, in float64.
 
-    before, after: configuration and values by name; inputs: (batch, seq); step: the last training
-    step, for schemes that change with it.
+    before, after: configuration and values by name.
+    inputs: (batch, seq).
+    step: the last training step, for schemes that change with it.
     """
 
     def logits(config: conf.Config, values: Mapping[str, Tensor]) -> Tensor:

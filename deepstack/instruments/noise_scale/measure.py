@@ -21,7 +21,8 @@ from deepstack.tasks import IGNORE
 class GradientNoise(NamedTuple):
     """S and |G|² of all trained parameters, and of each layer.
 
-    model: (2,).  by_layer: side of a stack -> (2, depth).  Double precision, on the device.
+    model: (2,).
+    by_layer: side of a stack -> (2, depth).  Double precision, on the device.
     """
 
     model: Tensor
@@ -43,10 +44,12 @@ def gradient_noise(
 ) -> GradientNoise:
     """Return S and |G|² of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1).
 
-    banks: the trained parameters.  tokens: (B, seq), B ≥ 2.  loss: (logits of sequence i, i) -> a
-    loss whose mean over i is the batch's loss, so that the mean of its gradients g_i is ḡ.
+    banks: the trained parameters.
+    tokens: (B, seq), B ≥ 2.
+    loss: (logits of sequence i, i) -> a loss whose mean over i is the batch's loss, so that the
+        mean of its gradients g_i is ḡ.
     unique: the number of layers with parameters of their own, which the others repeat; a repeated
-    layer has the values of the parameters that it shares.
+        layer has the values of the parameters that it shares.
 
     S = Σ‖g_i − ḡ‖²/(B − 1) and |G|² = ‖ḡ‖² − S/B are unbiased.  One forward and one backward pass
     of a single sequence after the other, in evaluation mode.

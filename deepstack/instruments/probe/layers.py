@@ -41,8 +41,9 @@ def find_layers(
     same input.  Lists inside of a repeated module are left out: attention heads, experts.  If there
     is no such ModuleList, a Sequential of equal modules counts.
 
-    width: of F, if it is known; the members have it too.  Raises ConfigError if no list fits, or if
-    the members of two take turns.
+    width: of F, if it is known; the members have it too.
+
+    Raises ConfigError if no list fits, or if the members of two take turns.
     """
     modules = dict(model.named_modules())
     if isinstance(layers, str):

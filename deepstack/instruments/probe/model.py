@@ -58,8 +58,9 @@ class ExternalModel:
     F is taken in evaluation mode, without autocast, as float32 at least.  Raises ConfigError where
     the arguments do not fit the model, with a suggestion to type instead.
 
-    f_width: the width of F.  given: the model as it was given; model: that inside of torch.compile
-    and of data parallel wrappers.
+    f_width: the width of F.
+    given: the model as it was given.
+    model: that inside of torch.compile and of data parallel wrappers.
     """
 
     def __init__(self, model: nn.Module, batch: Any, hidden: Hidden, layers: Layers) -> None:
@@ -157,8 +158,12 @@ class ExternalModel:
     ) -> dict[str, Tensor]:
         """Return ‖F(θ_0 + Δθ_g) − F_0‖ for each group g, the whole ‖ΔF‖, and the unexplained rest.
 
-        All are means over tokens.  groups: name -> names of parameters; start: θ_0, with buffers.
-        `unexplained` is the norm of ΔF − Σ_g (F(θ_0 + Δθ_g) − F_0): interactions of groups.
+        All are means over tokens.
+
+        groups: name -> names of parameters.
+        start: θ_0, with buffers. `unexplained` is the norm of ΔF − Σ_g (F(θ_0 + Δθ_g) − F_0):
+            interactions of groups.
+
         Raises ConfigError if the model has other parameters than at the start.
         """
         self._refuse_replaced(start)

@@ -150,8 +150,9 @@ class Probe:
         """Measure the model after a step: between optimizer.step() and the next zero_grad().
 
         loss: of the batch of this step, without the factor of a gradient scaler.  After a loss or
-        an F that is not finite nothing more is written.  A gradient that is not finite is written
-        as it is: torch.amp.GradScaler leaves out such a step.
+            an F that is not finite nothing more is written.  A gradient that is not finite is
+            written as it is: torch.amp.GradScaler leaves out such a step.
+
         Raises ConfigError outside of the context, and if no parameter has a gradient.
         """
         recorder = self._recorder

@@ -27,8 +27,9 @@ MOST = 4 * FEWEST
 class Optimum(NamedTuple):
     """The best value of a setting among those that a search has tried.
 
-    inside: whether greater and smaller neighbours at the final ratio are worse.  losses: value ->
-    mean final validation loss over the choosing seeds, infinite if one of their runs is not done.
+    inside: whether greater and smaller neighbours at the final ratio are worse.
+    losses: value -> mean final validation loss over the choosing seeds, infinite if one of their
+        runs is not done.
     reported: the same at the best value over the reported seeds; None without `select_seeds`.
     """
 
@@ -45,7 +46,7 @@ class Search:
     """The values start * tolerance^i that one search has tried, i being whole numbers.
 
     losses: i -> loss.  The grid grows until the best value lies inside; then its step is halved
-    around it, until neighbours differ by one factor `tolerance`.
+        around it, until neighbours differ by one factor `tolerance`.
     """
 
     start: float
@@ -101,7 +102,7 @@ def refine(
 
     max_runs: an upper limit of all choosing runs, shared equally by the settings.
     select_seeds: the seeds that choose.  If given, the study's own seeds train once more at each
-    chosen value, in `<out>/<name>_reported`: their losses are not biased by the choice.
+        chosen value, in `<out>/<name>_reported`: their losses are not biased by the choice.
 
     Raises ConfigError for a key that is not a positive number, or a tolerance that is not above 1.
     """

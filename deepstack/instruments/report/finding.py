@@ -34,7 +34,8 @@ MOST_NAMES = 4  # settings that a sentence names; the lists below it have all
 class Candidate:
     """The finished seeds of one setting at one depth.
 
-    losses: seed -> final validation loss in nats.  floor: mean loss of a predictor without context.
+    losses: seed -> final validation loss in nats.
+    floor: mean loss of a predictor without context.
     """
 
     scheme: str
@@ -51,7 +52,7 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
     """Return the finding of a study: sentences, a row for each depth, and lists.
 
     best: the settings of these runs that are chosen, full; the learning rate is chosen anyway where
-    a setting and depth has several.
+        a setting and depth has several.
     updates: the table of the chart update_vs_depth, or None if it is not drawn.
     """
     learning = learning_of(runs)

@@ -76,12 +76,15 @@ def report(
     filtered, and charts show their values.  The same runs give the same bytes.  Several folders
     make one section, and need `to`.
 
-    where, last: as in `deepstack.load_runs`.  sort: the order of its table of runs.
+    where, last: as in `deepstack.load_runs`.
+    sort: the order of its table of runs.
+
     `say` gets a sentence for each chart as it is drawn and for each run that cannot be read;
     `started`, if it is given, gets the sentence of a chart instead, and the number of all charts.
-    Returns the file.  Raises NothingMatchedError without runs, ResourceError where none can be
-    read, ConfigError for several folders without `to`, and the errors of `compare`.  Raises
-    BrokenChartError after it has written the page, if the code of a chart has failed.
+    Returns the file.
+    Raises NothingMatchedError without runs, ResourceError where none can be read, ConfigError for
+    several folders without `to`, and the errors of `compare`.
+    Raises BrokenChartError after it has written the page, if the code of a chart has failed.
     """
     folders = list_folders(directory)
     if len(folders) > 1 and to is None:
@@ -123,7 +126,7 @@ def build_page(
     """Return the page of `report`.
 
     path: the file that links to run folders start from; None for the page of a server, which has no
-    such links and looks for a newer page.
+        such links and looks for a newer page.
     """
     all_studies, skipped = find_studies(
         folders, partial(Run.damage, layers=True), where, sort, last
@@ -177,7 +180,8 @@ def section_of(
 ) -> dict[str, Any]:
     """Return the values of one study on the page, without its charts.
 
-    rows: of `comparison`.  path: the file that links to run folders start from, or None.
+    rows: of `comparison`.
+    path: the file that links to run folders start from, or None.
     """
     several_tasks = len({run.get(TASK) for run in runs}) > 1
     for row in rows:

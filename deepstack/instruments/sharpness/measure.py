@@ -53,7 +53,8 @@ class Hessian:
     """The Hessian of a loss at the present parameters, as products with vectors.
 
     tied: each trained parameter as the tensors that hold it, several for the repeated layers of a
-    looped stack; a vector has the entries of one of them each, (entries,) in double precision.
+        looped stack; a vector has the entries of one of them each, (entries,) in double precision.
+
     The products are second backward passes through one graph, which this object holds.
     """
 
@@ -92,9 +93,10 @@ class Hessian:
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> Eigenvalue:
     """Return the largest eigenvalue of a symmetric matrix, from below, by Lanczos' iteration.
 
-    product: v -> H v; start: a vector that is not orthogonal to the eigenvector.  Ends when the
-    residual is below TOLERANCE times the value.  It keeps three vectors and no basis: rounding
-    then repeats eigenvalues that have converged, and leaves the largest as it is.
+    product: v -> H v.
+    start: a vector that is not orthogonal to the eigenvector.  Ends when the residual is below
+        TOLERANCE times the value.  It keeps three vectors and no basis: rounding then repeats
+        eigenvalues that have converged, and leaves the largest as it is.
     """
     from scipy.linalg import eigh_tridiagonal
 
@@ -145,8 +147,9 @@ def sharpness(
 ) -> tuple[Eigenvalue, Eigenvalue]:
     """Return the largest eigenvalues of H and of S H S, S = P^{−1/2} diagonal.
 
-    loss: logits -> the loss of the tokens.  scales: the diagonal of S, of each trained bank
-    (depth, …); None: the second one is NaN.  If all are 1, it is the first one.
+    loss: logits -> the loss of the tokens.
+    scales: the diagonal of S, of each trained bank (depth, …); None: the second one is NaN.  If all
+        are 1, it is the first one.
 
     A product costs about as much as four forward passes of the plain layers; fused ones have no
     second derivative.  The iteration starts from one fixed random vector.

@@ -59,10 +59,11 @@ def signal(
 ) -> Signals:
     """Measure variance, correlation of tokens and gradients of every layer before training.
 
-    grid: {dotted key: values}, as in `deepstack.sweep`.  depths: of every cell (default: the
-    configuration's).  seeds: how many, from `seed` on.  Runs are run folders without training steps
-    in `<out>/<study>`; a repeated call measures only missing ones.  workers, show: see
-    `deepstack.sweep`.
+    grid: {dotted key: values}, as in `deepstack.sweep`.
+    depths: of every cell (default: the configuration's).
+    seeds: how many, from `seed` on.  Runs are run folders without training steps in
+        `<out>/<study>`; a repeated call measures only missing ones.
+    workers, show: see `deepstack.sweep`.
     """
     described = as_study(config, grid)
     base = described.base

@@ -77,11 +77,11 @@ def seed_rows(layers: pd.DataFrame) -> pd.DataFrame:
     """Return a row per setting, depth, side and seed: the first and last layer, and RATES.
 
     layers: from `signal_layers`.  A rate is the least-squares slope of ln of the signal on the
-    layer: per layer away from the input, or toward it for gradients (`gradient_exponent` and the
-    two after it), so that a positive one is a growth in the direction in which the signal goes.
-    `jacobian_ratio`: ‖∂F/∂x_1‖² over ‖∂F/∂x_N‖².  `angle_exponent_predicted`: mean over layers of
-    −ln(1 + (v w/α)²), which attention causes in LN(α x + G(x)) if tokens are nearly equal; NaN for
-    other schemes.
+        layer: per layer away from the input, or toward it for gradients (`gradient_exponent` and
+        the two after it), so that a positive one is a growth in the direction in which the signal
+        goes. `jacobian_ratio`: ‖∂F/∂x_1‖² over ‖∂F/∂x_N‖².  `angle_exponent_predicted`: mean over
+        layers of −ln(1 + (v w/α)²), which attention causes in LN(α x + G(x)) if tokens are nearly
+        equal; NaN for other schemes.
     """
     import pandas as pd
 

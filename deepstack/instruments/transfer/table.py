@@ -32,8 +32,8 @@ class BestRate(NamedTuple):
 
     rate: the vertex of a parabola in log lr through the best rate tried and its two neighbours.
     edge: empty if both neighbours have a finite loss.  Else `rate` is the best one tried, without
-    an interval, and `edge` is `highest` or `lowest`, its place among the rates tried, or `diverged`
-    if a neighbour diverged.
+        an interval, and `edge` is `highest` or `lowest`, its place among the rates tried, or
+        `diverged` if a neighbour diverged.
     """
 
     depth: int

@@ -39,8 +39,10 @@ def analyze_folder(
     """Analyze the model of `analyze_huggingface` on a text; write to analysis/ in its folder.
 
     text: a file that the task `tokens` reads: text, for the tokenizer.json of the folder, or
-    tokens.  Held-out sequences come from its last tenth.  bos: begin each sequence with the
-    bos_token_id of config.json.  settings: as in `analyze_model`.
+        tokens.  Held-out sequences come from its last tenth.
+    bos: begin each sequence with the bos_token_id of config.json.
+    settings: as in `analyze_model`.
+
     Raises ConfigError for a file or a folder that does not fit.
     """
     path, checked = Path(folder), read_folder(folder)
@@ -95,8 +97,10 @@ def analyze_huggingface(
     """Analyze a causal language model in a folder with config.json and *.safetensors.
 
     tokens: (batch, seq) integers, which are input and target: each position predicts the next.
-    training: the same, for `linear`.  settings: as in `analyze_model`.  Needs transformers.  Loads
-    the folder alone, in fp32: it downloads nothing, reads no pickle and runs no code of the folder.
+    training: the same, for `linear`.
+    settings: as in `analyze_model`.  Needs transformers.  Loads the folder alone, in fp32: it
+        downloads nothing, reads no pickle and runs no code of the folder.
+
     Raises ConfigError for a folder without such files, for weights that do not fit the model, all
     and exactly, and for layers that pass on more than a stream; ResourceError without transformers.
     """

@@ -56,8 +56,10 @@ def other_format(folder: str | Path) -> str | None:
 class Folder:
     """A folder whose files have been checked.
 
-    config: of config.json.  files: the weights that are loaded.  prefixes: what wrappers have added
-    to names of tensors.  elements: of all tensors.
+    config: of config.json.
+    files: the weights that are loaded.
+    prefixes: what wrappers have added to names of tensors.
+    elements: of all tensors.
     """
 
     path: Path

@@ -19,7 +19,9 @@ STATE, SPLITS = "state.json", "dataset_dict.json"
 def files_of(folder: Path, path: str, reading: Reading) -> list[Path] | None:
     """Return the files of a saved data set, which has state.json; None for any other folder.
 
-    path: the folder as the user typed it.  Raises ConfigError for a data set of several splits.
+    path: the folder as the user typed it.
+
+    Raises ConfigError for a data set of several splits.
     """
     if (folder / SPLITS).is_file():
         splits = ", ".join(sorted(each.name for each in folder.iterdir() if each.is_dir()))

@@ -21,7 +21,8 @@ class FolderChanges(NamedTuple):
     """The difference between a run folder and its copy.
 
     files: for each file its path in the folder, the size of the copy that stays, and the bytes
-    after it.  removed: paths of files.
+        after it.
+    removed: paths of files.
     """
 
     files: list[tuple[str, int, bytes]]

@@ -43,6 +43,7 @@ class OnRay(Launcher):
     """One task a run on the cluster at `address` (default: RAY_ADDRESS, or the one of this host).
 
     workers: runs at a time, by default as many as the cluster has cores, memory and GPUs for.
+
     Raises ResourceError where there is no cluster, ConfigError where a node lacks this deepstack.
     """
 
@@ -233,6 +234,7 @@ def has_capacity(
     """Return whether a run fits beside those that run.
 
     limit: the number of runs at a time, which counts alone; by default the nodes' resources do.
+
     A run that is alone always fits; if it is too large for a node, it is refused when submitted.
     """
     if limit is not None:

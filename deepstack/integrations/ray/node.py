@@ -32,9 +32,13 @@ _server: ForkServer | None = None
 class Order:
     """The order to train one run on a node.
 
-    config: YAML.  folder, study, out: of the sweep.  here: its working directory.
-    token: a file in its folder.  plugins: name and content of each.
-    resources: its share of the node, as options of a Ray task.  lost: how often its node was lost.
+    config: YAML.
+    folder, study, out: of the sweep.
+    here: its working directory.
+    token: a file in its folder.
+    plugins: name and content of each.
+    resources: its share of the node, as options of a Ray task.
+    lost: how often its node was lost.
     """
 
     config: str

@@ -118,10 +118,13 @@ def write_array(
     """Write <out>/<study>/slurm/: the cells' configurations and a script, whose path it returns.
 
     Each run is one task of the array, with the cores, memory and GPU of the largest run; `workers`
-    tasks run at a time.  hours: time limit of one start; a run that needs longer saves and is
-    requeued.  directives: more options of sbatch, as '--partition=x'; one that asks for memory or
-    GPUs replaces the computed one.  Raises ConfigError for an invalid option, and for a folder that
-    sbatch could not name.
+    tasks run at a time.
+
+    hours: time limit of one start; a run that needs longer saves and is requeued.
+    directives: more options of sbatch, as '--partition=x'; one that asks for memory or GPUs
+        replaces the computed one.
+
+    Raises ConfigError for an invalid option, and for a folder that sbatch could not name.
     """
     for line in directives:
         if not line.startswith("-") or not line.isprintable():

@@ -15,7 +15,7 @@ class EventLog:
     """Writes one event file into a folder.
 
     first_step: the first step to be written; TensorBoard hides the values of this and later steps
-    that an interrupted run wrote.
+        that an interrupted run wrote.
     """
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:

@@ -22,8 +22,9 @@ def open_tokenizer(path: str, end: str | None) -> "TokenizerFile":
 class TokenizerFile:
     """A file of the `tokenizers` library (tokenizer.json).  Raises ConfigError for any other.
 
-    name, sha256: of the file.  vocabulary: the number of tokens.  end: the text of the token that
-    follows each document, or None for none.
+    name, sha256: of the file.
+    vocabulary: the number of tokens.
+    end: the text of the token that follows each document, or None for none.
     """
 
     def __init__(self, path: str, end: str | None) -> None:

@@ -200,8 +200,9 @@ def linear(request: Request, result: Analysis) -> None:
 def fit_linear(x: Tensor, y: Tensor, ridge: float) -> Callable[[Tensor], Tensor]:
     """Return the function x Wᵀ + b that has the least squared error as a prediction of y.
 
-    It computes in double precision.  ridge: the penalty on ‖W‖², relative to the mean variance of a
-    coordinate of x.
+    It computes in double precision.
+
+    ridge: the penalty on ‖W‖², relative to the mean variance of a coordinate of x.
     """
     X, Y = (z.flatten(0, -2).double() for z in (x, y))
     mean_x, mean_y = X.mean(dim=0), Y.mean(dim=0)
