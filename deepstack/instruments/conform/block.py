@@ -64,7 +64,8 @@ class Block:
     def weights(self, reference: Reference, *, seed: int | None = None) -> Weights:
         """Return the block at the reference's depth, in double precision.
 
-        seed: of torch, before it is built; None: a fixed one.
+        It sets biases of the reference to 0 that the block does not have.  seed: of torch, before
+        the block is built; None: a fixed one.
         """
         if self.residual is not None:
             return residual_stack(self.residual, reference)
@@ -83,7 +84,11 @@ class Block:
                 )
             return y
 
-        return Weights(module, run, self._pieces(module, reference))
+        own = Weights(module, run, self._pieces(module, reference))
+        for key in reference.entries.keys() - own.pieces.keys():
+            if reference.entries[key].role == "bias":
+                reference.assign(key, torch.zeros(reference.size(key), dtype=torch.float64))
+        return own
 
     def module(self, reference: Reference, seed: int | None = None) -> nn.Module:
         """Return the module at the reference's depth and sizes, in double precision."""
