@@ -28,6 +28,7 @@ def check_command(
 def facts_of(settings: Config) -> dict[str, Any]:
     """Return the facts that a config determines, as name -> value."""
     from deepstack.diagnostics import check_instruments
+    from deepstack.fast import executor_notice, fast_paths_of
     from deepstack.fast.distributed import ALONE
     from deepstack.model import build_model, check_scheme, flops_of, tokens_per_step, with_steps
     from deepstack.schemes import stack_schemes
@@ -55,6 +56,8 @@ def facts_of(settings: Config) -> dict[str, Any]:
     where = "GPU" if device is not None and device.type == "cuda" else "machine"
     limit = conf.machine_memory() if device is None else memory_limit(device)
     every = conf.recompute_every(settings)
+    paths = fast_paths_of(settings, device) if device is not None else None
+    executor = executor_notice(settings, paths) if paths is not None else []
     schemes = stack_schemes(settings)
     coefficients: dict[str, Any] = {}
     for side, scheme in schemes.items():
@@ -80,6 +83,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **{f"parameters {role}": number for role, number in counts.items()},
         "parameters": sum(counts.values()),
         **({"bf16": bf16_support(device)} if half and device is not None else {}),
+        **({"replay": executor[0]} if executor else {}),
         **({"layers computed twice, at once": every} if every else {}),
         "memory estimate (MB)": round(memory / 1e6),
         f"memory of this {where} (MB)": round(limit / 1e6),
