@@ -9,6 +9,7 @@ zero in place, because setting them to None would detach them from their bank.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -254,3 +255,19 @@ def padded_size(shape: Sequence[int]) -> int:
 def joined(parts: list[Tensor]) -> Tensor:
     """Tensors as one along the first axis: the very tensor where there is one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@contextmanager
+def restored(banks: Sequence[Bank]) -> Iterator[dict[str, Tensor]]:
+    """Yield key -> the present parameters of these banks, and restore them after the block."""
+    present = {bank.key: bank.values().clone() for bank in banks}
+    try:
+        yield present
+    finally:
+        put(banks, present)
+
+
+def put(banks: Sequence[Bank], values: Mapping[str, Tensor]) -> None:
+    """Set the parameters of these banks to the values by key."""
+    for bank in banks:
+        bank.copy_(values[bank.key])

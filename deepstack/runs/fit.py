@@ -93,3 +93,18 @@ def exponent_title(fits: Sequence[Fit | None]) -> str:
     seeds = {fit.seeds for fit in fits if fit is not None and fit.has_error}
     errors = " or ".join(map(str, sorted(seeds, reverse=True)))
     return f"exponent of N, ± standard error over {errors} seeds" if errors else "exponent of N"
+
+
+def vertex(curve: tuple[np.ndarray, np.ndarray]) -> tuple[float, float] | None:
+    """Return the lowest point of the parabola through the point of least y and its neighbours.
+
+    None if that point has no neighbour with a finite y on both sides.
+    """
+    x, y = curve
+    i = int(y.argmin())
+    if not 0 < i < len(y) - 1 or not np.isfinite(y[i - 1 : i + 2]).all():
+        return None
+    bend, tilt, least = np.polyfit(x[i - 1 : i + 2] - x[i], y[i - 1 : i + 2], 2)
+    shift = -tilt / (2 * bend) if bend > 0 else 0.0
+    at = float(np.clip(x[i] + shift, x[i - 1], x[i + 1]))
+    return at, float(np.polyval([bend, tilt, least], at - x[i]))

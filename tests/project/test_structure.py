@@ -22,12 +22,9 @@ FORMER_NAMES = "deepstack.base.moved"  # imports what a user imports by a former
 NO_TORCH = ("config", "records", "runs", "plots")
 # The other instruments and integrations that one may import.
 MAY_IMPORT = {
-    "attribution": {"calibrate"},
-    "calibrate": {"probe"},
-    "depth_use": {"probe"},
-    "ledger": {"attribution", "bound"},
-    "laws": {"transfer"},
-    "huggingface": {"depth_use", "probe"},
+    "calibrate": {"attribution", "probe"},
+    "ledger": {"bound"},
+    "huggingface": {"depth_use"},
 }
 # What the core still imports of instruments and integrations.  This list may only shrink.
 TO_MEND: set[str] = set()

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from deepstack.config import ROLES
-from deepstack.instruments.calibrate.exponents import TOGETHER, role_updates
+from deepstack.instruments.attribution.role_updates import TOGETHER, role_updates
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.group import Group

@@ -1,8 +1,7 @@
 """Attribution of ‖ΔF‖: the effect of the change of one group of parameters at a time."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -19,7 +18,7 @@ from deepstack.diagnostics.instrument import Instrument, Row, RunState
 from deepstack.diagnostics.update import evaluating
 from deepstack.instruments.attribution.settings import AttributionSettings
 from deepstack.model import Transformer
-from deepstack.model.banks import Bank
+from deepstack.model.banks import Bank, put, restored
 from deepstack.model.build import Built
 
 RANGES = 4
@@ -207,19 +206,3 @@ class Hidden(nn.Module):
 def distance(moved: Tensor) -> Tensor:
     """Return the mean over tokens of ‖·‖₂, the norm of the model update."""
     return moved.norm(dim=-1).mean()
-
-
-@contextmanager
-def restored(banks: Sequence[Bank]) -> Iterator[dict[str, Tensor]]:
-    """Yield key -> the present parameters of these banks, and restore them after the block."""
-    present = {bank.key: bank.values().clone() for bank in banks}
-    try:
-        yield present
-    finally:
-        put(banks, present)
-
-
-def put(banks: Sequence[Bank], values: Mapping[str, Tensor]) -> None:
-    """Set the parameters of these banks to the values by key."""
-    for bank in banks:
-        bank.copy_(values[bank.key])

@@ -13,9 +13,9 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
 from deepstack.config.instruments import SNAPSHOTS, switches
+from deepstack.instruments.attribution.role_updates import TOGETHER
 from deepstack.instruments.calibrate.exponents import (
     HEAD,
-    TOGETHER,
     DepthExponents,
     interpolated_factors,
 )

@@ -10,8 +10,8 @@ from deepstack.base.errors import ConfigError
 from deepstack.instruments.depth_use.analyses import MEASURES, Request, measure_all
 from deepstack.instruments.depth_use.external_layers import ExternalLayers
 from deepstack.instruments.depth_use.layered import Sample
-from deepstack.instruments.probe.calls import Layers, copied, find_module, unwrapped
-from deepstack.instruments.probe.layers import find_layers
+from deepstack.model.module_calls import Layers, copied, find_module, unwrapped
+from deepstack.model.module_layers import find_layers
 from deepstack.records import Analysis
 
 Reader = Callable[[Tensor], Tensor]

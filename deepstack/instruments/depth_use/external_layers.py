@@ -18,7 +18,7 @@ from deepstack.instruments.depth_use.layer_calls import (
     with_stream,
 )
 from deepstack.instruments.depth_use.layered import Call, Change, Layered, Sample
-from deepstack.instruments.probe.calls import call_model, undisturbed, unwrapped
+from deepstack.model.module_calls import call_model, undisturbed, unwrapped
 from deepstack.tasks import IGNORE
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from deepstack.base.errors import ConfigError
-from deepstack.instruments.probe.calls import tensor_of
+from deepstack.model.module_calls import tensor_of
 
 STREAM_NAMES = ("hidden_states", "x", "src", "input")
 

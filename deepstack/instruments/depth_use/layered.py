@@ -24,8 +24,8 @@ from deepstack.instruments.depth_use.layer_calls import (
     replaced_forward,
     with_stream,
 )
-from deepstack.instruments.probe.calls import call_model, tensor_of, undisturbed
 from deepstack.model import Transformer
+from deepstack.model.module_calls import call_model, tensor_of, undisturbed
 from deepstack.schemes import Tap
 from deepstack.schemes.tap import tapped
 from deepstack.tasks import IGNORE

@@ -15,7 +15,6 @@ from deepstack.instruments.laws.laws import (
     made_flops,
     size_of_axis,
 )
-from deepstack.instruments.transfer.table import vertex
 from deepstack.plots.chart import Chart, Options, chart, in_style
 from deepstack.plots.curves import curve_rows, draw_group
 from deepstack.plots.drawing import Drawing
@@ -25,6 +24,7 @@ from deepstack.plots.style import COLOURS, depth_axis, number_axis, shades
 from deepstack.plots.texts import typeset_power
 from deepstack.records import Run
 from deepstack.runs.captions import means_note
+from deepstack.runs.fit import vertex
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import DEPTH, WIDTH, by_value, depth_of, require
 from deepstack.runs.statistics import final_value, has_diverged, loss_column, points_of

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import nearest
-from deepstack.instruments.probe.calls import plain_name
 from deepstack.instruments.probe.model import ExternalModel
+from deepstack.model.module_calls import plain_name
 
 Groups = Mapping[str, str | Sequence[str]]
 """Name -> patterns of parameter names, as in `{"attention": "*.self_attn.*"}`."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
-from deepstack.instruments.probe.calls import (
+from deepstack.model.module_calls import (
     Layers,
     call_model,
     copied,
@@ -26,7 +26,7 @@ from deepstack.instruments.probe.calls import (
     undisturbed,
     unwrapped,
 )
-from deepstack.instruments.probe.layers import find_layers
+from deepstack.model.module_layers import find_layers
 
 
 def as_float(x: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from deepstack import config as conf
 from deepstack.base.errors import ChangedLogError, ConfigError
 from deepstack.diagnostics import describe, model_update
 from deepstack.fast import Measured
-from deepstack.instruments.probe.calls import Layers
 from deepstack.instruments.probe.groups import Groups, names_by_child, names_by_group
 from deepstack.instruments.probe.model import ExternalModel, Hidden, as_float, norm_of
+from deepstack.model.module_calls import Layers
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, Run, RunFolder, write_end
 from deepstack.training.environment import versions
 from deepstack.training.meta import entries, f0_norm, utc_now

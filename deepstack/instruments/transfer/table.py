@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deepstack.records import ENDED, Run
-from deepstack.runs.fit import power_law
+from deepstack.runs.fit import power_law, vertex
 from deepstack.runs.intervals import (
     DRAWS,
     LEAST_SEEDS,
@@ -159,21 +159,6 @@ def edge_of(curve: tuple[np.ndarray, np.ndarray]) -> str:
         return ""
     at, last = int(curve[1].argmin()), len(curve[1]) - 1
     return HIGHEST if at == last else LOWEST if at == 0 else DIVERGED
-
-
-def vertex(curve: tuple[np.ndarray, np.ndarray]) -> tuple[float, float] | None:
-    """Return the lowest point of the parabola through the point of least y and its neighbours.
-
-    None if that point has no neighbour with a finite y on both sides.
-    """
-    x, y = curve
-    i = int(y.argmin())
-    if not 0 < i < len(y) - 1 or not np.isfinite(y[i - 1 : i + 2]).all():
-        return None
-    bend, tilt, least = np.polyfit(x[i - 1 : i + 2] - x[i], y[i - 1 : i + 2], 2)
-    shift = -tilt / (2 * bend) if bend > 0 else 0.0
-    at = float(np.clip(x[i] + shift, x[i - 1], x[i + 1]))
-    return at, float(np.polyval([bend, tilt, least], at - x[i]))
 
 
 def cost(curve: tuple[np.ndarray, np.ndarray], rate: float) -> float:

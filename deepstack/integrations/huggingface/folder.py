@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.config.machine import available_memory
-from deepstack.instruments.probe.calls import undisturbed
+from deepstack.model.module_calls import undisturbed
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 LARGEST_CONFIG = 2**24  # bytes

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import deepstack
 from deepstack.base.errors import ConfigError
-from deepstack.instruments.probe.calls import tensor_of
+from deepstack.model.module_calls import tensor_of
 
 # -- training goes on as it would have -------------------------------------------------------------
 

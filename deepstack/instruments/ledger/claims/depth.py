@@ -11,8 +11,6 @@ from torch import Tensor
 from deepstack.config.roles import MATRICES
 from deepstack.diagnostics import ModelUpdate
 from deepstack.diagnostics.layers import grad_norm_predicted
-from deepstack.instruments.attribution.measure import restored
-from deepstack.instruments.bound.measure import bound, terms
 from deepstack.instruments.ledger.claim import (
     Curves,
     Finding,
@@ -28,7 +26,7 @@ from deepstack.instruments.ledger.claim_stack import Trial, descend, flat_part, 
 from deepstack.instruments.ledger.draws import F64, random, seeds
 from deepstack.instruments.ledger.sources import LAYER_CAKE
 from deepstack.instruments.ledger.statistics import exponents, gather
-from deepstack.model.banks import layer_norms
+from deepstack.model.banks import layer_norms, restored
 from deepstack.schemes import SCHEMES, StackPosition, StackScheme
 
 GROUPS = {
@@ -187,6 +185,8 @@ def bound_over_update(seed: int, scheme: str, optimizer: str, steps: int) -> lis
     before, ratios = trial.values(), []
 
     def measure(step: int = 0) -> None:
+        from deepstack.instruments.bound.measure import bound
+
         nonlocal before
         moved = update.measure()["model_update_step"].item()
         (snapshot,) = trial.snapshots(initial=before)
@@ -292,6 +292,8 @@ def condition(seed: int) -> Finding:
         parts.append(Part.mean(label, 1.0, values, **exact, null=post_ln))
 
     def gains(draw_seed: int) -> dict[str, Tensor]:
+        from deepstack.instruments.bound.measure import terms
+
         (snapshot,) = Trial(draw_seed, depth=6).snapshots()
         symbols = terms(snapshot)
         sums = 12 * (symbols.v**2 + symbols.w**2) / 12**0.5

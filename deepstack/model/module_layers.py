@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
-from deepstack.instruments.probe.calls import (
+from deepstack.model.module_calls import (
     Layers,
     call_model,
     find_module,
