@@ -113,8 +113,9 @@ class CommandGroup(TyperGroup):
         for heading in HEADINGS:
             commands = [(name, one) for name, one in COMMANDS.items() if one.heading == heading]
             rows = [(name, one.summary) for name, one in commands]
-            with formatter.section(heading):
-                formatter.write_dl(rows)
+            if rows:  # no instrument may be left
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         with reported_errors():

@@ -14,7 +14,6 @@ import pandas as pd
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
-from deepstack.instruments.depth_use.effective_depth import effective_depth
 from deepstack.plots import CHARTS, Chart, Options
 from deepstack.records import (
     EVALS_COLUMNS,
@@ -135,7 +134,7 @@ def write_analyses(folder: RunFolder, depth: int, used: float = 1.0, **lens: Any
     lens: numbers of that analysis instead of those computed.
     """
     kl = np.maximum(1 - np.arange(depth + 1) / (used * depth), 0.0)
-    reached = effective_depth(kl)
+    reached = int(np.argmax(kl < kl.max() / 2))
     numbers = {"effective_depth": reached, "effective_depth_ratio": reached / depth}
     pairs = np.subtract.outer(np.arange(1, depth + 1), np.arange(1, depth + 1))
     effect = np.where(pairs < 0, np.exp(pairs / 5.0), np.nan)

@@ -10,14 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 from helpers.ended_runs import flip
-from helpers.probe_models import probed
 from helpers.small_runs import data_of, interrupted, small, stop_at
-from torch import Tensor
 
 import deepstack
 from deepstack.base.errors import ChangedLogError, DifferenceError, Interrupted
 from deepstack.config import Config
-from deepstack.instruments.probe.probe import Probe
 from deepstack.records import Inspection, Run, RunFolder, write_end
 from deepstack.training import Observer, checkpoint, outcome
 from deepstack.training.observer import Started
@@ -189,13 +186,3 @@ def test_rows_behind_the_last_step_are_not_sealed(tmp_path: Path) -> None:
         file.write(b"13,1.0,1.0,1.0,1.0,1.0,1.0,1.0\n")
     with pytest.raises(ChangedLogError, match=r"steps\.csv: was changed"):
         deepstack.train(SMALL, out=tmp_path)
-
-
-def test_the_external_probe_seals_no_changed_log(tmp_path: Path) -> None:
-    def after(probe: Probe, loss: Tensor) -> None:
-        probe.step(loss)
-        (tmp_path / "attribution.csv").unlink(missing_ok=True)
-
-    with pytest.raises(ChangedLogError, match=r"attribution\.csv: was changed"):
-        probed(tmp_path, 3, after=after)
-    assert RunFolder(tmp_path).read_status()["state"] == "failed"

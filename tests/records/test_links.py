@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from helpers.record_runs import make_run
 from helpers.small_runs import interrupted, small
 
 from deepstack.base.errors import ResourceError
+from deepstack.cli.app import COMMANDS as KNOWN
 from deepstack.plots import CHARTS
 from deepstack.records.files import replace
 from deepstack.records.opened import Draft, followed, open_folder
@@ -43,6 +44,7 @@ COMMANDS = {
     "rerun": "rerun results/study/run -q",
     "verify": "verify results",
 }
+COMMANDS = {name: line for name, line in COMMANDS.items() if line.split()[0] in KNOWN}
 KINDS = ("link", "dangling link", "link to a folder", "pipe", "hard link")
 # Folders that the command line names: the user may name a link.
 NAMED = ("there", "exported", "results/new", "results/longer")
@@ -53,6 +55,7 @@ QUICK = [
     ("report", "link to a folder"), ("plot", "link to a folder"),
     ("train", "link"), ("resume", "pipe"),
 ]  # fmt: skip
+QUICK = [(command, kind) for command, kind in QUICK if command in COMMANDS]
 SLOW = [(command, kind) for command in COMMANDS for kind in KINDS if (command, kind) not in QUICK]
 
 
@@ -109,8 +112,10 @@ def run(command: str, folder: Path) -> Any:
     signal.alarm(60)
     try:
         one_chart = {"loss_vs_step": CHARTS["loss_vs_step"]}
-        pages = patch.multiple("deepstack.instruments.report.page", CHARTS=one_chart, FIRST=())
-        with inside(folder), without_layout(), pages:
+        with inside(folder), without_layout(), ExitStack() as stack:
+            if "report" in KNOWN:
+                page = "deepstack.instruments.report.page"
+                stack.enter_context(patch.multiple(page, CHARTS=one_chart, FIRST=()))
             done = typed(*COMMANDS[command].split())
     finally:
         signal.alarm(0)

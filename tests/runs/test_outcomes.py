@@ -11,7 +11,6 @@ from helpers.command_line import typed
 from helpers.plot_runs import caption, make_chart, make_run, rows, words
 from helpers.report_pages import draw_only
 
-from deepstack.instruments.report.page import report
 from deepstack.records import EVALS_COLUMNS, Run
 from deepstack.runs.outcomes import CLEAR, margin, outcome
 from deepstack.runs.statistics import context_free_loss
@@ -156,6 +155,7 @@ def test_a_rate_that_was_not_tried_leaves_a_gap_and_moves_no_line(tmp_path: Path
 
 
 def test_readers_see_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = pytest.importorskip("deepstack.instruments.report.page").report
     draw_only(monkeypatch)
     for depth, result in zip((6, 18, 48, 96), ENDS, strict=True):
         run_with(tmp_path / "study", result, depth=depth)

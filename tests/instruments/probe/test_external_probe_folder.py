@@ -16,10 +16,20 @@ from helpers.probe_models import D, adamw, batch_of, encoder, probe_of, probed
 from torch import Tensor, nn
 
 import deepstack
-from deepstack.base.errors import ConfigError, LockedError
-from deepstack.records import Run, problems
+from deepstack.base.errors import ChangedLogError, ConfigError, LockedError
+from deepstack.records import Run, RunFolder, problems
 
 # -- the run folder --------------------------------------------------------------------------------
+
+
+def test_the_external_probe_seals_no_changed_log(tmp_path: Path) -> None:
+    def after(probe: Any, loss: Tensor) -> None:
+        probe.step(loss)
+        (tmp_path / "attribution.csv").unlink(missing_ok=True)
+
+    with pytest.raises(ChangedLogError, match=r"attribution\.csv: was changed"):
+        probed(tmp_path, 3, after=after)
+    assert RunFolder(tmp_path).read_status()["state"] == "failed"
 
 
 @pytest.mark.parametrize(

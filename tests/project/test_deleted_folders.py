@@ -1,0 +1,121 @@
+"""Every instrument and integration can be deleted: everything else still works."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+from helpers.command_line import TINY
+from helpers.sampling import ROTATION
+
+PACKAGE = ROOT / "deepstack"
+FOLDERS = sorted(
+    path.parent.relative_to(PACKAGE).as_posix()
+    for home in ("instruments", "integrations")
+    for path in PACKAGE.glob(f"{home}/*/__init__.py")
+)
+ALL = "all"  # of the folders at once
+FEW = 5
+"""The cheap test tries one in FEW folders by default, and the slow test all fast tests of some."""
+
+# Each place is tried by a process of its own, in which torch is imported already.
+PROGRAM = """
+import os, sys
+import matplotlib.pyplot, pandas, pydantic, rich.console, torch, typer
+
+def check(place):
+    os.chdir(place)
+    sys.path.insert(0, place)
+    import deepstack
+    from deepstack.base.extensions import PACKAGE, import_extensions
+    from deepstack.cli import app
+
+    assert str(PACKAGE).startswith(place), PACKAGE
+    from deepstack.cli.listing import listings
+
+    kinds = "chart", "tracker", "compare_table", "sweep_option", "launcher_option", "token_reader"
+    for kind in kinds:
+        import_extensions(kind)
+    run(app, ["--help"])
+    for kind in listings():
+        run(app, ["list", kind])
+        run(app, ["list", kind, "--json"])
+    run(app, ["train", *sys.argv[1].split(), "-q"])
+    run(app, ["compare", "results"])
+
+def run(app, words):
+    try:
+        app(words)
+    except SystemExit as end:
+        assert not end.code, (words, end.code)
+
+for place in sys.argv[2:]:
+    sys.stdout.flush()
+    if child := os.fork():
+        assert not os.waitpid(child, 0)[1], place
+    else:
+        try:
+            check(place)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+"""
+
+
+def without(folder: str, place: Path) -> Path:
+    """Make a folder that has the package by links, but for the deleted folder."""
+    package = place / "deepstack"
+    for path in [PACKAGE, *(PACKAGE / home for home in ("instruments", "integrations"))]:
+        copy = package / path.relative_to(PACKAGE)
+        copy.mkdir(parents=True)
+        for child in path.iterdir():
+            name = child.relative_to(PACKAGE).as_posix()
+            is_deleted = name == folder or (folder == ALL and name in FOLDERS)
+            if not is_deleted and name not in ("instruments", "integrations", "__pycache__"):
+                (package / name).symlink_to(child)
+    return place
+
+
+SOME = FOLDERS[ROTATION % FEW :: FEW]
+
+
+def check_folders(folders: list[str], place: Path) -> None:
+    places = [without(name, place / name.replace("/", "-")) for name in folders]
+    tiny = "quick " + " ".join(TINY)
+    command = [sys.executable, "-c", PROGRAM, tiny, *map(str, places)]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_core_works_without_some_folder(tmp_path: Path) -> None:
+    check_folders([ALL, *SOME], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_core_works_without_any_other_folder(tmp_path: Path) -> None:
+    check_folders([name for name in FOLDERS if name not in SOME], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SOME else pytest.mark.full)
+        for name in FOLDERS
+    ],
+)
+def test_the_fast_tests_pass_without_a_folder(folder: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    hidden = shutil.ignore_patterns(".*", "__pycache__", "results", "site", "*.egg-info")
+    shutil.copytree(ROOT, copy, ignore=hidden, symlinks=True)
+    shutil.rmtree(copy / "deepstack" / folder)
+    shutil.rmtree(copy / "tests" / folder, ignore_errors=True)
+    words = ["-m", "fast", "-n", "0", "-q", "-x", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *words]
+    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout[-4000:]
