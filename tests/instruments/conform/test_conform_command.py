@@ -55,7 +55,7 @@ def test_settings_and_checks_come_from_the_command_line(block: Path) -> None:
     block.write_text(block.read_text().replace("(2 * 2 * N)", "(2 * N)"))
     only = "--checks", "forward"
     message = refusal(6, "conform", block, "model.norm.eps=1e-4", "--scheme", "deepnorm", *only)
-    assert "epsilon is 1e-05 of the norms of sublayers" in message
+    assert "epsilon is 1e-05\n" in message
     assert "allowed: forward, gradients" in refusal(2, "conform", block, "--checks", "speed")
     assert "did you mean 'deepnorm'" in refusal(2, "conform", block, "--scheme", "depnorm")
     assert "FILE is missing" in refusal(2, "conform", "--scheme", "deepnorm")
