@@ -24,6 +24,7 @@ from helpers.small_runs import only_run, weights_of
 import deepstack
 from deepstack.base.errors import ConfigError, Interrupted
 from deepstack.config import Config, load_config, with_overrides
+from deepstack.config.instruments import specs
 from deepstack.fast.distributed import RankGroup, local_rank
 from deepstack.records import Run
 from deepstack.training.preflight import refuse_cut_settings
@@ -232,7 +233,11 @@ def test_the_gpu_of_a_rank_has_its_number_on_this_host(monkeypatch: pytest.Monke
         ({"train.shards": 2}, "found 2, which needs one process"),
         ({"train.optimizer": "muon"}, r"needs whole matrices.*runtime\.parallel=data"),
         ({"train.spectral_penalty": 0.1}, r"needs whole matrices.*runtime\.parallel=data"),
-        ({"log.sharpness_every": 5}, r"needs whole matrices.*runtime\.parallel=data"),
+        *(
+            ({one.key: 5}, r"needs whole matrices.*runtime\.parallel=data")
+            for one in specs().values()
+            if one.needs_whole_matrices
+        ),
     ],
 )
 def test_settings_that_need_one_process_or_whole_matrices(

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers.configs import every_instrument
 from helpers.record_runs import python
 from helpers.sampling import some
 from helpers.small_runs import data_of, only_run, small, step_of, stop_at
@@ -89,7 +90,7 @@ UNSEEN: list[dict[str, Any]] = [
     {"log.layers_every": 1},
     {"log.probe_sequences": 5},
     {"log.skipped_layers": 3, "log.jacobian": True, "log.stream_update": True},
-    {"log.sharpness_every": 5},
+    every_instrument(5),
     {"train.eval_every": 0},
     {"runtime.checkpoint_seconds": 0.0},
     {"runtime.banks": False},

@@ -6,28 +6,27 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.configs import runs_with
+from helpers.configs import every_instrument, runs_with
 from helpers.papers import PAPERS
 from helpers.plot_runs import make_chart, make_run, rows, words
 from helpers.sampling import some
-from helpers.small_runs import data_of, interrupted, logs_of, small
+from helpers.small_runs import data_of, small
 from helpers.snapshots import ToyModel
 from torch import Tensor, nn
 
 import deepstack
-from deepstack.base.errors import ConfigError, NothingMatchedError
+from deepstack.base.errors import NothingMatchedError
 from deepstack.config import with_overrides
+from deepstack.config.instruments import specs
 from deepstack.fast.fuse import fuse
 from deepstack.instruments.attribution.measure import attribute, first_order, parts_of
 from deepstack.schemes import NORMS, SCHEMES
 
-EVERYTHING = {
-    "log.attribution_every": 1, "log.first_order": True, "log.noise_scale": True,
-    "log.sharpness_every": 3, "log.skipped_layers": 2, "log.jacobian": True,
+EVERYTHING = every_instrument(3) | {
+    "log.attribution_every": 1, "log.skipped_layers": 2, "log.jacobian": True,
     "log.stream_update": True, "train.steps": 4,
 }  # fmt: skip
 Origin = Literal["initial", "current"]
@@ -176,10 +175,9 @@ def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -
     plain, run = runs_with(config, tmp_path, {}, EVERYTHING)
     assert not (plain.path / "attribution.csv").exists() and plain.columns["attribution"] == {}
     assert data_of(plain).items() <= data_of(run).items()
-    assert list(run.sharpness["step"]) == [0, 3, 4] and len(run.noise_scale) == 5
-    more = {"noise_scale", "gradient_variance", "skip_loss", "skip_loss_increase"}
-    more |= {"jacobian", "jacobian_error"}
-    assert set(run.layer_names()) - {"stream_update", *plain.layer_names()} == more
+    added = set(run.layer_names()) - {*plain.layer_names()}
+    assert added >= {"stream_update", "skip_loss", "skip_loss_increase", "jacobian"}
+    assert {*run.log_names()} - {*plain.log_names()} == set(specs())
     found, linear = run.attribution, pd.read_csv(run.path / "first_order.csv")
     assert list(found["step"]) == [1, 2, 3, 4] and list(found) == list(linear)
     # The very number of steps.csv, as it stands there.
@@ -190,30 +188,6 @@ def test_training_goes_on_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -
     assert ("schedule" in found) == SCHEMES[config.model.scheme].changes_by_step
     assert set(found) - {"step"} == set(run.columns["attribution"])
     assert set(run.layer_names()) <= run.columns["layers"].keys()
-
-
-def test_a_run_records_sharpness_noise_and_losses_without_layers(tmp_path: Path) -> None:
-    config = small(
-        log__sharpness_every=5, log__noise_scale=True, log__skipped_layers=3, log__layers_every=5,
-        model__depth=5, model__dropout=0.1, train__optimizer="sgd", train__lr=0.05,
-        train__schedule="constant", train__warmup_steps=0,
-    )  # fmt: skip
-    run = deepstack.train(config, out=tmp_path / "a")
-    sharpness, noise, due = run.sharpness, run.noise_scale, [0, 5, 10, 12]
-    assert list(sharpness["step"]) == list(noise["step"]) == due
-    assert (sharpness["stability_threshold"] == 40.0).all() and (sharpness["sharpness"] > 0).all()
-    assert list(sharpness["sharpness"]) == list(sharpness["preconditioned_sharpness"])
-    layers = {name: run.layers(name) for name in ("gradient_variance", "noise_scale", "skip_loss")}
-    assert all(list(steps) == due and v.shape == (4, 5) for steps, v in layers.values())
-    by_layer = layers["gradient_variance"][1].sum(axis=1)
-    assert (by_layer < noise["model_gradient_variance"]).all()  # and the embedding's
-    assert (np.isfinite(layers["skip_loss"][1]) == [True, False, True, False, True]).all()
-    units = run.columns["columns"]["model_noise_scale"], run.columns["layers"]["skip_loss"]
-    assert [column["unit"] for column in units] == ["sequences", "nats"]
-    interrupted(config, tmp_path / "b", 7)
-    assert logs_of(deepstack.train(config, out=tmp_path / "b")) == logs_of(run)
-    with pytest.raises(ConfigError, match=r"found true under log\.probe_sequences=1"):
-        small(log__noise_scale=True, log__probe_sequences=1)
 
 
 def test_frozen_parameters_have_no_part_of_the_update(tmp_path: Path) -> None:

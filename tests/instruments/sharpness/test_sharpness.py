@@ -2,17 +2,20 @@
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.papers import PAPERS
 from helpers.sampling import some
+from helpers.small_runs import interrupted, logs_of, small
 from helpers.snapshots import ToyModel
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import deepstack
 from deepstack.config import Train
 from deepstack.instruments.sharpness import measure as sharpness_module
 from deepstack.instruments.sharpness.measure import (
@@ -162,3 +165,17 @@ def test_a_quadratic_diverges_above_the_threshold_alone(optimizer: str, beta: fl
         assert (sizes[-1] > sizes[400]) is (factor > 1)  # after the bias correction of the start
     if optimizer == "adam":
         assert stability_threshold(train, 7) == pytest.approx(38 / 0.1)
+
+
+def test_a_run_records_the_sharpness_and_the_threshold(tmp_path: Path) -> None:
+    config = small(
+        log__sharpness_every=5, model__dropout=0.1, train__optimizer="sgd", train__lr=0.05,
+        train__schedule="constant", train__warmup_steps=0,
+    )  # fmt: skip
+    run = deepstack.train(config, out=tmp_path / "a")
+    sharpness = run.log("sharpness")
+    assert list(sharpness["step"]) == [0, 5, 10, 12]
+    assert (sharpness["stability_threshold"] == 40.0).all() and (sharpness["sharpness"] > 0).all()
+    assert list(sharpness["sharpness"]) == list(sharpness["preconditioned_sharpness"])
+    interrupted(config, tmp_path / "b", 7)
+    assert logs_of(deepstack.train(config, out=tmp_path / "b")) == logs_of(run)

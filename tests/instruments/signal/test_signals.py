@@ -1,4 +1,4 @@
-"""Initial signals, the gradient noise scale, the loss without a layer, and single diagnostics."""
+"""Initial signals, the loss without a layer, and single diagnostics."""
 
 import json
 import math
@@ -14,7 +14,7 @@ import torch
 from helpers.command_line import TINY, succeed
 from helpers.sampling import some
 from helpers.snapshots import ToyModel
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.functional import jacobian
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -25,13 +25,10 @@ from deepstack.diagnostics import stream as stream_module
 from deepstack.diagnostics.jacobian import jacobian_norms
 from deepstack.diagnostics.skipped_layers import divide_evenly
 from deepstack.diagnostics.spectral import spectral_norms
-from deepstack.instruments.noise_scale.measure import GradientNoise, gradient_noise
 from deepstack.instruments.signal.signal import START, Signals
 from deepstack.records import Run
 from deepstack.runs.quantities import growth
 from deepstack.schemes import SCHEMES
-from deepstack.tasks import IGNORE
-from deepstack.training import mean_loss
 
 # --- initial signals -------------------------------------------------------------------------
 
@@ -197,66 +194,6 @@ def test_the_command_prints_rows_and_draws_the_chart(tmp_path: Path) -> None:
     runs = map(Run, study.glob("pre_ln-d3-*"))
     ends = [run.layers("stream_variance")[1][0, -1] for run in runs]
     assert last["y"].iloc[-1] == pytest.approx(np.exp(np.log(ends).mean()))
-
-
-# --- the gradient noise scale ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *some([{"model__scheme": name} for name in SCHEMES.names()], 6, 1),
-        {"model__family": "encoder_decoder", "runtime__banks": False, "model__head": "separate"},
-        {"model__depth": 4, "model__unique_layers": 2},
-        {"model__norm__kind": "batch", "model__dropout": 0.5, "train__trainable": ["v", "w1"]},
-    ],
-    ids=str,
-)
-def test_noise_equals_the_variance_of_single_sequences(
-    changes: dict[str, Any],
-) -> None:
-    family = SCHEMES[changes.get("model__scheme", "pre_ln")].families[0]
-    toy = ToyModel(**{"model__family": family} | changes)
-    targets = toy.targets.clone()
-    targets[0, :3] = IGNORE  # sequences differ in the number of their targets
-    B, count = len(targets), (targets != IGNORE).sum().item()
-    banks, unique = toy.built.banks, toy.built.banks.unique
-
-    def loss(logits: Tensor, i: int) -> Tensor:
-        return mean_loss(logits, targets[i : i + 1], count / B)
-
-    noise = gradient_noise(toy.model, toy.built.trained, toy.tokens, loss, unique)
-    trained = [p for p in toy.model.eval().parameters() if p.requires_grad]
-    gradients: list[dict[nn.Parameter, Tensor]] = []
-    for sequence, answers in zip(toy.tokens, targets, strict=True):
-        banks.zero_gradients()
-        logits = toy.model(sequence[None])[0]
-        total = nn.functional.cross_entropy(logits, answers, ignore_index=IGNORE, reduction="sum")
-        (total * B / count).backward()
-        banks.sum_repeats()
-        gradients.append({p: p.grad.double().flatten() for p in trained if p.grad is not None})
-
-    def expected(chosen: list[nn.Parameter]) -> tuple[float, float]:
-        rows = torch.stack([torch.cat([g[p] for p in chosen]) for g in gradients])
-        variance = rows.var(dim=0, correction=1).sum().item()
-        return variance, rows.mean(dim=0).square().sum().item() - variance / B
-
-    measured = torch.cat(list(noise.by_layer.values()), dim=1).T
-    for index, layer in enumerate(toy.model.layers):
-        own = [p for p in layer.parameters() if p.requires_grad]
-        assert measured[index].tolist() == pytest.approx(expected(own), rel=1e-3), index
-    repeats = {p for layer in toy.model.layers[unique or 99 :] for p in layer.parameters()}
-    variance, square = expected([p for p in trained if p not in repeats])
-    row = noise.row()
-    assert row["model_gradient_variance"] == pytest.approx(variance, rel=1e-3)
-    assert row["model_gradient_square"] == pytest.approx(square, rel=1e-3, abs=1e-3 * variance)
-    if square > 1e-2 * variance:
-        assert row["model_noise_scale"] == pytest.approx(variance / square, rel=1e-2)
-
-
-def test_a_square_that_noise_makes_negative_has_no_scale() -> None:
-    row = GradientNoise(torch.tensor([2.0, -0.5]), {}).row()
-    assert math.isnan(row["model_noise_scale"]) and row["model_gradient_square"] == -0.5
 
 
 # -- the loss without a layer ---------------------------------------------------------------------
