@@ -111,6 +111,7 @@ def draw_shares(drawing: Drawing, moving: Sequence[Moving]) -> dict[str, Any]:
     colours = {role: ROLE_COLOURS.get(role, shade(i, len(roles))) for i, role in enumerate(roles)}
     names = [group.label for group, _ in moving]
     layout: Any = {"titles": [*names, *[""] * count], "columns": count, "height": 1.35}
+    layout["published"] = False  # two panels have one name
     panels = [panel for panel, _ in drawing.arrange(names * 2, names * 2, **layout)]
     for above, below, (_, table) in zip(panels, panels[count:], moving, strict=False):
         draw_stack(above, below, table.reindex(columns=table.columns.union(roles)), colours)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -113,7 +114,8 @@ def bound_vs_depth(runs: Runs, *, options: Options) -> Chart:
     drawing = Drawing(Runs(tables), options)
     titles = [f"both, step {step}", f"ratio, step {step}"]
     names = [RIGHT, RATIO]
-    right, ratio = (p for p, _ in drawing.arrange(names, names, titles=titles, height=1.9))
+    layout: Any = {"titles": titles, "height": 1.9, "published": False}
+    right, ratio = (panel for panel, _ in drawing.arrange(names, names, **layout))
     measured = replace(right, name="measured")
     for s, line in drawing.styles.items():
         style = line | {"linestyle": "-"}  # dotted is the other side
