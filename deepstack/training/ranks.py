@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -60,8 +60,77 @@ def shard(built: Built, ranks: RankGroup, device: torch.device) -> Built:
     return replace(built, banks=banks, trained=[b for b in banks if b.key in trained])
 
 
-def build_for_ranks(prepared: Prepared) -> Built:
-    """Return the model of a run, whole on each rank, or sharded if that is configured."""
+@dataclass(frozen=True)
+class RankModel:
+    """The model of a run on this rank, and what joins it with the other ranks.
+
+    built: the whole model, or this rank's shards of its parameters.
+    """
+
+    prepared: Prepared
+    built: Built
+
+    def share_of(self, batch: Batch) -> tuple[Batch, float | None]:
+        """Return this rank's sequences of a batch and the divisor of the sum of their losses.
+
+        The loss is the mean over the predicted positions of the whole batch, however many of them
+        each rank has.  Gradients of whole parameters are summed, so the divisor is the number of
+        positions; FSDP2 takes the mean of gradients, so it is that number per rank.  None for a
+        single rank.
+        """
+        ranks = self.prepared.ranks
+        if ranks.size == 1:
+            return batch, None
+        rows = ranks.share(len(batch.targets))
+        part = Batch(batch.inputs[rows], batch.targets[rows], batch.masked[rows])
+        count = float((batch.targets != IGNORE).sum())
+        is_sharded = isinstance(self.built.banks, ShardedBanks)
+        return part, count / ranks.size if is_sharded else count
+
+    def reductions(
+        self,
+    ) -> tuple[Callable[[Tensor], Tensor] | None, Callable[[Sequence[Bank]], Tensor]]:
+        """Return the all-reduce of gradients and loss (None for one rank) and the global norm.
+
+        With repeated layers (`model.unique_layers`) the first also sums gradients over repetitions.
+        """
+        ranks, banks, trained = self.prepared.ranks, self.built.banks, self.built.trained
+        if isinstance(banks, ShardedBanks):
+            return sharded_sum(trained, ranks), sharded_norm
+        share = ranks.gradient_sum(trained)
+        if not banks.unique:
+            return share, global_norm
+
+        def share_and_sum(loss: Tensor) -> Tensor:
+            loss = share(loss) if share else loss
+            banks.sum_repeats()
+            return loss
+
+        return share_and_sum, partial(global_norm, unique=banks.unique)
+
+    def whole(self) -> Built | None:
+        """Return the whole model on rank 0 and None on the others; all ranks must call this.
+
+        For a sharded model it is a copy, which needs the memory of all parameters and gradients;
+        log.layers_every=0 avoids it.
+        """
+        prepared, built = self.prepared, self.built
+        if not isinstance(built.banks, ShardedBanks):
+            return built if prepared.ranks.is_rank0 else None
+        values = built.banks.state()
+        if not prepared.ranks.is_rank0:
+            return None
+        config, vocab_size = prepared.config, prepared.task.vocab_size
+        model = build_model(config, vocab_size=vocab_size, device=prepared.device, draw=False)
+        model.banks.load(values)
+        buffers = dict(built.model.named_buffers())  # state of schemes besides parameters
+        for name, buffer in model.model.named_buffers():
+            buffer.copy_(buffers[name])
+        return model
+
+
+def build_for_ranks(prepared: Prepared) -> RankModel:
+    """Return the model of a run on this rank: whole, or sharded if that is configured."""
     config, task, device, ranks = prepared.config, prepared.task, prepared.device, prepared.ranks
     sharded = parallelism(config, ranks) == "fully_sharded"
     if sharded:
@@ -74,66 +143,10 @@ def build_for_ranks(prepared: Prepared) -> Built:
         built.calibrate(torch.from_numpy(first.inputs).to(device))
     if prepared.start:
         prepared.start.load_into(built, config.model.grow)
-    return shard(built, ranks, device) if sharded else built
+    return RankModel(prepared, shard(built, ranks, device) if sharded else built)
 
 
 def dropout_seed(seed: int, step: int, rank: int = 0) -> int:
     """Return torch's seed for a step of a rank; ranks have different sequences and masks."""
     words = f"dropout/{seed}/{step}" + (f"/{rank}" if rank else "")
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "little")
-
-
-def share_of(batch: Batch, built: Built, ranks: RankGroup) -> tuple[Batch, float | None]:
-    """Return this rank's sequences of a batch and the divisor of the sum of their losses.
-
-    The loss is the mean over the predicted positions of the whole batch, however many of them each
-    rank has.  Gradients of whole parameters are summed, so the divisor is the number of positions;
-    FSDP2 takes the mean of gradients, so it is that number per rank.  None for a single rank.
-    """
-    if ranks.size == 1:
-        return batch, None
-    rows = ranks.share(len(batch.targets))
-    part = Batch(batch.inputs[rows], batch.targets[rows], batch.masked[rows])
-    count = float((batch.targets != IGNORE).sum())
-    return part, count / ranks.size if isinstance(built.banks, ShardedBanks) else count
-
-
-def reductions(
-    built: Built, ranks: RankGroup
-) -> tuple[Callable[[Tensor], Tensor] | None, Callable[[Sequence[Bank]], Tensor]]:
-    """Return the all-reduce of gradients and loss (None for one rank) and the global norm.
-
-    With repeated layers (`model.unique_layers`) the first also sums gradients over repetitions.
-    """
-    if isinstance(built.banks, ShardedBanks):
-        return sharded_sum(built.trained, ranks), sharded_norm
-    share, banks = ranks.gradient_sum(built.trained), built.banks
-    if not banks.unique:
-        return share, global_norm
-
-    def share_and_sum(loss: Tensor) -> Tensor:
-        loss = share(loss) if share else loss
-        banks.sum_repeats()
-        return loss
-
-    return share_and_sum, partial(global_norm, unique=banks.unique)
-
-
-def whole_copy(prepared: Prepared, built: Built) -> Built | None:
-    """Return the whole model on rank 0 and None on the others; all ranks must call this.
-
-    For a sharded model it is a copy, which needs the memory of all parameters and gradients;
-    log.layers_every=0 avoids it.
-    """
-    if not isinstance(built.banks, ShardedBanks):
-        return built if prepared.ranks.is_rank0 else None
-    values = built.banks.state()
-    if not prepared.ranks.is_rank0:
-        return None
-    config, vocab_size = prepared.config, prepared.task.vocab_size
-    model = build_model(config, vocab_size=vocab_size, device=prepared.device, draw=False)
-    model.banks.load(values)
-    buffers = dict(built.model.named_buffers())  # state of schemes besides parameters
-    for name, buffer in model.model.named_buffers():
-        buffer.copy_(buffers[name])
-    return model

@@ -29,7 +29,7 @@ LEAST_LIMIT = 2**26
 
 
 @dataclass(frozen=True)
-class RunState:
+class TrainingState:
     """The parts of a run whose values a checkpoint holds.
 
     update: holds F_0 and F_{t-1} of the probe batch.
@@ -61,7 +61,7 @@ class RunState:
             self.records.load(parts["layers"])
 
 
-def load_state(prepared: Prepared, state: RunState) -> ckpt.Checkpoint | None:
+def load_state(prepared: Prepared, state: TrainingState) -> ckpt.Checkpoint | None:
     """Load the newest whole checkpoint of a run on every rank and return it; None without one."""
     config, folder, ranks = prepared.config, prepared.folder, prepared.ranks
     parts: dict[str, dict[str, Tensor]] = {}
@@ -90,7 +90,9 @@ def load_state(prepared: Prepared, state: RunState) -> ckpt.Checkpoint | None:
     return ckpt.Checkpoint(parts=parts, **facts)
 
 
-def save_state(prepared: Prepared, state: RunState, step: int, logs: Iterable[AppendLog]) -> None:
+def save_state(
+    prepared: Prepared, state: TrainingState, step: int, logs: Iterable[AppendLog]
+) -> None:
     """Write a checkpoint with the run's digest and the sha256 of its logs.
 
     That of the last step has the weights only, unless runtime.keep_optimizer is set.

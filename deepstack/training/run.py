@@ -36,9 +36,9 @@ from deepstack.training.preflight import (
     preflight,
     refuse_buffer_writes,
 )
-from deepstack.training.ranks import build_for_ranks, dropout_seed, reductions, share_of
+from deepstack.training.ranks import build_for_ranks, dropout_seed
 from deepstack.training.recorder import Divergence, Recorder, cause, open_logs, sync_logs
-from deepstack.training.resume import RunState, load_state, save_state
+from deepstack.training.resume import TrainingState, load_state, save_state
 from deepstack.training.schedule import learning_rate, row_is_due
 from deepstack.training.snapshot_writer import SnapshotWriter
 
@@ -155,7 +155,8 @@ class TrainingRun:
         self.device, self.ranks = prepared.device, prepared.ranks
         self.observer, self.progress = prepared.observer, progress
         self.folder.write_config(conf.to_yaml(with_defaults(self.config)))
-        self.built = build_for_ranks(prepared)
+        self.of_ranks = build_for_ranks(prepared)
+        self.built = self.of_ranks.built
         self.model = self.built.model
         self.model.train(self.config.model.dropout > 0)
         self._make_step(resources, measures)
@@ -181,13 +182,11 @@ class TrainingRun:
         enable_fast_paths(self.model, paths, every, notify)
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
-        self.snapshots = SnapshotWriter(
-            self.prepared, self.built, probe, self.update, self.optimizer
-        )
+        self.snapshots = SnapshotWriter(self.of_ranks, probe, self.update, self.optimizer)
         resources.callback(self.snapshots.close)
         records = self.snapshots.records
-        self.state = RunState(self.built, self.optimizer, self.update, records)
-        share, norm_of = reductions(self.built, self.ranks)
+        self.state = TrainingState(self.built, self.optimizer, self.update, records)
+        share, norm_of = self.of_ranks.reductions()
         step = make_step(
             self.loss,
             self.built,
@@ -256,7 +255,7 @@ class TrainingRun:
         self.built.at_step(step)
         self.snapshots.prepare(step)
         batch = self.task.train_batch(step, self.config.train.batch_size)
-        part, self.count = share_of(batch, self.built, self.ranks)
+        part, self.count = self.of_ranks.share_of(batch)
         return to_device(part, self.device)
 
     def learning_rate(self, step: int) -> float:

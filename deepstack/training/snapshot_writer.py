@@ -14,8 +14,7 @@ from deepstack.diagnostics.instrument import checked_row
 from deepstack.model.build import Built
 from deepstack.model.loss import mean_loss
 from deepstack.records import AppendLog, RunFolder
-from deepstack.training.preflight import Prepared
-from deepstack.training.ranks import whole_copy
+from deepstack.training.ranks import RankModel
 from deepstack.training.schedule import is_due
 
 # Number of written records for each one that may be missing on the disk.
@@ -74,14 +73,13 @@ class SnapshotWriter:
 
     def __init__(
         self,
-        prepared: Prepared,
-        built: Built,
+        model: RankModel,
         probe: tuple[Tensor, Tensor],
         update: ModelUpdate,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        config = prepared.config
-        self.prepared, self.config = prepared, config
+        config, built = model.prepared.config, model.built
+        self.model, self.config = model, config
         self.built, self.update = built, update
         self.inputs, self.targets = probe
         self.optimizer = optimizer
@@ -98,11 +96,11 @@ class SnapshotWriter:
             banks = built.banks.all if needs_all else self._banks
             self._initial = {bank.key: on_host(bank.values()) for bank in banks}
         self._before: list[Tensor] | None = None
-        self.records = LayerRecords(prepared.folder)
+        self.records = LayerRecords(model.prepared.folder)
         self._loss = partial(mean_loss, targets=self.targets)
         self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
         if any(type(one).begin is not Instrument.begin for one in used):
-            if copy := whole_copy(prepared, built):
+            if copy := model.whole():
                 for one in used:
                     one.begin(self._state(copy, 0))
 
@@ -129,7 +127,7 @@ class SnapshotWriter:
     def take(self, step: int) -> None:
         """Take the snapshot and the rows that are due at this step and write them."""
         device = self.inputs.device
-        copy = whole_copy(self.prepared, self.built)
+        copy = self.model.whole()
         before, self._before = self._before, None
         if copy is None:
             return
