@@ -3,9 +3,9 @@
 python benchmarks/operations.py [--shape narrow] [--rounds 15] [key=value ...]
 
 The least time of each operation over the rounds, summed by function and shapes, in microseconds a
-layer. Above the memory's rate, that of adding two arrays which no cache holds, its tensors lie in
-a cache. Part 0 is the batch (with train.shards, one part each); the last has the sums, the
-optimizer and the probe.
+layer. Above the memory's rate (adding two arrays which no cache holds), its tensors lie in a cache.
+Part 0 is the batch (with train.shards, one part each); the last has the sums, the optimizer and the
+probe.
 """
 
 import argparse

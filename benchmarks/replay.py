@@ -1,4 +1,4 @@
-"""Measures the time of a replayed step over that of a normal step, for several shapes.
+"""Measures the ratio of times of a replayed and a normal step, for several shapes.
 
 python benchmarks/replay.py [--rounds 15]
 

@@ -173,7 +173,7 @@ def without_failed(
     processes: Sequence[RowProcess],
     say: Callable[[str], None],
 ) -> list[RowProcess]:
-    """Call the action with each process and return those of which it did not fail.
+    """Call the action with each process and return the ones that did not fail.
 
     A peer that fails is left out with a message.  Raises RowError for a row of deepstack's.
     """

@@ -66,7 +66,7 @@ def run_suite(
 
 
 def compare(rows: Sequence[Row], found: dict[str, Any]) -> dict[str, Any]:
-    """Return deepstack's steps with ‖ΔF‖ logged beside those of the fastest peer in fp32.
+    """Return deepstack's steps with ‖ΔF‖ logged beside the fastest peer's in fp32.
 
     rows: those of the report `found`.  ratio, ratio_bf16: medians over the rounds of deepstack's
     time, in fp32 and in bf16, over that of this peer; None without peers.  ratio_shards: of its

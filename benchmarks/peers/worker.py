@@ -152,7 +152,7 @@ def peer_steps(
 ) -> Iterator[float]:
     """Yield the seconds of successive steps, each with its batch.
 
-    The batches are those of deepstack's steps; nothing is logged.  onednn: whether torch multiplies
+    The batches equal deepstack's; nothing is logged.  onednn: whether torch multiplies
     fp32 matrices of any size by oneDNN.
     """
     if isinstance(built, PeerTrainer):  # it moves its batches itself

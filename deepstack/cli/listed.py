@@ -44,8 +44,8 @@ def schemes() -> Entries:
 def scheme_rows(name: str, scheme: Any, depth: int) -> Rows:
     """Return name, equation, families, coefficients and gains of a scheme at a depth.
 
-    alpha, beta and the gains of the first and last layer are an encoder's. `coefficients` has those
-    of every family and side; an encoder-decoder has as many layers on both sides.
+    alpha, beta and the gains of the first and last layer are an encoder's. `coefficients` has the
+    values of every family and side; an encoder-decoder has as many layers on both sides.
     """
     row: dict[str, Any] = {"name": name, "equation": first_line(scheme).split(".  ")[0].rstrip(".")}
     if isinstance(scheme, Declaration):

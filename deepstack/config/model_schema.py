@@ -59,7 +59,7 @@ class Norm(Section):
     bias: bool = True
     """Whether the norms of the layers have a bias."""
     final_gain: bool | None = None
-    """Whether the final norm has a gain; null: as the others.  A folded model with a tied head."""
+    """Whether the final norm has a gain; null: as `gain`.  A folded model with a tied head."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """The number that is added to the variance, or to the mean square."""
     start: Annotated[float, Field(gt=0, le=1e6)] = 0.5

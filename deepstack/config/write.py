@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.-]*")
 # The settings of the written file; all others are comments that show the defaults.
 CHOSEN = {"model": {"scheme": "deepnorm", "depth": 48}, "task": {"name": "text"}}
 
-# Comments of another kind than the settings': all of them together are one example.
+# Comments of a different form than the settings': together they are one example.
 SWEEP = """
 #| # To make this file a sweep, take away the '#|' and run: deepstack sweep <file> --dry-run
 #| sweep:

@@ -159,13 +159,13 @@ def describe() -> dict[str, tuple[str, str, str]]:
 
 @diagnostic("grad_norm", "‖∂L/∂θ_l‖", parts=())
 def grad_norm(snapshot: Snapshot) -> Tensor:
-    """Norm of the probe loss's gradient by the trained parameters of each layer."""
+    """Norm of the probe loss's gradient with respect to the trained parameters of each layer."""
     return snapshot.grad_norm
 
 
 @diagnostic("matrix_grad_norm", "‖∂L/∂W_l‖", parts=())
 def matrix_grad_norm(snapshot: Snapshot) -> Tensor:
-    """Norm of the probe loss's gradient by the trained weight matrices of each layer."""
+    """Norm of the probe loss's gradient with respect to each layer's trained weight matrices."""
     return snapshot.matrix_grad_norm
 
 

@@ -31,7 +31,7 @@ def stream_variance(snapshot: Snapshot) -> Tensor:
 
 @diagnostic("stream_grad", "‖∂L/∂x_l‖", parts=())
 def stream_grad(snapshot: Snapshot) -> Tensor:
-    """Norm of the probe loss's gradient by the stream that leaves each layer.
+    """Norm of the probe loss's gradient with respect to the stream that leaves each layer.
 
     Of several streams all count, each with the others held fixed, but not the past values that a
     scheme keeps beside them.

@@ -21,7 +21,7 @@ def ln_input(snapshot: SublayerStatistics) -> Tensor:
 
 @diagnostic("beta_ln", "β_{LN}")
 def beta_ln(snapshot: SublayerStatistics) -> Tensor:
-    """β_LN = ‖δ_r‖/‖δ_o‖ of the last norm in each sublayer, δ a gradient by its input or output.
+    """β_LN = ‖δ_r‖/‖δ_o‖, the gradient at input over output of the last norm in each sublayer.
 
     δ_r is the gradient through the norm alone.  Zhang et al. 2019, arXiv:1908.11365, section 3.
     """
@@ -30,7 +30,7 @@ def beta_ln(snapshot: SublayerStatistics) -> Tensor:
 
 @diagnostic("beta_rc", "β_{RC}")
 def beta_rc(snapshot: SublayerStatistics) -> Tensor:
-    """β_RC = ‖δ_z‖/‖δ_r‖ of each sublayer, δ the gradient by what enters it and by its residual sum
+    """β_RC = ‖δ_z‖/‖δ_r‖, the gradient at input over residual sum of each sublayer.
 
     δ_z is the whole gradient, through all paths of the stream.  NaN where the sublayer's input is
     not the stream (hyper-connections).  Zhang et al. 2019, arXiv:1908.11365, section 3.

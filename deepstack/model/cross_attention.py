@@ -84,8 +84,8 @@ class AverageAttention(LinearMaps):
     decoding stores one sum instead of all keys and values.  x, g: (batch, seq, d_model); W_v, W_o:
     (d_model, d_model), the width that OpenNMT-py has inside the FFN; W_i, W_f: (d_model, 2
     d_model).  The gates have the roles of self-attention's other matrices: W_i q, W_f k.  Zhang et
-    al. 2018, arXiv:1805.00631, section 4; the paper's text was not at hand: the equation is that
-    of OpenNMT-py, which cites its equations.
+    al. 2018, arXiv:1805.00631, section 4; the paper's text was not at hand: the equation follows
+    OpenNMT-py, which cites its equations.
     """
 
     SLOTS = ("before_out",)

@@ -134,7 +134,7 @@ class Table:
         self.rows.append(values)
 
     def frame(self) -> pd.DataFrame:
-        """Return the rows with those of COLUMNS that have a value."""
+        """Return the rows with the COLUMNS that have a value."""
         return self.chosen().dropna(axis="columns", how="all")
 
     def chosen(self, kinds: Sequence[str] = ()) -> pd.DataFrame:

@@ -79,7 +79,7 @@ class Legend:
         return (f"{title}: {', '.join(places)}" if len(every) > 1 else title), note
 
     def all_handles(self) -> list[Handle]:
-        """Return the entries, then those of marks and of bands or error bars."""
+        """Return the entries, then the entries of marks and of bands or error bars."""
         style: Any = {"color": GREY, "ls": "none"}
         entries: list[Handle] = [
             Line2D([], [], marker=marker, mfc="white", label=words, **style)

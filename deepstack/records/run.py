@@ -146,7 +146,7 @@ class Run:
         return latest.sort_values("step", ignore_index=True)
 
     def log_names(self) -> list[str]:
-        """Return the names of this run's logs: steps, evals, timing, and those of instruments."""
+        """Return the names of this run's logs: steps, evals, timing and the instruments' logs."""
         return [*OF_EVERY_RUN, *instrument_logs(self.path)]
 
     def log(self, name: str) -> pd.DataFrame:

@@ -46,7 +46,7 @@ NEVER_DEPTH_SETTINGS = (SCHEME, "model.scheme_options.", TASK, DATA)
 class Series:
     """The runs that differ in depth and seed only: one line of a chart.
 
-    label: values that differ from those of other series.
+    label: values that differ from other series.
     runs: runs of the series.
     numeric: the value that differs, if it is one number.
     """

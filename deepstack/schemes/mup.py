@@ -140,8 +140,9 @@ def width_optim(role: str, m: float, config: Config) -> Optim:
 def has_wide_head(config: Config) -> bool:
     """Return whether the head's matrix starts with a deviation that does not depend on width.
 
-    That of a separate head under an optimizer like Adam; the factor on its input is then 1/m.  A
-    tied head's matrix starts as the token table, and SGD's as one, so that the factor is m^(-1/2).
+    It does for a separate head under an optimizer like Adam; the factor on its input is then 1/m.
+    A tied head's matrix starts as the token table, and SGD's as one, so that the factor is
+    m^(-1/2).
     """
     return config.model.head == "separate" and config.train.optimizer != "sgd"
 

@@ -95,7 +95,7 @@ def save_state(
 ) -> None:
     """Write a checkpoint with the run's digest and the sha256 of its logs.
 
-    That of the last step has the weights only, unless runtime.keep_optimizer is set.
+    The checkpoint of the last step has the weights only, unless runtime.keep_optimizer is set.
     """
     config = prepared.config
     is_last = step >= config.train.steps

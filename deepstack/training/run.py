@@ -59,8 +59,8 @@ def train(
 ) -> Run:
     """Train the configured run in <out>/<study>/<run> and return it.
 
-    A finished run is not trained again.  An interrupted run resumes, and its log equals that of an
-    uninterrupted one.  Divergence is a result, not an error.
+    A finished run is not trained again.  An interrupted run resumes, and its log equals an
+    uninterrupted run's.  Divergence is a result, not an error.
 
     config: from `deepstack.load_config`; it is never changed.
         `deepstack.config.with_overrides(config, {"model.depth": 48})` returns a changed one.

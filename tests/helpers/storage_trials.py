@@ -254,7 +254,7 @@ def power_cuts_after_kills(harness: Harness, choice: Choice = all_calls) -> Iter
 
 
 def two_writers(harness: Harness, about: str = "") -> Iterator[str]:
-    """Two at once: one works, the other is refused; the files equal those of one process."""
+    """Two at once: one works, the other is refused; the files equal one process's."""
     out = harness.new()
     both = harness.run_all([harness.job(out), harness.job(out)])
     began = [ended for ended in both if any(call.kind == "mark" for call in ended.calls)]

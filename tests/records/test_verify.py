@@ -174,7 +174,7 @@ def test_damage_of_a_checkpoint(trained: dict[str, Path], tmp_path: Path) -> Non
     assert "No such file" in str(damage(path / "none"))
 
 
-# --- runs that have not ended, and those of older versions ----------------------------------------
+# --- runs that have not ended, and runs of older versions -----------------------------------------
 
 
 def test_flips_in_an_interrupted_run_are_noticed(stopped: RunFolder) -> None:

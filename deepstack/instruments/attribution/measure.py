@@ -35,7 +35,7 @@ class Attribution(Instrument, name="attribution"):
         parts, start = parts_of(state.built), state.update.initial
         origin = own_settings(state).attribution_from
         row = attribute(state.built, state.initial, state.inputs, parts, start, origin)
-        # Use the probe's values after the step, so that the number equals that of steps.csv.
+        # Use the probe's values after the step, so that the number equals the one in steps.csv.
         row[WHOLE] = distance(state.update.previous - start)
         return row
 

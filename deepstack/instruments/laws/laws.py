@@ -134,10 +134,10 @@ def fit_law(x: Sequence[float], losses: Sequence[BySeed], draws: int = DRAWS) ->
     """Fit the law to the mean loss at each x by least squares, with 0 <= E and c > 0.
 
     Intervals come from samples of the seeds that every x shares, equal at every x; there are none
-    below three of them.  With fewer than two, the means are over the seeds of each x.  Those of c
-    and a are intervals of their logarithms.  Raises NothingMatchedError for fewer than four x, or
-    four with one seed, for losses that do not fall with x, and where a reaches a limit in 2.5 % of
-    the samples.
+    below three of them.  With fewer than two, the means are over the seeds of each x.  The
+    intervals of c and a are taken for their logarithms.  Raises NothingMatchedError for fewer than
+    four x, or four with one seed, for losses that do not fall with x, and where a reaches a limit
+    in 2.5 % of the samples.
     """
     require(len(x) >= LEAST, f"needs {LEAST} values or more to fit three numbers; found {len(x)}")
     at = np.asarray(x, float)

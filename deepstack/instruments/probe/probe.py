@@ -302,7 +302,9 @@ class Probe:
         """Return the content of columns.json, which describes every column for the charts."""
         known = describe()
         layers = {key: known[key] for key in LAYERS}
-        gradient = "Norm of the training batch's gradient by the parameters of each layer."
+        gradient = (
+            "Norm of the training batch's gradient with respect to the parameters of each layer."
+        )
         layers["grad_norm"] = (known["grad_norm"][0], "", gradient)
         shares = {
             name: (f"‖ΔF‖ of {name}", "", f"Mean over tokens of ‖F(θ_0 + Δθ of {name}) − F_0‖₂.")
