@@ -4,7 +4,12 @@
 its training step.
 """
 
-from deepstack.fast.accelerate import compiled, enable_fast_paths, step_recorder
+from deepstack.fast.accelerate import (
+    compiled,
+    enable_fast_paths,
+    forward_recorder,
+    step_recorder,
+)
 from deepstack.fast.capture import CapturedStep, on
 from deepstack.fast.gpu.available import triton_version
 from deepstack.fast.products import Library, product_functions, use_onednn
@@ -30,6 +35,7 @@ __all__ = [
     "enable_fast_paths",
     "executor_notice",
     "fast_paths_of",
+    "forward_recorder",
     "make_step",
     "on",
     "product_functions",

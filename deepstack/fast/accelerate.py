@@ -23,7 +23,7 @@ from deepstack.fast.gpu.available import makes_kernels
 from deepstack.fast.gpu.norm import FusedLayer
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.native import find_kernels
-from deepstack.fast.replay import ReplayedStep
+from deepstack.fast.replay import ReplayedPass, ReplayedStep
 from deepstack.fast.rule import FastPaths
 from deepstack.fast.step import Probe, Update, UpdateFunction, with_probe
 from deepstack.model.stack import LayerRunner, Layers, run_layers
@@ -152,6 +152,14 @@ def compiled(notify: Callable[[str], None]) -> LayerRunner:
         return x
 
     return run
+
+
+def forward_recorder(
+    forward: Callable[[Tensor], Tensor], paths: FastPaths
+) -> Callable[..., Tensor]:
+    """Return a model's forward pass without gradients, replayed where C++ kernels replay steps."""
+    kernels = find_kernels(lambda line: None) if paths.executor else ""
+    return forward if isinstance(kernels, str) else ReplayedPass(forward, kernels)
 
 
 def step_recorder(

@@ -109,10 +109,7 @@ class ReplayedStep:
         if reason := next((r.refused for r in recordings if r.refused), ""):
             self.notify(f"a step cannot be replayed: {reason}")
             return measured
-        for storage, copy in saved.items():
-            if copy is not None:
-                storage.copy_(copy)
-        saved.clear()
+        restore(saved)
         torch.set_rng_state(random_state)
         replaced = [zip(s.gradients, s.copies, strict=False) for s in self.update.shards]
         with torch.inference_mode():
@@ -120,6 +117,52 @@ class ReplayedStep:
             self.bound = [bind_recording(*recorded, self.kernels) for recorded in pairs]
         trim_memory()
         return None
+
+
+class ReplayedPass:
+    """A function of one tensor, called without gradients, that replays the recording of its call.
+
+    The first call records; later calls with inputs of the same shape replay, and so does the first
+    one itself.  Other shapes, and a function that reads a value, run eagerly.  The result belongs
+    to the recording; the next call overwrites it.
+
+    function: inputs -> result; must run the same operations at every call.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor], kernels: Kernels) -> None:
+        self.function, self.kernels = function, kernels
+        self.inputs: Tensor | None = None
+        self.bound: Bound | None = None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if self.inputs is None:
+            self.inputs = inputs.clone()
+            with gc_paused():
+                self.record()
+        if self.bound is None or inputs.shape != self.inputs.shape:
+            return self.function(inputs)
+        self.inputs.copy_(inputs)
+        self.bound.run()
+        return self.bound.results
+
+    def record(self) -> None:
+        """Run the function, undo what it changed, and bind its operations to memory."""
+        assert self.inputs is not None
+        with Recording() as recording:
+            result = self.function(self.inputs)
+        recording.finish(result)
+        restore(recording.saved)
+        if not recording.refused:
+            with torch.inference_mode():
+                self.bound = bind_recording(recording, kernels=self.kernels)
+
+
+def restore(saved: Saved) -> None:
+    """Copy the contents that storages had before a recording back."""
+    for storage, copy in saved.items():
+        if copy is not None:
+            storage.copy_(copy)
+    saved.clear()
 
 
 class Bound(NamedTuple):

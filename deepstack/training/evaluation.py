@@ -72,17 +72,19 @@ class Evaluation:
         ]
 
     def measure(
-        self, model: Transformer, autocast: Callable[[], torch.autocast]
+        self, model: Transformer, forward: Callable[[Tensor], Tensor]
     ) -> dict[str, float | None]:
-        """Return one row of evals.csv without its step; waits for the device."""
+        """Return one row of evals.csv without its step; waits for the device.
+
+        forward: inputs -> logits of the model.
+        """
         totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         guesses: list[NDArray[np.int64]] = []
         with torch.no_grad(), evaluating(model), model.statistics("followed"):
             for batch in self.batches:
                 inputs, targets = to_device(batch, self.device)
                 shown = torch.from_numpy(batch.masked).to(self.device)
-                with autocast():
-                    logits = model(inputs)
+                logits = forward(inputs)
                 if self.levels:
                     guesses.append(logits.argmax(dim=-1).cpu().numpy())
                 losses = F.cross_entropy(

@@ -16,7 +16,13 @@ from deepstack.base.ending import Stop, stop_requests
 from deepstack.base.errors import ChangedLogError, Interrupted
 from deepstack.base.gc_control import gc_paused
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
-from deepstack.fast import Measured, enable_fast_paths, make_step, step_recorder
+from deepstack.fast import (
+    Measured,
+    enable_fast_paths,
+    forward_recorder,
+    make_step,
+    step_recorder,
+)
 from deepstack.model import with_defaults, with_steps
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
@@ -161,6 +167,7 @@ class TrainingRun:
         self.model.train(self.config.model.dropout > 0)
         self._make_step(resources, measures)
         self.evaluation = Evaluation(self.task, self.config.train, self.device)
+        self.forward = forward_recorder(self.logits, prepared.paths)
         resumed = load_state(prepared, self.state)
         if prepared.paths.replayed:
             create_optimizer_state(self.optimizer, self.built.trained)
@@ -267,6 +274,11 @@ class TrainingRun:
         bf16 = self.config.train.precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
 
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return the model's logits of a batch, with products in the precision of the training."""
+        with self.autocast():
+            return self.model(inputs)
+
     def loss(self, inputs: Tensor, targets: Tensor, count: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch, or the contribution of a part of it.
 
@@ -294,7 +306,7 @@ class TrainingRun:
     def evaluate(self, step: int) -> None:
         """Measure the validation loss and write it as a row of evals.csv."""
         self.progress.phase = "the validation"
-        row = {"step": step, **self.evaluation.measure(self.model, self.autocast)}
+        row = {"step": step, **self.evaluation.measure(self.model, self.forward)}
         self.logs["evals"].write(row)
         self.observer.evaluated(step, row)
         self.recorder.pause()

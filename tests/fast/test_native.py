@@ -229,3 +229,16 @@ def test_torch_runs_what_no_kernel_computes(kernels: Kernels) -> None:
     results, calls = rerun(lambda x, y: (x * y).cumsum(0).sort().values + x, [x, y], kernels)
     assert calls == 2
     torch.testing.assert_close(results, [(x * y).cumsum(0).sort().values + x])
+
+
+def test_an_evaluation_by_kernels_equals_the_eager_one_to_rounding(kernels: Kernels) -> None:
+    rows = []
+    for replay in (False, "native"):
+        given = config(train__eval_batches=70, runtime__replay=replay)  # the last batch is smaller
+        with temporary_run(given) as run:
+            assert len({batch.inputs.shape for batch in run.evaluation.batches}) == 2
+            rows += [run.evaluation.measure(run.model, run.forward) for _ in range(2)]
+            bound = getattr(run.forward, "bound", None)
+    assert bound is not None
+    assert rows[2] == rows[3], "the recorded evaluation and a later one differ"
+    assert rows[2]["loss"] == pytest.approx(rows[0]["loss"], rel=1e-6)

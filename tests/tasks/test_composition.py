@@ -182,7 +182,8 @@ class Oracle(torch.nn.Module):
 def test_accuracy_of_each_k_and_the_largest_solved(most: int, solved: int) -> None:
     task = build_task("group", {"degree": 3}, seq_len=40, seed=0)
     evaluation = Evaluation(task, Config().train, torch.device("cpu"))
-    row = evaluation.measure(Oracle(task, most, evaluation.batches), torch.no_grad)
+    oracle = Oracle(task, most, evaluation.batches)
+    row = evaluation.measure(oracle, oracle)
     assert list(row) == list(evaluation.columns)[1:]
     accuracies = {int(k.split("_")[1]): row[k] for k in row if k.startswith("accuracy_")}
     assert list(accuracies) == [*range(1, 33), 40]

@@ -1,0 +1,109 @@
+"""Measures the C++ kernels of a replayed step beside torch's, in CPU time of one thread.
+
+python benchmarks/executor.py [--rounds 9] [--only TEXT]
+
+Two runs of each row, runtime.replay=native and runtime.replay=python, take turns in one process, a
+step each, ‖ΔF‖ logged.  ratio: the median over the rounds, with the lowest and highest.  calls: the
+calls of torch that a step by kernels still makes.  The rows below measure one evaluation and one
+first step, the recording and its translation included.  CPU time does not count waiting, so other
+work on the machine disturbs it little.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.peers import shape_config
+from deepstack.config import load_config
+from deepstack.fast.native import Kernels, find_kernels
+from deepstack.training.run import TrainingRun
+from deepstack.training.timing import temporary_run
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+# Shapes of the suite, and their names in the table.
+SHAPES = {
+    "deepnorm_1000.yaml": "",
+    "1000 x 64, 8 x 32": "narrow",
+    "200 x 32, 16 x 16": "small",
+    "24 x 256, 16 x 64": "medium",
+    "12 x 512, 8 x 128": "wide",
+}
+QUIET = ["train.steps=1000000", "train.eval_every=0", "log.layers_every=0", "runtime.threads=1"]
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Call a function and return the CPU time of this process."""
+    began = time.process_time()
+    function()
+    return time.process_time() - began
+
+
+def line(name: str, native: list[float], python: list[float], more: object = "") -> None:
+    """Print one row of the table."""
+    ratios = sorted(a / b for a, b in zip(native, python, strict=True))
+    ratio = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    times = f"{1000 * median(native):12.1f}{1000 * median(python):12.1f}"
+    print(f"{name:32}{times}{ratio:>22}{more:>8}", flush=True)
+
+
+def measure(name: str, rounds: int, kernels: Kernels) -> None:
+    """Print the rows of one shape."""
+    shape = SHAPES[name]
+    with ExitStack() as resources:
+        runs: list[TrainingRun] = []
+        for replay in ("native", "python"):
+            settings = [*QUIET, f"runtime.replay={replay}"]
+            config = (
+                shape_config(shape, settings) if shape else load_config(CONFIGS / name, settings)
+            )
+            runs.append(resources.enter_context(temporary_run(config)))
+
+        def step(run: TrainingRun, number: int) -> float:
+            batch = run.batch(number)
+            return seconds(lambda: run.step(*batch, 1e-4))
+
+        first = [step(run, 1) for run in runs]
+        times = [[step(run, number) for run in runs] for number in range(2, 2 + rounds)]
+        bound: Any = runs[0].step.update  # type: ignore[attr-defined]
+        functions = [f for part in bound.bound for f, _, _ in part.operations]
+        calls = sum(function is not kernels.run for function in functions)
+        native, python = map(list, zip(*times, strict=True))
+        line(f"step, {name}", native, python, calls)
+        line("  first step, recording included", first[:1], first[1:])
+        if not shape:
+            pairs = [
+                [
+                    seconds(lambda run=run: run.evaluation.measure(run.model, run.forward))
+                    for run in runs
+                ]
+                for _ in range(3)
+            ][1:]
+            native, python = map(list, zip(*pairs, strict=True))
+            line("  one evaluation of 32 batches", native, python)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    kernels = find_kernels(print)
+    if isinstance(kernels, str):
+        raise SystemExit(kernels)
+    print(kernels.description)
+    print(f"{'':32}{'kernels, ms':>12}{'torch, ms':>12}{'ratio':>22}{'calls':>8}")
+    for name in SHAPES:
+        if arguments.only in name:
+            measure(name, arguments.rounds, kernels)
+
+
+if __name__ == "__main__":
+    main()
