@@ -112,7 +112,7 @@ def test_short_memory_is_reported_and_a_size_beyond_the_machine_refused(
 ) -> None:
     assert 2**28 < conf.machine_memory() < 2**50
     words = ["train", QUICK, *TINY, "--out", tmp_path]
-    assert "memory" not in typed(*words).stderr
+    assert "of memory" not in typed(*words).stderr
     monkeypatch.setattr("deepstack.training.resources.memory_limit", lambda _: 10**8)
     trained = typed(*words, "seed=1")
     assert trained.stderr.count("of memory are needed and 100 MB are here") == 1
