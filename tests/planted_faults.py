@@ -185,7 +185,7 @@ FAULTS = (
     Fault(
         "a_removed_run_is_deleted_in_place", "records",
         "os.rename(path, hidden)", "hidden = path",
-        "cli/test_rm.py::test_a_kill_leaves_whole_runs_and_the_next_use_of_the_folder_deletes_the_rest",
+        "cli/test_rm.py::test_a_kill_leaves_whole_runs_and_later_use_deletes_the_rest",
     ),
     Fault(
         "rules_match_excluded_cells", "config",

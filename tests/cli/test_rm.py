@@ -59,7 +59,7 @@ def test_a_run_is_listed_with_its_size_and_deleted(out: Path) -> None:
     assert contents(out) == kept and not hidden(out)
 
 
-def test_a_study_is_deleted_as_a_whole_and_its_runs_with_it(out: Path) -> None:
+def test_a_study_is_deleted_with_its_runs(out: Path) -> None:
     before = contents(out / "two")
     given = out / "one" / "d6", out / "one", out / "two" / "d6", out / "two" / "." / "d6"
     result = rm(out, *given)
@@ -143,7 +143,7 @@ def test_who_waited_for_a_folder_that_went_away_is_refused(out: Path) -> None:
             pass
 
 
-def test_a_path_that_is_not_a_run_or_study_below_out_is_refused(out: Path, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_run_or_a_study_is_refused(out: Path, tmp_path: Path) -> None:
     outside = make_run(tmp_path / "elsewhere" / "run").path
     make_run(out / "one" / "d6" / "checkpoint" / "inner")
     (out / "empty").mkdir()
@@ -188,7 +188,7 @@ def test_a_results_folder_may_be_a_link(out: Path, here: Path) -> None:
     assert [run.name for run in find_runs(out)] == ["d48"]
 
 
-def test_a_kill_leaves_whole_runs_and_the_next_use_of_the_folder_deletes_the_rest(
+def test_a_kill_leaves_whole_runs_and_later_use_deletes_the_rest(
     out: Path,
 ) -> None:
     before = {name: contents(out / "one" / name) for name in ("d6", "d48")}
@@ -220,9 +220,7 @@ def test_a_disk_that_refuses_leaves_every_run_where_it_is(out: Path) -> None:
     assert contents(out) == before
 
 
-def test_the_trash_of_an_earlier_version_is_not_listed_and_is_deleted_like_a_study(
-    out: Path, tmp_path: Path
-) -> None:
+def test_the_trash_of_an_earlier_version_is_deleted_like_a_study(out: Path, tmp_path: Path) -> None:
     old = out / ".trash" / "20260101-000000-000000" / "one"
     old.parent.mkdir(parents=True)
     (out / "one").rename(old)

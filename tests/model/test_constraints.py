@@ -148,7 +148,7 @@ def test_a_step_is_the_update_and_then_the_projection(own: Any) -> None:
         torch.testing.assert_close(bank.values(), expected, msg=bank.key)
 
 
-def test_a_constraint_that_returns_a_tensor_is_told_to_write_in_place() -> None:
+def test_a_constraint_that_returns_a_tensor_must_write_in_place() -> None:
     class Own(Scheme, name="own", label="Own", paper="none"):
         """x <- LN(x + G(x)), rows of norm 1, or so it was meant."""
 

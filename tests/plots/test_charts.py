@@ -278,7 +278,7 @@ def test_charts_that_cannot_be_drawn_are_named_with_the_reason(tmp_path: Path) -
     assert alone.parent == run / "figures"
 
 
-def test_runs_without_a_step_are_no_obstacle(tmp_path: Path) -> None:
+def test_runs_without_a_step_are_left_out_of_charts(tmp_path: Path) -> None:
     path = make_run(tmp_path / "study")
     new = RunFolder(tmp_path / "study" / "new")
     new.write_config("seed: 0\nmodel: {scheme: deepnorm, depth: 48}\n")

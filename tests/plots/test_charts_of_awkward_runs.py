@@ -212,7 +212,7 @@ def test_names_along_a_map_stay_apart(tmp_path: Path, name: str) -> None:
         ("grad_norm_by_layer", {"layers": np.arange(12.0).reshape(2, 6)}, {}, 1),
     ],
 )  # fmt: skip
-def test_points_that_a_logarithmic_axis_hides_are_counted_and_not_in_the_csv(
+def test_points_hidden_by_a_logarithmic_axis_are_counted_and_not_in_the_csv(
     tmp_path: Path, name: str, settings: Any, options: Any, lost: int
 ) -> None:
     make_runs(tmp_path, **settings)

@@ -151,7 +151,7 @@ def test_a_log_that_changes_as_its_run_resumes_is_noticed(
     assert deepstack.train(SMALL, out=tmp_path).state == "done"
 
 
-def test_a_row_changed_after_the_checkpoint_of_a_lost_run_is_shown_beside_the_recomputed_one(
+def test_a_row_changed_after_the_checkpoint_is_shown_beside_the_recomputed_row(
     tmp_path: Path,
 ) -> None:
     steps = lost(tmp_path, at=7)

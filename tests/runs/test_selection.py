@@ -126,7 +126,7 @@ def test_texts_of_a_mapping_are_values_and_no_patterns(tmp_path: Path) -> None:
         selected(state="dnoe")
 
 
-def test_the_last_runs_are_those_created_last_also_within_a_second(tmp_path: Path) -> None:
+def test_the_last_runs_were_created_last_also_within_a_second(tmp_path: Path) -> None:
     """Runs of this version have microseconds; earlier ones differ in the time of config.yaml."""
     names = [f"r{number}" for number in (3, 11, 2, 8, 1, 5)]
     for at, name in enumerate(names):

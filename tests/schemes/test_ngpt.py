@@ -17,7 +17,7 @@ from deepstack.schemes.ngpt import unit
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("apart", [{}, {"train__lr_factors": {"w3": 0.5}}], ids=str)
-def test_a_gate_has_a_scale_of_its_own(bias: bool, apart: dict[str, Any]) -> None:
+def test_a_gate_has_a_separate_scale(bias: bool, apart: dict[str, Any]) -> None:
     """u = s_u (W_3 x), v = s_v (W_1 x) sqrt(d), u SiLU(v)."""
     more = {"model__gated": True, "model__activation": "silu", "model__bias": bias} | apart
     model = perturbed("ngpt", 2, **more)

@@ -91,7 +91,7 @@ def test_torchscale_computes_the_same(scheme: str, family: str, depth: int) -> N
 @pytest.mark.parametrize("depth", [2, 12, 100])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("scheme", ["deepnorm", "sub_ln"])
-def test_torchscale_scales_the_same_matrices_alike(scheme: str, family: str, depth: int) -> None:
+def test_torchscale_scales_the_same_matrices(scheme: str, family: str, depth: int) -> None:
     """Return their start over their start under the same seed without the scheme.
 
     Only the scale is compared: beneath it theirs has nn.Linear's U(±1/sqrt(n_in)), ours Xavier.  It

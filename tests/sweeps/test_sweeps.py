@@ -333,7 +333,7 @@ def test_a_number_is_the_same_with_a_point(
     assert {run_name(with_overrides(base, {key: value})) for value in values} == {name}
 
 
-def test_runs_that_are_called_alike_have_folders_of_their_own(
+def test_runs_of_equal_names_have_separate_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = conf.identity.digest

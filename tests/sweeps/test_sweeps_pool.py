@@ -89,7 +89,7 @@ ENDS: list[tuple[dict[int, int], str, str, str | None]] = [
 
 
 @pytest.mark.parametrize(("script", "writes", "state", "error"), ENDS)
-def test_the_sweep_and_the_folder_say_alike_how_a_run_ended(
+def test_the_sweep_and_the_folder_report_the_same_end_of_a_run(
     script: dict[int, int], writes: str, state: str, error: str | None, tmp_path: Path
 ) -> None:
     (entry,) = Pool(cells_of(tmp_path), Stage(script, writes)).run()

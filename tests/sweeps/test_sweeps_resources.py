@@ -42,7 +42,7 @@ def test_runs_share_the_memory_and_never_hold_more_than_there_is() -> None:
         assert [reservation.memory / GB for reservation in taken] == memory
 
 
-def test_a_run_that_may_not_fit_runs_alone_under_the_whole_budget() -> None:
+def test_a_run_that_may_not_fit_runs_alone() -> None:
     four = Resources(4, 12 * GB)
     assert four.reserve(cell(50 * GB), []) == Reservation(12 * GB)
     assert four.reserve(cell(50 * GB), [Reservation(3 * GB)]) is None
@@ -83,7 +83,7 @@ def test_an_invalid_memory_budget_is_refused(text: str) -> None:
 SMI = "0, GPU-aa, 1000\n1, GPU-bb, 2000\n2, GPU-cc, [N/A]\n"
 
 
-def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_visible_gpus_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "query_gpus", lambda: SMI)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     a, b = 1000 * 2**20, 2000 * 2**20

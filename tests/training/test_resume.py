@@ -126,7 +126,7 @@ def test_another_runs_checkpoint_is_not_used(whole: dict[str, bytes], tmp_path: 
     assert data_of(deepstack.train(small(), out=tmp_path / "b")) == whole
 
 
-def test_an_interrupt_after_the_last_step_changes_no_file_of_the_run(tmp_path: Path) -> None:
+def test_an_interrupt_after_the_last_step_changes_no_file(tmp_path: Path) -> None:
     config = small()
     interrupted(config, tmp_path / "a", config.train.steps)
     runs = [deepstack.train(config, out=tmp_path / name) for name in ("a", "b")]

@@ -28,7 +28,7 @@ def test_schedules(schedule: str, after: float) -> None:
     assert max(rates) == train.lr and min(rates) > 0
 
 
-def test_inverse_sqrt_has_a_period_of_its_own() -> None:
+def test_inverse_sqrt_has_a_separate_period() -> None:
     """lr sqrt(P/(P + t - 1)) without warm-up: the schedule of T-Fixup's code."""
     settings = {"train__schedule": "inverse_sqrt", "train__decay_period": 4000}
     train = small(train__warmup_steps=0, **settings).train
@@ -81,7 +81,7 @@ def test_steps_below_the_resolution_of_fp32_are_recorded_and_logged_once(
     ],
     ids=str,
 )
-def test_the_steps_are_those_whose_rate_is_too_small(
+def test_steps_with_too_small_a_rate_are_listed(
     changes: dict[str, Any], record: dict[str, int] | None, tmp_path: Path
 ) -> None:
     """Roles with most of their steps below it: how many steps; None: neither notice nor record."""

@@ -175,7 +175,7 @@ def test_a_diverged_run_keeps_its_checkpoint_until_its_end_is_written(tmp_path: 
     assert run.state == "diverged" and not run.folder.checkpoints()
 
 
-def test_lack_of_memory_is_a_result_of_its_own(
+def test_lack_of_memory_is_a_separate_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greedy = Mock(side_effect=lambda *_, **__: torch.empty(2**60))
@@ -189,7 +189,7 @@ def test_lack_of_memory_is_a_result_of_its_own(
     assert 100 < status["estimate_mb"] < status["limit_mb"]
 
 
-def test_a_disk_too_small_for_the_run_is_refused_before_it_begins(
+def test_too_small_a_disk_is_refused_before_the_run_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = disk_estimate(small())[1]
