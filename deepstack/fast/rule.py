@@ -42,6 +42,34 @@ STATIC = "a scheme that declares static=True"
 NOT_REDRAWN = "runtime.recompute_every=0 with dropout"
 
 
+@dataclass(frozen=True)
+class PathRule:
+    """The rule of one fast path.
+
+    key: its setting in `runtime`.
+    automatic: whether 'auto' takes the path where its needs are met.
+    needs: each need in words -> whether it is met.
+    """
+
+    key: str
+    automatic: bool
+    needs: dict[str, bool]
+
+    def decide(self, runtime: conf.Runtime) -> bool:
+        """Return whether a run takes the path.  Raises ConfigError for one that lacks a need."""
+        setting = getattr(runtime, self.key)  # of replay also the executor, which implies true
+        missing = [need for need, is_met in self.needs.items() if not is_met]
+        if setting is False:
+            return False
+        if setting == "auto":
+            return self.automatic and not missing
+        if missing:
+            key, found = f"runtime.{self.key}", str(setting).lower()
+            needed = " and ".join(missing)
+            raise ConfigError(f"{key}: found {found}, which needs {needed}; or use auto", key=key)
+        return True
+
+
 def choose_fast_paths(
     config: conf.Config, *, gpu: bool, parallel: str | None, fusible: bool
 ) -> FastPaths:
@@ -67,20 +95,7 @@ def choose_fast_paths(
     redrawn = dropout and conf.recompute_every(config) > 0
     compiled = runtime.compile is True
 
-    def choose(key: str, by_rule: bool, needs: dict[str, bool]) -> bool:
-        """Return the setting, or for auto the rule if it has all that it needs."""
-        setting = getattr(runtime, key)
-        setting = True if setting in ("native", "python") else setting  # which executor replays
-        missing = [need for need, there in needs.items() if not there]
-        if setting is True and missing:
-            found = str(getattr(runtime, key)).lower()
-            raise ConfigError(
-                f"runtime.{key}: found {found}, which needs {' and '.join(missing)}; or use auto",
-                key=f"runtime.{key}",
-            )
-        return by_rule and not missing if isinstance(setting, str) else setting
-
-    fused = choose(
+    fused = PathRule(
         "fused",
         not gpu or fusible,
         {
@@ -88,13 +103,13 @@ def choose_fast_paths(
             "runtime.parallel=data": not sharded,
             "runtime.compile=false": not compiled,
         },
-    )
-    compiled = choose(
+    ).decide(runtime)
+    compiled = PathRule(
         "compile",
         gpu and not fused and has_triton(),
         {"runtime.parallel=data": not sharded, "a scheme whose layers are alike": scheme.uniform},
-    )
-    captured = choose(
+    ).decide(runtime)
+    captured = PathRule(
         "cuda_graph",
         True,
         {
@@ -102,8 +117,8 @@ def choose_fast_paths(
             STATIC: scheme.static,
             NOT_REDRAWN: not redrawn,
         },
-    )
-    replayed = choose(
+    ).decide(runtime)
+    replayed = PathRule(
         "replay",
         config.train.steps >= FEW_STEPS,
         {
@@ -113,7 +128,7 @@ def choose_fast_paths(
             "runtime.compile=false": not compiled,
             NOT_REDRAWN: not redrawn,
         },
-    )
+    ).decide(runtime)
     return FastPaths(fused, compiled, captured, replayed)
 
 
