@@ -290,7 +290,7 @@ def test_a_schedule_that_depends_on_the_steps_is_chosen(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     for text in (
         "train.schedule=cosine depends on the number of steps; choose",
-        "train.schedule=cosine, that of 20 steps",
+        "train.schedule=cosine over 20 steps",
         "train.schedule=constant train.lr=RATE",
     ):
         assert text in refused.stderr

@@ -106,7 +106,7 @@ def test_no_name_leads_out_of_the_run_folder(tmp_path: Path) -> None:
     target = RunFolder(tmp_path / "run")
     for name in ("/etc/x", "../x", "a/../../x", ""):
         for changes in (FolderChanges([(name, 0, b"x")], []), FolderChanges([], [name])):
-            with pytest.raises(ValueError, match="no file of a run folder"):
+            with pytest.raises(ValueError, match="not a file of a run folder"):
                 write_changes(target, changes)
 
 
