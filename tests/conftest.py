@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.registries import restored_names
-from helpers.sampling import is_put_off
+from helpers.sampling import FAST, is_put_off
 
 from deepstack.cli.signals import SIGNALS
 
@@ -32,10 +32,6 @@ def pytest_configure(config: pytest.Config) -> None:
     memory = Path("/dev/shm")
     if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
-
-
-# `pytest -m fast`: equations, configurations, run folders, tasks, and one file that trains.
-FAST = ("config", "records", "runs", "schemes", "tasks", "training/test_training.py")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from deepstack.records import RunFolder
 from helpers.command_line import typed
+from helpers.extensions import known
 
 TINY = {
     "model.depth": 2, "model.d_model": 8, "task.seq_len": 8, "train.batch_size": 2,
     "train.steps": 6, "train.eval_every": 2, "train.eval_batches": 1, "log.probe_sequences": 1,
-    "log.layers_every": 3, "log.attribution_every": 3, "runtime.checkpoint_seconds": 0.0,
+    "log.layers_every": 3, **known({"log.attribution_every": 3}), "runtime.checkpoint_seconds": 0.0,
 }  # fmt: skip
 
 

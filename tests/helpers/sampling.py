@@ -17,6 +17,9 @@ from helpers import ROOT, TESTS
 
 T = TypeVar("T")
 
+FAST = ("config", "records", "runs", "schemes", "tasks", "training/test_training.py")
+"""The places of `pytest -m fast`: equations, configurations, run folders, tasks, one training."""
+
 
 def find_rotation() -> int:
     """Return DEEPSTACK_ROTATION, else the first digits of the commit, else 0."""

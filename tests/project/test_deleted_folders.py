@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from helpers.command_line import TINY
-from helpers.sampling import ROTATION
+from helpers.sampling import FAST, ROTATION
 
 PACKAGE = ROOT / "deepstack"
 FOLDERS = sorted(
@@ -115,7 +115,7 @@ def test_the_fast_tests_pass_without_a_folder(folder: str, tmp_path: Path) -> No
     shutil.rmtree(copy / "deepstack" / folder)
     shutil.rmtree(copy / "tests" / folder, ignore_errors=True)
     words = ["-m", "fast", "-n", "0", "-q", "-x", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *words]
+    command = [sys.executable, "-m", "pytest", *words, *(f"tests/{place}" for place in FAST)]
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import pytest
 from helpers.command_line import TINY, typed
+from helpers.extensions import known_words
 from helpers.plot_runs import without_layout
 from helpers.record_runs import make_run
 from helpers.small_runs import interrupted, small
@@ -26,7 +27,12 @@ from deepstack.plots import CHARTS
 from deepstack.records.files import replace
 from deepstack.records.opened import Draft, followed, open_folder
 
-SETTINGS = [*TINY, "train.eval_every=1", "log.layers_every=1", "log.attribution_every=1"]
+SETTINGS = [
+    *TINY,
+    "train.eval_every=1",
+    "log.layers_every=1",
+    *known_words(["log.attribution_every=1"]),
+]
 COMMANDS = {
     "tag": "tag results/study/run good",
     "note": "note results/study/run text",

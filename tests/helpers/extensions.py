@@ -1,0 +1,34 @@
+"""Which instruments there are: any can be deleted, and the tests of the core still pass."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import pytest
+
+from deepstack.base.extensions import PACKAGE
+from deepstack.config.keys import setting_keys
+
+V = TypeVar("V")
+
+
+def has_instrument(name: str) -> bool:
+    return (PACKAGE / "instruments" / name).is_dir()
+
+
+def needs_instrument(name: str) -> pytest.MarkDecorator:
+    """Skip a case that tests the core with the help of an instrument."""
+    return pytest.mark.skipif(not has_instrument(name), reason=f"instruments/{name} is missing")
+
+
+def known(settings: dict[str, V]) -> dict[str, V]:
+    """Return the settings without those of missing instruments; a key may have __ for a dot."""
+    return {key: v for key, v in settings.items() if is_known(key)}
+
+
+def known_words(words: Iterable[str]) -> list[str]:
+    """Return words KEY=VALUE without those of missing instruments."""
+    return [word for word in words if is_known(word.partition("=")[0])]
+
+
+def is_known(key: str) -> bool:
+    return not key.startswith("log") or key.replace("__", ".") in setting_keys()
