@@ -114,7 +114,7 @@ def registry() -> Entries:
 
 
 def logged_columns() -> list[tuple[str, dict[str, tuple[str, str, str]]]]:
-    """Return interval and columns of each log with columns of its own."""
+    """Return interval and columns of each log that an instrument writes."""
     tables = [("every step", MODEL_UPDATE_COLUMNS)]
     for spec in specs().values():
         interval = "every layer" if spec.every == SNAPSHOTS else spec.key.removeprefix("log.")

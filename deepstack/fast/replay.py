@@ -146,7 +146,7 @@ class ReplayedPass:
         return self.bound.results
 
     def record(self) -> None:
-        """Run the function, undo what it changed, and bind its operations to memory."""
+        """Run the function, undo its changes, and bind its operations to memory."""
         assert self.inputs is not None
         with Recording() as recording:
             result = self.function(self.inputs)

@@ -143,7 +143,7 @@ class Table:
         return frame[frame["kind"].isin(kinds)] if kinds else frame
 
     def shown_in(self, axes: Axes, panel: str | None) -> Shown:
-        """Return what a panel shows, to which it adds."""
+        """Return the contents of a panel, to which it adds."""
         return self.shown.setdefault((axes, panel), Shown())
 
     def panel_rows(self, axes: Sequence[Axes]) -> list[PanelRows]:

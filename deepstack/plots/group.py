@@ -1,4 +1,4 @@
-"""Which series and depths share a panel: one function for all charts.
+"""Decides which series and depths share a panel: one function for all charts.
 
 A chart against depth has a line for each series (rule `lines`); a chart against the step has a
 panel for each, with a shade for each depth (`curves`).  Others have a panel for each series

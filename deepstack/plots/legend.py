@@ -32,7 +32,7 @@ MARKS = {
 
 @dataclass
 class Legend:
-    """What the legend of a chart explains, collected while panels are drawn.
+    """The legend of a chart, collected while panels are drawn.
 
     spread: meaning of bands and bars.
     handles: entry of each label.

@@ -1,4 +1,4 @@
-"""Takes what is due after a step: a snapshot of every layer, and the rows of instruments."""
+"""Takes the snapshot of every layer and the rows of instruments that are due after a step."""
 
 import contextlib
 from collections.abc import Mapping

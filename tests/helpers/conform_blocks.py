@@ -1,6 +1,6 @@
 """Residual blocks in plain PyTorch, from the papers' equations, each right or with one fault.
 
-`block(scheme, fault)` is what a user's file has: build, PARAMETERS, SETTINGS, optimizer.
+`block(scheme, fault)` has the names of a user's file: build, PARAMETERS, SETTINGS, optimizer.
 """
 
 import math
@@ -349,7 +349,7 @@ BLOCKS: dict[str, tuple[type[Layer], bool, bool, dict[str, str], dict[str, str]]
 
 
 def block(scheme: str, fault: str = "") -> Any:
-    """What a user's file has for this scheme."""
+    """The names of a user's file for this scheme."""
     kind, entry, final, norms, others = BLOCKS[scheme]
     entry, final = entry and fault != "no entry norm", final and fault != "no final norm"
 

@@ -21,7 +21,7 @@ ALL = "all"  # of the folders at once
 FEW = 5
 """The cheap test tries one in FEW folders by default, and the slow test all fast tests of some."""
 
-# Each place is tried by a process of its own, in which torch is imported already.
+# Each place is tried by a new process, in which torch is imported already.
 PROGRAM = """
 import os, sys
 import matplotlib.pyplot, pandas, pydantic, rich.console, torch, typer

@@ -18,7 +18,7 @@ CORE = (
     "training", "sweeps", "plots", "cli",
 )  # fmt: skip
 OUTSIDE = ("instruments", "integrations")
-FORMER_NAMES = "deepstack.base.moved"  # imports what a user imports by a former name
+FORMER_NAMES = "deepstack.base.moved"  # imports modules for users who know a former name
 NO_TORCH = ("config", "records", "runs", "plots")
 # The other instruments and integrations that one may import.
 MAY_IMPORT = {
@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "ledger": {"bound"},
     "huggingface": {"depth_use"},
 }
-# What the core still imports of instruments and integrations.  This list may only shrink.
+# The instruments and integrations that the core still imports.  This list may only shrink.
 TO_MEND: set[str] = set()
 # Pairs of modules of a package that import each other.  This list may only shrink.
 CIRCLES_TO_MEND: set[frozenset[str]] = set()

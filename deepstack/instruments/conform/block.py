@@ -46,7 +46,7 @@ class Block:
     at_step: Callable[[nn.Module, int], None] | None = None
 
     def reference_settings(self) -> dict[str, Any]:
-        """Return the settings of the reference, with switches that follow from what is declared.
+        """Return the settings of the reference, with switches that follow from the declarations.
 
         Without any declared bias of a linear map the reference has none, and likewise for the
         gains and biases of norms and for the gate w3.

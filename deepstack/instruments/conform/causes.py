@@ -292,7 +292,7 @@ def mixing(reference: Reference) -> Iterator[Hypothesis]:
 
 
 def wirings(reference: Reference) -> Iterator[Hypothesis]:
-    """Yield other equations: written here, and those of other schemes."""
+    """Yield other equations: written here, and the equations of other schemes."""
     line = scheme_place(reference, "residual", "layer")
     everywhere = next(iter(scopes(reference)))[1]
     for equation, function in equations(reference):

@@ -78,7 +78,7 @@ def gradient_distances(
 ) -> dict[Key, float]:
     """Return ‖found − expected‖ over the expected size, or over a millionth of the largest.
 
-    Some gradients are 0 but for rounding, as those of the keys' biases.  A missing one is 0.
+    Some gradients are 0 but for rounding, as of the keys' biases.  A missing one is 0.
     """
     sizes = [float(g.norm()) for key, g in expected.items() if g is not None and key[1]]
     least = 1e-6 * max(sizes, default=1.0)

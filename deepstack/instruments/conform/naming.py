@@ -21,7 +21,7 @@ def scheme_at(reference: Reference, place: StackPosition) -> StackScheme | None:
 
 
 def at_depth(place: StackPosition, depth: int) -> StackPosition:
-    """Return the position with another depth of its own side."""
+    """Return the position with another depth of its side."""
     if place.side == "encoder":
         return place._replace(encoder_depth=depth)
     return place._replace(decoder_depth=depth)

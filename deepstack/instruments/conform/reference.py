@@ -33,7 +33,7 @@ STEP = 7  # schemes that change with the step are compared at this one
 
 
 class Entry(NamedTuple):
-    """What the reference knows of a parameter: role, shape, and how it starts."""
+    """A parameter of the reference: role, shape, and start."""
 
     role: str
     shape: tuple[int, ...]

@@ -30,8 +30,9 @@ class Difference:
 class Report:
     """The comparison of a block with a scheme.
 
-    rows: check, depth, quantity, largest difference and what is allowed.  notes: what was not
-    compared.  difference: the first disagreement, or None.
+    rows: check, depth, quantity, largest difference and tolerance.
+    notes: on values that were not compared.
+    difference: the first disagreement, or None.
     """
 
     block: str

@@ -118,7 +118,7 @@ def with_all_layers(
                 pooled.setdefault(name, []).append(values.flatten() / sigma)
     for name, parts in pooled.items():
         if len(parts) > 1 and len({len(part) for part in parts}) == 1:
-            # layers that start alike count once
+            # layers with equal starts count once
             yield name, 0, torch.unique(torch.stack(parts), dim=0).flatten()
 
 

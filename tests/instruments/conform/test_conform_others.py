@@ -62,7 +62,7 @@ TORCHSCALE_MORE = {
 
 @pytest.mark.parametrize("scheme", FLAGS)
 def test_torchscales_encoders_agree(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All checks: their start is that of nn.Linear, times the scheme's gain, biases included."""
+    """All checks: their start is nn.Linear's, times the scheme's gain, biases included."""
     monkeypatch.setattr(torch, "manual_seed", lambda seed: None)  # theirs has a seed of its own
     deepstack.conform(
         lambda depth, *sizes: Torchscale(scheme, depth),
