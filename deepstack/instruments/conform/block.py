@@ -28,10 +28,11 @@ BIASES = ("q.bias", "k.bias", "v.bias", "o.bias", "w1.bias", "w2.bias", "w3.bias
 class Block:
     """A block to compare: how it is built, and the names of its parameters.
 
-    name: of messages.  build: (depth, d_model, n_heads, d_ff) -> a module x_0 -> F.
+    name: of messages.
+    build: (depth, d_model, n_heads, d_ff) -> a module x_0 -> F.
     residual: in place of `build`, (x, G, …) -> the new stream, for one sublayer.
     parameters: name in the reference -> name of a parameter, or of a submodule with weight and
-    bias, with {l} for the layer, from 0.
+        bias, with {l} for the layer, from 0.
     settings: of the reference, as in a configuration.
     optimizer: (module, 'sgd' or 'adam', lr, eps) -> an optimizer with the scheme's factors.
     at_step: (module, step) sets the values of schemes that change with the step.
@@ -64,8 +65,9 @@ class Block:
     def weights(self, reference: Reference, *, seed: int | None = None) -> Weights:
         """Return the block at the reference's depth, in double precision.
 
-        It sets biases of the reference to 0 that the block does not have.  seed: of torch, before
-        the block is built; None: a fixed one.
+        It sets biases of the reference to 0 that the block does not have.
+
+        seed: of torch, before the block is built; None: a fixed one.
         """
         if self.residual is not None:
             return residual_stack(self.residual, reference)

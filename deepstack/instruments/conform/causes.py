@@ -31,8 +31,11 @@ EPSILONS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-3, 0.0)
 class Hypothesis:
     """The reference with one fault.
 
-    key: of the fault.  text: the fault in words; {c} is its constant.  line: file:line of the
-    reference.  run: (x, c) -> F.  starts: where the fit of c begins; none: no constant.
+    key: of the fault.
+    text: the fault in words; {c} is its constant.
+    line: file:line of the reference.
+    run: (x, c) -> F.
+    starts: where the fit of c begins; none: no constant.
     """
 
     key: str

@@ -43,7 +43,8 @@ class Entry(NamedTuple):
 class Reference(Weights):
     """A stack of deepstack: x_0 (batch, seq, d_model) -> F, and the scheme that it has.
 
-    given: the settings that it was built with.  entries: parameter -> role, shape and start.
+    given: the settings that it was built with.
+    entries: parameter -> role, shape and start.
     norms: every norm by name and layer.
     """
 

@@ -12,8 +12,12 @@ DEPTH = 96  # of the effect
 class Difference:
     """The first disagreement of a block with the reference.
 
-    check: forward, gradients, start or update.  key: a short name of the cause.  size: in words.
-    cause: in words, with its numbers.  equation: of the scheme.  line: file:line of the reference.
+    check: forward, gradients, start or update.
+    key: a short name of the cause.
+    size: in words.
+    cause: in words, with its numbers.
+    equation: of the scheme.
+    line: file:line of the reference.
     effect: at 96 layers.
     """
 

@@ -25,8 +25,9 @@ MATRIX = ("matrix", "table")
 class Start(NamedTuple):
     """One test: the values of a parameter over seeds at a depth, in one layer or in all (0).
 
-    ratio: deviation over the reference's, with its interval low to high; of a constant parameter,
-    1 if all values are as in the reference.  mean: mean over deviation, allowed up to `most`.
+    ratio: deviation over the reference's, with its interval low to high; of a constant parameter, 1
+        if all values are as in the reference.
+    mean: mean over deviation, allowed up to `most`.
     """
 
     name: str
@@ -49,7 +50,8 @@ class Start(NamedTuple):
 def spread(values: Tensor, kurtosis: float, level: float) -> tuple[float, float, float, float]:
     """Return sample deviation, its interval at 1 - level, and the largest |mean| / deviation.
 
-    values: independent entries.  kurtosis: the distribution's; the sample's counts if larger.
+    values: independent entries.
+    kurtosis: the distribution's; the sample's counts if larger.
     """
     from scipy.special import chdtri, ndtri
 

@@ -23,8 +23,9 @@ PATTERN = re.compile(
 class Piece:
     """A parameter, or a part of one, with the number by which it exceeds the reference's.
 
-    index, count: the part, one of `count` equal slices of the first axis; count 0: one row;
-    index -1: all of it.  transposed: whether it is stored as (n_in, n_out).
+    index, count: the part, one of `count` equal slices of the first axis; count 0: one row; index
+        -1: all of it.
+    transposed: whether it is stored as (n_in, n_out).
     """
 
     parameter: nn.Parameter
