@@ -165,7 +165,18 @@ def with_streams(x: Tensor, streams: int = 4, **_: Any) -> Any:
 DEEPNORM = of(VALUES, lambda N: (8 * N) ** -0.25)
 SCALED_OUTPUTS = of(OUTPUTS, lambda N: 1 / math.sqrt(2 * N))
 
-PAPERS: dict[str, Paper] = {
+
+class Papers(dict[str, Paper]):
+    """Rows by the name of the scheme; a missing one is named with the recipe."""
+
+    def __missing__(self, name: str) -> Paper:
+        raise KeyError(
+            f"the scheme {name!r} has no row in PAPERS of tests/helpers/papers.py; its equation "
+            "belongs there, as docs/extending/scheme.md says"
+        )
+
+
+PAPERS = Papers({
     "post_ln": post(),
     "post_ln_init": post(gain=lambda r, l, N: 1 / (N - l + 1) if l else 1.0),
     "ds_init": post(gain=lambda r, l, N: l**-0.5 if l else 1.0),
@@ -305,4 +316,4 @@ PAPERS: dict[str, Paper] = {
         fixup, gain=fixup_gain,
         decoder=every(lambda x, G, n, c: x + (1 + c[1]) * G(x + c[0]) + c[2], "scalars"),
     ),
-}  # fmt: skip
+})  # fmt: skip
