@@ -41,6 +41,8 @@ ALLOWED = {
     ("training/checkpoint.py", "open"): "a descriptor of records/opened.py",
     ("training/checkpoint.py", "save_file"): "into a new folder that is open",
     ("training/checkpoint.py", "shutil.copymode"): "in a new folder that is open",
+    ("fast/native/compiler.py", "os.open"): "a lock in a folder of this user alone",
+    ("fast/native/compiler.py", "write_text"): "in a new folder of this user alone",
     ("sweeps/fork_server.py", "open"): "in a temporary folder of this user alone",
     ("sweeps/fork_server.py", "write_text"): "in a temporary folder of this user alone",
     ("sweeps/fork_server.py", "touch"): "in a temporary folder of this user alone",

@@ -18,6 +18,9 @@ from deepstack.instruments.conform.template import template_of
 # scheme, fault, the check that finds it, and the beginning of its name
 FAULTS = [
     ("deepnorm", "alpha 1", "forward", "alpha: 1"),
+    ("layer_scale", "not trained", "gradients", "not trained"),
+]  # fmt: skip
+MORE_FAULTS = [
     ("deepnorm", "alpha of 32 layers", "forward", "alpha: alpha of depth 32 at every depth"),
     (
         "deepnorm", "decoder's constants", "forward",
@@ -27,9 +30,6 @@ FAULTS = [
     ("deepnorm", "beta upside down", "start", "gain v, o, w1, w2: the gain is upside down"),
     ("pre_ln", "attention twice", "forward", "branch of the attention"),
     ("post_ln", "detached stream", "gradients", "detached stream"),
-    ("layer_scale", "not trained", "gradients", "not trained"),
-]  # fmt: skip
-MORE_FAULTS = [
     ("deepnorm", "N in sublayers", "forward", "alpha: alpha of N counted in sublayers (2N)"),
     ("deepnorm", "alpha for Adam", "forward", "alpha: its square"),
     ("deepnorm", "beta on q and k", "start", "gain q, k: they start with beta"),

@@ -43,6 +43,7 @@ def test_the_first_example_of_the_page_exits_6_with_the_text_shown(block: Path) 
     assert len(found["rows"]) == 3 * 18  # F, x_0 and 16 parameters at three depths
 
 
+@pytest.mark.slow
 def test_the_second_example_of_the_page_raises_the_text_shown() -> None:
     there: dict[str, Any] = {}
     exec(shown("test_my_residual.py"), there)
@@ -51,6 +52,7 @@ def test_the_second_example_of_the_page_raises_the_text_shown() -> None:
     assert without_numbers(str(error.value)) == without_numbers(shown("test_my_residual.txt"))
 
 
+@pytest.mark.slow
 def test_settings_and_checks_come_from_the_command_line(block: Path) -> None:
     block.write_text(block.read_text().replace("(2 * 2 * N)", "(2 * N)"))
     only = "--checks", "forward"
