@@ -18,7 +18,7 @@ from deepstack.model.sublayers import scaled_linear
 def through(rng: torch.Generator, activation: Callable[[Tensor], Tensor]) -> list[float]:
     """Return E[x²] after each of 12 layers x <- activation(W x), Var W = 1/width, from E[x²] = 1.
 
-    The laws are those of large widths: a finite one moves E[x²] by about layers/width.
+    The laws hold for large widths: a finite one moves E[x²] by about layers/width.
     """
     width = 256
     x, moments = normals(rng, width, 64), []

@@ -200,7 +200,7 @@ def beta_at_run_time(seed: int) -> Finding:
     """LN(αx + G(βx)), α = (2N)^¼, β = (8N)^−¼, matrices started with gain 1, is DeepNorm: its
     logits, its branches, its ‖ΔF‖.
 
-    Each number is that of the listing over DeepNorm's, from the same random numbers, N = 36.
+    Each number is the listing's over DeepNorm's, from the same random numbers, N = 36.
     """
     depths, repetitions = (6, 36), seeds(seed, 8)
     schemes = "deepnorm_runtime_beta", "deepnorm"

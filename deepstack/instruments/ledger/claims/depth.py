@@ -63,7 +63,7 @@ def gradient_by_layer(seed: int) -> Finding:
     """‖∂F/∂θ_i‖ falls with K = 2N − i as ((α² − v²w²)/(α² + v²w²))^{K/2}, so that
     ‖∂F/∂θ_i‖ ≤ ‖∂F/∂θ_2N‖ for every i.
 
-    The feed-forward of layer 1 over that of layer N at the start; α, v, w of each sublayer.  Then
+    The feed-forward of layer 1 over layer N's at the start; α, v, w of each sublayer.  Then
     the layer i < N in which the ratio is largest, for schemes with α > 1 and v, w < 1.
     """
     small = {"init_distribution": "normal", "init_std": 0.1}

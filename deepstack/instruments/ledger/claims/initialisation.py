@@ -31,7 +31,7 @@ def nearly_orthogonal(seed: int) -> Finding:
     W keeps lengths, and a square W has W⁻¹ ≈ Wᵀ.
 
     Square matrices of three distributions, entry by entry and as a whole.  'Nearly' means an error
-    of 1/√m, that of the entries.
+    of 1/√m, as large as the entries.
     """
     rng, sizes, draws = random(seed), (16, 64, 256), repeats(8)
     kinds: dict[str, Callable[[int], Tensor]] = {

@@ -80,7 +80,7 @@ def larger_rates(seed: int) -> Finding:
     """Normalisation allows larger learning rates and converges faster.
 
     Post-LN and Pre-LN beside the same stack without norms, x ← x + G(x), over a grid of rates of
-    Adam.  A rate trains if the last losses are below that of an even guess.  Beside it T-Fixup,
+    Adam.  A rate trains if the last losses are below the loss of an even guess.  Beside it T-Fixup,
     which has no norms either, and a start that makes up for them.
     """
     repetitions, steps, rates = seeds(seed, 6), 24, (1e-3, 3e-3, 1e-2, 1e-1)
