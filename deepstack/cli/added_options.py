@@ -26,7 +26,8 @@ class AddedOptions:
 
     An instance has the values that the user gave.
 
-    file: the name of the files that define subclasses.  place: options are listed by this number.
+    file: the name of the files that define subclasses.
+    place: options are listed by this number.
     """
 
     file = ""

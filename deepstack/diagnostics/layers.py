@@ -66,9 +66,11 @@ def diagnostic(
     """Register a function Snapshot -> (depth,), or (depth, S) with one value per sublayer.
 
     It may also return part -> (depth,) for any of `parts`, or an empty mapping.  Each part has a
-    separate file, `<name>_<part>`.  A diagnostic with one value per layer has parts=().  covers:
-    whether its derivation covers a model; if not, the values are NaN.  Raises PluginError if
-    another diagnostic has a file of that name.
+    separate file, `<name>_<part>`.  A diagnostic with one value per layer has parts=().
+
+    covers: whether its derivation covers a model; if not, the values are NaN.
+
+    Raises PluginError if another diagnostic has a file of that name.
     """
 
     def register(function: Function) -> Function:

@@ -47,8 +47,8 @@ class Analysis:
     arrays: name -> values.
     scalars: name -> number, or None if it is not finite.
     columns: name of each -> symbol, meaning, axes (of an array) and unit.
-    about: on what it was measured: step, sequences, sha256 of the weights, …
-    notes: sentences on values that are left out or are estimates.
+    about: on what it was measured: step, sequences, sha256 of the weights, … notes: sentences on
+        values that are left out or are estimates.
     known: the meaning of the names that `add` accepts.
     """
 

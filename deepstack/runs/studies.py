@@ -32,8 +32,10 @@ def find_studies(
     """Group the runs below folders by study; also return a sentence for each run that is left out.
 
     The runs of several folders form one study, `Path()`.  Of runs with equal configuration and
-    seed, it has only the first.  damage_of: why a run cannot be read, or None.  where, sort, last:
-    as in `deepstack.load_runs`.
+    seed, it has only the first.
+
+    damage_of: why a run cannot be read, or None.
+    where, sort, last: as in `deepstack.load_runs`.
     """
     is_joined = len(folders) > 1
     studies: dict[Path, list[Run]] = {}

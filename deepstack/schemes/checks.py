@@ -30,6 +30,7 @@ def check_class(cls: Any, base: Any) -> None:
     """Raise PluginError if a scheme class is unusable or would not do as its author intends.
 
     It checks the options, the docstring, the settings, misspelt names and the arguments of methods.
+
     cls: a subclass of `base`, which is Scheme.
     """
     owner = f"the scheme {cls.name}"

@@ -75,9 +75,10 @@ class DenseFormer(
     Pre-LN layer, and y_0 the embedding.  W, trained, starts as Pre-LN: W_ll = 1, the others 0; it
     is stored as its difference from that.  The stack has a final norm.
 
-    dilation: layers read only y_l, y_{l-k}, y_{l-2k}, …, k the dilation.  period: a layer whose
-    number it does not divide passes y_l on unchanged.  The authors advise 4 and 5 for deep stacks.
-    Time and memory grow as N^2 / (dilation * period); a compiler sees no two equal layers.
+    dilation: layers read only y_l, y_{l-k}, y_{l-2k}, …, k the dilation.
+    period: a layer whose number it does not divide passes y_l on unchanged.  The authors advise 4
+        and 5 for deep stacks.  Time and memory grow as N^2 / (dilation * period); a compiler sees
+        no two equal layers.
     """
 
     families = ("encoder", "decoder")
@@ -207,11 +208,12 @@ class X0Lambdas(
     which every layer can add the embedding again.  Each layer trains the numbers r and s.  A norm
     is applied to x_0 (LN(x_0), without a gain in the authors' code), and another ends the stack.
 
-    r_first, start: r and s of layer 1 at the start; r_last, start_last: of layer N, linear in l
-    between them (null: as layer 1).  nanochat (github.com/karpathy/nanochat, `init_weights`) starts
-    r at 1.15 to 1.05 and s at 0.2 to 0.05.  backout: F = LN(x_N - backout x_m), m = N/2 + 1,
-    rounded down; nanochat trains this number from 0.2, and here it is constant.  Both codes use
-    separate learning rates for r and s.
+    r_first, start: r and s of layer 1 at the start.
+    r_last, start_last: of layer N, linear in l between them (null: as layer 1).  nanochat
+        (github.com/karpathy/nanochat, `init_weights`) starts r at 1.15 to 1.05 and s at 0.2 to
+        0.05.
+    backout: F = LN(x_N - backout x_m), m = N/2 + 1, rounded down; nanochat trains this number from
+        0.2, and here it is constant.  Both codes use separate learning rates for r and s.
     """
 
     families = ("encoder", "decoder")
@@ -319,7 +321,9 @@ class RealFormer(
 class MixedValues(nn.Module):
     """v_l <- a v_1 + b v_l for the layers that mix; v_1 goes to the next layer.
 
-    v: (batch, head, seq, d_head).  a and b: trained numbers, or constants.
+    v: (batch, head, seq, d_head).
+
+    a and b: trained numbers, or constants.
     """
 
     def __init__(self, mixes: bool, a: float, b: float, learnable: bool) -> None:
@@ -345,11 +349,12 @@ class ResFormer(
     layer keeps its values.  a = b = 1/2, constants, as in the authors' code (Identity-ResFormer).
 
     learnable: each layer trains its a and b, which start at `first` and `own`
-    (Learnable-ResFormer).  first, own: a and b; 2 and 1 in Constant-ResFormer.  last: the number of
-    last layers that mix, 0 for all; in Sparse-ResFormer the last 3 of 8, with a = 5 and b = 1.
-    Secondary sources report these three variants; the authors' code has only constants of 1/2.
-    With first = 1 and own = 0 all layers share v_1: SVFormer, which has no W_v in the other layers;
-    here they exist but have no effect.
+        (Learnable-ResFormer).
+    first, own: a and b; 2 and 1 in Constant-ResFormer.
+    last: the number of last layers that mix, 0 for all; in Sparse-ResFormer the last 3 of 8, with a
+        = 5 and b = 1.  Secondary sources report these three variants; the authors' code has only
+        constants of 1/2.  With first = 1 and own = 0 all layers share v_1: SVFormer, which has no
+        W_v in the other layers; here they exist but have no effect.
     """
 
     final_norm = True

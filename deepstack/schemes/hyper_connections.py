@@ -326,8 +326,9 @@ def join_parts(H: Tensor) -> Tensor:
 def mix(A: Tensor, H: Tensor) -> Tensor:
     """Return Aᵀ H for every token, (k, batch, seq, d), in fp32 even under autocast.
 
-    A: (n, batch, seq, k), or (n, 1, 1, k); H: (n, batch, seq, d).  In bf16 every sublayer would
-    round the streams, which other schemes keep in fp32.
+    A: (n, batch, seq, k), or (n, 1, 1, k).
+    H: (n, batch, seq, d).  In bf16 every sublayer would round the streams, which other schemes keep
+        in fp32.
     """
     with in_full_precision(H):
         return torch.einsum("ibsj,ibsd->jbsd", A, H)

@@ -10,6 +10,7 @@ class Mixing(nn.Module):
     """R -> A_r, the matrix (n, n) that mixes n streams: the identity, whatever R.
 
     R: (len(begin), batch, seq); A_r: (n, n, batch, seq), or (n, n, 1, 1) for all tokens.
+
     begin: where R starts.
     """
 

@@ -25,8 +25,8 @@ class StackNorm(nn.Module):
     """z -> norm(z), over the last axis of z, with a gain g and a bias b, (d,), if configured.
 
     roles: the role of the gain (and of every other trained parameter), and the role of the bias.
-    start: the initial value of the trained scalars of norms that have them.
-    A subclass with a kind registers itself in NORMS; its memory is in `config.NORM_KINDS`.
+    start: the initial value of the trained scalars of norms that have them.  A subclass with a kind
+        registers itself in NORMS; its memory is in `config.NORM_KINDS`.
     """
 
     fixes_scale: ClassVar[bool] = True  # whether the scale of the output is independent of z's

@@ -33,9 +33,10 @@ class StackPosition(NamedTuple):
     """The position of a stack in its model: family, side, and the depths of both sides.
 
     encoder_depth N and decoder_depth M count layers; a side that the family lacks has 0.
-    decoder_sublayers counts the sublayers of a decoder layer that reads an encoder: 3, or 2 if
-    one merged attention replaces two sublayers.  unique_layers: how many layers of a side have
-    parameters of their own; 0: all.
+    decoder_sublayers counts the sublayers of a decoder layer that reads an encoder: 3, or 2 if one
+    merged attention replaces two sublayers.
+
+    unique_layers: how many layers of a side have parameters of their own; 0: all.
     """
 
     family: Family = "encoder"
@@ -62,8 +63,8 @@ ALONE = StackPosition()
 class Parts:
     """The parts from which a scheme is built: the stack's sizes, its norm and its sublayers.
 
-    sublayers: their names in the order in which the stream passes them.  place: see
-    `StackPosition`.
+    sublayers: their names in the order in which the stream passes them.
+    place: see `StackPosition`.
     gated: whether the feed-forward has a gate.  make_norm builds a norm of a given width.
     """
 

@@ -20,7 +20,8 @@ class StackScheme:
     """A scheme in one stack: its coefficients, its constraint and its layers.
 
     scheme_class: a subclass of the registered class, configured for this stack.
-    options: all options with their values.  place: the position; its depth is the stack's.
+    options: all options with their values.
+    place: the position; its depth is the stack's.
     """
 
     alpha: float | None

@@ -114,8 +114,9 @@ class Muon(torch.optim.Optimizer):
 def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
     """O(G) ~ U Vᵀ of each G = U S Vᵀ, its singular values 0.68 to 1.14 but for the smallest.
 
-    X_0 = G/‖G‖_F,  X <- a X + (b A + c A²) X with A = X Xᵀ: five Newton-Schulz steps.  matrices:
-    (batch, n_out, n_in).  Jordan et al. 2024, kellerjordan.github.io/posts/muon.
+    X_0 = G/‖G‖_F,  X <- a X + (b A + c A²) X with A = X Xᵀ: five Newton-Schulz steps.
+
+    matrices: (batch, n_out, n_in).  Jordan et al. 2024, kellerjordan.github.io/posts/muon.
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]

@@ -127,10 +127,11 @@ def attribute(
     """Return how far the change of each part moves F: mean over probe tokens of the 2-norm.
 
     origin: `initial` applies the change to θ_0, ‖F(θ_0 + Δθ_part) − F(θ_0)‖; `current` takes it
-    back from θ_t, ‖F(θ_t) − F(θ_t − Δθ_part)‖.  initial: key of a bank -> θ_0, (depth, …); start:
-    F_0 measured before training, from which `schedule` is the distance.  Each changed part costs
-    one forward pass of the probe batch, and the origin costs one more.  The parameters are restored
-    bit for bit.
+        back from θ_t, ‖F(θ_t) − F(θ_t − Δθ_part)‖.
+    initial: key of a bank -> θ_0, (depth, …).
+    start: F_0 measured before training, from which `schedule` is the distance.  Each changed part
+        costs one forward pass of the probe batch, and the origin costs one more.  The parameters
+        are restored bit for bit.
     """
     values: dict[str, Tensor] = {}
     model, banks = built.model, built.banks.all

@@ -28,11 +28,12 @@ def conform(
 ) -> Report:
     """Compare a PyTorch block with deepstack's reference of a scheme; raise if they differ.
 
-    block: a file, a module, or a function: `build(depth, d_model, n_heads, d_ff)`, which returns
-    a torch.nn.Module x_0 -> F, or `residual(x, G, …)`, which returns the new stream.  parameters:
-    name in the reference -> name in the module (docs/conform.md).  settings: of the reference, as
-    in {"model.norm.kind": "rms"}.  checks: some of forward, gradients, start, update.  tolerance:
-    the largest relative difference of numbers in double precision.
+    block: a file, a module, or a function: `build(depth, d_model, n_heads, d_ff)`, which returns a
+        torch.nn.Module x_0 -> F, or `residual(x, G, …)`, which returns the new stream.
+    parameters: name in the reference -> name in the module (docs/conform.md).
+    settings: of the reference, as in {"model.norm.kind": "rms"}.
+    checks: some of forward, gradients, start, update.
+    tolerance: the largest relative difference of numbers in double precision.
 
     Returns a report with the differences.  Raises DifferenceError, whose text names the first
     disagreement with its size, cause, equation and effect; ConfigError if the block cannot be run.

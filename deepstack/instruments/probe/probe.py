@@ -55,23 +55,24 @@ class Probe:
     Training is the same with it and without it, bit for bit.
 
     batch: the fixed probe batch, on the model's device: a tensor is passed as model(batch), a tuple
-    or list as model(*batch), a mapping as model(**batch).
+        or list as model(*batch), a mapping as model(**batch).
     out: the run's folder, <study>/<run>; all runs of a study share the folder <study>.
     hidden: the source of F, the last hidden state, (…, d): the name of a module, for its output; a
-    function of model and batch; by default the model's output (its `last_hidden_state` if it has
-    one).  Logits are refused.  Every position counts, including padding.
+        function of model and batch; by default the model's output (its `last_hidden_state` if it
+        has one).  Logits are refused.  Every position counts, including padding.
     layers: the name of the layers' container, or a list of layers; by default the longest
-    ModuleList whose members pass on a stream as wide as F; () for no values by layer.
+        ModuleList whose members pass on a stream as wide as F; () for no values by layer.
     groups: name -> patterns of parameter names ("*.self_attn.*"); by default one group for each
-    child of a layer and of the model.
+        child of a layer and of the model.
     every: steps between two rows of steps.csv (the first step always has one).  A row takes one
-    forward pass, or two if `every` is not 1.
+        forward pass, or two if `every` is not 1.
     layers_every, attribution_every: steps between snapshots of every layer, and between
-    attributions; 'log': 0, 1, 2, 3, 5, 8, …; 0: never.  An attribution takes a forward pass per
-    group and a copy of all parameters.
-    name: the model's name in charts (default: its class); seed: of the run; charts average over it.
-    config: other settings of the run, which may vary within a study, by dotted key:
-    {"task.name": "copy", "model.d_ff": 256}.
+        attributions; 'log': 0, 1, 2, 3, 5, 8, …; 0: never.  An attribution takes a forward pass per
+        group and a copy of all parameters.
+    name: the model's name in charts (default: its class).
+    seed: of the run; charts average over it.
+    config: other settings of the run, which may vary within a study, by dotted key: {"task.name":
+        "copy", "model.d_ff": 256}.
 
     Raises ConfigError, with a remedy, for a model or batch that it cannot read, and if `out`
     already holds a run.

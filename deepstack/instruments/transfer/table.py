@@ -63,9 +63,9 @@ class BestRate(NamedTuple):
 class Transfer(NamedTuple):
     """The best rates of one setting over depth.
 
-    exponent: of N in the best rate, None for one depth, or if a best rate lies at an edge.  costs:
-    depth -> the validation loss at the smallest depth's best rate minus the least loss, in nats;
-    None where no such rate was tried, or where one of both best rates lies at an edge.
+    exponent: of N in the best rate, None for one depth, or if a best rate lies at an edge.
+    costs: depth -> the validation loss at the smallest depth's best rate minus the least loss, in
+        nats; None where no such rate was tried, or where one of both best rates lies at an edge.
     """
 
     best: list[BestRate]

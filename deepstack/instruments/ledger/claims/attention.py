@@ -251,7 +251,9 @@ def decoding_speeds(seed: int, length: int) -> list[float]:
 def merged_formula(G: MergedAttention, S: Tensor, H: Tensor) -> Tensor:
     """Return (concat_h softmax(q_h k_hᵀ/√d_head) v_h + mean_{j ≤ i} u_j) W_oᵀ + b_o, by position.
 
-    q and u are maps of S, k and v of H; u and v have the same W_v.  S, H: (batch, positions, d).
+    q and u are maps of S, k and v of H; u and v have the same W_v.
+
+    S, H: (batch, positions, d).
     """
     q, u = F.linear(S, G.q, G.q_bias), F.linear(S, G.v, G.v_bias)
     k, v = F.linear(H, G.k, G.k_bias), F.linear(H, G.v, G.v_bias)
