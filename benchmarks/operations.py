@@ -64,7 +64,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
-    config = shape_config(arguments.shape, ["train.steps=1000000", *arguments.overrides])
+    config = shape_config(
+        arguments.shape, ["train.steps=1000000", "runtime.replay=python", *arguments.overrides]
+    )
     depth = config.model.depth
     sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     with temporary_run(config) as run, torch.inference_mode():

@@ -40,7 +40,7 @@ def main() -> None:
     for shape in SHAPES:
         configs = [
             load_config(CONFIG, ["train.steps=1000000", f"runtime.replay={replay}", *shape.split()])
-            for replay in ("false", "true")
+            for replay in ("false", "python")
         ]
         with closing(timed_steps(configs[0])) as plain, closing(timed_steps(configs[1])) as fast:
             rounds = [(next(plain), next(fast)) for _ in range(WARM_UP + arguments.rounds)][

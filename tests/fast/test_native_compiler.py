@@ -135,3 +135,34 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     answers = [process.communicate()[0] for process in started]
     assert sum("compiling the kernels" in answer for answer in answers) == 1
     assert all("Kernels(" in answer for answer in answers)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="preloads the checks of addresses")
+def test_kernels_read_and_write_within_their_operands(tmp_path: Path) -> None:
+    """Run the tests of single kernels with checks of addresses and of undefined behaviour."""
+    compiler_path, _ = compiler.find_compiler()
+    libraries = [
+        subprocess.check_output([compiler_path, f"-print-file-name={name}"], text=True).strip()
+        for name in ("libasan.so", "libstdc++.so.6")
+    ]
+    if not all(map(os.path.isabs, libraries)):
+        pytest.skip("the compiler has no checks of addresses")
+    script = (
+        "import sys, pytest\n"
+        "from deepstack.fast.native import compiler\n"
+        "compiler.FLAGS += ('-g', '-fsanitize=address,undefined', '-fno-sanitize-recover=all')\n"
+        "names = 'kernel_gives or special_values'\n"
+        "file = 'tests/fast/test_native.py'\n"
+        "sys.exit(pytest.main(['-qs', '-n', '0', '-p', 'no:cacheprovider', '-k', names, file]))\n"
+    )
+    checked = {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0",
+    }
+    environment = os.environ | checked | {"XDG_CACHE_HOME": str(tmp_path)}
+    folder = Path(__file__).parents[2]
+    command = [sys.executable, "-c", script]
+    answer = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+    assert "33 passed" in answer.stdout

@@ -8,8 +8,6 @@ from deepstack.fast.native.layouts import need
 from deepstack.fast.native.translate import Operands, Translator, translates
 from deepstack.fast.recording import TensorRef
 
-# Multiplications from which on torch's library computes a product: calls cost nothing there.
-LARGE_PRODUCT = 2**27
 # Most positions of keys of which the kernel keeps all attention weights in the cache.
 LONGEST_ATTENTION = 256
 
@@ -35,7 +33,7 @@ def add_product(
     m, n = out.size[-2:]
     k = a.size[-1]
     batches = out.size[0] if len(out.size) == 3 else 1
-    need(m * n * k * batches > 0 and m * n * k < LARGE_PRODUCT)
+    need(m * n * k * batches > 0 and m * n * k < t.largest_product)
     if out.stride[-1] != 1 and n > 1:
         need(bias is None and (out.stride[-2] == 1 or m == 1))
         out, a, b = transposed(out), transposed(b), transposed(a)

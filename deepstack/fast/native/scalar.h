@@ -21,7 +21,7 @@ static inline float exp1(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    int32_t k = (int32_t)n, half = k >> 1;
+    int32_t k = (int32_t)(n == n ? n : 0.0f), half = k >> 1;  // NaN stay in p
     return p * bits((half + 127) << 23) * bits((k - half + 127) << 23);
 }
 

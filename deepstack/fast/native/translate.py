@@ -25,6 +25,11 @@ def translates(*names: str) -> Callable[[Translation], Translation]:
     return register
 
 
+# Multiplications below which a product is computed by a kernel instead of torch's library: calls
+# of larger ones cost little, and oneDNN's code for wide products is as fast or faster.
+LARGEST_PRODUCT, LARGEST_BESIDE_ONEDNN = 2**27, 2**24
+
+
 class Operands(NamedTuple):
     """Arguments and results of a call; tensors are TensorRefs.
 
@@ -60,12 +65,14 @@ class Translator:
     def __init__(self, kernels: Kernels, locate: Callable[[TensorRef], tuple[int, int]]) -> None:
         self.kernels, self.locate = kernels, locate
         self.records: list[bytes] = []
+        self.largest_product = LARGEST_PRODUCT
 
     def translate(self, call: Call) -> bytes | None:
         """Return the records of a call, or None if no kernel computes it."""
         function = TRANSLATIONS.get(str(call.operation).removeprefix("aten."))
-        if function is None or call.by_onednn:
+        if function is None:
             return None
+        self.largest_product = LARGEST_BESIDE_ONEDNN if call.by_onednn else LARGEST_PRODUCT
         self.records = []
         try:
             function(self, Operands(tuple(call.args), call.kwargs, dict(call.results)))
