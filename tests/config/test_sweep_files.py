@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import ROOT
+from helpers.extensions import needs_settings_of
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
@@ -142,7 +143,13 @@ def test_the_promised_examples_are_there() -> None:
     assert names <= {path.stem for path in FILES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=needs_settings_of(path), id=f"{path.parent.name}/{path.name}")
+        for path in FILES
+    ],
+)
 def test_every_yaml_is_loaded_and_built(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # text_file.yaml names a file of the checkout
     study = load_study(path)  # a configuration is a study of one run

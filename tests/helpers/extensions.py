@@ -1,9 +1,11 @@
 """Which instruments there are: any can be deleted, and the tests of the core still pass."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import yaml
 
 from deepstack.base.extensions import PACKAGE
 from deepstack.config.keys import setting_keys
@@ -18,6 +20,13 @@ def has_instrument(name: str) -> bool:
 def needs_instrument(name: str) -> pytest.MarkDecorator:
     """Skip a case that tests the core with the help of an instrument."""
     return pytest.mark.skipif(not has_instrument(name), reason=f"instruments/{name} is missing")
+
+
+def needs_settings_of(path: Path) -> pytest.MarkDecorator:
+    """Skip a case whose configuration has settings of a missing instrument."""
+    log = yaml.safe_load(path.read_text(encoding="utf-8")).get("log") or {}
+    missing = [key for key in log if not is_known(f"log.{key}")]
+    return pytest.mark.skipif(bool(missing), reason=f"no instrument has the settings {missing}")
 
 
 def known(settings: dict[str, V]) -> dict[str, V]:
