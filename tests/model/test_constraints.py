@@ -80,8 +80,8 @@ def test_a_scheme_is_given_all_layers_of_a_role_at_once(own: Any, banks: bool, f
 WAYS: list[dict[str, Any]] = [
     {},
     {"runtime__banks": False},
-    {"runtime__replay": True},
-    {"runtime__replay": True, "runtime__banks": False},
+    {"runtime__replay": "python"},
+    {"runtime__replay": "python", "runtime__banks": False},
     {"runtime__fused": False},
     {"runtime__recompute_every": 2},
 ]

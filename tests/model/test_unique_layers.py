@@ -48,7 +48,7 @@ def test_a_looped_stack_takes_the_steps_of_shared_parameters() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"train__steps": 55},  # replayed
+        {"train__steps": 55, "runtime__replay": "python"},
         {"train__optimizer": "muon", "runtime__banks": False},
         {"model__scheme": "admin", "runtime__fused": False},
     ],
