@@ -225,7 +225,8 @@ def test_a_pipe_among_drafts_blocks_no_command(place: Path, tmp_path: Path) -> N
         folder.mkdir(exist_ok=True)
         os.mkfifo(folder / ".draft")
     assert run("resume", copy).exit_code == 0
-    assert run("analyze", copy).exit_code in (0, 5)
+    if "analyze" in KNOWN:
+        assert run("analyze", copy).exit_code in (0, 5)
 
 
 def test_a_study_that_is_another_user_s_link_is_refused(place: Path, tmp_path: Path) -> None:
