@@ -62,8 +62,8 @@ def assert_equal_to_rounding(given: Config, kernels: Kernels) -> list[Any]:
     largest = max(float(gradient.norm()) for gradient in expected.values())
     for key, gradient in expected.items():
         error = float((gradients[key] - gradient).norm())
-        # some gradients, such as a key's bias's, are zero but for rounding
-        assert error <= 1e-5 * max(float(gradient.norm()), 1e-3 * largest), key
+        # some gradients, such as a key's bias's, are zero but for the rounding of a sum
+        assert error <= 1e-5 * max(float(gradient.norm()), 1e-2 * largest), key
     return functions
 
 
