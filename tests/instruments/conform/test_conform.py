@@ -82,8 +82,10 @@ def test_a_planted_fault_is_named(scheme: str, fault: str, check: str, key: str)
     assert_named(scheme, fault, check, key)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("scheme", "fault", "check", "key"), MORE_FAULTS)
+@pytest.mark.parametrize(
+    ("scheme", "fault", "check", "key"),
+    [pytest.param(*fault, marks=pytest.mark.slow(turn=at)) for at, fault in enumerate(MORE_FAULTS)],
+)
 def test_each_further_fault_is_named(scheme: str, fault: str, check: str, key: str) -> None:
     assert_named(scheme, fault, check, key)
 
@@ -97,8 +99,14 @@ def test_a_right_block_agrees(scheme: str) -> None:
     assert report.notes == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", [scheme for scheme in BLOCKS if scheme != "deepnorm"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param(scheme, marks=pytest.mark.slow(turn=at))
+        for at, scheme in enumerate(BLOCKS)
+        if scheme != "deepnorm"
+    ],
+)
 def test_each_other_right_block_agrees(scheme: str) -> None:
     deepstack.conform(block(scheme), scheme)
 
