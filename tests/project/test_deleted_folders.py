@@ -113,6 +113,7 @@ def test_the_fast_tests_pass_without_a_folder(folder: str, tmp_path: Path) -> No
     copy = tmp_path / "copy"
     hidden = shutil.ignore_patterns(".*", "__pycache__", "results", "site", "*.egg-info")
     shutil.copytree(ROOT, copy, ignore=hidden, symlinks=True)
+    shutil.copytree(ROOT / "results/published", copy / "results/published")
     shutil.rmtree(copy / "deepstack" / folder)
     shutil.rmtree(copy / "tests" / folder, ignore_errors=True)
     words = ["-m", "fast", "-n", "0", "-q", "-x", "-p", "no:cacheprovider"]
