@@ -108,7 +108,8 @@ class DeepDelta(
 
     o and w2 start at 1/sqrt(N) of the other matrices, as in that code; k does not depend on it, and
     a step turns k sqrt(N) times as far.  All trained vectors start at 0, so beta = 1 and v = 2; the
-    code draws w_b and w_v from N(0, 1/(4 d)).
+    code draws w_b and w_v from N(0, 1/(4 d)).  At this start the gradient of the embedding grows
+    exponentially with depth: from 3 at 10 layers of width 12 to 2e7 at 100 and 5e12 at 200.
     """
 
     final_norm = True
