@@ -173,7 +173,8 @@ def test_a_sweep_that_is_interrupted_and_killed_ten_times_loses_nothing(
             if number == 0:  # Ctrl-C, before it is killed again and again
                 process.send_signal(signal.SIGINT)
                 assert process.wait(timeout=60) == 130
-                assert {run.state for run in find_runs(killed)} == {"interrupted"}
+                states = {run.state for run in find_runs(killed)}
+                assert "interrupted" in states and states <= {"interrupted", "done"}
         finally:
             process.kill()
             process.wait()
