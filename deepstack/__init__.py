@@ -35,17 +35,8 @@ if TYPE_CHECKING:
     from deepstack.base import errors as errors
     from deepstack.base.plugins import load_plugins as load_plugins
     from deepstack.config import load_config as load_config
-    from deepstack.instruments.calibrate.calibrate import calibrate as calibrate
-    from deepstack.instruments.calibrate.model import calibrate_model as calibrate_model
-    from deepstack.instruments.conform.conform import conform as conform
-    from deepstack.instruments.depth_use.external import analyze_model as analyze_model
-    from deepstack.instruments.depth_use.runs import analyze_run as analyze  # noqa: F401
-    from deepstack.instruments.probe.probe import Probe as probe  # noqa: F401
-    from deepstack.instruments.report.page import report as report
-    from deepstack.instruments.signal.signal import signal as signal
-    from deepstack.integrations.huggingface.analysis import (
-        analyze_huggingface as analyze_huggingface,
-    )
+    from deepstack.instruments import *  # noqa: F403, each names what its folders make public
+    from deepstack.integrations import *  # noqa: F403
     from deepstack.model import build_model as build_model
     from deepstack.plots.files import plot as plot
     from deepstack.runs.comparison import compare as compare

@@ -87,7 +87,7 @@ def _loading(path: Path) -> Iterator[None]:
         elif isinstance(error, ImportError):
             text += (
                 "; a plugin is one file; it may import installed packages, and names of "
-                "deepstack.schemes, .tasks, .diagnostics, .plots, .training and .theory "
+                "deepstack.schemes, .tasks, .diagnostics, .plots and .training "
                 "(docs/plugins.md)"
             )
         raise PluginError(f"--plugin {at}: {text}") from error

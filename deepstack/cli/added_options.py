@@ -72,7 +72,6 @@ class CompareTable(AddedOptions):
     """A table that `deepstack compare` prints in place of the default one.
 
     problem: the message if no study has rows.
-
     first: the columns that a narrow terminal keeps.
     """
 

@@ -128,7 +128,7 @@ def all_at_once(folder: Path, port: str) -> dict[str, str]:
     }
 
 
-DEFAULT = ("train", "sweep", "plot", "ls", "list", "check")
+DEFAULT = ("train", "plot")
 
 
 @pytest.mark.parametrize(

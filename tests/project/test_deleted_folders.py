@@ -18,8 +18,8 @@ FOLDERS = sorted(
     for path in PACKAGE.glob(f"{home}/*/__init__.py")
 )
 ALL = "all"  # of the folders at once
-FEW, FEWER = 5, 12
-"""The cheap test tries one in FEW folders by default; the fast tests run without one in FEWER."""
+FEW = 12
+"""The default tests and the fast tests are tried without one in FEW folders at each commit."""
 
 # Each place is tried by a new process, in which torch is imported already.
 PROGRAM = """
@@ -81,7 +81,6 @@ def without(folder: str, place: Path) -> Path:
 
 
 SOME = FOLDERS[ROTATION % FEW :: FEW]
-TURN = ROTATION % FEWER
 
 
 def check_folders(folders: list[str], place: Path) -> None:
@@ -105,8 +104,8 @@ def test_the_core_works_without_any_other_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "folder",
     [
-        pytest.param(name, marks=pytest.mark.slow if at % FEWER == TURN else pytest.mark.full)
-        for at, name in enumerate(FOLDERS)
+        pytest.param(name, marks=pytest.mark.slow if name in SOME else pytest.mark.full)
+        for name in FOLDERS
     ],
 )
 def test_the_fast_tests_pass_without_a_folder(folder: str, tmp_path: Path) -> None:

@@ -8,7 +8,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from helpers import ROOT, TESTS
+
+from deepstack.base.extensions import public_names
+from deepstack.base.moved import FORMER
 
 PACKAGE = ROOT / "deepstack"
 
@@ -111,7 +115,10 @@ def test_the_core_imports_nothing_from_instruments_and_integrations() -> None:
 
 def test_an_instrument_imports_of_others_only_what_the_list_allows() -> None:
     wrong = []
+    indexes = [PACKAGE / home / "__init__.py" for home in OUTSIDE]
     for path in sources(*OUTSIDE):
+        if path in indexes:  # see test_a_type_checker_knows_the_public_names
+            continue
         own = path.relative_to(PACKAGE).parts[1]
         for name in imported_modules(path):
             other = (*name.split("."), "", "")[2]
@@ -119,6 +126,21 @@ def test_an_instrument_imports_of_others_only_what_the_list_allows() -> None:
             if package_of(name) in OUTSIDE and other not in allowed:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
+
+
+def test_a_type_checker_knows_the_public_names() -> None:
+    found = {}
+    for home in OUTSIDE:
+        tree = ast.parse((PACKAGE / home / "__init__.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module != "typing":
+                found |= {each.asname: (node.module, each.name) for each in node.names}
+    assert found == public_names()
+
+
+@pytest.mark.parametrize("former", FORMER)
+def test_a_module_has_its_former_name(former: str) -> None:
+    assert import_module(former) is import_module(FORMER[former])
 
 
 def test_no_two_modules_of_a_package_import_each_other() -> None:

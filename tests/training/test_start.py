@@ -252,7 +252,11 @@ def extend(run: Run, steps: int, *overrides: str, **options: Any) -> Run:
 MUON = {"train__optimizer": "muon", "model__dropout": 0.1, "train__schedule": "inverse_sqrt"}
 
 
-@pytest.mark.parametrize(("settings", "is_interrupted"), [(MUON, False), ({}, True)], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "is_interrupted"),
+    [pytest.param(MUON, False, marks=pytest.mark.slow), ({}, True)],
+    ids=str,
+)
 def test_an_extended_run_is_one_that_was_trained_at_once(
     settings: dict[str, Any], is_interrupted: bool, tmp_path: Path
 ) -> None:

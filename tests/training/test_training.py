@@ -280,6 +280,7 @@ thread.join()
 """
 
 
+@pytest.mark.slow
 def test_snapshots_of_deep_models_fit_on_the_stack() -> None:
     process = python(DEEP)
     assert (process.communicate()[0].strip(), process.returncode) == ("1", 0)

@@ -59,7 +59,6 @@ class ExternalModel:
     the arguments do not fit the model, with a suggestion to type instead.
 
     f_width: the width of F.
-
     given: the model as it was given.
     model: that inside of torch.compile and of data parallel wrappers.
     """

@@ -52,6 +52,7 @@ def test_deepnorm_under_adam_has_the_exponents_of_its_derivation(tmp_path: Path)
     assert values == pytest.approx([0.5] * len(values), abs=0.02)
 
 
+@pytest.mark.slow
 def test_rezero_s_matrices_are_calibrated_once_its_gates_have_moved(tmp_path: Path) -> None:
     config = small(model__scheme="rezero", model__d_model=32, train__lr=0.01)
     measured = calibrate(config, depths=(4, 16), seeds=1, steps=(1, 3), out=tmp_path)

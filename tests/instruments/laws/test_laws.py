@@ -94,6 +94,7 @@ def test_a_few_equal_flops_make_no_budgets(tmp_path: Path) -> None:
     assert [row["n"] for row in rows] == [5, 5] and not notes
 
 
+@pytest.mark.slow
 def test_the_command_fits_depth_at_each_budget_and_compute_at_each_depth(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     for i, depth, seed in product(range(4), (2, 4, 8, 16), (0, 1, 2)):
