@@ -9,7 +9,7 @@ from typing import Any
 from deepstack.base.allowed import alternatives, literals
 from deepstack.base.errors import ConfigError
 from deepstack.cli import cursor
-from deepstack.cli.declarations import declarations
+from deepstack.cli.declarations import DEFINITIONS, declarations, declared_names
 from deepstack.config.keys import schema_at, setting_keys
 from deepstack.config.load import example_paths
 
@@ -105,6 +105,8 @@ def complete_chart_or_folder(incomplete: str) -> list[str]:
 
 def values_of(key: str) -> list[str]:
     """Return the values of a setting that are a finite list, else its default."""
+    if key in DEFINITIONS:
+        return declared_names(key)
     if key == "model.scheme":
         return list(declarations("schemes", ""))
     if key == "task.name":

@@ -15,6 +15,9 @@ from deepstack.base.extensions import HOMES, PACKAGE, extension_files, module_na
 EXTENDED = {"plots": "chart", "diagnostics": "measure"}
 """Packages whose definitions also stand in files of that name of instruments."""
 
+DEFINITIONS = {"train.schedule": ("training", "Schedule")}
+"""Settings that name a definition: the package of its kind, and the base class."""
+
 
 class Declaration(NamedTuple):
     """A class or function that registers itself under a name.
@@ -35,25 +38,41 @@ class Declaration(NamedTuple):
 def declarations(package: str, kind: str) -> dict[str, Declaration]:
     """Return the declarations of a package by name, in alphabetical order.
 
-    kind: the decorator, as in @task("text"); "" for classes, as in `class Mine(Scheme, name="x")`.
+    kind: the decorator, as in @task("text"); the base class, as in `class Mine(Schedule,
+        name="x")`; "" for the classes of all bases.
     """
     entries = {}
+    bases = {kind}
     for file, module in modules(package).items():
         known = constants(file)
         for node in cast(list[Any], module.body):
-            for call in registrations(node, kind):
+            for call in registrations(node, kind, bases):
                 arguments = [value_of(one, known) for one in getattr(call, "args", ())]
                 keywords = {str(k.arg): value_of(k.value, known) for k in call.keywords}
-                name = str(arguments.pop(0) if kind else keywords.get("name") or "")
+                is_class = isinstance(call, ast.ClassDef)
+                name = str(keywords.get("name") or "" if is_class else arguments.pop(0))
                 text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "")
                 entries[name] = Declaration(node.name, text, arguments, keywords)
     return {name: entries[name] for name in sorted(entries) if name}
 
 
-def registrations(node: Any, kind: str) -> list[Any]:
-    """Return a class statement, or the decorators of a function that are of this kind."""
+def declared_names(key: str) -> list[str]:
+    """Return the names that deepstack defines for a setting that names a definition."""
+    return list(declarations(*DEFINITIONS[key]))
+
+
+def registrations(node: Any, kind: str, bases: set[str] | None = None) -> list[Any]:
+    """Return a class statement, or the decorators of a function that are of this kind.
+
+    bases: the classes of this kind, to which a class of this kind is added.
+    """
     if isinstance(node, ast.ClassDef):
-        return [] if kind else [node]
+        if not kind:
+            return [node]
+        if bases is None or not {getattr(base, "id", "") for base in node.bases} & bases:
+            return []
+        bases.add(node.name)
+        return [node]
     decorators = node.decorator_list if kind and isinstance(node, ast.FunctionDef) else []
     return [one for one in decorators if getattr(getattr(one, "func", None), "id", "") == kind]
 

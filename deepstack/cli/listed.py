@@ -1,10 +1,19 @@
 """The kinds of `deepstack list` in the core: configs, settings, schemes, tasks, …"""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
 from deepstack.base.allowed import describe
-from deepstack.cli.declarations import Declaration, attributes, constants
+from deepstack.base.kinds import KINDS
+from deepstack.base.options import Option
+from deepstack.cli.declarations import (
+    DEFINITIONS,
+    Declaration,
+    attributes,
+    constants,
+    declared_names,
+)
 from deepstack.cli.listing import Entries, Listing, Rows, described, first_line, registered
 from deepstack.config import Config, Family, values, with_overrides
 from deepstack.config.instruments import SNAPSHOTS, specs
@@ -24,7 +33,8 @@ def setting_rows(key: str, default: Any, depth: int) -> Rows:
     """Return dotted key, default, allowed values and description of a setting."""
     schema = schema_at(tuple(key.split(".")))
     sentence = " ".join(schema.get("description", "").split())
-    row = {"name": key, "default": default, "allowed": describe(schema)}
+    names = declared_names(key) if key in DEFINITIONS else []
+    row = {"name": key, "default": default, "allowed": ", ".join(names) or describe(schema)}
     return [row | {"description": sentence}]
 
 
@@ -88,10 +98,7 @@ def task_rows(name: str, task: Any, depth: int) -> Rows:
     """Return name, description, families and options of a task."""
     from deepstack.tasks import task_families, task_options
 
-    options = [
-        {"name": key, "type": o.type, "default": o.default, "description": o.description}
-        for key, o in task_options(name).items()
-    ]
+    options = [option_row(key, option) for key, option in task_options(name).items()]
     row = {"name": name, "description": first_line(task)}
     return [row | {"families": list(task_families(name)), "options": options}]
 
@@ -148,6 +155,28 @@ def charts() -> Entries:
     return CHARTS
 
 
+def definitions(key: str) -> Listing:
+    """Return the listing of the definitions that a setting names; their options need torch."""
+
+    def entries(complete: bool) -> Entries:
+        import_module("deepstack.training")  # registers all kinds
+        return KINDS[key]
+
+    return Listing(entries, definition_rows, cells={"options": words_of_options})
+
+
+def definition_rows(name: str, one: Any, depth: int) -> Rows:
+    """Return name, description and options of a schedule, an optimizer, …"""
+    options = [option_row(key, option) for key, option in one.options.items()]
+    return [{"name": name, "description": one.equation(), "options": options}]
+
+
+def option_row(name: str, option: Option) -> dict[str, Any]:
+    """Return name, type, default and description of an option."""
+    row = {"name": name, "type": option.type, "default": option.default}
+    return row | {"description": option.description}
+
+
 def words_of_families(families: list[str]) -> str:
     """Return the families of models as a cell."""
     return "all" if set(families) == set(get_args(Family)) else ", ".join(families)
@@ -170,6 +199,7 @@ LISTED = {
     "tasks": Listing(
         tasks, task_rows, cells={"families": words_of_families, "options": words_of_options}
     ),
+    "schedules": definitions("train.schedule"),
     "diagnostics": Listing(diagnostics, diagnostic_rows, frozenset({"beat"})),
     "charts": Listing(registered("plots", "chart", charts), described),
 }

@@ -15,9 +15,13 @@ from deepstack.config.schema import Config, non_defaults
 from deepstack.config.section import LONGEST_NAME
 
 NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
-# Options of schemes, tasks and roles: a missing key has its own default, so missing and present are
-# different values. Elsewhere a missing key belongs to the config of an older version.
-OPEN_SECTIONS = ("model.scheme_options.", "task.", "train.lr_factors.", "train.lr_exponents.")
+# Options of definitions, tasks and roles, of which any may be swept: a missing key has its own
+# default, so missing and present are different values. Elsewhere a missing key belongs to the
+# config of an older version.
+OPEN_SECTIONS = (
+    "model.scheme_options.", "task.", "train.schedule_options.",
+    "train.lr_factors.", "train.lr_exponents.",
+)  # fmt: skip
 
 
 def same_experiment(a: Config, b: Config) -> bool:

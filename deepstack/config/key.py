@@ -64,9 +64,10 @@ class Key(str):
 
     @property
     def owner(self) -> Key | None:
-        """The key of the scheme or task whose option this is, None for other settings."""
-        if self.startswith("model.scheme_options."):
-            return SCHEME
+        """The key that names the scheme, task, … of this option; None for other settings."""
+        setting, _, option = self.partition("_options.")
+        if option:
+            return Key(setting)
         return TASK if self.startswith("task.") and self not in (TASK, "task.seq_len") else None
 
     @property
@@ -74,7 +75,7 @@ class Key(str):
         """The key as part of a label: `lr`, `d_model`, `norm gain`."""
         section, *rest = self.split(".")
         names = rest if section in SECTIONS and rest else [section, *rest]
-        if names[0] == "scheme_options":
+        if names[0].endswith("_options") and names[1:]:
             names = names[1:]
         if section == "task" and names == ["name"]:
             names = ["task"]

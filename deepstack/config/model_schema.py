@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import (
-    BeforeValidator,
     Field,
     model_validator,
 )
@@ -13,9 +12,8 @@ from pydantic import (
 from deepstack.config.section import (
     Fraction,
     Identifier,
-    Scalar,
+    Options,
     Section,
-    as_dict,
     divisor_of,
     unused_without,
 )
@@ -93,7 +91,7 @@ class Model(Section):
 
     scheme: Identifier = "deepnorm"
     """The residual scheme (`deepstack list schemes`)."""
-    scheme_options: Annotated[dict[Identifier, Scalar | None], BeforeValidator(as_dict)] = {}
+    scheme_options: Options = {}
     """Options of the scheme's own."""
     depth: Annotated[int, Field(ge=1, le=1_000_000)] = 6
     """The number of layers N; a layer is attention and feed-forward, so 2 N sublayers."""

@@ -31,6 +31,7 @@ from deepstack.config.section import (
     Fraction,
     Identifier,
     Interval,
+    Options,
     Scalar,
     Section,
     as_dict,
@@ -97,8 +98,12 @@ class Train(Section):
     momentum: Fraction = 0.0
     """The momentum of sgd."""
     muon: Muon = Muon()
-    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "linear"
-    """The learning rate after warm-up; 'linear', 'cosine': to 0, one step after the last."""
+    schedule: Identifier = "linear"
+    """The learning rate after warm-up (`deepstack list schedules`)."""
+    schedule_options: Options = {}
+    """Options of the schedule."""
+    final_lr_factor: Fraction = 0.0
+    """The factor on lr one step after the last, of schedules that end: linear, cosine, wsd."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 10
     """Steps over which the learning rate rises linearly to lr."""
     decay_period: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     field_validator,
@@ -42,6 +43,10 @@ def as_tuple(value: Any) -> Any:
 def as_dict(value: Any) -> Any:
     # `model:` with only comments below it is an empty section
     return {} if value is None else value
+
+
+Options = Annotated[dict[Identifier, Scalar | None], BeforeValidator(as_dict)]
+"""The options of the definition that another setting names."""
 
 
 class Section(BaseModel):

@@ -16,6 +16,7 @@ from deepstack.base.registry import unknown
 from deepstack.base.text import quote, quote_key
 from deepstack.base.yaml_reader import MAX_DEPTH, Node, Problem, read
 from deepstack.config.explain import hint_for, raise_problems, suggest_key, validate
+from deepstack.config.identity import OPEN_SECTIONS
 from deepstack.config.keys import sections, setting_keys
 from deepstack.config.load import (
     merge_problems,
@@ -29,9 +30,6 @@ from deepstack.config.load import (
 )
 from deepstack.config.schema import MAX_RUNS, Config, StudyFile, Where
 from deepstack.config.schema import values as values_by_key
-
-# The sections of which any key may be swept.
-FREE = ("task.", "model.scheme_options.", "train.lr_factors.", "train.lr_exponents.")
 
 Group = dict[str, Node]
 """One factor of the product: a key of the grid, or the keys of a zip, with their lists."""
@@ -236,7 +234,9 @@ def wrong_key(key: str, runtime: bool = False) -> str:
     path = tuple(key.split("."))
     if path[0] == "name" or (path[0] == "runtime" and not runtime):
         return f"found {quote(key)}, in which no two runs may differ"
-    if key in setting_keys() or (key.startswith(FREE) and all(path) and len(path) <= MAX_DEPTH):
+    if key in setting_keys() or (
+        key.startswith(OPEN_SECTIONS) and all(path) and len(path) <= MAX_DEPTH
+    ):
         return ""
     if inner := sections().get(key):
         return f"found the section {quote(key)}; allowed a key in it: {', '.join(inner)}"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
+from deepstack.base.kinds import check_definitions
 from deepstack.model.banks import Bank, Banks
 from deepstack.model.initialise import initialise
 from deepstack.model.transformer import Transformer
@@ -84,6 +85,7 @@ def build_model(
     """
     device = torch.device(device)
     schemes = stack_schemes(conf.checked_config(config))
+    check_definitions(config)
     first = next(iter(schemes.values()))  # its depth is model.depth
     refuse_unfit(config.model, first.scheme_class)
     optim = partial(optimizer_factors, config, first)

@@ -1,7 +1,7 @@
-"""The steps of a configuration, and addition and removal of its task's and scheme's defaults.
+"""The steps of a configuration, and addition and removal of the defaults of options.
 
-`deepstack.config` does not know these defaults.  A run folder stores all options; two
-configurations are compared without options that equal their defaults.
+`deepstack.config` does not know the options of tasks, schemes, schedules, ….  A run folder stores
+all options; two configurations are compared without options that equal their defaults.
 """
 
 import json
@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from deepstack.base.errors import ConfigError
+from deepstack.base.kinds import kinds_of
 from deepstack.base.options import OptionsByName, validated
 from deepstack.config import Config, step_flops, with_overrides
 from deepstack.config import Task as TaskSettings
@@ -19,7 +20,7 @@ from deepstack.tasks import TASKS, Task, task_of, task_options
 
 
 def with_defaults(config: Config) -> Config:
-    """Return the configuration with every option of its task and scheme, as in a run folder."""
+    """Return the configuration with every option of its definitions, as in a run folder."""
     return _changed(config, lambda options, values: _defaults(options) | values)
 
 
@@ -77,19 +78,26 @@ def with_steps(config: Config, find_task: Callable[[Config], Task] = task_of) ->
 
 
 def option_defaults(config: Config) -> dict[str, Any]:
-    """Return the default of every option of its task and scheme, by dotted key."""
-    task, scheme = map(_defaults, _options(config))
-    named = {f"model.scheme_options.{name}": value for name, value in scheme.items()}
-    return named | {f"task.{name}": value for name, value in task.items()}
+    """Return the default of every option of its definitions, by dotted key."""
+    return {
+        f"{section}.{name}": value
+        for section, (options, _) in _sections(config).items()
+        for name, value in _defaults(options).items()
+    }
 
 
-def _options(config: Config) -> tuple[OptionsByName, OptionsByName]:
-    """Return the options of task and scheme; empty for a name that is not registered."""
-    task, scheme = config.task.name, config.model.scheme
-    return (
-        task_options(task) if task in TASKS else {},
-        scheme_options(scheme) if scheme in SCHEMES else {},
-    )
+def _sections(config: Config) -> dict[str, tuple[OptionsByName, dict[str, Any]]]:
+    """Return options and given values of each section; no options for a name that is unknown."""
+    scheme, task = config.model.scheme, config.task.name
+    sections = {
+        "model.scheme_options": (
+            scheme_options(scheme) if scheme in SCHEMES else {},
+            config.model.scheme_options,
+        )
+    }
+    for kind, name, values in kinds_of(config):
+        sections[kind.options_key] = kind[name].options if name in kind else {}, values
+    return sections | {"task": (task_options(task) if task in TASKS else {}, config.task.options())}
 
 
 def _defaults(options: OptionsByName) -> dict[str, Any]:
@@ -114,10 +122,12 @@ def _whole(value: Any) -> Any:
 def _changed(
     config: Config, change: Callable[[OptionsByName, dict[str, Any]], dict[str, Any]]
 ) -> Config:
-    """Return the configuration with change(options, values) of its task and its scheme."""
-    task, scheme = _options(config)
-    values = change(task, config.task.options())
-    resolved = TaskSettings(name=config.task.name, seq_len=config.task.seq_len, **values)
-    chosen = change(scheme, config.model.scheme_options)
-    model = config.model.model_copy(update={"scheme_options": chosen})
-    return config.model_copy(update={"task": resolved, "model": model})
+    """Return the configuration with change(options, values) of all its definitions."""
+    changed = {section: change(*both) for section, both in _sections(config).items()}
+    task = TaskSettings(name=config.task.name, seq_len=config.task.seq_len, **changed.pop("task"))
+    updates: dict[str, dict[str, Any]] = {}
+    for key, values in changed.items():
+        section, name = key.split(".")
+        updates.setdefault(section, {})[name] = values
+    parts = {name: getattr(config, name).model_copy(update=u) for name, u in updates.items()}
+    return config.model_copy(update={"task": task, **parts})

@@ -48,7 +48,8 @@ PATIENCE_SECONDS = 60.0
 # Settings that do not change the time of a step; the seed is not in these sections.
 IRRELEVANT = {
     "steps": 1, "lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "schedule": "constant", "max_loss": 1.0,
-    "warmup_steps": 0, "decay_period": None, "lr_factors": {}, "lr_exponents": {},
+    "warmup_steps": 0, "decay_period": None, "schedule_options": {}, "final_lr_factor": 0.0,
+    "lr_factors": {}, "lr_exponents": {},
     "eval_every": 0, "eval_batches": 1,
 }  # fmt: skip
 # Settings of the model that change no time, and exclude some depths.

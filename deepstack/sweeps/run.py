@@ -22,6 +22,8 @@ from deepstack.tasks import TASKS
 # Settings of a run that measures a stack as it starts, and neither evaluates nor schedules.
 MEASURE_ONLY: dict[str, Any] = {
     "train.schedule": "constant",
+    "train.schedule_options": {},
+    "train.final_lr_factor": 0.0,
     "train.decay_period": None,
     "train.warmup_steps": 0,
     "train.eval_every": 0,

@@ -28,5 +28,7 @@ from deepstack.training.resources import peak_memory_mb as peak_memory_mb
 from deepstack.training.resume import Trained as Trained
 from deepstack.training.resume import load_trained as load_trained
 from deepstack.training.run import train as train
+from deepstack.training.schedules import AfterWarmup as AfterWarmup
+from deepstack.training.schedules import Schedule as Schedule
 from deepstack.training.timing import temporary_run as temporary_run
 from deepstack.training.timing import timed_steps as timed_steps

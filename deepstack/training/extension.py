@@ -24,7 +24,7 @@ from deepstack.training.schedule import depends_on_steps, row_is_due
 from deepstack.training.start import changed_source, finished_run
 
 # Settings that an extension may change; `runtime` is free.
-CHANGEABLE = ("train.schedule", "train.lr", "train.decay_period")
+CHANGEABLE = ("train.schedule", "train.lr", "train.decay_period", "train.final_lr_factor")
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ class Extension(Parent):
         folder.write_config(conf.to_yaml(with_defaults(self.config)))  # makes it a run
 
 
+def is_changeable(key: str) -> bool:
+    """Return whether the further steps may have another value of a setting."""
+    return key in CHANGEABLE or key.startswith("train.schedule_options.")
+
+
 def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Extension:
     """Return a finished run with the config that trains it `steps` steps further.
 
@@ -105,7 +110,7 @@ def parent_of(run: str | Path, steps: int, overrides: Sequence[str] = ()) -> Ext
         raise ConfigError(f"--extend: found {steps}; allowed a number of further steps from 1 on")
     keys = [override.partition("=")[0].strip() for override in overrides]
     changed = [key for key in keys if not key.startswith("runtime.")]
-    if wrong := [key for key in changed if key not in CHANGEABLE]:
+    if wrong := [key for key in changed if not is_changeable(key)]:
         raise ConfigError(
             f"--extend: found {wrong[0]}; an extension allows {', '.join(CHANGEABLE)} and runtime "
             "settings",

@@ -1,44 +1,33 @@
 """Learning rates and the steps of snapshots: functions of the step alone, without state."""
 
-import math
-
 from deepstack import config as conf
 from deepstack.config.instruments import specs
+from deepstack.training.schedules import SCHEDULES, AfterWarmup, Schedule
 
 
 def learning_rate(train: conf.Train, step: int) -> float:
-    """lr(t) = lr * min(1, t/w) * decay(max(t - w, 0)), t = 1..T steps, w >= 1 warm-up steps.
+    """lr(t) = lr * t/w in a warm-up of w steps, then the schedule's rate, t = 1..T steps.
 
-    decay(s), s steps after the warm-up, of S = T + 1 - w, the last of which would come one step
-    after the last of the run:
-
-    | schedule     | decay(s)             | source                                                 |
-    |--------------|----------------------|--------------------------------------------------------|
-    | constant     | 1                    |                                                        |
-    | linear       | 1 - s/S              |                                                        |
-    | cosine       | (1 + cos(pi s/S))/2  | Loshchilov & Hutter 2017, arXiv:1608.03983, equation 5 |
-    | inverse_sqrt | sqrt(P/(P + s))      | P = w, so sqrt(w/t): Vaswani et al. 2017, section 5.3, |
-    |              |                      | arXiv:1706.03762; w = 1 and P = 4000: T-Fixup's code   |
-
-    P is `train.decay_period`; no warm-up is one of a single step.
+    The rate of a schedule that ends is e lr + (1 - e) rate, e = `train.final_lr_factor`.  No
+    warm-up is one of a single step.
     """
     warmup = max(train.warmup_steps, 1)
     if step < warmup:
         return train.lr * step / warmup
-    after, last = step - warmup, max(train.steps + 1 - warmup, 1)
-    if train.schedule == "linear":
-        return train.lr * (last - after) / last
-    if train.schedule == "cosine":
-        return train.lr * (1 + math.cos(math.pi * after / last)) / 2
-    if train.schedule == "inverse_sqrt":
-        period = train.decay_period or warmup
-        return train.lr * (period / (period + after)) ** 0.5
-    return train.lr
+    last = max(train.steps + 1 - warmup, 1)
+    rate = schedule_of(train)().rate(AfterWarmup(train.lr, step - warmup, last, train))
+    end = train.final_lr_factor
+    return end * train.lr + (1 - end) * rate if end else rate
+
+
+def schedule_of(train: conf.Train) -> type[Schedule]:
+    """Return the schedule of a run with its options."""
+    return SCHEDULES.configured(train.schedule, train.schedule_options)
 
 
 def depends_on_steps(train: conf.Train) -> bool:
     """Return whether the rate at a step depends on the number of steps of the run."""
-    return train.schedule in ("linear", "cosine")
+    return schedule_of(train).ends
 
 
 LOG_STEPS = [0, 1, 2]

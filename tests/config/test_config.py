@@ -258,9 +258,8 @@ def test_json_schema_knows_every_key_with_its_meaning() -> None:
                 assert value.get("description", "").endswith((".", "?")), (name, key)
     inner = {"model.norm", "model.init", "train.muon"}
     assert set(sections()) == {"", "model", "task", "train", "log", "runtime", *inner}
-    by_name = {
-        "model.scheme_options", "train.lr_factors", "train.lr_exponents", "log.instruments",
-    }  # fmt: skip
+    by_name = {"train.lr_factors", "train.lr_exponents", "log.instruments"}
+    by_name |= {key for key in setting_keys() if key.endswith("_options")}
     assert set(conf.values(conf.Config())) == set(setting_keys()) - by_name
 
 

@@ -8,6 +8,7 @@ import pytest
 from helpers.small_runs import interrupted, small, weights_of
 
 import deepstack
+from deepstack.base.errors import ConfigError
 from deepstack.training.schedule import learning_rate
 
 
@@ -36,6 +37,65 @@ def test_inverse_sqrt_has_a_separate_period() -> None:
         assert learning_rate(train, step) == train.lr * (4000 / (3999 + step)) ** 0.5
     warm = small(train__warmup_steps=10, **settings).train
     assert learning_rate(warm, 4010) == warm.lr * 0.5**0.5
+
+
+@pytest.mark.parametrize("shape", ["linear", "sqrt"])
+def test_wsd_keeps_the_rate_and_decays_in_the_last_share_of_the_steps(shape: str) -> None:
+    options = {"decay": 0.25, "shape": shape}
+    train = small(
+        train__steps=109, train__warmup_steps=10, train__schedule="wsd",
+        train__schedule_options=options, train__lr=2.0,
+    ).train  # fmt: skip
+    rates = [learning_rate(train, t) for t in range(1, 111)]
+    for s, rate in enumerate(rates[9:]):  # S = 100, of which the last 25 decay
+        u = max(s - 75, 0) / 25
+        assert rate == pytest.approx(2.0 * (1 - (u if shape == "linear" else math.sqrt(u))))
+    assert rates[84] == 2.0 > rates[85]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
+def test_a_final_factor_raises_the_end_of_schedules_that_have_one(schedule: str) -> None:
+    plain, raised = (
+        small(train__steps=50, train__schedule=schedule, train__final_lr_factor=end).train
+        for end in (0.0, 0.1)
+    )
+    for step in range(1, 51):
+        rate, lr = learning_rate(plain, step), plain.lr
+        if step > plain.warmup_steps:
+            rate = 0.1 * lr + 0.9 * rate
+        assert learning_rate(raised, step) == pytest.approx(rate)
+    assert learning_rate(raised, 51) == pytest.approx(0.1 * plain.lr)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "cosin"}, "train.schedule: unknown schedule 'cosin'; did you mean 'cosine'"),
+        (
+            {"schedule": "constant", "final_lr_factor": 0.1},
+            "train.final_lr_factor: found 0.1, unused under train.schedule=constant, which has no",
+        ),
+        (
+            {"schedule": "wsd", "schedule_options": {"decay": 0}},
+            "train.schedule_options.decay: found 0; allowed a number above 0 up to 1",
+        ),
+        ({"schedule_options": {"decay": 0.1}}, "unknown linear option 'decay'"),
+    ],
+)
+def test_schedules_that_do_not_exist_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        deepstack.train(small(**{f"train__{k}": v for k, v in settings.items()}), out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_option_equal_to_its_default_is_the_same_run(tmp_path: Path) -> None:
+    plain = small(train__steps=2, train__schedule="wsd")
+    run = deepstack.train(plain, out=tmp_path)
+    given = small(train__steps=2, train__schedule="wsd", train__schedule_options={"decay": 0.1})
+    assert deepstack.train(given, out=tmp_path).path == run.path
+    assert "decay: 0.1" in run.folder.config_path.read_text()
 
 
 # --- a gain of 1 cannot move by less than 2^-23 ---------------------------------------------------
