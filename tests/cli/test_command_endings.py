@@ -17,6 +17,7 @@ import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY, succeed, typed
 from helpers.report_pages import draw_only
+from helpers.sampling import some
 
 from deepstack.base.text import value_text
 from deepstack.cli import main
@@ -137,6 +138,7 @@ def test_a_chart_draws_no_100_000_letters() -> None:
     assert value_text("a" * 300) == "a" * 300
 
 
+@pytest.mark.slow
 def test_a_sweep_without_space_for_its_temporary_files_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +150,8 @@ def test_a_sweep_without_space_for_its_temporary_files_says_so(
 
 
 @pytest.mark.parametrize(
-    ("command", "number"), [("sweep", signal.SIGTERM), ("rerun", signal.SIGHUP)]
+    ("command", "number"),
+    some([("sweep", signal.SIGTERM), ("rerun", signal.SIGHUP)], 2),
 )
 def test_a_signal_removes_temporary_folders(
     command: str, number: signal.Signals, run: Path, tmp_path: Path

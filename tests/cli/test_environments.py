@@ -128,7 +128,7 @@ def all_at_once(folder: Path, port: str) -> dict[str, str]:
     }
 
 
-DEFAULT = ("train", "plot")
+DEFAULT = ("train",)
 
 
 @pytest.mark.parametrize(

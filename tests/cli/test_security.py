@@ -207,6 +207,7 @@ attempt(lambda: torch.load(data + "/weights.pt", weights_only=False))
 """
 
 
+@pytest.mark.slow
 def test_the_watch_sees_what_is_planted(tmp_path: Path) -> None:
     """Each thing forbidden, done on purpose: in the process, in a fork of it, by torch.load."""
     data = tmp_path / "data"

@@ -127,6 +127,7 @@ def test_onednn_multiplies_bf16_only_on_a_processor_with_bf16(
     assert choose_library("onednn", LARGE_PRODUCT, bf16=True) == "onednn"
 
 
+@pytest.mark.slow
 @NEEDS_ONEDNN
 def test_other_kernels_of_onednn_have_another_fingerprint() -> None:
     code = (

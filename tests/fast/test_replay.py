@@ -97,8 +97,8 @@ ONEDNN = [
 ]
 OF_SCHEMES = [{"model__scheme": name} for name in SCHEMES.names()]
 CASES = [
-    *some(OF_SCHEMES, 6, SCHEMES.names().index("depth_mup") % 6),
-    *some(KINDS, 3),
+    *some(OF_SCHEMES, 12, SCHEMES.names().index("depth_mup") % 12),
+    *some(KINDS, 7),
     *(pytest.param(kind, marks=NEEDS_ONEDNN) for kind in ONEDNN),
 ]
 

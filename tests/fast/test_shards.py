@@ -50,7 +50,7 @@ def test_shards_have_the_loss_and_the_gradient_of_the_batch(shards: int) -> None
     [
         {},
         {"train__spectral_penalty": 0.1, "model__family": "encoder_decoder", "task__name": "copy"},
-        pytest.param(BY_ONEDNN, marks=NEEDS_ONEDNN),
+        pytest.param(BY_ONEDNN, marks=[NEEDS_ONEDNN, pytest.mark.slow]),
         WIDE | {"train__precision": "bf16"},
     ],
     ids=str,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import typed
+from helpers.sampling import some
 from helpers.small_runs import data_of, small, weights_of
 from torch.func import functional_call
 
@@ -47,11 +48,15 @@ def test_a_looped_stack_takes_the_steps_of_shared_parameters() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"train__steps": 55, "runtime__replay": "python"},
-        {"train__optimizer": "muon", "runtime__banks": False},
-        {"model__scheme": "admin", "runtime__fused": False},
-    ],
+    some(
+        [
+            {"train__steps": 55, "runtime__replay": "python"},
+            {"train__optimizer": "muon", "runtime__banks": False},
+            {"model__scheme": "admin", "runtime__fused": False},
+        ],
+        3,
+        1,
+    ),
     ids=str,
 )
 def test_copies_stay_equal_and_every_path_computes_the_same(

@@ -189,6 +189,7 @@ def test_points_have_error_bars_and_curves_have_bands(tmp_path: Path) -> None:
         assert [len(bars.get_paths()) for bars in axes.collections] == [6] * len(names)
 
 
+@pytest.mark.slow
 def test_a_chart_has_at_most_fifteen_panels_unless_schemes_are_named(tmp_path: Path) -> None:
     names = tuple(ORDER[:17])
     make_runs(tmp_path, scheme=names, depth=(6, 18), layers=lambda depth, **_: np.ones((2, depth)))

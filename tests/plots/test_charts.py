@@ -216,7 +216,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", some(CHARTS.names(), 7, 1))
+@pytest.mark.parametrize("name", some(CHARTS.names(), 20, 1))
 def test_every_chart_is_written_in_four_forms(name: str, study: Path, tmp_path: Path) -> None:
     paths = draw(study, [name], tmp_path)
     assert [path.name for path in paths] == [f"{name}.{kind}" for kind in FORMATS]
@@ -224,6 +224,7 @@ def test_every_chart_is_written_in_four_forms(name: str, study: Path, tmp_path: 
     assert b"/Type3" not in paths[0].read_bytes()  # no journal takes them
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes_and_leave_matplotlib_alone(tmp_path: Path) -> None:
     make_runs(tmp_path / "s", depth=(2, 6), layers=lambda depth: np.ones((4, depth)))
     before = dict(mpl.rcParams)
@@ -236,7 +237,7 @@ def test_the_same_runs_give_the_same_bytes_and_leave_matplotlib_alone(tmp_path: 
     assert dict(mpl.rcParams) == before
 
 
-@pytest.mark.parametrize("name", some(CHARTS.names(), 4))
+@pytest.mark.parametrize("name", some(CHARTS.names(), 9))
 def test_no_text_is_cut_off_or_overlaps(name: str, study: Path) -> None:
     figure = make_chart(name, study, layout=True).figure
     figure.set_dpi(200)

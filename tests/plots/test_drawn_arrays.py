@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.plot_runs import make_run, make_runs, without_layout, write_analyses
+from helpers.sampling import some
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex
@@ -234,7 +235,7 @@ OTHERS: dict[str, Callable[[Chart], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHARTS.names())
+@pytest.mark.parametrize("name", some(CHARTS.names(), 3, 1))
 def test_a_chart_draws_the_numbers_of_its_csv(name: str, runs: list[Run], tmp_path: Path) -> None:
     if name == "law_fit":  # a law needs losses that fall with depth
         make_runs(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from helpers.command_line import typed
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout, words
+from helpers.sampling import some
 
 from deepstack.instruments.report.figures import describe_figure
 from deepstack.plots import Options, draw
@@ -23,7 +24,7 @@ HOSTILE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", some(HOSTILE, 4))
 def test_a_hostile_name_is_drawn_without_a_warning(tmp_path: Path, name: str) -> None:
     """As the label of a scheme, a value, a symbol, a task and a published label."""
     for depth in (6, 18):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import QUICK, ROOT
 from helpers.command_line import TINY, succeed, typed
+from helpers.sampling import some
 
 import deepstack
 from deepstack.base.errors import PluginError
@@ -312,7 +313,7 @@ def test_the_task_reads_its_own_tokens(tmp_path: Path) -> None:
     assert succeed("train", *words) == f"{run.path}-2"  # other data: another run
 
 
-@pytest.mark.parametrize("word", BLOCKS)
+@pytest.mark.parametrize("word", some(BLOCKS, 2))
 def test_a_block_is_trained_made_again_and_exported(word: str, tmp_path: Path) -> None:
     file = tmp_path / f"{word.partition('=')[2]}_file.py"
     file.write_text(BLOCKS[word])

@@ -18,8 +18,8 @@ FOLDERS = sorted(
     for path in PACKAGE.glob(f"{home}/*/__init__.py")
 )
 ALL = "all"  # of the folders at once
-FEW = 12
-"""The default tests and the fast tests are tried without one in FEW folders at each commit."""
+ORDER = sorted(FOLDERS, key=lambda name: (FOLDERS.index(name) - ROTATION) % len(FOLDERS))
+"""The folders; each commit begins with another one: the default tests, the slow ones go on."""
 
 # Each place is tried by a new process, in which torch is imported already.
 PROGRAM = """
@@ -80,9 +80,6 @@ def without(folder: str, place: Path) -> Path:
     return place
 
 
-SOME = FOLDERS[ROTATION % FEW :: FEW]
-
-
 def check_folders(folders: list[str], place: Path) -> None:
     places = [without(name, place / name.replace("/", "-")) for name in folders]
     tiny = "quick " + " ".join(TINY)
@@ -92,20 +89,25 @@ def check_folders(folders: list[str], place: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_the_core_works_without_some_folder(tmp_path: Path) -> None:
-    check_folders([ALL, *SOME], tmp_path)
+def test_the_core_works_without_all_folders(tmp_path: Path) -> None:
+    check_folders([ALL], tmp_path)
 
 
 @pytest.mark.slow
+def test_the_core_works_without_some_folder(tmp_path: Path) -> None:
+    check_folders(ORDER[: len(ORDER) // 3], tmp_path)
+
+
+@pytest.mark.full
 def test_the_core_works_without_any_other_folder(tmp_path: Path) -> None:
-    check_folders([name for name in FOLDERS if name not in SOME], tmp_path)
+    check_folders(ORDER[len(ORDER) // 3 :], tmp_path)
 
 
 @pytest.mark.parametrize(
     "folder",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in SOME else pytest.mark.full)
-        for name in FOLDERS
+        pytest.param(name, marks=pytest.mark.full if at else pytest.mark.slow)
+        for at, name in enumerate(ORDER)
     ],
 )
 def test_the_fast_tests_pass_without_a_folder(folder: str, tmp_path: Path) -> None:

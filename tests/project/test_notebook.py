@@ -96,6 +96,7 @@ def test_ctrl_c_at_the_last_step_ends_what_comes_after_it(tmp_path: Path) -> Non
     assert [*deepstack.load_runs(tmp_path).state] == ["done"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_a_sweep_has_its_runs_save(tmp_path: Path) -> None:
     sent: list[int] = []

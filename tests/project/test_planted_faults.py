@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 from helpers import TESTS
+from helpers.sampling import ROTATION
 from planted_faults import FAULTS, Fault, file_of
 
-PARTS = 4  # for the workers of pytest; each imports PyTorch once more
+PARTS = 8  # each imports PyTorch once more; a commit tries every other one
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -24,8 +25,13 @@ def test_every_fault_has_a_name() -> None:
     assert set(Counter(fault.name for fault in FAULTS).values()) == {1}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=pytest.mark.full if (part + ROTATION) % 2 else pytest.mark.slow)
+        for part in range(PARTS)
+    ],
+)
 def test_the_faults_are_noticed(part: int) -> None:
     """The default run shows that their tests pass without a fault."""
     names = [fault.name for fault in FAULTS[part::PARTS]]

@@ -58,8 +58,7 @@ NAMED = ("there", "exported", "results/new", "results/longer")
 FAST = ("tag", "note", "init", "report", "plot", "plot of a run")
 QUICK = [
     *(("tag", kind) for kind in KINDS), ("note", "link"), ("init", "dangling link"),
-    ("report", "link to a folder"), ("plot", "link to a folder"),
-    ("train", "link"), ("resume", "pipe"),
+    ("report", "link to a folder"), ("train", "link"),
 ]  # fmt: skip
 QUICK = [(command, kind) for command, kind in QUICK if command in COMMANDS]
 SLOW = [(command, kind) for command in COMMANDS for kind in KINDS if (command, kind) not in QUICK]

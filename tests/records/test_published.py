@@ -44,6 +44,7 @@ def test_charts_of_published_runs_lie_outside(clone: Path) -> None:
     assert typed("plot", "loss_vs_step", f"results/published/{RUN}").exit_code == 0
 
 
+@pytest.mark.slow
 @needs_instrument("report")
 def test_a_report_of_published_runs_lies_outside(clone: Path) -> None:
     written = typed("report", "results/published", "-q").stdout.strip()

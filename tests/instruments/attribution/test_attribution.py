@@ -137,7 +137,7 @@ def test_the_parts_are_every_role_and_four_ranges_of_each_side() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        *some([{"model__scheme": name} for name in SCHEMES if PAPERS[name].differentiable], 3),
+        *some([{"model__scheme": name} for name in SCHEMES if PAPERS[name].differentiable], 8),
         *({"model__norm__kind": kind, "model__activation": "gelu"} for kind in NORMS),
     ],
     ids=str,

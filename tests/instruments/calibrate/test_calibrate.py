@@ -33,6 +33,7 @@ def exponents_of(rows: list[Any], step: int) -> dict[str, float]:
     return {row.role: row.exponent for row in rows if row.step == step and row.exponent is not None}
 
 
+@pytest.mark.slow
 def test_deepnorm_under_adam_has_the_exponents_of_its_derivation(tmp_path: Path) -> None:
     """See `deepnorm_rates`: 1/2 for matrices, 3/4 for biases, 1 for norms, 0 for tables."""
     config = small(model__d_model=32)

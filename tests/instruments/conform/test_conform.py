@@ -114,6 +114,7 @@ def test_each_other_right_block_agrees(scheme: str) -> None:
 # --- residual(x, G) in place of a module ----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_function_of_x_and_g_is_a_block() -> None:
     def deepnorm(x: Tensor, G: Any, norm: Any, depth: int) -> Tensor:
         return norm((2 * depth) ** 0.25 * x + G(x))

@@ -60,7 +60,7 @@ ONCE = [*QUICK, "C31", "C35", "C40", "C44"]
 # Of the others, every fifth is measured a second time; which ones, the commit says.
 TWICE = [name for name in PUBLISHED if name not in ONCE][ROTATION % 5 :: 5]
 # All modules of claims but training.py, whose claims take five seconds or more.
-BY_DEFAULT = [*QUICK, "C6", "C17", "C18", "C22", "C28", "C37"]
+BY_DEFAULT = [*QUICK, "C6", "C37"]
 
 
 @pytest.mark.parametrize(

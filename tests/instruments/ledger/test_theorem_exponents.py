@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.sampling import some
 
 from deepstack.diagnostics import ModelUpdate
 from deepstack.instruments.ledger.claim_stack import Trial
@@ -42,7 +43,7 @@ def exponent(scheme: str, depths: Sequence[int] = DEPTHS, seeds: int = 5, **more
 
 
 @pytest.mark.parametrize("scheme", LR)
-@pytest.mark.parametrize("depth", [DEPTHS[0], DEPTHS[-1]])
+@pytest.mark.parametrize("depth", some([DEPTHS[-1], DEPTHS[0]], 2))
 def test_the_step_is_small_enough_to_be_linear(scheme: str, depth: int) -> None:
     whole = update_after_one_step(scheme, depth, 0)
     half = update_after_one_step(scheme, depth, 0, lr=LR[scheme] / 2)

@@ -219,6 +219,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_the_factors_make_the_update_independent_of_depth(example: dict[str, Any]) -> None:
     result = example["result"]
     before = {row.role: row for row in result.rows if row.step == 1}

@@ -58,6 +58,7 @@ def test_a_best_value_lies_inside_with_both_neighbours_only(losses: list[float])
     assert search.optimum({}).inside is (len(losses) == 3)
 
 
+@pytest.mark.slow
 def test_rates_are_found_for_each_depth_and_reported_by_other_seeds(tmp_path: Path) -> None:
     quick = small_runs.small(train__lr=1e-2, train__steps=4, log__layers_every=0)
     study = Study(quick, {"model.depth": [1, 2], "seed": [7, 8]})

@@ -92,6 +92,7 @@ def signals(tmp_path_factory: pytest.TempPathFactory) -> Signals:
     return Signals([deepstack.train(config, out=out) for config in configs])
 
 
+@pytest.mark.slow
 def test_exponents_agree_with_mean_field_theory(signals: Signals) -> None:
     """Once tokens are nearly equal, uniform attention of power a adds the same to all of them.
 
