@@ -146,18 +146,21 @@ class Recording(TorchDispatchMode):
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if is_composite(operation):  # in inference mode autograd does not decompose it
+        traits = traits_of(operation)
+        if traits.is_composite:  # in inference mode autograd does not decompose it
             with self:
                 return operation.decompose(*args, **kwargs)
-        if changes_values(operation):
+        if traits.changes_values:
             self._save(operation, args, kwargs)
         values = operation(*args, **kwargs)
-        if not self.refused:
-            self._note(operation, args, kwargs, values)
+        if not (traits.is_view or self.refused):
+            self._note(operation, args, kwargs, values, traits)
         return values
 
-    def _note(self, operation: Any, args: Any, kwargs: dict[str, Any], values: Any) -> None:
-        if depends_on_values(operation, args):
+    def _note(
+        self, operation: Any, args: Any, kwargs: dict[str, Any], values: Any, traits: "Traits"
+    ) -> None:
+        if traits.depends_on_values or indexes_by_mask(operation, args):
             self.refused = f"it reads a value ({operation._opname})"
             return
         self._used = used = set[int]()
@@ -169,9 +172,9 @@ class Recording(TorchDispatchMode):
         ]
         for _, value in new:
             self._number(value.untyped_storage())
-        if operation._opname in UNFILLED or not (new or changes_values(operation)):
+        if operation._opname in UNFILLED or not (new or traits.changes_values):
             return
-        results = map_nested(new, self.refer)
+        results = [(index, self.refer(value)) for index, value in new]
         self.calls.append(Call(operation, args, kwargs, results, used, uses_onednn()))
 
     def _save(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -199,10 +202,9 @@ class Recording(TorchDispatchMode):
 
     def refer(self, tensor: Tensor) -> TensorRef:
         """Return the TensorRef of a tensor; a storage without a number existed before the step."""
-        storage = tensor.untyped_storage()
-        is_known = storage in self._numbers
+        storage, count = tensor.untyped_storage(), len(self.sizes)
         number = self._number(storage)
-        if not is_known:
+        if number == count:
             self.before[number] = storage
         self._used.add(number)
         size, stride = tuple(tensor.shape), tensor.stride()
@@ -215,18 +217,45 @@ class Recording(TorchDispatchMode):
         self._numbers.clear()
 
 
-def depends_on_values(operation: Any, args: Any) -> bool:
-    """Return whether the result of an operation is a Python value, or has a size, set by values."""
-    if operation is aten.index.Tensor:
-        masks = torch.bool, torch.uint8
-        return any(index is not None and index.dtype in masks for index in args[1])
-    tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
-    return operation._opname in ("is_nonzero", "set_") or any(tag in operation.tags for tag in tags)
+class Traits(NamedTuple):
+    """The properties of an operation that decide how it is recorded.
+
+    is_composite: whether it only decomposes into others and has no CPU kernel.
+    is_view: whether every result is a view of an argument.
+    changes_values: whether it writes into an argument, and not only changes its shape.
+    depends_on_values: whether values decide a Python value, a size or the storage of its result.
+    """
+
+    is_composite: bool
+    is_view: bool
+    changes_values: bool
+    depends_on_values: bool
 
 
-def changes_values(operation: Any) -> bool:
-    """Return whether an operation writes into an argument, and not only changes its shape."""
-    return operation._schema.is_mutable and torch.Tag.inplace_view not in operation.tags
+@cache
+def traits_of(operation: Any) -> Traits:
+    """Return the properties of an operation."""
+    schema, tags, keys = operation._schema, operation.tags, torch._C.DispatchKey
+    aliases = [result.alias_info for result in schema.returns]
+    of_values = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+    return Traits(
+        is_composite=bool(
+            operation.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd)
+            and not operation.has_kernel_for_dispatch_key(keys.CPU)
+        ),
+        is_view=bool(aliases) and None not in aliases and not schema.is_mutable,
+        changes_values=schema.is_mutable and torch.Tag.inplace_view not in tags,
+        depends_on_values=operation._opname in ("is_nonzero", "set_")
+        or any(tag in tags for tag in of_values),
+    )
+
+
+def indexes_by_mask(operation: Any, args: Any) -> bool:
+    """Return whether an operation selects by a mask, whose values decide the result's size."""
+    masks = torch.bool, torch.uint8
+    return operation is aten.index.Tensor and any(
+        index is not None and index.dtype in masks for index in args[1]
+    )
 
 
 @cache
@@ -237,16 +266,6 @@ def written_arguments(operation: Any) -> list[tuple[int, str]]:
         for index, argument in enumerate(operation._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-
-
-@cache
-def is_composite(operation: Any) -> bool:
-    """Return whether an operation only decomposes into others and has no CPU kernel."""
-    keys = torch._C.DispatchKey
-    return bool(
-        operation.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd)
-        and not operation.has_kernel_for_dispatch_key(keys.CPU)
-    )
 
 
 @cache
@@ -271,6 +290,8 @@ def map_nested(value: Any, change: Callable[[Any], Any], kind: type = Tensor) ->
     """Return the nested lists, tuples and dicts with `change` applied to values of type `kind`."""
     if isinstance(value, kind):
         return change(value)
+    if value is None or isinstance(value, (int, float)):  # the most frequent of the others
+        return value
     if isinstance(value, (list, tuple)):
         return type(value)([map_nested(inner, change, kind) for inner in value])
     if isinstance(value, dict):
