@@ -112,6 +112,50 @@ def stream_states(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     return {side: torch.stack(values) for side, values in states.items()}
 
 
+Passes = dict[str, dict[str, Any]]
+"""What the passes of a snapshot measure in each stack, by side; the tensors by name:
+
+- loss: the probe loss.
+- states: (depth + 1, batch, seq, d), the stream.
+- stream_grad: (depth + 1,), norms of gradients with respect to it.
+- lengths: (depth, parameters), norms of gradients with respect to each parameter of a layer.
+- sublayers: the fields of `SublayerStatistics`.
+- attention: sublayer -> (depth, 2), mean entropy and largest logit.
+"""
+
+
+def run_passes(model: Transformer, tokens: Tensor, *, loss: Callable[[Tensor], Tensor]) -> Passes:
+    """Run the forward and backward pass of a snapshot and return their values.
+
+    They are functions of parameters and tokens alone, so that the operations can be replayed.
+
+    loss: logits -> mean loss on the probe batch.
+    """
+    trained = [p for layer in model.layers for p in layer.parameters() if p.requires_grad]
+    with evaluating(model), torch.enable_grad(), record_values(model) as recorded:
+        value, lengths, stream_grad, streams = gradient_norms(
+            model, tokens, lambda F: loss(model.head(F, model.embedding)), trained
+        )
+        for tap in reversed(recorded.values()):
+            tap.free_graph()
+    passes: Passes = {}
+    for side, stack in model.stacks.items():
+        depth, tap = len(stack.layers), recorded[side]
+        states = torch.stack(streams[side])
+        # All layers of a stack have the same parameters.
+        count = sum(p.requires_grad for p in stack.layers[0].parameters())
+        of_stack, lengths = lengths.tensor_split([depth * count])
+        passes[side] = {
+            "loss": value,
+            "states": states,
+            "stream_grad": stream_grad[side],
+            "lengths": of_stack.view(depth, count),
+            "sublayers": tap.statistics(depth, len(stack.schemes[0].sublayers), states[0]),
+            "attention": {name: torch.stack(v) for name, v in tap.attention.items() if v},
+        }
+    return passes
+
+
 def take(
     model: Transformer,
     layer_banks: Sequence[Bank],
@@ -121,6 +165,7 @@ def take(
     before: Sequence[Tensor] | None,
     initial: Sequence[Tensor],
     added: Mapping[str, Mapping[str, Any]] | None = None,
+    passes: Passes | None = None,
 ) -> list[Snapshot]:
     """Take a snapshot of each stack of the model at its current parameters.
 
@@ -129,34 +174,26 @@ def take(
     before: values of these banks before the last step, None at initialisation.
     initial: at θ_0.
     added: the values that instruments add, name -> side -> value.
+    passes: the result of `run_passes` at these parameters, if it is known.
     """
-    trained = [p for layer in model.layers for p in layer.parameters() if p.requires_grad]
-    with evaluating(model), torch.enable_grad(), record_values(model) as recorded:
-        value, lengths, stream_grad, streams = gradient_norms(
-            model, tokens, lambda F: loss(model.head(F, model.embedding)), trained
-        )
-        for tap in reversed(recorded.values()):
-            tap.free_graph()
+    passes = passes or run_passes(model, tokens, loss=loss)
     snapshots = []
     for side, stack in model.stacks.items():
-        depth, names = len(stack.layers), stack.schemes[0].sublayers
-        states = torch.stack(streams[side])
+        measured = passes[side]
+        states, gradients, attention = (
+            measured[name] for name in ("states", "lengths", "attention")
+        )
         chosen = [index for index, bank in enumerate(layer_banks) if bank.stack == side]
         banks = [layer_banks[index] for index in chosen]
         values = [bank.values() for bank in banks]
         earlier = values if before is None else [before[index] for index in chosen]
-        starts = [initial[index].to(tokens.device) for index in chosen]
-        # All layers of a stack have the same parameters.
+        starts = [initial[index].to(states.device) for index in chosen]
         of_layer = [p for p in stack.layers[0].parameters() if p.requires_grad]
         is_matrix = [getattr(p, "start", "") == "matrix" for p in of_layer]
-        of_stack, lengths = lengths.tensor_split([depth * len(is_matrix)])
-        gradients = of_stack.view(depth, len(is_matrix))
-        by_sublayer: dict[str, Any] = recorded[side].statistics(depth, len(names), states[0])
-        attention = {name: torch.stack(v) for name, v in recorded[side].attention.items() if v}
         snapshots.append(
             Snapshot(
-                **by_sublayer,
-                sublayers=names,
+                **measured["sublayers"],
+                sublayers=stack.schemes[0].sublayers,
                 schemes=stack.schemes,
                 matrices=matrices(banks, values),
                 initial=matrices(banks, starts),
@@ -167,12 +204,12 @@ def take(
                 largest_logit={name: two[:, 1] for name, two in attention.items()},
                 grad_norm=gradients.norm(dim=1),
                 matrix_grad_norm=gradients[:, is_matrix].norm(dim=1),
-                stream_grad=stream_grad[side],
+                stream_grad=measured["stream_grad"],
                 param_norm=layer_norms(values),
                 param_update_norm=layer_norms(
                     [a - b for a, b in zip(values, earlier, strict=True)]
                 ),
-                loss=value,
+                loss=measured["loss"],
                 added={name: by_side[side] for name, by_side in (added or {}).items()},
             )
         )

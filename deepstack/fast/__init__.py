@@ -8,6 +8,7 @@ from deepstack.fast.accelerate import (
     compiled,
     enable_fast_paths,
     forward_recorder,
+    snapshot_recorder,
     step_recorder,
 )
 from deepstack.fast.capture import CapturedStep, on
@@ -39,6 +40,7 @@ __all__ = [
     "make_step",
     "on",
     "product_functions",
+    "snapshot_recorder",
     "step_recorder",
     "triton_version",
     "use_onednn",

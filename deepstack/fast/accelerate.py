@@ -23,12 +23,16 @@ from deepstack.fast.gpu.available import makes_kernels
 from deepstack.fast.gpu.norm import FusedLayer
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.native import find_kernels
+from deepstack.fast.recording import map_nested
 from deepstack.fast.replay import ReplayedPass, ReplayedStep
 from deepstack.fast.rule import FastPaths
 from deepstack.fast.step import Probe, Update, UpdateFunction, with_probe
 from deepstack.model.stack import LayerRunner, Layers, run_layers
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Stream
+
+# Snapshots of a run from which on they are replayed: recording takes as long as four eager ones.
+FEW_RECORDS = 8
 
 
 def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
@@ -160,6 +164,22 @@ def forward_recorder(
     """Return a model's forward pass without gradients, replayed where C++ kernels replay steps."""
     kernels = find_kernels(lambda line: None) if paths.executor else ""
     return forward if isinstance(kernels, str) else ReplayedPass(forward, kernels)
+
+
+def snapshot_recorder(
+    passes: Callable[[Tensor], Any], paths: FastPaths, records: int
+) -> Callable[[Tensor], Any]:
+    """Return the passes of a snapshot, replayed where steps are and where there are enough records.
+
+    records: number of snapshots of the whole run.
+    """
+    if not paths.replayed or records < FEW_RECORDS:
+        return passes
+    kernels = find_kernels(lambda line: None) if paths.executor else None
+    assert not isinstance(kernels, str), kernels
+    replayed = ReplayedPass(passes, kernels)
+    # Diagnostics may keep the tensors, which the next replay overwrites.
+    return lambda tokens: map_nested(replayed(tokens), torch.clone)
 
 
 def step_recorder(

@@ -160,7 +160,7 @@ class Recording(TorchDispatchMode):
     def _note(
         self, operation: Any, args: Any, kwargs: dict[str, Any], values: Any, traits: "Traits"
     ) -> None:
-        if traits.depends_on_values or indexes_by_mask(operation, args):
+        if traits.depends_on_values(args):
             self.refused = f"it reads a value ({operation._opname})"
             return
         self._used = used = set[int]()
@@ -223,13 +223,14 @@ class Traits(NamedTuple):
     is_composite: whether it only decomposes into others and has no CPU kernel.
     is_view: whether every result is a view of an argument.
     changes_values: whether it writes into an argument, and not only changes its shape.
-    depends_on_values: whether values decide a Python value, a size or the storage of its result.
+    depends_on_values: arguments -> whether values decide a Python value, a size or the storage of
+        its result.
     """
 
     is_composite: bool
     is_view: bool
     changes_values: bool
-    depends_on_values: bool
+    depends_on_values: Callable[[Any], bool]
 
 
 @cache
@@ -238,6 +239,7 @@ def traits_of(operation: Any) -> Traits:
     schema, tags, keys = operation._schema, operation.tags, torch._C.DispatchKey
     aliases = [result.alias_info for result in schema.returns]
     of_values = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+    by_values = operation._opname in ("is_nonzero", "set_") or any(t in tags for t in of_values)
     return Traits(
         is_composite=bool(
             operation.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd)
@@ -245,17 +247,14 @@ def traits_of(operation: Any) -> Traits:
         ),
         is_view=bool(aliases) and None not in aliases and not schema.is_mutable,
         changes_values=schema.is_mutable and torch.Tag.inplace_view not in tags,
-        depends_on_values=operation._opname in ("is_nonzero", "set_")
-        or any(tag in tags for tag in of_values),
+        depends_on_values=has_mask if operation is aten.index.Tensor else lambda args: by_values,
     )
 
 
-def indexes_by_mask(operation: Any, args: Any) -> bool:
-    """Return whether an operation selects by a mask, whose values decide the result's size."""
+def has_mask(args: Any) -> bool:
+    """Return whether a tensor is indexed by a mask, whose values decide the result's size."""
     masks = torch.bool, torch.uint8
-    return operation is aten.index.Tensor and any(
-        index is not None and index.dtype in masks for index in args[1]
-    )
+    return any(index is not None and index.dtype in masks for index in args[1])
 
 
 @cache

@@ -120,21 +120,23 @@ class ReplayedStep:
 
 
 class ReplayedPass:
-    """A function of one tensor, called without gradients, that replays the recording of its call.
+    """A function of one tensor that replays the recording of its call.
 
     The first call records; later calls with inputs of the same shape replay, and so does the first
-    one itself.  Other shapes, and a function that reads a value, run eagerly.  The result belongs
-    to the recording; the next call overwrites it.
+    one itself.  Other shapes, and a function that reads a value, run eagerly.  The tensors of the
+    result belong to the recording; the next call overwrites them.
 
-    function: inputs -> result; must run the same operations at every call.
+    function: inputs -> nested tensors; must run the same operations at every call, and create no
+        state that stays.
+    kernels: that run most operations; None to run all of them by torch.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], kernels: Kernels) -> None:
+    def __init__(self, function: Callable[[Tensor], Any], kernels: Kernels | None) -> None:
         self.function, self.kernels = function, kernels
         self.inputs: Tensor | None = None
         self.bound: Bound | None = None
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor) -> Any:
         if self.inputs is None:
             self.inputs = inputs.clone()
             with gc_paused():
@@ -151,10 +153,12 @@ class ReplayedPass:
         with Recording() as recording:
             result = self.function(self.inputs)
         recording.finish(result)
+        del result
         restore(recording.saved)
         if not recording.refused:
             with torch.inference_mode():
                 self.bound = bind_recording(recording, kernels=self.kernels)
+            trim_memory()
 
 
 def restore(saved: Saved) -> None:

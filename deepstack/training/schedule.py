@@ -1,5 +1,7 @@
 """Learning rates and the steps of snapshots: functions of the step alone, without state."""
 
+from itertools import takewhile
+
 from deepstack import config as conf
 from deepstack.config.instruments import specs
 from deepstack.training.schedules import SCHEDULES, AfterWarmup, Schedule
@@ -44,6 +46,13 @@ def is_due(every: int | str, step: int, last: int | None = None) -> bool:
     if isinstance(every, str):
         return step in LOG_STEPS or step == last
     return every > 0 and (step % every == 0 or step == last)
+
+
+def count_due(every: int | str, last: int) -> int:
+    """Return the number of steps from 0 to the last one at which a snapshot is due."""
+    if isinstance(every, str):
+        return len({*takewhile(lambda step: step <= last, LOG_STEPS), last})
+    return 1 + -(-last // every) if every > 0 else 0
 
 
 def row_is_due(config: conf.Config, log: str, step: int) -> bool:

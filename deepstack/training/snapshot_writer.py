@@ -11,11 +11,13 @@ from deepstack.base.errors import ResourceError
 from deepstack.config.instruments import Columns
 from deepstack.diagnostics import INSTRUMENTS, Instrument, ModelUpdate, RunState, evaluate, take
 from deepstack.diagnostics.instrument import checked_row
+from deepstack.diagnostics.snapshot import run_passes
+from deepstack.fast import snapshot_recorder
 from deepstack.model.build import Built
 from deepstack.model.loss import mean_loss
 from deepstack.records import AppendLog, RunFolder
 from deepstack.training.ranks import RankModel
-from deepstack.training.schedule import is_due
+from deepstack.training.schedule import count_due, is_due
 
 # Number of written records for each one that may be missing on the disk.
 RECORDS_PER_PENDING = 32
@@ -98,6 +100,9 @@ class SnapshotWriter:
         self._before: list[Tensor] | None = None
         self.records = LayerRecords(model.prepared.folder)
         self._loss = partial(mean_loss, targets=self.targets)
+        records = count_due(every, config.train.steps)
+        passes = partial(run_passes, built.model, loss=self._loss)
+        self._passes = snapshot_recorder(passes, model.prepared.paths, records)
         self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
         if any(type(one).begin is not Instrument.begin for one in used):
             if copy := model.whole():
@@ -164,6 +169,7 @@ class SnapshotWriter:
             before=before,
             initial=[self._initial[bank.key] for bank in banks],
             added={one.adds: one.of_layers(state) for one in self.adding},
+            passes=self._passes(self.inputs) if state.built is self.built else None,
         )
         self.records.add(state.step, evaluate(snapshots, self.config.model))
 

@@ -260,6 +260,12 @@ def norm(t: Translator, o: Operands) -> None:
     reduce(t, o, "norm", o.arg(2, "dim"))
 
 
+@translates("_foreach_norm.Scalar")
+def norms(t: Translator, o: Operands) -> None:
+    for index, x in enumerate(o.args[0]):
+        norm(t, Operands((x, *o.args[1:]), o.kwargs, {0: o.results[index]}))
+
+
 @translates("_foreach_zero_.default")
 def zero_all(t: Translator, o: Operands) -> None:
     for x in o.args[0]:
