@@ -34,6 +34,7 @@ RUNS = {
     "fused": "runtime.replay=false",
     "replayed": "runtime.replay=true",
     "replayed_by_default": "train.steps=60 + log.layers_every=20",
+    "records_replayed": "train.steps=60 + model.norm.kind=rms",
     "probe_as_large_as_batch": "log.probe_sequences=4 + runtime.replay=true",
     "recomputed": "runtime.recompute_every=2",
     "recomputed_replayed": "runtime.recompute_every=2 + runtime.replay=true",

@@ -104,7 +104,9 @@ def test_every_kind_of_step_by_kernels_equals_the_eager_step(
 def test_a_resumed_run_by_kernels_has_the_same_bytes(
     dropout: float, tmp_path: Path, kernels: Kernels
 ) -> None:
-    given = config(model__dropout=dropout, model__depth=3, runtime__replay="native")
+    # A record at every step, so that records are replayed too.
+    more = {"model__depth": 3, "log__layers_every": 1}
+    given = config(model__dropout=dropout, runtime__replay="native", **more)
     whole = deepstack.train(given, out=tmp_path / "whole")
     stops: list[int | None] = [None] * 4 + [signal.SIGINT]
     with suppress(Interrupted):
