@@ -22,10 +22,14 @@ PREFIX = "deepstack_plugin_"
 
 
 class Registry(Mapping[str, T]):
-    """The objects of one kind by name, sorted; a wrong name raises ConfigError with the nearest."""
+    """The objects of one kind by name, sorted; a wrong name raises ConfigError with the nearest.
 
-    def __init__(self, kind: str) -> None:
+    hyphens: whether names may contain '-', as in DN-5.
+    """
+
+    def __init__(self, kind: str, hyphens: bool = False) -> None:
         self.kind = kind
+        self.hyphens = hyphens
         self._objects: dict[str, T] = {}
 
     def register(self, name: str, obj: T) -> None:
@@ -34,7 +38,8 @@ class Registry(Mapping[str, T]):
         A class or function defined again under the same module and name replaces the old one, as
         when a notebook cell runs again.
         """
-        refuse_no_name(self.kind, name)
+        may_have = self.hyphens and isinstance(name, str)
+        refuse_no_name(self.kind, name.replace("-", "_") if may_have else name)
         if name in self and (origin := _origin(self[name])) != _origin(obj):
             raise PluginError(
                 f"the {self.kind} name {name!r} is already taken by {origin}; choose another name"

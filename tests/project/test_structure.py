@@ -27,7 +27,7 @@ NO_TORCH = ("config", "records", "runs", "plots")
 # The other instruments and integrations that one may import.
 MAY_IMPORT = {
     "calibrate": {"attribution", "probe"},
-    "ledger": {"bound"},
+    "ledger": {"bound", "depth_use"},
     "huggingface": {"depth_use"},
 }
 # The instruments and integrations that the core still imports.  This list may only shrink.

@@ -1,10 +1,10 @@
-"""Claims: a formula, predicted and measured numbers, and a verdict by a fixed rule."""
+"""Entries of the ledger: published statements, their rules, measured numbers and verdicts."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 from deepstack.base.errors import PluginError
 from deepstack.base.registry import Registry
 from deepstack.instruments.ledger.draws import THOROUGH, factor
+from deepstack.instruments.ledger.order import order
 
 # Widest relative interval that confirms an equality for which the claim gives no tolerance.
 RESOLUTION = 0.1
@@ -23,7 +24,11 @@ RESOLUTION = 0.1
 Draws = Sequence[float] | Tensor | float
 Relation = Literal["=", "<=", ">="]
 Decision = Literal["agrees", "disagrees", "undecided"]
-Verdict = Literal["holds", "holds as a bound", "holds in part", "does not hold", "undecided"]
+Verdict = Literal["agrees", "agrees in part", "disagrees", "undecided", "not measured"]
+Tier = Literal["seconds", "cpu", "gpu"]
+
+# The tiers by their cost: one CPU thread for seconds, a CPU for minutes, a GPU.
+TIERS: tuple[Tier, ...] = ("seconds", "cpu", "gpu")
 
 
 class Source(NamedTuple):
@@ -91,6 +96,12 @@ class Part:
         return cls(what, predicted, values.mean().item(), error, draws=len(values), **more)
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """The ends of the 99.73 % interval of the measured number."""
+        half = standard_errors(self.draws) * self.uncertainty
+        return self.measured - half, self.measured + half
+
+    @property
     def decision(self) -> Decision:
         """The decision that the 99.73 % interval of the measured number allows.
 
@@ -156,6 +167,36 @@ at_most = partial(Part.mean, relation="<=")
 at_least = partial(Part.mean, relation=">=")
 
 
+@dataclass(frozen=True)
+class Rule:
+    """A number that an entry states, and how its measurement is judged; fixed before a run.
+
+    what, predicted, relation, tolerance, stated, null: of the part, see `Part`.
+    """
+
+    what: str
+    predicted: float
+    relation: Relation = "="
+    tolerance: float = 0.0
+    stated: bool = True
+    null: Null = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.judge([self.null.value])  # refuses a rule that cannot fail
+
+    def judge(self, draws: Draws) -> Part:
+        """Return the part with the mean of these draws, one a seed."""
+        return Part.mean(
+            self.what,
+            self.predicted,
+            draws,
+            relation=self.relation,
+            tolerance=self.tolerance,
+            stated=self.stated,
+            null=self.null,
+        )
+
+
 def standard_errors(draws: int) -> float:
     """Return half the 99.73 % interval of a mean of draws, in standard errors, by Student's t.
 
@@ -193,46 +234,71 @@ class Curves:
     log_y: bool = False
 
 
+Drawn = Mapping[str, Sequence[float] | Tensor]
+"""The draws of every number that the rules of an entry name, one a seed."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """The result of a claim's experiment.
+    """The result of an entry's experiment.
 
-    note: one to three sentences with the sizes and the number of draws, and the reason if the claim
-        does not hold as stated.
+    note: one to three sentences with the sizes and the number of draws, and the reason if the
+        statement does not agree.
+    draws: the draws of every part, of an entry with rules.
     """
 
     parts: Sequence[Part]
     note: str
     curves: Curves | None = None
+    draws: Mapping[str, list[float]] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
-        """Undecided if a stated part is; else by whether all stated parts agree, some or none.
-
-        If all agree the claim holds, 'as a bound' if none of them is an equality.
-        """
+        """Undecided if a stated part is; else by whether all stated parts agree, some or none."""
         stated = [part for part in self.parts if part.stated]
         if any(part.decision == "undecided" for part in stated):
             return "undecided"
-        agreeing = [part for part in stated if part.agrees]
+        agreeing = sum(part.agrees for part in stated)
         if not agreeing:
-            return "does not hold"
-        if len(agreeing) < len(stated):
-            return "holds in part"
-        return "holds" if any(part.relation == "=" for part in stated) else "holds as a bound"
+            return "disagrees"
+        return "agrees in part" if agreeing < len(stated) else "agrees"
 
 
-Experiment = Callable[[int], Finding]
+Experiment = Callable[..., Finding | Drawn]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: its id, the formula (first line of the experiment's docstring), its source."""
+    """An entry of the ledger: a published statement and the experiment that measures it.
+
+    id: the word that names it, as in C9 or DN-5.
+    formula: the statement, the first paragraph of the experiment's docstring.
+    source: the document or paper.
+    experiment: a function (seed) -> Finding; with rules it returns the draws of each; with a study
+        it is given the finished runs in place of the seed.
+    tier: the cost of a measurement, see TIERS.
+    place: the section, figure or table of the source.
+    published: the published numbers, if the formula does not hold them.
+    read: how the numbers were read, and their error.
+    study: the file of the sweep in studies/ whose runs it measures; "" for none.
+    rules: the rule of every number, fixed before the first run.  An entry without them makes its
+        parts in the experiment.
+    opposes: ids of the entries that state the contrary.
+    needs: the thing that a measurement lacks; such an entry is not measured.
+    """
 
     id: str
     formula: str
     source: Source
     experiment: Experiment = field(repr=False)
+    tier: Tier = "seconds"
+    place: str = ""
+    published: str = ""
+    read: str = "as printed"
+    study: str = ""
+    rules: tuple[Rule, ...] = ()
+    opposes: tuple[str, ...] = ()
+    needs: str = ""
 
     def measure(self, seed: int = 0, thorough: bool = False) -> Finding:
         """Run the experiment and return its result; the same arguments give the same numbers.
@@ -246,6 +312,14 @@ class Claim:
             finding = self.experiment(seed)
         finally:
             factor.reset(token)
+        return self.judge(finding)
+
+    def judge(self, result: Finding | Drawn) -> Finding:
+        """Return the finding that the rules make of the draws; a Finding as it is.
+
+        Raises PluginError for another result, missing draws, or a Finding without a stated part.
+        """
+        finding = self._by_rules(result) if isinstance(result, Mapping) else result
         if not isinstance(finding, Finding):
             kind = type(finding).__name__
             raise PluginError(f"claim {self.id}: its experiment returned {kind}, no Finding")
@@ -253,21 +327,45 @@ class Claim:
             raise PluginError(f"claim {self.id}: its Finding has no part that the claim states")
         return finding
 
+    def _by_rules(self, drawn: Drawn) -> Finding:
+        names = [rule.what for rule in self.rules]
+        if sorted(names) != sorted(drawn):
+            raise PluginError(
+                f"claim {self.id}: its experiment returned draws of {', '.join(drawn) or 'none'}; "
+                f"its rules name {', '.join(names) or 'none'}"
+            )
+        draws = {
+            name: torch.as_tensor(drawn[name], dtype=torch.float64).reshape(-1).tolist()
+            for name in names
+        }
+        return Finding(
+            [rule.judge(draws[rule.what]) for rule in self.rules], self.note, None, draws
+        )
 
-CLAIMS: Registry[Claim] = Registry("claim")
+    @property
+    def note(self) -> str:
+        """How an entry with rules is measured: its docstring after the first paragraph."""
+        _, _, rest = (inspect.getdoc(self.experiment) or "").partition("\n\n")
+        return " ".join(rest.split())
+
+
+CLAIMS: Registry[Claim] = Registry("claim", hyphens=True)
 
 
 def all_claims() -> list[Claim]:
-    """Return every claim, C1, C2, …, in the order of their numbers."""
-    return [CLAIMS[name] for name in sorted(CLAIMS, key=lambda name: (len(name), name))]
+    """Return every entry in the order of `order`."""
+    return [CLAIMS[name] for name in sorted(CLAIMS, key=order)]
 
 
-def claim(id: str, source: Source) -> Callable[[Experiment], Experiment]:
-    """Register an experiment, (seed) -> Finding, whose docstring opens with the formula."""
+def claim(id: str, source: Source, **more: Any) -> Callable[[Experiment], Experiment]:
+    """Register an experiment, (seed) -> Finding, whose docstring opens with the formula.
+
+    more: further fields of `Claim`.
+    """
 
     def register(function: Experiment) -> Experiment:
         formula = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").rstrip(".")
-        CLAIMS.register(id, Claim(id, formula, source, function))
+        CLAIMS.register(id, Claim(id, formula, source, function, **more))
         return function
 
     return register

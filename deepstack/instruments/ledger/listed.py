@@ -4,6 +4,7 @@ from typing import Any
 
 from deepstack.cli.declarations import Declaration
 from deepstack.cli.listing import Entries, Listing, Rows, document, registered
+from deepstack.instruments.ledger.order import order
 
 SOURCE = ("title", "address", "papers")
 
@@ -16,13 +17,13 @@ def claims() -> Entries:
 
 
 def in_order(complete: bool) -> Entries:
-    """Return the claims in the order of their numbers."""
+    """Return the entries in their order."""
     entries = registered("instruments/ledger/claims", "claim", claims)(complete)
-    return {name: entries[name] for name in sorted(entries, key=lambda name: (len(name), name))}
+    return {name: entries[name] for name in sorted(entries, key=order)}
 
 
 def rows(name: str, one: Any, depth: int) -> Rows:
-    """Return id, formula and source of a claim that `deepstack theory` measures."""
+    """Return id, formula and source of an entry that `deepstack reproduce` measures."""
     if isinstance(one, Declaration):
         formula = document(one).split("\n\n")[0].replace("\n", " ").rstrip(".")
         source = one.arguments[0]

@@ -1,4 +1,4 @@
-"""Findings as rows, as JSON, as a page and as charts."""
+"""Measured entries as rows, as JSON, as a page and as charts."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepstack.instruments.ledger.claim import Claim, Curves, Finding, Part, Source
+from deepstack.instruments.ledger.claim import Claim, Curves, Finding, Part, Rule, Source
+from deepstack.instruments.ledger.measured import Measured
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
-
-Findings = Sequence[tuple[Claim, Finding]]
 
 ROUNDING = 1e-9  # a standard error below this share of the value comes from rounding
 SIGNS = {"=": "", "<=": "≤ ", ">=": "≥ "}
 
 
-def predicted(part: Part) -> str:
+def predicted(part: Part | Rule) -> str:
     """Return the prediction as text, such as `≤ 1 (within 5%)`."""
     share = f"{100 * part.tolerance:.3g}%" if part.predicted else f"{part.tolerance:.3g}"
     allowed = f" (within {share})" if part.tolerance >= 1e-3 else ""
@@ -48,7 +48,7 @@ def measured(part: Part) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
-def null_result(part: Part) -> str:
+def null_result(part: Part | Rule) -> str:
     """Return value and meaning of a null result, such as `1: no decay`."""
     return f"{part.null.value:.4g}: {part.null.meaning}"
 
@@ -61,24 +61,39 @@ def decision_text(part: Part) -> str:
     return word if part.stated else f"beside: {word}"
 
 
-def rows(findings: Findings) -> list[dict[str, str]]:
-    """Return a row for each claim with its verdict, followed by one for each of its parts."""
-    names = ("id", "formula", "predicted", "measured", "verdict")
+def interval(part: Part) -> str:
+    """Return both ends of a part's interval as text; a dash without one."""
+    low, high = part.interval
+    return f"{low:.4g} to {high:.4g}" if math.isfinite(low) else "-"
+
+
+def rows(results: Sequence[Measured]) -> list[dict[str, str]]:
+    """Return a row for each entry with its verdict, followed by one for each of its parts."""
+    names = ("id", "formula", "predicted", "measured", "interval", "seeds", "cost", "verdict")
     table: list[tuple[str, ...]] = []
-    for claim, finding in findings:
-        table.append((claim.id, claim.formula, "", "", finding.verdict))
-        for part in finding.parts:
-            numbers = predicted(part), measured(part), decision_text(part)
-            table.append(("", f"  {part.what}", *numbers))
+    for one in results:
+        verdict = f"{one.verdict} ({one.reason})" if one.reason else one.verdict
+        cost = f"{one.seconds:.1f} s" if one.finding else ""
+        table.append((one.entry.id, one.entry.formula, "", "", "", "", cost, verdict))
+        for rule in [] if one.finding else one.entry.rules:
+            table.append(("", f"  {rule.what}", predicted(rule), "", "", "", "", ""))
+        for part in one.finding.parts if one.finding else ():
+            numbers = predicted(part), measured(part), interval(part), str(part.draws or "")
+            table.append(("", f"  {part.what}", *numbers, "", decision_text(part)))
     return [dict(zip(names, cells, strict=True)) for cells in table]
 
 
-def as_json(findings: Findings) -> list[dict[str, Any]]:
-    """Return the findings as lists and dicts that JSON can hold."""
-    judged = ("agrees", "decision", "draws_needed")
-    return [
-        {"id": claim.id, "formula": claim.formula, "source": claim.source._asdict()}
-        | {"verdict": finding.verdict}
+def as_json(one: Measured) -> dict[str, Any]:
+    """Return an entry and its result as lists and dicts that JSON can hold."""
+    entry, finding = one.entry, one.finding or Finding((), "")
+    shown = ("tier", "place", "published", "read", "study", "opposes")
+    judged = ("agrees", "decision", "draws_needed", "interval")
+    return (
+        {"id": entry.id, "formula": entry.formula, "source": entry.source._asdict()}
+        | {name: getattr(entry, name) for name in shown}
+        | {"rules": [asdict(rule) | {"null": rule.null._asdict()} for rule in entry.rules]}
+        | {"verdict": one.verdict, "reason": one.reason}
+        | {"seeds": one.seeds, "seconds": round(one.seconds, 2)}
         | asdict(finding)
         | {
             "parts": [
@@ -86,13 +101,11 @@ def as_json(findings: Findings) -> list[dict[str, Any]]:
                 for p in finding.parts
             ]
         }
-        for claim, finding in findings
-    ]
+    )
 
 
-def page(findings: Findings, command: str, charts: str | None) -> str:
-    """Return the findings as a page of Markdown; charts: the path of their folder from the page."""
-    import torch
+def environment() -> Environment:
+    """Return the environment of the page's template."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -101,20 +114,42 @@ def page(findings: Findings, command: str, charts: str | None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for text in (predicted, null_result, measured, decision_text, cited, escaped):
+    for text in (predicted, null_result, measured, interval, decision_text, cited, escaped, listed):
         environment.filters[text.__name__] = text
-    total = Counter(finding.verdict for _, finding in findings)
+    return environment
+
+
+def page(results: Sequence[Measured], command: str, charts: str | None) -> str:
+    """Return the results as a page of Markdown; charts: the path of their folder from the page."""
+    import torch
+
+    total = Counter(one.verdict for one in results)
     counted = ", ".join(f"{verdict}: {count}" for verdict, count in sorted(total.items()))
-    parts = [(claim, part) for claim, finding in findings for part in finding.parts]
-    page = environment.get_template("page.md").render(
-        findings=findings,
-        command=command,
-        charts=charts,
-        torch=torch.__version__,
-        counted=counted.capitalize(),
-        undecided=[(claim, part) for claim, part in parts if part.decision == "undecided"],
+    by_id = {one.entry.id: one for one in results}
+    pairs = [
+        (one, by_id[other]) for one in results for other in one.entry.opposes if other in by_id
+    ]
+    parts = [(one.entry, part) for one in results if one.finding for part in one.finding.parts]
+    page = (
+        environment()
+        .get_template("page.md")
+        .render(
+            results=results,
+            command=command,
+            charts=charts,
+            torch=torch.__version__,
+            counted=counted.capitalize(),
+            pairs=pairs,
+            contradicted=[one for one in results if one.verdict == "disagrees"],
+            undecided=[(entry, part) for entry, part in parts if part.decision == "undecided"],
+        )
     )
     return page.removesuffix("\n")
+
+
+def listed(draws: Sequence[float]) -> str:
+    """Return draws as text, to six digits."""
+    return " ".join(f"{value:.6g}" for value in draws)
 
 
 def cited(source: Source) -> str:

@@ -114,10 +114,10 @@ def test_an_undecided_stated_part_leaves_the_claim_undecided() -> None:
         ([yes, open_], "undecided"),
         ([no, open_], "undecided"),
         ([yes, no, open_], "undecided"),
-        ([yes, beside], "holds"),
-        ([bound, beside], "holds as a bound"),
-        ([yes, no, beside], "holds in part"),
-        ([no, beside], "does not hold"),
+        ([yes, beside], "agrees"),
+        ([bound, beside], "agrees"),
+        ([yes, no, beside], "agrees in part"),
+        ([no, beside], "disagrees"),
     ):
         assert Finding(parts, "").verdict == verdict
 

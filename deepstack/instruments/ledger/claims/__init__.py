@@ -1,4 +1,4 @@
-"""The claims of the source documents, each measured by a small experiment."""
+"""The entries of the ledger: statements of documents and papers, with their experiments."""
 
 from deepstack.base.registry import import_all
 from deepstack.instruments.ledger.claim import (
@@ -9,6 +9,7 @@ from deepstack.instruments.ledger.claim import (
     Line,
     Null,
     Part,
+    Rule,
     Source,
     all_claims,
     claim,
@@ -25,6 +26,7 @@ __all__ = [
     "Line",
     "Null",
     "Part",
+    "Rule",
     "Source",
     "all_claims",
     "claim",

@@ -263,13 +263,15 @@ def start_sizes(trial: Trial) -> dict[str, float]:
 
 
 @torch.no_grad()
-def layer_by_layer(seed: int, **changes: Any) -> dict[str, Tensor]:
-    """Return three numbers of every layer, each (depth,).
+def layer_by_layer(seed: int, steps: int = 0, **changes: Any) -> dict[str, Tensor]:
+    """Return three numbers of every layer after some steps of training, each (depth,).
 
     contribution: ‖x_l − x_{l−1}‖/‖x_l‖; angle: of the two; change: of layer l's branch, relative,
     if its input is x_{l−2} in place of x_{l−1}.
     """
     trial = Trial(seed, d_model=64, **changes)
+    with torch.enable_grad():
+        trial.run(steps)
     (snapshot,) = trial.snapshots(trial.probe_batch)
     x = snapshot.states
     added, size = x[1:] - x[:-1], (x[1:] - x[:-1]).norm(dim=-1)

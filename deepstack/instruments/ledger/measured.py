@@ -1,0 +1,158 @@
+"""Measures entries of the ledger, and keeps the results as files."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deepstack import config as conf
+from deepstack.base.errors import ResourceError
+from deepstack.instruments.ledger.claim import (
+    TIERS,
+    Claim,
+    Curves,
+    Finding,
+    Line,
+    Null,
+    Part,
+    Tier,
+    Verdict,
+)  # fmt: skip
+from deepstack.records import ENDED, Run
+from deepstack.records.files import LARGEST_TEXT, make_folder, read
+from deepstack.records.files import replace as write
+from deepstack.records.opened import followed
+from deepstack.runs import Runs
+from deepstack.sweeps import Cell, CellProgress, plan, sweep
+
+FOLDER = "ledger"  # of the results, holds <id>.json
+STUDIES = Path(__file__).parent / "studies"
+Show = Callable[[Sequence[CellProgress]], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An entry and its result.
+
+    finding: the result; None if the entry was not measured.
+    reason: why it was not measured.
+    seconds: CPU seconds of the experiment, and the time of the steps of its runs.
+    """
+
+    entry: Claim
+    finding: Finding | None = None
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the rule, or 'not measured'."""
+        return self.finding.verdict if self.finding else "not measured"
+
+    @property
+    def seeds(self) -> int:
+        """The largest number of draws of a part."""
+        return max((part.draws for part in self.finding.parts), default=0) if self.finding else 0
+
+
+def measure(
+    entry: Claim,
+    tier: Tier,
+    out: Path,
+    *,
+    seed: int = 0,
+    thorough: bool = False,
+    workers: int | None = None,
+    show: Show | None = None,
+) -> Measured:
+    """Measure an entry, after the runs that its study lacks.
+
+    tier: entries and runs above it are left out; finished runs below `out` are read.
+    workers, show: of the sweep.
+    """
+    if entry.needs:
+        return Measured(entry, reason=f"needs {entry.needs}")
+    began, seconds = time.process_time(), 0.0
+    allowed = TIERS.index(entry.tier) <= TIERS.index(tier) and not lacks_gpu(entry)
+    if not entry.study and not allowed:
+        return Measured(entry, reason=f"tier {entry.tier}")
+    if entry.study:
+        study = conf.load_study(STUDIES / entry.study)
+        name = conf.study_name(study.base, STUDIES / entry.study, None)
+        cells = plan(study, study=name, out=out)
+        if allowed and missing(cells):
+            sweep(study, study=name, out=out, workers=workers, show=show)
+            cells = plan(study, study=name, out=out)
+        if lacking := missing(cells):
+            return Measured(entry, reason=f"tier {entry.tier}: {lacking} of {len(cells)} runs lack")
+        runs = Runs(Run(cell.folder.path) for cell in cells)
+        seconds = sum(float(run.timing["step_ms"].sum()) for run in runs) / 1000
+        finding = entry.judge(entry.experiment(runs))
+    else:
+        finding = entry.measure(seed, thorough)
+    return Measured(entry, finding, seconds=seconds + time.process_time() - began)
+
+
+def lacks_gpu(entry: Claim) -> bool:
+    """Return whether an entry of tier gpu meets a machine without one."""
+    import torch
+
+    return entry.tier == "gpu" and not torch.cuda.is_available()
+
+
+def missing(cells: Sequence[Cell]) -> int:
+    """Return the number of runs that have not ended."""
+    return sum(cell.state not in ENDED for cell in cells)
+
+
+def save(one: Measured, out: Path, content: dict[str, Any]) -> None:
+    """Write the result of an entry as <out>/ledger/<id>.json."""
+    folder = followed(out) / FOLDER
+    make_folder(folder)
+    write(
+        folder / f"{one.entry.id}.json", (json.dumps(content, ensure_ascii=False) + "\n").encode()
+    )
+
+
+def recorded(entry: Claim, out: Path) -> Measured:
+    """Return the result that `save` wrote for an entry; not measured if its rules have changed.
+
+    Raises ResourceError for a file that it did not write.
+    """
+    path = out / FOLDER / f"{entry.id}.json"
+    text = read(path, LARGEST_TEXT) if path.exists() else None
+    if entry.needs or text is None:
+        reason = f"needs {entry.needs}" if entry.needs else f"tier {entry.tier}"
+        return Measured(entry, reason=reason)
+    try:
+        content = json.loads(text)
+        seconds = float(content["seconds"])
+        if entry.rules:
+            if content["draws"] and set(content["draws"]) == {rule.what for rule in entry.rules}:
+                return Measured(entry, entry.judge(content["draws"]), seconds=seconds)
+            return Measured(entry, reason="its rules have changed; measure it again")
+        finding = finding_of(content) if content["parts"] else None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ResourceError(
+            f"{path}: found no result of deepstack reproduce ({error}); delete the file and "
+            f"measure {entry.id} again"
+        ) from error
+    return Measured(entry, finding, content["reason"], seconds)
+
+
+def finding_of(content: dict[str, Any]) -> Finding:
+    """Return the finding in a result as JSON."""
+    names = ("what", "predicted", "measured", "uncertainty", "relation", "tolerance", "stated")
+    parts = [
+        Part(**{name: one[name] for name in (*names, "draws")}, null=Null(**one["null"]))
+        for one in content["parts"]
+    ]
+    curves = content["curves"]
+    if curves is not None:
+        lines = [Line(**line) for line in curves["lines"]]
+        curves = replace(Curves(**{**curves, "lines": ()}), lines=lines)
+    return Finding(parts, content["note"], curves)

@@ -1,0 +1,114 @@
+"""The command `deepstack reproduce [ID…]`."""
+
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from deepstack.base.errors import ConfigError
+from deepstack.cli import options as opt
+from deepstack.cli.commands import command
+from deepstack.cli.completion import complete_names
+from deepstack.cli.output import emit, emit_json, log, show_runs
+
+
+@command("Instruments", "deepstack reproduce DN-5 --tier cpu")
+def reproduce_command(
+    ids: list[str] = typer.Argument(
+        [],
+        metavar="ID",
+        help="Entries to measure, as in C9 or DN-5 (default: all).",
+        autocompletion=complete_names("instruments/ledger/claims", "claim"),
+    ),
+    tier: Literal["seconds", "cpu", "gpu"] = opt.option(
+        "Highest cost: seconds of one thread, minutes of a CPU, or a GPU. Entries above it are "
+        "read if their runs are finished.",
+        default="seconds",
+    ),
+    recorded: bool = opt.flag(
+        "Print the results that earlier calls kept in --out; measure nothing.", "--recorded"
+    ),
+    json: opt.Json = False,
+    markdown: opt.Markdown = False,
+    charts: Path | None = opt.option(
+        "Draw the charts as DIR/<ID>.png; keep DIR beside the page.",
+        metavar="DIR",
+        file_okay=False,
+    ),
+    seed: int = opt.option(
+        "Random seed of entries without runs; runs have the seeds of their study.", default=0, min=0
+    ),
+    thorough: bool = opt.flag(
+        "Draw 8 times as many samples in entries without runs, in 8 times the time.", "--thorough"
+    ),
+    workers: int | None = opt.option("Runs at a time (default: by cores, memory, GPUs).", min=1),
+    out: opt.Out = Path("results"),
+    quiet: opt.Quiet = False,
+    plugin: opt.Plugins = [],
+) -> None:
+    """Measure published statements about depth again: number, interval, verdict.
+
+    Each entry of the ledger has a source, a rule that was fixed before its first run, and a null
+    result that the rule rejects. The command trains the runs that an entry lacks, in ordinary run
+    folders below --out, and keeps the result as ledger/<ID>.json there. A repeated call continues.
+    A statement that does not agree is a result too: the exit code is 0 for every verdict.
+    """
+    reproduce(
+        ids, tier, out, recorded=recorded, json=json, markdown=markdown, charts=charts,
+        seed=seed, thorough=thorough, workers=workers, quiet=quiet, plugin=plugin, keep=True,
+    )  # fmt: skip
+
+
+def reproduce(
+    ids: list[str],
+    tier: Literal["seconds", "cpu", "gpu"],
+    out: Path,
+    *,
+    json: bool,
+    markdown: bool,
+    charts: Path | None,
+    seed: int,
+    thorough: bool,
+    plugin: list[Path],
+    recorded: bool = False,
+    workers: int | None = None,
+    quiet: bool = False,
+    keep: bool = False,
+) -> None:
+    """Measure entries, all of them without ids, and print the results.
+
+    recorded: read earlier results instead.
+    keep: whether to write the results below `out`.
+    """
+    if json and markdown:
+        raise ConfigError("found --json and --markdown; allowed one of them")
+    import torch
+
+    opt.load_plugins(plugin)
+    from deepstack.instruments.ledger import measured, report
+    from deepstack.instruments.ledger.claims import CLAIMS, all_claims
+
+    chosen = [CLAIMS[name] for name in dict.fromkeys(ids)] or all_claims()
+    torch.set_num_threads(1)  # faster for small matrices, and the same numbers everywhere
+    results = []
+    for entry in chosen:
+        if recorded:
+            one = measured.recorded(entry, out)
+        else:
+            with show_runs(entry.id, quiet) as show:
+                one = measured.measure(
+                    entry, tier, out, seed=seed, thorough=thorough, workers=workers, show=show
+                )
+            if keep and one.finding:
+                measured.save(one, out, report.as_json(one))
+            if not quiet:
+                log(f"{entry.id:>5} {one.seconds:5.1f} s  {one.verdict}")
+        results.append(one)
+        if charts is not None and one.finding:
+            report.draw(entry, one.finding, charts)
+    if json:
+        emit_json([report.as_json(one) for one in results])
+    elif markdown:
+        typer.echo(report.page(results, opt.command_line(), charts.name if charts else None))
+    else:
+        emit(report.rows(results), False)

@@ -1,0 +1,69 @@
+"""Values of the runs of a study by seed."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepstack.instruments.ledger.draws import F64
+from deepstack.records import Run
+from deepstack.runs import Runs
+from deepstack.runs.statistics import has_diverged
+
+DEPTH, SEED = "model.depth", "seed"
+
+
+def along(
+    runs: Runs, value: Callable[[Run], float], key: str = DEPTH, **where: Any
+) -> tuple[list[float], Tensor]:
+    """Return the values of a setting, rising, and the number of every run, (seeds, values).
+
+    where: scheme, depth and other settings of the runs: the last word of a key and its value.
+    """
+    names = {name.rsplit(".", 1)[-1]: name for name in runs[0].flat_config}
+    chosen = [r for r in runs if all(r.get(names[word]) == one for word, one in where.items())]
+    table: dict[Any, dict[int, float]] = {}
+    for run in chosen:
+        table.setdefault(run.get(key), {})[run.get(SEED)] = value(run)
+    points = sorted(table)
+    seeds = sorted(table[points[0]])
+    numbers = [[table[point][seed] for point in points] for seed in seeds]
+    return [float(point) for point in points], torch.tensor(numbers, dtype=F64)
+
+
+def by_seed(runs: Runs, value: Callable[[Run], float], **where: Any) -> Tensor:
+    """Return the number of the one run of each seed that has these settings, (seeds,)."""
+    return along(runs, value, **where)[1].flatten()
+
+
+def share_learnt(run: Run) -> float:
+    """Return the share of the nats below the unigram that context can give; 0 if it diverged."""
+    if has_diverged(run):
+        return 0.0
+    last = run.evals.iloc[-1]
+    loss = float(last["loss_masked"])
+    share = (last["unigram_loss"] - loss) / (last["unigram_loss"] - last["optimal_loss"])
+    return float(share) if math.isfinite(share) else 0.0
+
+
+def layers(run: Run, diagnostic: str, record: int = -1) -> np.ndarray:
+    """Return the values of a diagnostic by layer in the first (0) or last (-1) snapshot."""
+    _, values = run.layers(diagnostic)
+    return np.asarray(values[record], dtype=float)
+
+
+def best_rate(rates: list[float], losses: Tensor) -> float:
+    """Return the rate of the lowest loss, by a parabola in ln rate through it and its neighbours.
+
+    Infinite or missing losses count as above all others; at an end of the grid it is that rate.
+    """
+    values = torch.nan_to_num(losses, nan=1e9, posinf=1e9)
+    at = int(values.argmin())
+    if not 0 < at < len(rates) - 1:
+        return rates[at]
+    x, y = np.log(rates[at - 1 : at + 2]), values[at - 1 : at + 2].numpy()
+    a, b, _ = np.polyfit(x, y, 2)
+    return float(np.exp(np.clip(-b / (2 * a), x[0], x[-1]))) if a > 0 else rates[at]

@@ -1,0 +1,128 @@
+"""`deepstack reproduce`: tiers, runs, kept results and the page of all entries."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.claim_parts import FAR
+from helpers.command_line import typed
+
+from deepstack.base.errors import PluginError
+from deepstack.instruments.ledger import measured as measuring
+from deepstack.instruments.ledger.claims import CLAIMS, Null, Rule, claim
+from deepstack.instruments.ledger.sources import LAYER_CAKE
+from deepstack.runs import Runs
+
+ONE = Rule("mean", 1.0, tolerance=0.2, null=FAR)
+
+
+def entry(name: str = "C0", **more: Any) -> None:
+    """Register an entry whose draws are 0.9, 1.0 and 1.1."""
+
+    @claim(name, LAYER_CAKE, rules=more.pop("rules", (ONE,)), **more)
+    def experiment(seed: int) -> dict[str, list[float]]:
+        """E[x] = 1.
+
+        Three draws.
+        """
+        return {"mean": [0.999, 1.0, 1.001 + seed]}
+
+
+def shown(*words: str) -> dict[str, Any]:
+    (result,) = json.loads(typed("reproduce", *words, "--json").stdout)
+    return result
+
+
+def test_a_rule_judges_the_draws_and_the_result_is_kept(tmp_path: Path) -> None:
+    entry(place="Table 1", published="1.0", read="read off, ± 10 %")
+    one = shown("C0", "--out", str(tmp_path))
+    assert (one["verdict"], one["seeds"], one["place"]) == ("agrees", 3, "Table 1")
+    assert one["draws"] == {"mean": [0.999, 1.0, 1.001]} and one["note"] == "Three draws."
+    low, high = one["parts"][0]["interval"]
+    assert low < 0.99 and high > 1.01  # 19.2 standard errors of three draws
+    kept = json.loads((tmp_path / "ledger" / "C0.json").read_text())
+    assert kept == one
+    for words in ([], ["--seed", "9"]):  # nothing is measured again
+        again = shown("C0", "--recorded", "--out", str(tmp_path), *words)
+        assert again == one
+
+
+def test_a_recorded_result_is_judged_by_the_present_rule(tmp_path: Path) -> None:
+    entry()
+    shown("C0", "--out", str(tmp_path))
+    entry(rules=(Rule("mean", 2.0, tolerance=0.2, null=FAR),))
+    assert shown("C0", "--recorded", "--out", str(tmp_path))["verdict"] == "disagrees"
+    entry(rules=(Rule("another number", 2.0, null=FAR),))
+    changed = shown("C0", "--recorded", "--out", str(tmp_path))
+    assert changed["verdict"] == "not measured" and "rules have changed" in changed["reason"]
+    (tmp_path / "ledger" / "C0.json").write_text("{}")
+    result = typed("reproduce", "C0", "--recorded", "--out", tmp_path)
+    assert result.exit_code == 5 and "delete the file and measure C0 again" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"tier": "cpu"}, "tier cpu"),
+        ({"tier": "gpu"}, "tier gpu"),
+        ({"needs": "a telescope"}, "needs a telescope"),
+    ],
+)
+def test_an_entry_above_the_tier_is_not_measured(
+    more: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    entry(**more)
+    one = shown("C0", "--out", str(tmp_path))
+    assert (one["verdict"], one["reason"], one["parts"]) == ("not measured", reason, [])
+    assert one["rules"][0]["predicted"] == 1.0
+    assert not (tmp_path / "ledger").exists()
+    page = typed("reproduce", "C0", "--markdown", "--out", tmp_path).stdout
+    assert (
+        f"Not measured: {reason}." in page and "| mean | 1 (within 20%) | 100: far away |" in page
+    )
+    higher = shown("C0", "--tier", "cpu", "--out", str(tmp_path))["verdict"]
+    assert higher == ("agrees" if reason == "tier cpu" else "not measured")
+
+
+def test_draws_and_rules_name_the_same_numbers() -> None:
+    entry(rules=(ONE, Rule("another", 1.0, null=FAR)))
+    with pytest.raises(
+        PluginError, match="claim C0: its experiment returned draws of mean; its ru"
+    ):
+        CLAIMS["C0"].measure()
+
+
+def test_a_rule_that_cannot_fail_is_refused() -> None:
+    with pytest.raises(PluginError, match="cannot fail"):
+        Rule("x", 1.0, tolerance=0.1, null=Null(1.05, "no effect"))
+
+
+def test_an_entry_with_a_study_trains_the_runs_that_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(
+        "name: ledger_tiny\n"
+        "model: {depth: 1, d_model: 8, n_heads: 1}\n"
+        "task: {name: copy, seq_len: 4}\n"
+        "train: {steps: 1, batch_size: 2, eval_every: 0, eval_batches: 1}\n"
+        "log: {layers_every: 0, probe_sequences: 1}\n"
+        "sweep: {grid: {seed: [0, 1, 2]}}\n"
+    )
+    monkeypatch.setattr(measuring, "STUDIES", tmp_path)
+
+    @claim("C0", LAYER_CAKE, tier="cpu", study="tiny.yaml", rules=(ONE,))
+    def experiment(runs: Runs) -> dict[str, list[float]]:
+        """Every run makes one step."""
+        return {"mean": [len(run.steps) for run in runs]}
+
+    out = str(tmp_path / "results")
+    lacking = shown("C0", "--out", out)
+    assert lacking["reason"] == "tier cpu: 3 of 3 runs lack"
+    one = shown("C0", "--tier", "cpu", "--workers", "1", "--out", out)
+    assert one["verdict"] == "agrees" and one["seconds"] > 0
+    runs = sorted((tmp_path / "results" / "ledger_tiny").glob("*/steps.csv"))
+    changed = [path.stat().st_mtime_ns for path in runs]
+    assert len(runs) == 3
+    assert shown("C0", "--out", out)["verdict"] == "agrees", "finished runs are read at any tier"
+    assert [path.stat().st_mtime_ns for path in runs] == changed
