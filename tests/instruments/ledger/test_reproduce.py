@@ -98,6 +98,7 @@ def test_a_rule_that_cannot_fail_is_refused() -> None:
         Rule("x", 1.0, tolerance=0.1, null=Null(1.05, "no effect"))
 
 
+@pytest.mark.slow
 def test_an_entry_with_a_study_trains_the_runs_that_lack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
