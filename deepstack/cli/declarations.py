@@ -15,7 +15,12 @@ from deepstack.base.extensions import HOMES, PACKAGE, extension_files, module_na
 EXTENDED = {"plots": "chart", "diagnostics": "measure"}
 """Packages whose definitions also stand in files of that name of instruments."""
 
-DEFINITIONS = {"train.schedule": ("training", "Schedule")}
+DEFINITIONS = {
+    "model.attention": ("model", "AttentionSublayer"),
+    "model.feed_forward": ("model", "FeedForwardSublayer"),
+    "model.activation": ("model", "Activation"),
+    "train.schedule": ("training", "Schedule"),
+}
 """Settings that name a definition: the package of its kind, and the base class."""
 
 

@@ -199,6 +199,9 @@ LISTED = {
     "tasks": Listing(
         tasks, task_rows, cells={"families": words_of_families, "options": words_of_options}
     ),
+    "attentions": definitions("model.attention"),
+    "feed_forwards": definitions("model.feed_forward"),
+    "activations": definitions("model.activation"),
     "schedules": definitions("train.schedule"),
     "diagnostics": Listing(diagnostics, diagnostic_rows, frozenset({"beat"})),
     "charts": Listing(registered("plots", "chart", charts), described),

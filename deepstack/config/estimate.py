@@ -231,7 +231,7 @@ def stack_sizes(config: Config, batch: int, target_len: int | None = None) -> li
     target_len: positions of the decoder that reads an encoder; None: seq_len.
     """
     model, layers, seq = config.model, layer_counts(config), config.task.seq_len
-    common = model.n_heads, model.d_model, _replayed(config)
+    common = model.n_heads, model.d_model, _replayed(config), width_inside(config)
     first = StackSizes(layers.depth, 2 * layers.depth, batch, seq, *common)
     if not layers.decoder:
         return [first]

@@ -20,8 +20,6 @@ from deepstack.config.section import Section
 
 MAX_PROBLEMS = 20
 
-# Gated feed-forwards, as papers call them, and the activation of their gate.
-_GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid"}
 _NUMBERS: dict[Any, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
 _LIMITS = {"minimum": ge, "exclusiveMinimum": gt, "maximum": le, "exclusiveMaximum": lt}
 # Several values, as people write them.
@@ -147,8 +145,6 @@ def _wrong_value(path: KeyPath, node: Node) -> str:
     """Return the message for a value that the schema refuses, with the value that was meant."""
     value, schema = node.value, schema_at(path)
     text = f"found {node.shown}; allowed {describe(schema)}"
-    if dotted_key(path) == "model.activation" and (gate := _GATED.get(str(value).lower())):
-        return f"{text}; {value} is model.activation={gate} with model.gated=true"
     if (number := _meant_number(value, schema)) is not None:
         return f"{text}; did you mean {number}?"
     if not isinstance(value, str):

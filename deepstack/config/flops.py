@@ -7,7 +7,8 @@ reads; m = seq_len, and the task determines the decoder's n.
 
 | part                        | multiply-adds                                        |
 |-----------------------------|------------------------------------------------------|
-| q, k, v, o                  | 4 T d² in self-attention; 2 (T + S) d² in            |
+| q, k, v, o                  | 4 T d² in self-attention, k and v of grouped queries |
+|                             | n_kv_heads/n_heads of theirs; 2 (T + S) d² in        |
 |                             | cross-attention; (3 T + 2 S) d² in a merged one;     |
 |                             | 6 T d² in an average                                 |
 | logits and weighted values  | 2 T n d in self-attention; a causal one counts all   |
@@ -15,7 +16,7 @@ reads; m = seq_len, and the task determines the decoder's n.
 |                             | none in an average                                   |
 | w1, w2, and w3 of a gate    | T d d_ff each                                        |
 | head                        | T d vocab of the last stack; T d² more with BERT's   |
-| scheme                      | what `Scheme.extra_flops` states                     |
+| scheme, other sublayers     | what `extra_flops` of their classes states           |
 
 The backward pass has twice as many: one product for the gradient of each factor.  A matrix that is
 not trained needs none for its own gradient.
@@ -27,7 +28,7 @@ from typing import NamedTuple
 from deepstack.base.errors import ConfigError
 from deepstack.config.estimate import recompute_every, stack_sizes
 from deepstack.config.schema import Config
-from deepstack.config.sizes import StackSizes, layer_counts, width_inside
+from deepstack.config.sizes import StackSizes, layer_counts, width_inside, width_of_keys
 
 SchemeFlops = Callable[[StackSizes], int]
 """FLOPs of a scheme's own products in a forward pass of a stack."""
@@ -118,5 +119,6 @@ def layer_flops(
             passes |= dict.fromkeys(("cross_q", "cross_o"), target)
             passes |= dict.fromkeys(("cross_k", "cross_v"), source)
     inside = {role: width_inside(config) for role in ("w1", "w2", "w3")}
+    inside |= dict.fromkeys(("k", "v"), width_of_keys(config))
     products = {role: 2 * count * d * inside.get(role, d) for role, count in passes.items()}
     return products | {"": 4 * pairs * d + sum(map(scheme_flops, stacks))}

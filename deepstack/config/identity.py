@@ -19,8 +19,9 @@ NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
 # default, so missing and present are different values. Elsewhere a missing key belongs to the
 # config of an older version.
 OPEN_SECTIONS = (
-    "model.scheme_options.", "task.", "train.schedule_options.",
-    "train.lr_factors.", "train.lr_exponents.",
+    "model.scheme_options.", "task.", "model.attention_options.", "model.feed_forward_options.",
+    "model.activation_options.", "train.schedule_options.", "train.lr_factors.",
+    "train.lr_exponents.",
 )  # fmt: skip
 
 

@@ -23,9 +23,6 @@ Distribution = Literal[
     "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal",
     "truncated_normal", "normal", "zero_identity", "ntk", "torch_linear",
 ]  # fmt: skip
-Activation = Literal[
-    "relu", "gelu", "sigmoid", "tanh", "selu", "silu", "relu2", "scaled_sigmoid", "scaled_tanh",
-]  # fmt: skip
 _XAVIER = ("xavier_normal", "xavier_uniform", "truncated_normal")
 
 
@@ -107,10 +104,22 @@ class Model(Section):
     """The width of the stream."""
     n_heads: Annotated[int, Field(ge=1, le=65_536, validate_default=True)] = 2
     """The number of attention heads; it divides d_model."""
+    n_kv_heads: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Heads of keys and values in self-attention, each read by a group of heads; null: n_heads."""
+    attention: Identifier = "softmax"
+    """The self-attention (`deepstack list attentions`)."""
+    attention_options: Options = {}
+    """Options of the self-attention: window and soft_cap of softmax."""
     d_ff: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """The width inside the feed-forward; null means 4 * d_model."""
-    activation: Activation = "relu"
-    """The nonlinearity of the feed-forward; relu2: relu's square; scaled_…: of unit mean square."""
+    activation: Identifier = "relu"
+    """The nonlinearity of the feed-forward (`deepstack list activations`)."""
+    activation_options: Options = {}
+    """Options of the activation."""
+    feed_forward: Identifier = "mlp"
+    """The feed-forward (`deepstack list feed_forwards`)."""
+    feed_forward_options: Options = {}
+    """Options of the feed-forward."""
     gated: bool = False
     """Whether a third matrix, w3, gates the feed-forward's hidden values; with silu: SwiGLU."""
     bias: bool = True
@@ -137,6 +146,7 @@ class Model(Section):
     )
     _check_unique = divisor_of("unique_layers", "model.depth", "model.decoder_depth")
     _check_heads = divisor_of("n_heads", "model.d_model")
+    _check_kv_heads = divisor_of("n_kv_heads", "model.n_heads")
 
     @model_validator(mode="after")
     def _resolve_d_ff(self) -> Model:

@@ -15,19 +15,23 @@ def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:
     """
     model, layers = config.model, layer_counts(config)
     d, d_ff, every, cross = model.d_model, width_inside(config), layers.all, layers.cross
+    d_kv = width_of_keys(config)
     averaged = layers.decoder * (model.decoder_attention == "average")  # gates read two streams
+    biases = 2 * (d + d_kv) + d_ff * (1 + model.gated) + d  # of self-attention and feed-forward
     scalar = NORM_KINDS[model.norm.kind].scalars
     gain, bias = d * model.norm.gain + scalar, d * model.norm.bias
     of_heads, d_head = 2 * (every + cross - averaged) * model.qk_norm, d // model.n_heads
     head = {"tied": 0, "separate": vocab_size * d, "bert": d * d + 3 * d}[model.head]
     counts = {
-        **dict.fromkeys(("q", "k"), (every + averaged) * d * d),
-        **dict.fromkeys(("v", "o"), every * d * d),
+        "q": (every + averaged) * d * d,
+        "k": (every + averaged) * d * d_kv,
+        "v": every * d * d_kv,
+        "o": every * d * d,
         **dict.fromkeys(("cross_q", "cross_k", "cross_v", "cross_o"), cross * d * d),
         "w1": every * d * d_ff,
         "w2": every * d_ff * d,
         "w3": every * d_ff * d * model.gated,
-        "bias": (every * (4 * d + d_ff * (1 + model.gated) + d) + cross * 4 * d) * model.bias,
+        "bias": (every * biases + cross * 4 * d) * model.bias,
         "norm_gain": layers.sublayers * gain + of_heads * (d_head * model.norm.gain + scalar),
         "norm_bias": layers.sublayers * bias + of_heads * d_head * model.norm.bias,
         "embedding": vocab_size * d,
@@ -77,6 +81,12 @@ def width_inside(config: Config) -> int:
     return config.model.d_ff or 4 * config.model.d_model
 
 
+def width_of_keys(config: Config) -> int:
+    """Return the width of all heads of keys, n_kv_heads d_head, in self-attention."""
+    model = config.model
+    return model.d_model // model.n_heads * (model.n_kv_heads or model.n_heads)
+
+
 class StackSizes(NamedTuple):
     """The sizes of a stack from which a scheme computes the memory and the FLOPs that it adds.
 
@@ -93,6 +103,7 @@ class StackSizes(NamedTuple):
     heads: int
     d_model: int
     replayed: bool
+    d_ff: int = 0
 
     @property
     def numbers(self) -> int:

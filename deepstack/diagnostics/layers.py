@@ -172,8 +172,13 @@ def matrix_grad_norm(snapshot: Snapshot) -> Tensor:
 
 
 def has_plain_norm_and_relu(model: conf.Model) -> bool:
-    """Return whether ‖∂LN(z)/∂z‖ = √d/‖z‖ of each token, and feed-forwards have ReLU, ungated."""
+    """Return whether ‖∂LN(z)/∂z‖ = √d/‖z‖ of each token, and feed-forwards have ReLU, ungated.
+
+    Attention and feed-forward are the standard ones.
+    """
     relu = model.activation == "relu" and not model.gated
+    if model.attention != "softmax" or model.feed_forward != "mlp":
+        return False
     return model.norm.kind in ("layer", "rms") and relu
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deepstack.config.estimate import SUBLAYERS_AT_A_TIME
 from deepstack.model import Transformer
-from deepstack.model.sublayers import Heads
+from deepstack.model.attention import Heads
 from deepstack.schemes import LayerNorm, Tap
 from deepstack.schemes.norms import RMSNorm
 from deepstack.schemes.tap import tapped
@@ -182,10 +182,10 @@ def record_attention(module: Heads, values: list[Tensor]) -> Callable[[], None]:
     causal = getattr(module, "causal", False)
 
     def record_logits(slot: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> None:
-        values.append(entropy_and_largest(output[0].detach(), causal))
+        values.append(entropy_and_largest(module.limited(output[0].detach()), causal))
 
     def record_product(q: Tensor, k: Tensor) -> None:
-        logits = torch.matmul(q.detach() * q.shape[-1] ** -0.5, k.detach().transpose(-1, -2))
+        logits = module.limited(module.logits(q.detach(), k.detach()))
         values.append(entropy_and_largest(logits, causal))
 
     if "logits" in module.slots:

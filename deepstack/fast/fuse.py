@@ -7,6 +7,7 @@ parameters are read where they lie, and `Layer.unfused` runs the modules inside 
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,11 @@ from deepstack.fast.fused_sublayers import (
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.fast.gpu.sublayer import DeviceAttention, DeviceSublayer, heads_fit
 from deepstack.fast.products import Library
+from deepstack.model.attention import Attention
+from deepstack.model.feed_forward import FeedForward
 from deepstack.model.query_key import QueriesAndKeys, Rotation
 from deepstack.model.stack import Layer
-from deepstack.model.sublayers import Attention, FeedForward, scaled_linear
+from deepstack.model.sublayers import scaled_linear
 from deepstack.schemes.norms import DynamicTanh, LayerNorm, RMSNorm, in_fp32
 
 
@@ -58,9 +61,14 @@ def fused_layer(layer: Layer) -> FusedLayer | None:
 
 def fused_sublayer(module: nn.Module, library: Library = "mkl") -> FusedSublayer | None:
     """Return the sublayer as one autograd node, or None, for example with dropout or slots."""
-    if isinstance(module, Attention):
+    if has_plain_attention(module):
         return fused_attention(module, library)
-    return fused_feed_forward(module, library) if isinstance(module, FeedForward) else None
+    return fused_feed_forward(module, library) if type(module) is FeedForward else None
+
+
+def has_plain_attention(module: nn.Module) -> TypeGuard[Attention]:
+    """Return whether a sublayer is the standard attention: no option, as many keys as queries."""
+    return type(module) is Attention and module.n_kv_heads == module.n_heads
 
 
 def fused_attention(module: Attention, library: Library) -> FusedSublayer | None:

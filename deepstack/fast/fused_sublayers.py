@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack.fast.products import Library, product_functions
-from deepstack.model.sublayers import SIGMOID_RMS, TANH_RMS
+from deepstack.model.activations import SIGMOID_RMS, TANH_RMS
 from deepstack.schemes.norms import RMSNorm, in_fp32
 
 aten = torch.ops.aten

@@ -10,12 +10,14 @@ from deepstack import config as conf
 from deepstack.base.errors import ConfigError
 from deepstack.config.estimate import FEW_STEPS
 from deepstack.fast.distributed import ALONE, RankGroup, parallelism
+from deepstack.fast.fuse import has_plain_attention
 from deepstack.fast.gpu.available import has_triton
 from deepstack.fast.gpu.sublayer import heads_fit
 from deepstack.fast.native import find_kernels
 from deepstack.fast.products import Library, choose_library
 from deepstack.model import Transformer, build_model, shallow
-from deepstack.model.sublayers import Attention, FeedForward
+from deepstack.model.attention import AttentionSublayer
+from deepstack.model.feed_forward import FeedForward
 from deepstack.schemes import SCHEMES, LayerNorm, StackNorm
 
 # Largest tokens * d_model * d_ff at which kernel launches dominate a layer's time on a GPU.
@@ -203,7 +205,7 @@ def two_layers(config: conf.Config) -> Transformer:
 
 def has_more_inside(model: Transformer) -> bool:
     """Return whether sublayers contain operations that fused GPU sublayers lack."""
-    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    attentions = [module for module in model.modules() if isinstance(module, AttentionSublayer)]
     turned = any(attention.qk is not None for attention in attentions)
     return turned or any(len(scheme.slots) for scheme in model.schemes)
 
@@ -215,9 +217,9 @@ def is_fully_fused(model: Transformer) -> bool:
     """
 
     def is_fusible(module: nn.Module) -> bool:
-        if isinstance(module, Attention):
+        if has_plain_attention(module):
             return module.fused and heads_fit(module.o.shape[1] // module.n_heads)
-        return isinstance(module, FeedForward) and module.fused
+        return type(module) is FeedForward and module.fused
 
     sublayers = [module for layer in model.layers for module in layer.modules_in_order()]
     norms = [m for scheme in model.schemes for m in scheme.modules() if isinstance(m, StackNorm)]

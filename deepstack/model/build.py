@@ -167,6 +167,12 @@ def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
             f"the decoder; allowed with {chosen}: separate",
         ),
         (
+            "n_kv_heads",
+            model.n_kv_heads and not apart,
+            f"{model.n_kv_heads} with {model.decoder_attention} attention, which groups no heads; "
+            "allowed null, or model.decoder_attention=separate",
+        ),
+        (
             "positions",
             model.positions == "rotary" and (d_head % 2 or not apart),
             f"rotary with {turning}; allowed with an even "

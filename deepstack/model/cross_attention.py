@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from deepstack import config as conf
-from deepstack.model.sublayers import Heads, LinearMaps
+from deepstack.model.attention import Heads
+from deepstack.model.sublayers import LinearMaps
 
 
 class CrossAttention(Heads):

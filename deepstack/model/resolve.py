@@ -12,10 +12,13 @@ from typing import Any
 from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import kinds_of
 from deepstack.base.options import OptionsByName, validated
-from deepstack.config import Config, step_flops, with_overrides
+from deepstack.config import Config, StackSizes, step_flops, with_overrides
 from deepstack.config import Task as TaskSettings
+from deepstack.config.estimate import SchemeMemory
 from deepstack.config.flops import StepFlops
-from deepstack.schemes import SCHEMES, scheme_flops, scheme_options
+from deepstack.model.attention import ATTENTIONS, AttentionSublayer
+from deepstack.model.feed_forward import FEED_FORWARDS, FeedForwardSublayer
+from deepstack.schemes import SCHEMES, scheme_flops, scheme_memory, scheme_options
 from deepstack.tasks import TASKS, Task, task_of, task_options
 
 
@@ -45,7 +48,23 @@ def without_defaults(config: Config) -> Config:
 
 def flops_of(config: Config, task: Task) -> StepFlops:
     """Return the FLOPs of a training step on the batches of a task."""
-    return step_flops(config, task.vocab_size, scheme_flops(config), task.target_len)
+    of_scheme, parts = scheme_flops(config), sublayers_of(config)
+
+    def extra(sizes: StackSizes) -> int:
+        return of_scheme(sizes) + sum(part.extra_flops(sizes) for part in parts)
+
+    return step_flops(config, task.vocab_size, extra, task.target_len)
+
+
+def extra_memory(config: Config) -> SchemeMemory:
+    """Return the memory that scheme and sublayers add, for `config.memory_estimate`."""
+    of_scheme, parts = scheme_memory(config), sublayers_of(config)
+    return lambda sizes: of_scheme(sizes) + sum(part.extra_memory(sizes) for part in parts)
+
+
+def sublayers_of(config: Config) -> tuple[type[AttentionSublayer], type[FeedForwardSublayer]]:
+    """Return attention and feed-forward of a configuration, with their options."""
+    return ATTENTIONS.of(config), FEED_FORWARDS.of(config)
 
 
 def tokens_per_step(config: Config, task: Task) -> int:

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError, PluginError
 from deepstack.base.registry import unknown
+from deepstack.model.attention import ATTENTIONS, Attention
 from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
+from deepstack.model.feed_forward import FEED_FORWARDS, FeedForward
 from deepstack.model.query_key import QueriesAndKeys, Rotation
-from deepstack.model.sublayers import Attention, FeedForward, Joins, LinearMaps
+from deepstack.model.sublayers import Joins, LinearMaps
 from deepstack.schemes import NORMS, Parts, Scheme, StackNorm, StackScheme, Stream, Sublayer
 
 
@@ -163,15 +165,30 @@ def make_sublayers(
     elif is_causal and kind == "average":
         sublayers["attention"] = AverageAttention(*common)
     else:
-        sublayers["attention"] = Attention(*common, qk(rotation), causal=is_causal)
+        attention = ATTENTIONS.configured(model.attention, model.attention_options)
+        sublayers["attention"] = attention(*common, qk(rotation), causal=is_causal)
     if "cross_attention" in parts.sublayers:
         sublayers["cross_attention"] = CrossAttention(*common, qk())
-    sublayers["feed_forward"] = FeedForward(*common)
+    feed_forward = FEED_FORWARDS.configured(model.feed_forward, model.feed_forward_options)
+    sublayers["feed_forward"] = feed_forward(*common)
     there = [slot for sublayer in sublayers.values() for slot in sublayer.SLOTS]
     for slot in scheme.slots:
         if slot not in there:
+            refuse_other_sublayer(model, slot)
             raise PluginError(f"the scheme {scheme.name}: {unknown('slot', slot, there)}")
     return sublayers
+
+
+def refuse_other_sublayer(model: conf.Model, slot: str) -> None:
+    """Raise ConfigError if a slot is in the standard sublayer and not in the chosen one."""
+    for key, standard in (("attention", Attention), ("feed_forward", FeedForward)):
+        chosen = getattr(model, key)
+        if slot in standard.SLOTS and chosen != standard.name:
+            raise ConfigError(
+                f"model.{key}: found {chosen}, which has no slot {slot!r} for "
+                f"model.scheme={model.scheme}; allowed {standard.name}, or another scheme",
+                key=f"model.{key}",
+            )
 
 
 def refuse_dropout(scheme: Scheme) -> None:

@@ -19,9 +19,15 @@ from deepstack.base.errors import ConfigError, PluginError, ResourceError
 from deepstack.base.registry import unknown
 from deepstack.config.estimate import FEW_STEPS
 from deepstack.fast import fast_paths_of
-from deepstack.model import build_model, flops_of, with_defaults, with_steps, without_defaults
+from deepstack.model import (
+    build_model,
+    extra_memory,
+    flops_of,
+    with_defaults,
+    with_steps,
+    without_defaults,
+)
 from deepstack.records import ENDED, Run, RunFolder
-from deepstack.schemes import scheme_memory
 from deepstack.tasks import Task, task_of
 from deepstack.training import (
     choose_device,
@@ -154,7 +160,7 @@ def _cells(study: conf.Study, cache: CellCache) -> Iterator[tuple[conf.Config, c
     for combination in study.combinations():
         with named_in_errors(combination):
             config = conf.with_overrides(study.base, combination.settings)
-            conf.refuse_absurd(config, scheme_memory(config))
+            conf.refuse_absurd(config, extra_memory(config))
             config = with_steps(config, cache.task)
         digest = conf.digest(without_defaults(config))
         if digest not in seen:

@@ -8,8 +8,8 @@ import torch
 
 from deepstack import config as conf
 from deepstack.base.errors import ResourceError
+from deepstack.model import extra_memory
 from deepstack.records import RunFolder
-from deepstack.schemes import scheme_memory
 from deepstack.tasks import Task
 
 # Upper limit of the ratio of estimated to used memory (benchmarks/memory.py).
@@ -19,7 +19,7 @@ OVERESTIMATE = 1.5
 def memory_needed(config: conf.Config, task: Task) -> int:
     """Return the estimated bytes of memory of a run."""
     vocab_size, data, target_len = task.vocab_size, task.memory, task.target_len
-    return conf.memory_estimate(config, vocab_size, scheme_memory(config), data, target_len)
+    return conf.memory_estimate(config, vocab_size, extra_memory(config), data, target_len)
 
 
 def memory_limit(device: torch.device) -> int:

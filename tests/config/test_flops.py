@@ -37,6 +37,7 @@ CASES: list[Any] = [
     f"{ENCODER_DECODER} model.decoder_attention=merged model.scheme=post_ln",
     f"{ENCODER_DECODER} model.decoder_attention=average model.decoder_depth=2",
     f"{ENCODER_DECODER} model.scheme=hyper_connections",
+    "model.family=decoder model.n_heads=4 model.n_kv_heads=2",
     "model.head=separate model.positions=rotary model.qk_norm=true",
     "model.head=bert model.init.distribution=ntk model.bias=false",
     "model.scheme=hyper_connections model.scheme_options.dynamic=false",

@@ -20,7 +20,8 @@ from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.gpu.sublayer import DeviceSublayer
 from deepstack.model.banks import Banks
-from deepstack.model.sublayers import FeedForward, scaled_linear
+from deepstack.model.feed_forward import FeedForward
+from deepstack.model.sublayers import scaled_linear
 from deepstack.schemes import LayerNorm
 
 DEPTH, WIDTH, INSIDE = deferred_gradients.LAYERS + 3, 8, 16

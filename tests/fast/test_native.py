@@ -76,6 +76,8 @@ def test_every_scheme_by_kernels_equals_the_eager_step_to_rounding(
 
 
 KINDS: list[dict[str, Any]] = [
+    {"model__n_kv_heads": 1, "model__positions": "rotary", "model__family": "decoder"},
+    {"model__attention_options": {"window": 4, "soft_cap": 5.0}},
     {"train__optimizer": "sgd", "train__momentum": 0.9},
     {"train__optimizer": "muon", "train__weight_decay": 0.1},
     {"runtime__fused": False},

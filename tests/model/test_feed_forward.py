@@ -18,7 +18,7 @@ from benchmarks.peers.peers import shape_of
 from benchmarks.peers.products import Products
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.model import build_model
-from deepstack.model.sublayers import ACTIVATIONS
+from deepstack.model.activations import ACTIVATIONS
 
 FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **{name: getattr(F, name) for name in ("relu", "gelu", "sigmoid", "tanh", "selu", "silu")},
@@ -35,7 +35,7 @@ config = partial(
 @pytest.mark.parametrize("name", ["scaled_sigmoid", "scaled_tanh"])
 def test_scaled_activations_keep_the_mean_square(name: str) -> None:
     z = torch.special.ndtri((torch.arange(200_001, dtype=torch.float64)[1:] - 0.5) / 200_000)
-    assert ACTIVATIONS[name](z).square().mean().item() == pytest.approx(1, abs=1e-5)
+    assert ACTIVATIONS[name]()(z).square().mean().item() == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -15,9 +15,9 @@ from deepstack import config as conf
 from deepstack.config import with_overrides
 from deepstack.fast.fuse import norm_function
 from deepstack.model import build_model
+from deepstack.model.activations import ACTIVATIONS
 from deepstack.model.build import Built
 from deepstack.model.initialise import DISTRIBUTIONS
-from deepstack.model.sublayers import ACTIVATIONS
 from deepstack.records import Run
 from deepstack.schemes import NORMS, BatchNorm
 from deepstack.schemes.norms import StackNorm

@@ -4,19 +4,28 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from helpers import ROOT
 from helpers.small_runs import small
 
 import deepstack
+from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import KINDS, Kind
 from deepstack.cli.declarations import DEFINITIONS, declared_names
-from deepstack.config import Config
+from deepstack.config import Config, with_overrides
+from deepstack.model import build_model, flops_of
 from deepstack.records import Run
+from deepstack.tasks import task_of
 from deepstack.training.schedule import learning_rate
 
 # setting -> (page, the name that its file defines, an option with another value than the default)
 RECIPES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "model.attention": ("attention", "linear", {"c": 1.5}),
+    "model.feed_forward": ("feed_forward", "bilinear", {"c": 2.0}),
+    "model.activation": ("activation", "softplus", {"a": 2.0}),
     "train.schedule": ("schedule", "polynomial", {"power": 3.0}),
 }
 
@@ -30,7 +39,8 @@ def train_recipe(setting: str, folder: Path, **more: Any) -> tuple[Config, Run]:
     path.write_text(code, encoding="utf-8")
     deepstack.load_plugins([path])
     key = setting.replace(".", "__")
-    config = small(train__steps=4, **{key: name, f"{key}_options": options}, **more)
+    chosen = {key: name, f"{key}_options": options}
+    config = small(**({"train__steps": 4} | chosen | more))
     return config, deepstack.train(config, out=folder)
 
 
@@ -50,3 +60,49 @@ def test_the_schedule_of_the_recipe_is_the_rate_of_every_step(tmp_path: Path) ->
         [lr / 2, lr / 27]
     )
     assert run.config["train"]["schedule_options"] == {"power": 3.0}
+
+
+def test_the_activation_of_the_recipe_is_its_equation(tmp_path: Path) -> None:
+    config, run = train_recipe("model.activation", tmp_path, model__gated=True)
+    assert run.state == "done"
+    activation: Any = build_model(config, vocab_size=5).model.layers[1].feed_forward.activation
+    z = torch.randn(50)
+    torch.testing.assert_close(activation(z), torch.log(1 + torch.exp(2 * z)) / 2)
+
+
+def test_the_feed_forward_of_the_recipe_is_its_equation(tmp_path: Path) -> None:
+    config, run = train_recipe("model.feed_forward", tmp_path, train__lr_factors={"w3": 0.5})
+    assert run.state == "done" and np.isnan(run.folder.read_layers("grad_norm_predicted")[1]).all()
+    built = build_model(config, vocab_size=5)
+    module: Any = built.model.layers[1].feed_forward
+    x = torch.randn(2, 3, 16)
+    expected = 2 * (x @ module.w1.T) * (x @ module.w3.T) @ module.w2.T
+    torch.testing.assert_close(module(x), expected)  # biases start at 0
+    assert built.banks.count()["w3"] == 4 * 16 * 64
+    gated, plain = (
+        flops_of(with_overrides(config, {"model.feed_forward": name, **more}), task_of(config))
+        for name, more in (("bilinear", {}), ("mlp", {"model.feed_forward_options": {}}))
+    )
+    assert gated.forward - plain.forward == 2 * 4 * (4 * 16) * 16 * 64
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+def test_the_attention_of_the_recipe_is_its_equation(family: str, tmp_path: Path) -> None:
+    more = {"model__family": family, "model__n_kv_heads": 1, "train__steps": 2}
+    task = {"task__name": "markov"}
+    config, run = train_recipe("model.attention", tmp_path, **more, **task)
+    assert run.state == "done" and not list(run.path.glob("layers/*entropy*"))
+    attention: Any = build_model(config, vocab_size=5).model.layers[1].attention
+    q, k, v = attention.project(torch.randn(2, 6, 16))
+    weights = (F.elu(q) + 1.5) @ (F.elu(k) + 1.5).transpose(2, 3)
+    if family == "decoder":
+        weights = weights.tril()
+    expected = weights / weights.sum(-1, keepdim=True) @ v
+    torch.testing.assert_close(attention.mix(q, k, v), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scheme_whose_slot_a_sublayer_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"model\.attention: found linear, which has no slot"
+    ):
+        train_recipe("model.attention", tmp_path, model__scheme="real_former")

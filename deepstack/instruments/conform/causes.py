@@ -20,7 +20,10 @@ from deepstack.instruments.conform.compare import distance
 from deepstack.instruments.conform.equations import equations
 from deepstack.instruments.conform.mutations import Place
 from deepstack.instruments.conform.reference import Reference, place, scheme_place
-from deepstack.model.sublayers import ACTIVATIONS, Attention, FeedForward, LinearMaps
+from deepstack.model.activations import ACTIVATIONS
+from deepstack.model.attention import Attention
+from deepstack.model.feed_forward import FeedForward
+from deepstack.model.sublayers import LinearMaps
 from deepstack.schemes import NORMS, SCHEMES, hyper_connections
 
 STARTS = (1.0, 0.25, 4.0)
@@ -281,7 +284,8 @@ def inside(reference: Reference) -> Iterator[Hypothesis]:
         "mask", "attention reads all positions in place of earlier ones, or the reverse",
         attention, run(mask),
     )  # fmt: skip
-    for name, function in ACTIVATIONS.items():
+    functions = {name: definition() for name, definition in ACTIVATIONS.items()}
+    for name, function in functions.items():
 
         def activation(c: float, function: Any = function) -> Any:
             chosen = [one for one in everywhere if one[1] == "feed_forward"]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
+from deepstack.model.attention import Attention, Cache
 from deepstack.model.cross_attention import AverageAttention, CrossAttention, MergedAttention
-from deepstack.model.sublayers import Attention, Cache
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import Sublayer
 
