@@ -101,6 +101,11 @@ class Definition:
         return (inspect.getdoc(cls) or "").split("\n")[0].split(".  ")[0].rstrip(".")
 
 
+def definition_of(config: Any, key: str) -> Any:
+    """Return the definition that a configuration names; None if its kind is not imported."""
+    return KINDS[key].look_up(attrgetter(key)(config)) if key in KINDS else None
+
+
 def kinds_of(config: Any) -> Iterator[tuple[Kind[Any], str, dict[str, Any]]]:
     """Yield every imported kind, with the name and the options that a configuration gives."""
     for kind in KINDS.values():

@@ -19,6 +19,7 @@ DEFINITIONS = {
     "model.attention": ("model", "AttentionSublayer"),
     "model.feed_forward": ("model", "FeedForwardSublayer"),
     "model.activation": ("model", "Activation"),
+    "train.optimizer": ("training", "Optimizer"),
     "train.schedule": ("training", "Schedule"),
 }
 """Settings that name a definition: the package of its kind, and the base class."""

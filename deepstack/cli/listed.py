@@ -202,6 +202,7 @@ LISTED = {
     "attentions": definitions("model.attention"),
     "feed_forwards": definitions("model.feed_forward"),
     "activations": definitions("model.activation"),
+    "optimizers": definitions("train.optimizer"),
     "schedules": definitions("train.schedule"),
     "diagnostics": Listing(diagnostics, diagnostic_rows, frozenset({"beat"})),
     "charts": Listing(registered("plots", "chart", charts), described),

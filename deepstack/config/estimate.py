@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from deepstack.base.errors import ConfigError
+from deepstack.base.kinds import definition_of
 from deepstack.base.text import bytes_text
 from deepstack.config.instruments import MeasurementSizes, specs
 from deepstack.config.machine import machine_memory
@@ -140,6 +141,8 @@ def moments(config: Config, by_role: Mapping[str, int]) -> int:
     train, trained = config.train, trained_parameters(config, by_role)
     if train.optimizer == "sgd":
         return FP32 * sum(trained.values()) * (train.momentum > 0)
+    if state := getattr(definition_of(config, "train.optimizer"), "state", ()):
+        return FP32 * len(state) * sum(trained.values())
     of_muon = MATRICES if train.optimizer == "muon" else ()
     return FP32 * sum(n if role in of_muon else 2 * n for role, n in trained.items())
 

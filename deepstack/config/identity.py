@@ -20,8 +20,8 @@ NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
 # config of an older version.
 OPEN_SECTIONS = (
     "model.scheme_options.", "task.", "model.attention_options.", "model.feed_forward_options.",
-    "model.activation_options.", "train.schedule_options.", "train.lr_factors.",
-    "train.lr_exponents.",
+    "model.activation_options.", "train.optimizer_options.", "train.schedule_options.",
+    "train.lr_factors.", "train.lr_exponents.",
 )  # fmt: skip
 
 

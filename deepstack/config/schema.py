@@ -87,8 +87,10 @@ class Train(Section):
     """Sequences in a batch."""
     shards: Annotated[int, Field(ge=1, le=1024, validate_default=True)] = 1
     """Equal parts of a batch whose gradients are added in order; runtime.threads replay them."""
-    optimizer: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
-    """The optimizer; 'muon' moves the layers' matrices, and adamw the other parameters."""
+    optimizer: Identifier = "adamw"
+    """The optimizer (`deepstack list optimizers`)."""
+    optimizer_options: Options = {}
+    """Options of the optimizer."""
     lr: Annotated[float, Field(gt=0, le=1e6)] = 1e-3
     """The learning rate after warm-up."""
     betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(as_tuple)] = (0.9, 0.98)

@@ -8,6 +8,7 @@ from torch import nn
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError
+from deepstack.base.kinds import definition_of
 from deepstack.config.estimate import FEW_STEPS
 from deepstack.fast.distributed import ALONE, RankGroup, parallelism
 from deepstack.fast.fuse import has_plain_attention
@@ -41,6 +42,7 @@ class FastPaths:
 
 
 STATIC = "a scheme that declares static=True"
+STATIC_OPTIMIZER = "an optimizer that declares static = True"
 NOT_REDRAWN = "runtime.recompute_every=0 with dropout"
 
 
@@ -96,6 +98,7 @@ def choose_fast_paths(
     dropout, sharded = config.model.dropout > 0, parallel == "fully_sharded"
     redrawn = dropout and conf.recompute_every(config) > 0
     compiled = runtime.compile is True
+    optimizer = definition_of(config, "train.optimizer")
 
     fused = PathRule(
         "fused",
@@ -117,6 +120,7 @@ def choose_fast_paths(
         {
             "one process with a GPU": gpu and parallel is None,
             STATIC: scheme.static,
+            STATIC_OPTIMIZER: optimizer is None or optimizer.static,
             NOT_REDRAWN: not redrawn,
         },
     ).decide(runtime)
@@ -126,6 +130,7 @@ def choose_fast_paths(
         {
             "one process": parallel is None,
             STATIC: scheme.static,
+            STATIC_OPTIMIZER: optimizer is None or optimizer.static,
             "runtime.device=cpu": not gpu,
             "runtime.compile=false": not compiled,
             NOT_REDRAWN: not redrawn,

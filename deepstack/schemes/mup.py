@@ -11,6 +11,9 @@ from deepstack.config import Config
 from deepstack.config.roles import MATRICES
 from deepstack.schemes.scheme import Norm, Optim, Parts, Scheme, Sublayer
 
+# The optimizers for which there are rules for width.
+WITH_RULE = ("adamw", "adam", "sgd", "muon")
+
 
 class ScaledQueries(nn.Module):
     """q <- factor * q.  q: (batch, head, seq, d_head)."""
@@ -158,6 +161,11 @@ def refuse_without_rule(config: Config) -> None:
             "model.init.distribution",
             distribution in ("ntk", "zero_identity"),
             f"{distribution}; allowed: another",
+        ),
+        (
+            "train.optimizer",
+            config.train.optimizer not in WITH_RULE,
+            f"{config.train.optimizer}; allowed: {', '.join(WITH_RULE)}",
         ),
         ("train.weight_decay", adds_decay, with_adam + "train.optimizer=adamw"),
     ):

@@ -20,6 +20,7 @@ from deepstack.training.observer import Row as Row
 from deepstack.training.observer import Started as Started
 from deepstack.training.observer import observer as observer
 from deepstack.training.optimizer import make_optimizer as make_optimizer
+from deepstack.training.optimizers import Optimizer as Optimizer
 from deepstack.training.outcome import is_out_of_memory as is_out_of_memory
 from deepstack.training.preflight import refuse_cut_settings as refuse_cut_settings
 from deepstack.training.resources import memory_limit as memory_limit

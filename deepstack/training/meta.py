@@ -19,6 +19,7 @@ from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
 from deepstack.records.given_plugins import keep_copies
 from deepstack.schemes import NORMS, SCHEMES, stack_positions
 from deepstack.training.environment import environment_changes, git_state
+from deepstack.training.optimizers import OPTIMIZERS
 from deepstack.training.preflight import Prepared
 
 Columns = Mapping[str, tuple[str, str, str]]
@@ -164,11 +165,12 @@ def steps_below_resolution(config: conf.Config, built: Built) -> dict[str, int]:
     """Return for each role how many first steps move a parameter of 1 by less than fp32 resolves.
 
     Counts roles that start at 1, such as gains of norms, where lr(t) times the role's factor is
-    below 2^-23 in the first 1 % of the steps or more.  An Adam step has about that size.  The size
-    of an SGD step depends on the gradient: the result is empty.
+    below 2^-23 in the first 1 % of the steps or more.  A step of an adaptive optimizer, such as
+    Adam, has about that size.  The size of an SGD step depends on the gradient: the result is
+    empty.
     """
     train, counts = config.train, {}
-    for bank in built.trained if train.optimizer != "sgd" else ():
+    for bank in built.trained if OPTIMIZERS.of(config).adaptive else ():
         role = bank.roles[0]
         rate = train.lr * train.lr_factor(role) * built.optim(role).lr  # reached after the warm-up
         steps = train.steps

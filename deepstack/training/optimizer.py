@@ -1,4 +1,4 @@
-"""torch's optimizers or Muon over the banks, with a parameter group for each set of factors."""
+"""The optimizer of a run over the banks, with a parameter group for each set of factors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,20 +9,22 @@ from deepstack import config as conf
 from deepstack.model.banks import Bank
 from deepstack.model.build import Built
 from deepstack.training.muon import Muon
+from deepstack.training.optimizers import OPTIMIZERS, Groups, RuleOptimizer
 
 
 def make_optimizer(
     train: conf.Train, built: Built, *, capturable: bool = False
 ) -> torch.optim.Optimizer:
-    """Return AdamW, Adam or SGD, fused, or Muon; a group's learning rate is lr(t) * its 'factor'.
+    """Return the optimizer of `train.optimizer`; a group's learning rate is lr(t) * its 'factor'.
 
-    Muon updates the layers' matrices, AdamW the other parameters.  A role's rate is lr times
-    `train.lr_factors`, the scheme's factor and `train.lr_exponents`' factor.
+    A role's rate is lr times `train.lr_factors`, the scheme's factor and `train.lr_exponents`'
+    factor.
 
     capturable: learning rates are tensors, which a captured or replayed step reads at every step;
         on a GPU they always are, so that an eager step rounds like a captured one.  Weight decay
         applies to matrices and tables (embedding, position, head), never to a bias or a norm.
     """
+    definition = OPTIMIZERS.configured(train.optimizer, train.optimizer_options)
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
     of_matrices: list[dict[str, Any]] = []
     for bank in built.trained:
@@ -31,12 +33,12 @@ def make_optimizer(
         decay = train.weight_decay if bank.start in ("matrix", "table") else 0.0
         decay *= factors.weight_decay
         fresh = {"params": [], "factor": factor, "weight_decay": decay}
-        if train.optimizer == "muon" and is_layer_matrix(bank):
+        if definition.takes_matrices and is_layer_matrix(bank):
             number, (rows, columns) = len(bank.roles), bank.shape
             shape = (number, rows // number, columns)
             of_matrices.append(fresh | {"params": bank.parameters, "shape": shape})
             continue
-        if train.optimizer != "sgd":
+        if definition.adaptive:
             fresh["eps"] = train.eps * factors.eps
         groups.setdefault((factor, decay, factors.eps), fresh)["params"] += bank.parameters
     settings = list(groups.values())
@@ -48,22 +50,12 @@ def make_optimizer(
         dtype = torch.float32 if on_gpu else torch.float64
         for group in settings + of_matrices:
             group["lr"] = torch.tensor(train.lr, device=device, dtype=dtype)
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(settings, lr=train.lr, momentum=train.momentum, fused=True)
-    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
-    betas = (train.betas[0], train.betas[1])
     more = {"capturable": True} if capturable and on_gpu else {}
-    adam = None
-    if settings:
-        adam = kind(settings, lr=train.lr, betas=betas, eps=train.eps, fused=True, **more)
-        if not of_matrices:
-            return adam
-    dtype = torch.bfloat16 if train.precision == "bf16" else torch.float32
-    return Muon(of_matrices, adam, lr=train.lr, dtype=dtype, **train.muon.model_dump())
+    return definition().make(Groups(settings, of_matrices, train, more))
 
 
 def is_layer_matrix(bank: Bank) -> bool:
-    """Return whether Muon trains this bank."""
+    """Return whether a bank is of the matrices that Muon trains."""
     return bank.in_layers and bank.start == "matrix"
 
 
@@ -98,6 +90,8 @@ def optimizer_state(
 
 def state_names(optimizer: torch.optim.Optimizer, bank: Bank) -> tuple[str, ...]:
     """Return the names of the state that the optimizer has for a bank after its first step."""
+    if isinstance(optimizer, RuleOptimizer):
+        return optimizer.rule.state
     if isinstance(optimizer, Muon) and is_layer_matrix(bank):
         return ("momentum_buffer",)
     if isinstance(optimizer, torch.optim.SGD):

@@ -35,6 +35,7 @@ from deepstack.training.environment import (
 from deepstack.training.extension import Parent
 from deepstack.training.folders import locked_folder, refuse_missing_plugins
 from deepstack.training.observer import OBSERVERS, LogFile, Observer, Observers
+from deepstack.training.optimizers import OPTIMIZERS
 from deepstack.training.resources import memory_notices, refuse_full_disk
 from deepstack.training.start import StartingPoint, start_of
 
@@ -214,7 +215,7 @@ def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
             model.unique_layers and (cuts_matrices or train.spectral_penalty),
             "it excludes runtime.parallel=fully_sharded and train.spectral_penalty; allowed null",
         ),
-        ("train.optimizer", cuts_matrices and train.optimizer == "muon", reason),
+        ("train.optimizer", cuts_matrices and not OPTIMIZERS.of(config).elementwise, reason),
         ("train.spectral_penalty", cuts_matrices and train.spectral_penalty, reason),
     ]
     for spec in specs().values():

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import ROOT
-from helpers.small_runs import small
+from helpers.small_runs import data_of, interrupted, small, weights_of
 
 import deepstack
 from deepstack.base.errors import ConfigError
@@ -19,6 +19,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.model import build_model, flops_of
 from deepstack.records import Run
 from deepstack.tasks import task_of
+from deepstack.training import mean_loss
 from deepstack.training.schedule import learning_rate
 
 # setting -> (page, the name that its file defines, an option with another value than the default)
@@ -26,6 +27,7 @@ RECIPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "model.attention": ("attention", "linear", {"c": 1.5}),
     "model.feed_forward": ("feed_forward", "bilinear", {"c": 2.0}),
     "model.activation": ("activation", "softplus", {"a": 2.0}),
+    "train.optimizer": ("optimizer", "lion", {"beta1": 0.95}),
     "train.schedule": ("schedule", "polynomial", {"power": 3.0}),
 }
 
@@ -102,7 +104,30 @@ def test_the_attention_of_the_recipe_is_its_equation(family: str, tmp_path: Path
 
 
 def test_a_scheme_whose_slot_a_sublayer_lacks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"model\.attention: found linear, which has no slot"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.attention: found linear, which has no slot"):
         train_recipe("model.attention", tmp_path, model__scheme="real_former")
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_the_optimizer_of_the_recipe_is_its_equation(replay: bool, tmp_path: Path) -> None:
+    """One step of each parameter in plain PyTorch, and a resumed run like an uninterrupted one."""
+    more = {"train__lr": 1e-2, "train__weight_decay": 0.1, "runtime__replay": replay}
+    more["model__bias"] = (
+        False  # the gradient of a key's bias is 0 but for rounding, which has a sign
+    )
+    config, run = train_recipe("train.optimizer", tmp_path, train__steps=1, **more)
+    built = build_model(config, vocab_size=257)
+    inputs, targets, _ = map(torch.from_numpy, task_of(config).train_batch(1, 4))
+    named = dict(built.model.named_parameters())
+    gradients = torch.autograd.grad(mean_loss(built.model(inputs), targets), [*named.values()])
+    scale = max(1.0, float(torch.stack([g.norm() for g in gradients]).norm()))
+    rate = learning_rate(config.train, 1)
+    for p, g in zip(named.values(), gradients, strict=True):
+        decay = 0.1 if p.ndim == 2 else 0.0
+        p.data -= rate * (torch.sign(g / scale) + decay * p.data)
+    for key, value in weights_of(run).items():
+        torch.testing.assert_close(value, built.state()[key], rtol=1e-5, atol=1e-6)
+    longer = with_overrides(config, {"train.steps": 6})
+    whole = deepstack.train(longer, out=tmp_path / "whole")
+    interrupted(longer, tmp_path / "cut", at=3)
+    assert data_of(deepstack.train(longer, out=tmp_path / "cut")) == data_of(whole)

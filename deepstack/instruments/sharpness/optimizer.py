@@ -8,6 +8,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.model.banks import Bank
 from deepstack.training.muon import Muon
+from deepstack.training.optimizers import RuleOptimizer
 from deepstack.training.schedule import learning_rate
 
 
@@ -30,9 +31,9 @@ def preconditioner_scales(
 
     SGD: P = 1/f, f the factor on the rate of a parameter group.  Adam after t steps:
     P = (1 − β1^t) (√(v/(1 − β2^t)) + ε)/f.  0 where v is 0, since no such entry has moved yet.
-    None for Muon, and for Adam before its first step.
+    None for Muon and for rules of plugins, and for Adam before its first step.
     """
-    if isinstance(optimizer, Muon):
+    if isinstance(optimizer, Muon | RuleOptimizer):
         return None
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     scales = []
