@@ -98,21 +98,27 @@ def _code_of(function: Any) -> Any:
     return getattr(inspect.unwrap(function), "__code__", None)
 
 
-def unknown(kind: str, name: object, choices: Iterable[str], command: str = "") -> str:
+def unknown(
+    kind: str,
+    name: object,
+    choices: Iterable[str],
+    command: str = "",
+    most: int = MOST_CHOICES,
+) -> str:
     """Return the message for an unknown name, with the nearest name and the allowed names.
 
-    If there are many allowed names, they are left out after a suggestion.  With a command that
-    lists them, the message has the nearest ones and the command.
+    If there are more than `most` allowed names, they are left out after a suggestion.  With a
+    command that lists them, the message has the nearest ones and the command.
     """
     word, names = str(name), list(choices)
     # The same word has another type, such as the text '0' for the number 0.
     near = None if word in names else nearest(word, names)
-    more = len(names) - MOST_CHOICES
+    more = len(names) - most
     shown = word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..."
     if near and more > 0:
         return f"unknown {kind} {shown!r}; did you mean {near!r}?"
     if command and more > 0:
-        names = get_close_matches(shown, names, MOST_CHOICES, cutoff=0.0)
+        names = get_close_matches(shown, names, most, cutoff=0.0)
         names[-1] += f" and {more} more ({command})"
     hint = f"did you mean {near!r}? " if near else ""
     return f"unknown {kind} {shown!r}; {hint}allowed: {', '.join(names) or 'none'}"

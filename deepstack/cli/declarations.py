@@ -132,6 +132,19 @@ def attributes(package: str, class_name: str) -> dict[str, Any]:
     return {}
 
 
+def declared_options(package: str, class_name: str) -> dict[str, Any]:
+    """Return name and default of the annotated attributes of a class, but for ClassVars."""
+    return {
+        node.target.id: value_of(node.value, constants(file))
+        for file, module in modules(package).items()
+        for one in module.body
+        if isinstance(one, ast.ClassDef) and one.name == class_name
+        for node in one.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value
+        if "ClassVar" not in ast.unparse(node.annotation)
+    }
+
+
 def assignments(nodes: Any, known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each assignment to one name."""
     for node in nodes:

@@ -30,7 +30,7 @@ def list_command(
     Each setting has its allowed values: norms, activations, optimizers, …
     """
     if kind not in listings():
-        raise ConfigError(unknown("kind", kind, listings()))
+        raise ConfigError(unknown("kind", kind, listings(), most=len(listings())))
     load_plugins(plugin)
     listing = listings()[kind]
     complete = bool(plugin or json or markdown or depth)

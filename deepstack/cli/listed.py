@@ -13,6 +13,7 @@ from deepstack.cli.declarations import (
     attributes,
     constants,
     declared_names,
+    declared_options,
 )
 from deepstack.cli.listing import Entries, Listing, Rows, described, first_line, registered
 from deepstack.config import Config, Family, values, with_overrides
@@ -156,19 +157,23 @@ def charts() -> Entries:
 
 
 def definitions(key: str) -> Listing:
-    """Return the listing of the definitions that a setting names; their options need torch."""
+    """Return the listing of the definitions that a setting names: schedules, optimizers, …"""
+    package, base = DEFINITIONS[key]
 
-    def entries(complete: bool) -> Entries:
+    def registry() -> Entries:
         import_module("deepstack.training")  # registers all kinds
         return KINDS[key]
 
-    return Listing(entries, definition_rows, cells={"options": words_of_options})
+    def rows(name: str, one: Any, depth: int) -> Rows:
+        if isinstance(one, Declaration):
+            declared = declared_options(package, one.class_name)
+            options = [{"name": key, "default": value} for key, value in declared.items()]
+        else:
+            options = [option_row(key, option) for key, option in one.options.items()]
+        sentence = first_line(one).split(".  ")[0].rstrip(".")
+        return [{"name": name, "description": sentence, "options": options}]
 
-
-def definition_rows(name: str, one: Any, depth: int) -> Rows:
-    """Return name, description and options of a schedule, an optimizer, …"""
-    options = [option_row(key, option) for key, option in one.options.items()]
-    return [{"name": name, "description": one.equation(), "options": options}]
+    return Listing(registered(package, base, registry), rows, cells={"options": words_of_options})
 
 
 def option_row(name: str, option: Option) -> dict[str, Any]:

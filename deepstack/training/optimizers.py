@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepstack.base.kinds import Definition, Kind
 from deepstack.config import Train
-from deepstack.training import muon
+from deepstack.training.muon import Muon
 
 OPTIMIZERS: Kind[Optimizer] = Kind("optimizer", "train.optimizer")
 
@@ -131,7 +131,7 @@ class AdamW(Adam, name="adamw"):
     kind = torch.optim.AdamW
 
 
-class Muon(AdamW, name="muon"):
+class MuonWithAdamW(AdamW, name="muon"):
     """W <- (1 - lr decay) W - lr s O(momentum) of the layers' matrices W; AdamW moves the others.
 
     See `deepstack.training.muon`; `train.muon` has its settings.
@@ -146,4 +146,4 @@ class Muon(AdamW, name="muon"):
             return adam
         train = groups.train
         dtype = torch.bfloat16 if train.precision == "bf16" else torch.float32
-        return muon.Muon(groups.matrices, adam, lr=train.lr, dtype=dtype, **train.muon.model_dump())
+        return Muon(groups.matrices, adam, lr=train.lr, dtype=dtype, **train.muon.model_dump())

@@ -58,7 +58,7 @@ def test_settings_are_listed_with_what_each_may_be() -> None:
     assert all(row["description"] for row in rows)
     found = {row["name"]: row for row in rows}
     assert found["model.norm.kind"]["allowed"] == ", ".join(NORM_KINDS)
-    assert found["train.optimizer"]["allowed"] == "adamw, adam, sgd, muon"
+    assert found["train.optimizer"]["allowed"] == "adam, adamw, muon, sgd"
     assert found["train.lr"]["default"] == Config().train.lr
     assert "allowed: configs, settings, " in typed("list", "norms").stderr
 

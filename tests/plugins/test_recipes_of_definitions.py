@@ -14,7 +14,12 @@ from helpers.small_runs import data_of, interrupted, small, weights_of
 import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import KINDS, Kind
-from deepstack.cli.declarations import DEFINITIONS, declared_names
+from deepstack.cli.declarations import (
+    DEFINITIONS,
+    declarations,
+    declared_names,
+    declared_options,
+)
 from deepstack.config import Config, with_overrides
 from deepstack.model import build_model, flops_of
 from deepstack.records import Run
@@ -51,6 +56,9 @@ def test_every_kind_has_a_recipe_and_is_listed_without_torch() -> None:
     for setting, kind in KINDS.items():
         assert isinstance(kind, Kind) and declared_names(setting) == kind.names()
         assert all(definition.equation() for definition in kind.values())
+        package, base = DEFINITIONS[setting]
+        for name, found in declarations(package, base).items():
+            assert list(declared_options(package, found.class_name)) == list(kind[name].options)
 
 
 def test_the_schedule_of_the_recipe_is_the_rate_of_every_step(tmp_path: Path) -> None:
