@@ -72,12 +72,12 @@ class CompareTable(AddedOptions):
     """A table that `deepstack compare` prints in place of the default one.
 
     problem: the message if no study has rows.
-    first: the columns that a narrow terminal keeps.
+    answer: the columns that a narrow terminal never leaves out, beside the row's name; None: all.
     """
 
     file = "compare_table"
     problem = ""
-    first: Sequence[str] = ()
+    answer: Sequence[str] | None = None
 
     def table(self, runs: "Runs") -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
         """Return rows and notes for the runs of a study, or raise NothingMatchedError."""

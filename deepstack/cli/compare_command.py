@@ -33,7 +33,7 @@ def compare_command(
 
     for one in CompareTable.chosen(added):
         rows = study_rows(directories, where, last, one.table, one.problem)
-        emit(rows, json, markdown=markdown, first=one.first)
+        emit(rows, json, markdown=markdown, answer=one.answer)
         return
     selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
     with show_work("reading runs") as work:
@@ -41,7 +41,10 @@ def compare_command(
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
     for row in () if json else rows:
         row["outcome"] = in_words(str(row["outcome"]))
-    interval = ["difference", "diff_low", "diff_high", "pairs", "n", "val_low", "val_high"]
+    interval = ["pairs", "n", "val_low", "val_high"]
+    gap = ["difference", "diff_low", "diff_high"] if against else []
     chosen = [name for name in table.columns if "." in name]  # by --best
-    first = ["setting", "depth", "val_loss", *interval, *chosen, "val_sd", "se", "outcome"]
-    emit(rows, json, markdown=markdown, first=first)
+    edge = ["edge"] if chosen else []
+    answer = ["depth", "val_loss", *gap, *chosen, *edge]
+    first = [*interval, "val_sd", "se", "outcome"]
+    emit(rows, json, markdown=markdown, answer=answer, first=first)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from deepstack.records import Run
 from deepstack.records.run import visible_folders
 from deepstack.runs.learning import Learning, by_success, learning_of
-from deepstack.runs.outcomes import CLEAR, loss_and_floor, outcome
+from deepstack.runs.outcomes import CLEAR, result_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import COMPARED_WITH
 from deepstack.runs.settings import scheme_label
@@ -19,7 +19,8 @@ def run_finding(run: Run) -> str | None:
     subject = f"{scheme_label(run)} with {run.get('model.depth')} layers"
     if run.state == "diverged":
         return f"{subject} diverged at step {run.status.get('step')}."
-    loss, floor = loss_and_floor(run)
+    end = result_of(run)
+    loss, floor = end.loss, end.floor
     trained = run.state == "done" and run.get("train.steps")
     if not trained or loss is None or floor is None:
         return None
@@ -51,9 +52,9 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
 
     Of several learning rates of a setting and depth, it is the best one.
     """
-    known = Runs(run for run in runs if run.damage() is None and outcome(run) is not None)
+    known = Runs(run for run in runs if run.damage() is None and result_of(run).outcome)
     depths: dict[int, list[Learning]] = {}
-    for one in learning_of(known):
+    for one in learning_of(known.results.values()):
         depths.setdefault(one.depth, []).append(one)
     if not known or max(len(depths), *map(len, depths.values())) > MOST_GROUPS:
         return []

@@ -32,7 +32,9 @@ def ls_command(
     several = len({row["study"] for row in rows}) > 1
     first = ["run", "state", *(["study"] if several else []), "tags", "model_update", "loss"]
     first += [name for name in rows[0] if name not in (*LAST, "study")]
-    emit(rows, json, first=first)
+    losses = ("val_loss_masked", "val_loss", "loss")
+    answer = ["state", *[name for name in losses if any(row[name] is not None for row in rows)][:1]]
+    emit(rows, json, answer=answer, first=first)
     for run, one in zip(runs, runs.summaries, strict=True):
         name = one_line(one.path.name)
         if one.damage is not None:

@@ -8,29 +8,26 @@ from __future__ import annotations
 import json
 import os
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from rich.cells import cell_len
 from rich.console import Console
 
 from deepstack.base.errors import NothingMatchedError
 from deepstack.base.progress import LineView, View
-from deepstack.base.text import one_line, plain, short_text
+from deepstack.base.text import plain
 from deepstack.cli.streams import Terminal, raw
 from deepstack.cli.streams import log as log
+from deepstack.cli.table import cell_of, lay_out
 
 if TYPE_CHECKING:
     from deepstack import sweeps
     from deepstack.runs import Runs
 
 DELAY_SECONDS = 0.5  # a command that ends before shows nothing
-SENTENCE = 30  # minimal width of a column of sentences, which is folded at words
 
 
 def terminal_console(stream: TextIO | None = None) -> Console:
@@ -167,108 +164,41 @@ def emit(
     as_json: bool,
     *,
     markdown: bool = False,
+    answer: Sequence[str] | None = None,
     first: Sequence[str] = (),
 ) -> None:
     """Print rows to stdout, as a table, as JSON or as Markdown.
 
-    A terminal gets the columns that fit, `first` before the others; stderr names omitted columns.
-    A cell shows the values of a list on separate lines.
+    A terminal gets the columns that fit, `answer` always and `first` before the others, or records
+    (`deepstack.cli.table`); stderr names omitted columns.  A cell shows the values of a list on
+    separate lines.
     """
     if as_json:
         emit_json(list(rows))
         return
-    names = list(dict.fromkeys(name for row in rows for name in row))
     if markdown:
+        names = list(dict.fromkeys(name for row in rows for name in row))
         table = [names, ["---"] * len(names), *([row.get(name) for name in names] for row in rows)]
         for line in table:
             cells = [cell_of(value).replace("|", "\\|") for value in line]
             print(f"| {' | '.join(cells)} |")
         return
-    columns = [Column(name, [row.get(name) for row in rows]) for name in names]
     console = Console()
-    has_style = console.is_terminal and not console.is_dumb_terminal and not console.no_color
-    bold = ("\x1b[1m", "\x1b[0m") if has_style else ()
-    if not raw(sys.stdout).isatty():
-        print_table(columns, *bold)
-        return
-    shown = columns_that_fit(columns, first, console.width)
-    shrink(shown, console.width)
-    print_table(shown, *bold)
-    if omitted := ", ".join(column.title for column in columns if column not in shown):
-        log(f"omitted on this narrow terminal: {omitted}; --json or a pipe has all")
+    layout = lay_out(rows, terminal_width(), answer, first)
+    lines = layout.lines
+    if layout.has_title and console.is_terminal and has_style(console):
+        lines[1] = f"\x1b[1m{lines[1]}\x1b[0m"
+    print(*lines, sep="\n", file=raw(sys.stdout), flush=True)
+    if layout.omitted:
+        titles = ", ".join(layout.omitted)
+        log(f"omitted on this narrow terminal: {titles}; --json or a pipe has all")
 
 
-def cell_of(value: Any) -> str:
-    """Return a value as a cell; only the values of a list are on separate lines."""
-    values = value if isinstance(value, list) else [value]
-    return "\n".join(one_line(short_text(one)) for one in values)
+def terminal_width() -> int | None:
+    """Return the width of the terminal on stdout, None for a pipe or a file."""
+    return Console().width if raw(sys.stdout).isatty() else None
 
 
-class Column:
-    """A column of a table, with lists of lines as cells; widths count the cells of a terminal.
-
-    is_number: whether it is aligned on the right.
-    least: the width to which it can shrink; only cells with spaces are folded.
-    """
-
-    def __init__(self, name: Any, values: Sequence[Any]) -> None:
-        self.name, self.title = name, one_line(str(name))
-        self.is_number = all(isinstance(value, int | float | None) for value in values)
-        self.cells = [cell_of(value).split("\n") for value in values]
-        lines = [self.title, *chain(*self.cells)]
-        self.width = self.least = max(map(cell_len, lines))
-        if any(" " in line for line in lines[1:]):
-            words = [self.title, *" ".join(lines).split()]
-            self.least = min(self.width, max(SENTENCE, *map(cell_len, words)))
-
-    def align(self, line: str) -> str:
-        """Return a line of a cell with spaces up to the column's width."""
-        spaces = " " * (self.width - cell_len(line))
-        return spaces + line if self.is_number else line + spaces
-
-
-def table_width(widths: Iterable[int]) -> int:
-    """Return the width of a table with columns of these widths, gaps of three and two edges."""
-    return sum(width + 3 for width in widths) - 1
-
-
-def columns_that_fit(columns: Sequence[Column], first: Sequence[str], width: int) -> list[Column]:
-    """Return the columns that fit, in table order; the ones of `first` are chosen before others."""
-    by_name = {column.name: column for column in columns}
-    shown: list[Column] = []
-    for name in dict.fromkeys([*first, *by_name]):
-        if name in by_name:
-            wider = [*shown, by_name[name]]
-            if not shown or table_width(column.least for column in wider) <= width:
-                shown = wider
-    return [column for column in columns if column in shown]
-
-
-def shrink(columns: Sequence[Column], width: int) -> None:
-    """Shrink the widest columns of sentences until a table has this width, and fold their cells."""
-    while table_width(column.width for column in columns) > width:
-        foldable = [column for column in columns if column.width > column.least]
-        if not foldable:
-            break
-        max(foldable, key=lambda column: column.width).width -= 1
-    for column in columns:
-        column.cells = [
-            [part for line in lines for part in fold(line, column.width)] for lines in column.cells
-        ]
-
-
-def fold(line: str, width: int) -> list[str]:
-    """Return the lines of a line of a cell, folded at words where it is wider."""
-    return textwrap.wrap(line, width) if cell_len(line) > width else [line]
-
-
-def print_table(columns: Sequence[Column], bold: str = "", normal: str = "") -> None:
-    """Print columns below their titles.  bold, normal: the codes around the line of titles."""
-    titles = "   ".join(column.align(column.title) for column in columns).rstrip()
-    rule = "─" * (table_width(column.width for column in columns) - 2)
-    lines = ["", f"{bold} {titles}{normal}", f" {rule}"]
-    for row in zip(*(column.cells for column in columns), strict=True):
-        for parts in zip_longest(*row, fillvalue=""):
-            aligned = map(Column.align, columns, parts)
-            lines.append(f" {'   '.join(aligned)}".rstrip())
-    print(*lines, "", sep="\n", file=raw(sys.stdout), flush=True)
+def has_style(console: Console) -> bool:
+    """Return whether a console takes bold text."""
+    return not console.is_dumb_terminal and not console.no_color

@@ -70,7 +70,7 @@ def emit_plan(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     # a run's name has scheme, depth and seed
     first = [key for key in rows[0] if key not in ("model.scheme", "model.depth", "seed")]
     first = ["run", "state", "minutes", *first]
-    emit(rows[:-1] if as_json else rows, as_json, first=first)
+    emit(rows[:-1] if as_json else rows, as_json, answer=["state", "minutes"], first=first)
 
 
 def as_power(flops: int) -> float:

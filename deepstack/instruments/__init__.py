@@ -6,6 +6,7 @@ The core finds them by the names of their files (`deepstack.base.extensions`).
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what the folders' PUBLIC adds to `import deepstack`, for type checkers
+    from deepstack.instruments.answer.answer import answer as answer
     from deepstack.instruments.calibrate.calibrate import calibrate as calibrate
     from deepstack.instruments.calibrate.model import calibrate_model as calibrate_model
     from deepstack.instruments.conform.conform import conform as conform

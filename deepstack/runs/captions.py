@@ -7,6 +7,7 @@ from typing import Any
 
 from deepstack import config as conf
 from deepstack.base.text import counted, value_text
+from deepstack.config.identity import is_of_experiment
 from deepstack.config.key import Key
 from deepstack.records import ENDED, Run, varying
 from deepstack.runs.runs import Runs
@@ -67,6 +68,20 @@ def caption_of(runs: Runs, depth_settings: Iterable[Key] = ()) -> list[str]:
         items.append(f"unfinished: {going} of {counted('{} runs', len(runs))}")
     # A line may end after a comma; a name and its value stay together.
     return [re.sub("(?<!,) ", "\u00a0", item) for item in items]
+
+
+def shared_settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the settings that all these runs have in common, nested as in a config."""
+    differing = varying(runs)
+    shared: dict[str, Any] = {}
+    for key, value in runs[0].flat_config.items():
+        if key not in differing and is_of_experiment(key):
+            *sections, name = key.split(".")
+            section = shared
+            for one in sections:
+                section = section.setdefault(one, {})
+            section[name] = value
+    return shared
 
 
 def _repeated(runs: Runs) -> int:

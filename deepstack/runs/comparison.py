@@ -18,7 +18,7 @@ from deepstack.records import Run
 from deepstack.runs.captions import depth_words
 from deepstack.runs.choice import Choice
 from deepstack.runs.conditions import Where, sort_rows
-from deepstack.runs.outcomes import loss_and_floor, outcome
+from deepstack.runs.outcomes import result_of
 from deepstack.runs.runs import Runs, best_keys
 from deepstack.runs.series import undetermined
 from deepstack.runs.settings import (
@@ -159,7 +159,8 @@ def comparison(
     for label, choice in chosen:
         there, column = choice.runs, loss_column(choice.runs)
         done = [run for run in there if run.state == "done"] if choice.complete else []
-        outcomes = Counter(outcome(run) or run.state for run in there).most_common()
+        ends = list(map(result_of, there))
+        outcomes = Counter(one.outcome or one.state for one in ends).most_common()
         loss = mean_of([final_value(run, column) for run in done])
         row: dict[str, Any] = {
             "setting": label,
@@ -171,7 +172,7 @@ def comparison(
             "val_low": loss.low,
             "val_high": loss.high,
             "n": loss.n,
-            "unigram": mean_of([loss_and_floor(run)[1] for run in there]).value,
+            "unigram": mean_of([one.floor for one in ends]).value,
         }
         if partner is not None:
             pairs = [(run, other) for run in done if (other := partner(run)) not in (None, run)]

@@ -39,11 +39,16 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
 @cache
-def student(count: int) -> float:
-    """Return the 97.5 % quantile of Student's t for the mean of so many seeds; NaN below three."""
+def student(count: int, intervals: int = 1) -> float:
+    """Return the 97.5 % quantile of Student's t for the mean of so many seeds; NaN below three.
+
+    intervals: number of intervals that hold together with 95 % (Bonferroni): the quantile is
+        1 - 0.025/intervals.
+    """
     from scipy.special import stdtrit
 
-    return float(stdtrit(count - 1, 0.975)) if count >= LEAST_SEEDS else math.nan
+    level = 1 - (1 - ENDS[1]) / intervals
+    return float(stdtrit(count - 1, level)) if count >= LEAST_SEEDS else math.nan
 
 
 def over_samples(

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from deepstack.base.text import counted, value_text
 from deepstack.records import Run
-from deepstack.runs.outcomes import margin, outcome
-from deepstack.runs.runs import Runs
+from deepstack.runs.outcomes import Result
 from deepstack.runs.series import Series
 from deepstack.runs.settings import LR, by_value, edge_of, require
 
 
 @dataclass(frozen=True)
 class Learning:
-    """The seeds of one setting and depth that learnt from context, at one learning rate.
+    """The seeds of one setting and depth at one learning rate.
 
     rate: the best one of several, else None.
     edge: 'lowest' or 'highest' if no rate beyond it was tried, or ''.
-    gain: mean distance below the loss without context of the seeds that learnt, in nats; 0 for
-        none.
+    by_seed: seed -> its result.
+    tried: rate -> seed -> result, of all rates.
     """
 
     label: str
     depth: int
     rate: float | None
     edge: str
-    learnt: int
-    seeds: int
-    gain: float
+    by_seed: Mapping[int, Result]
+    tried: Mapping[float, Mapping[int, Result]]
 
     @property
     def rate_text(self) -> str:
@@ -39,34 +37,48 @@ class Learning:
         edge = f", the {self.edge} tried" if self.edge else ""
         return f"{value_text(self.rate)}{edge}"
 
+    @property
+    def gains(self) -> list[float]:
+        """The distances below the loss without context of the seeds that learnt, in nats."""
+        return [-(r.margin or 0.0) for r in self.by_seed.values() if r.outcome == "trained"]
 
-def learning_of(runs: Runs) -> list[Learning]:
-    """Return how many seeds of each setting and depth learnt, at its best rate of several.
+    @property
+    def learnt(self) -> int:
+        """The number of seeds that learnt from context."""
+        return len(self.gains)
 
-    Learning rates of one setting and depth are not settings here.  Runs without an outcome are left
-    out.  The best rate is the one at which most seeds learn; among ties, the least mean loss wins.
+    @property
+    def seeds(self) -> int:
+        return len(self.by_seed)
+
+    @property
+    def gain(self) -> float:
+        """The mean of `gains`; 0 for none."""
+        return fmean(self.gains) if self.gains else 0.0
+
+
+def learning_of(results: Iterable[Result]) -> list[Learning]:
+    """Return the seeds of each setting and depth, at its best rate of several.
+
+    Results with neither an outcome nor a loss are left out.  The best rate is the one at which most
+    seeds learn; among ties, the least mean loss wins.
     """
-    known = runs.keep(lambda run: outcome(run) is not None)
+    cells: dict[str, dict[int, dict[float, dict[int, Result]]]] = {}
+    ended = [
+        one for one in results if one.outcome or (one.state == "done" and one.loss is not None)
+    ]
+    for one in sorted(ended, key=lambda one: one.depth):
+        at_rate = cells.setdefault(one.setting, {}).setdefault(one.depth, {})
+        at_rate.setdefault(one.rate, {})[one.seed] = one
     rows = []
-    for series in known.series(but=[LR]):
-        label = series.label.replace("\u00a0", " ")
-        for depth in series.depths:
-            there = series.everything_at(depth)
-            by_rate = by_value(there, lambda run: run.get(LR, math.nan))
-            best = min(by_rate, key=lambda rate: failure_of(by_rate[rate]))
-            several = len(by_rate) > 1
-            gains = [-(margin(run) or 0.0) for run in by_rate[best] if outcome(run) == "trained"]
-            rows.append(
-                Learning(
-                    label,
-                    depth,
-                    best if several else None,
-                    edge_of(best, by_rate) if several else "",
-                    len(gains),
-                    len(by_rate[best]),
-                    fmean(gains) if gains else 0.0,
-                )
-            )
+    order = dict.fromkeys(one.setting for one in ended)
+    for label in order:
+        for depth, tried in cells[label].items():
+            best = min(sorted(tried), key=lambda rate: failure_of(tried[rate].values()))
+            several = len(tried) > 1
+            edge = edge_of(best, tried) if several else ""
+            rate = best if several else None
+            rows.append(Learning(label, depth, rate, edge, tried[best], tried))
     return rows
 
 
@@ -75,11 +87,11 @@ def by_success(rows: Sequence[Learning]) -> list[Learning]:
     return sorted(rows, key=lambda one: (-one.learnt / one.seeds, -one.gain, one.label))
 
 
-def failure_of(seeds: Sequence[Run]) -> tuple[float, float]:
+def failure_of(seeds: Collection[Result]) -> tuple[float, float]:
     """Return a key that sorts rates at which most seeds learn first, then the least mean loss."""
-    share = sum(outcome(run) == "trained" for run in seeds) / len(seeds)
-    ends = [margin(run) if outcome(run) != "diverged" else None for run in seeds]
-    return -share, fmean(math.inf if end is None else end for end in ends)
+    share = sum(one.outcome == "trained" for one in seeds) / len(seeds)
+    ends = [one.final_loss - (one.floor or 0.0) for one in seeds]
+    return -share, fmean(math.inf if math.isnan(end) else end for end in ends)
 
 
 def rate_sentence(rows: Sequence[Learning], most: int) -> str | None:

@@ -1,9 +1,13 @@
-"""Judges runs as trained, stalled, above or diverged, and places them in maps.
+"""The results of runs: final loss, loss without context, and the outcome that follows.
 
 Files hold these four values; readers see the words of OUTCOME_WORDS.
 """
 
+import math
+from typing import NamedTuple
+
 from deepstack.records import Run
+from deepstack.runs.settings import LR, SEED, depth_of, scheme_label
 from deepstack.runs.statistics import context_free_loss, last_row
 
 # The values in files, and the words that charts and printed tables show for them.
@@ -22,34 +26,76 @@ def in_words(outcomes: str) -> str:
     return outcomes
 
 
-def margin(run: Run) -> float | None:
-    """Return L - L_0, the final validation loss minus the loss without context, in nats.
+class Result(NamedTuple):
+    """The end of one run: a row of the results of a study.
 
-    None without an evaluation or anything to compare with.
+    setting: label of the settings that vary, apart from depth, seed and learning rate.
+    scheme: label of the residual scheme.
+    rate: the learning rate.
+    loss: final validation loss in nats, where [MASK] is shown if anywhere, or None.
+    floor: loss in nats of the best predictor without context on the same positions, or None.
     """
-    loss, floor = loss_and_floor(run)
-    return None if loss is None or floor is None else loss - floor
+
+    setting: str
+    scheme: str
+    depth: int
+    rate: float
+    seed: int
+    state: str
+    loss: float | None
+    floor: float | None
+
+    @property
+    def margin(self) -> float | None:
+        """L - L_0 in nats; None without an evaluation or anything to compare with."""
+        return None if self.loss is None or self.floor is None else self.loss - self.floor
+
+    @property
+    def outcome(self) -> str | None:
+        """One of OUTCOMES for a finished run with a known floor, or None."""
+        if self.state == "diverged":
+            return "diverged"
+        difference = self.margin if self.state == "done" else None
+        if difference is None:
+            return None
+        if difference < -CLEAR:
+            return "trained"
+        return "stalled" if difference <= CLEAR else "above"
+
+    @property
+    def final_loss(self) -> float:
+        """The final validation loss in nats; infinite for a diverged run, NaN without one."""
+        if self.state == "diverged":
+            return math.inf
+        return math.nan if self.loss is None else self.loss
 
 
-def loss_and_floor(run: Run) -> tuple[float | None, float | None]:
-    """Return L and L_0, the final validation loss and that without context, in nats.
+def result_of(run: Run, setting: str = "") -> Result:
+    """Return the end of a run.  setting: its label among the runs of a study.
 
     L is taken where [MASK] is shown, if anywhere; L_0 is `context_free_loss` on the same positions.
-    A missing value is None.
     """
     row = run.evals.iloc[-1:]
     column = "loss" if last_row(row, "loss_masked") is None else "loss_masked"
-    loss = last_row(row, column)
-    return loss, context_free_loss(run, column) if len(row) else None
+    floor = context_free_loss(run, column) if len(row) else None
+    rate = run.get(LR)
+    return Result(
+        setting,
+        scheme_label(run),
+        depth_of(run),
+        math.nan if rate is None else float(rate),
+        int(run.get(SEED) or 0),
+        run.state,
+        last_row(row, column),
+        floor,
+    )
+
+
+def margin(run: Run) -> float | None:
+    """Return L - L_0, the final validation loss minus the loss without context, in nats."""
+    return result_of(run).margin
 
 
 def outcome(run: Run) -> str | None:
     """Return one of OUTCOMES for a finished run with a known floor, or None."""
-    if run.state == "diverged":
-        return "diverged"
-    difference = margin(run) if run.state == "done" else None
-    if difference is None:
-        return None
-    if difference < -CLEAR:
-        return "trained"
-    return "stalled" if difference <= CLEAR else "above"
+    return result_of(run).outcome

@@ -15,13 +15,14 @@ from deepstack.records import ENDED, Run, Summary, find_runs, rows_of, summarize
 from deepstack.records.run import path_text
 from deepstack.runs.conditions import Row, Where, select_rows
 from deepstack.runs.series import Series, Split, label_of, split_series, varying_settings
-from deepstack.runs.settings import DEPTH, require, setting_value
+from deepstack.runs.settings import DEPTH, LR, require, setting_value
 from deepstack.runs.tidy import tidy
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from deepstack.runs.choice import Choice
+    from deepstack.runs.outcomes import Result
 
 
 class Runs(tuple[Run, ...]):
@@ -154,6 +155,17 @@ class Runs(tuple[Run, ...]):
             for s in self.series(best)
             for depth in s.depths
         ]
+
+    @cached_property
+    def results(self) -> dict[Run, Result]:
+        """The end of each run, in the order of the series; learning rates make no settings."""
+        from deepstack.runs.outcomes import result_of  # `deepstack ls` needs no numpy
+
+        return {
+            run: result_of(run, series.label.replace("\u00a0", " "))
+            for series in self.series(but=[LR])
+            for run in series.runs
+        }
 
     @cached_property
     def _tidy(self) -> dict[tuple[str, str], pd.DataFrame]:

@@ -73,7 +73,8 @@ def make_run(
         place[last] = value
     folder.write_config(json.dumps({"seed": seed, **sections}, ensure_ascii=False))
     known = {"unigram_entropy": 3.26, "context_free_entropy": 2.98}
-    about = {"name": scheme, "label": SCHEMES[scheme].label, "normalised": normalised}
+    kind = SCHEMES[scheme]
+    about = {"name": scheme, "label": kind.label, "paper": kind.paper, "normalised": normalised}
     folder.write_columns(
         {
             "columns": {"model_update": {"symbol": "‖ΔF‖", "unit": ""}},

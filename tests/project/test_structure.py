@@ -26,6 +26,7 @@ FORMER_NAMES = "deepstack.base.moved"  # imports modules for users who know a fo
 NO_TORCH = ("config", "records", "runs", "plots")
 # The other instruments and integrations that one may import.
 MAY_IMPORT = {
+    "answer": {"transfer"},
     "calibrate": {"attribution", "probe"},
     "ledger": {"bound", "depth_use"},
     "huggingface": {"depth_use"},

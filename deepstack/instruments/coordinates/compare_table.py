@@ -13,7 +13,7 @@ class CoordinateTable(CompareTable):
 
     place = 2
     problem = "no study has runs of two widths or depths with records of every layer"
-    first = ("setting", "quantity", "layer", "verdict")
+    answer = ("quantity", "layer", "verdict")
 
     coordinates: bool = flag(
         "Print the exponents in width and in depth of the stream's size and of its change "

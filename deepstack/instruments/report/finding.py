@@ -12,7 +12,7 @@ from deepstack.runs.choice import Choice
 from deepstack.runs.fit import Fit
 from deepstack.runs.intervals import NO_INTERVAL
 from deepstack.runs.learning import learning_of, rate_sentence
-from deepstack.runs.outcomes import CLEAR, loss_and_floor, margin
+from deepstack.runs.outcomes import CLEAR, result_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, SEED, TASK, depth_of, scheme_label
 from deepstack.runs.statistics import (
@@ -55,7 +55,8 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
         a setting and depth has several.
     updates: the table of the chart update_vs_depth, or None if it is not drawn.
     """
-    learning = learning_of(runs)
+    known = runs.keep(lambda run: result_of(run).outcome)
+    learning = learning_of(known.results.values())
     if any(one.rate is not None for one in learning):
         best = list(dict.fromkeys([*best, LR]))
     depths = best_of_depths(runs, best)
@@ -125,7 +126,7 @@ def candidate_of(label: str, choice: Choice, column: str) -> Candidate | None:
     is_done = choice.complete and all(run.state == "done" for run in choice.runs)
     if not is_done or not all(map(math.isfinite, losses.values())):
         return None
-    floor = mean_of([loss_and_floor(run)[1] for run in choice.runs]).value
+    floor = mean_of([result_of(run).floor for run in choice.runs]).value
     for key, value in choice.values.items():
         label += f", {key.rpartition('.')[2]} {value_text(value)}"
     return Candidate(scheme_label(choice.runs[0]), label, losses, floor)
@@ -206,7 +207,7 @@ def failed_runs(runs: Runs) -> tuple[list[tuple[str, str]], list[tuple[str, str]
             if ends:
                 at = f"step {min(ends)}" + (f" to {max(ends)}" if len(set(ends)) > 1 else "")
                 diverged.append((name, f"{len(ends)} of {len(there)}, at {at}"))
-            margins = [margin(run) for run in there if run.state == "done"]
+            margins = [result_of(run).margin for run in there if run.state == "done"]
             if count := sum(value is not None and value >= -CLEAR for value in margins):
                 without_context.append((name, f"{count} of {len(there)}"))
     return diverged, without_context

@@ -19,18 +19,17 @@ from urllib.parse import quote
 
 from deepstack.base.errors import BrokenChartError, ConfigError, ResourceError
 from deepstack.base.text import counted, printable, short_text
-from deepstack.config.identity import is_of_experiment
 from deepstack.config.write import yaml_of
 from deepstack.instruments.report.figures import describe_figure
 from deepstack.instruments.report.finding import finding_of
 from deepstack.plots.chart import CHARTS, Chart, Options
 from deepstack.plots.files import csv_bytes, render, try_chart
 from deepstack.plots.reference import read_reference
-from deepstack.records import Run, varying
+from deepstack.records import Run
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 from deepstack.records.published import writable
-from deepstack.runs.captions import title_of
+from deepstack.runs.captions import shared_settings, title_of
 from deepstack.runs.comparison import comparisons
 from deepstack.runs.conditions import Where, texts_of
 from deepstack.runs.outcomes import in_words
@@ -204,20 +203,6 @@ def section_of(
         "shared": yaml_of(shared_settings(runs)),
         "environments": environments(runs),
     }
-
-
-def shared_settings(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the settings that all these runs have in common, nested as in a config."""
-    differing = varying(runs)
-    shared: dict[str, Any] = {}
-    for key, value in runs[0].flat_config.items():
-        if key not in differing and is_of_experiment(key):
-            *sections, name = key.split(".")
-            section = shared
-            for one in sections:
-                section = section.setdefault(one, {})
-            section[name] = value
-    return shared
 
 
 def environments(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ SHOWN = (
     "setting", "depth", "side", "variance_last", "cosine_last", "angle_exponent",
     "gradient_exponent", "jacobian_ratio",
 )  # fmt: skip
+ANSWER = ("depth", "side", "variance_last", "gradient_exponent")
 
 
 @command("Instruments", "deepstack signal quick model.scheme=post_ln,deepnorm --depths 6,96")
@@ -51,7 +52,9 @@ def signal_command(
             workers=workers,
             show=show,
         )
-    emit_json({"rows": measured.rows}) if json else emit(measured.rows, False, first=SHOWN)
+    emit_json({"rows": measured.rows}) if json else emit(
+        measured.rows, False, answer=ANSWER, first=SHOWN
+    )
     if not quiet:
         from deepstack.plots import draw
 

@@ -12,6 +12,7 @@ class TransferTable(CompareTable):
     """The best learning rate at each depth, with its exponent and its cost."""
 
     place = 1
+    answer = ("depth", "best_lr", "exponent", "exponent_low", "exponent_high")
     problem = "no study has finished runs of two learning rates"
 
     transfer: bool = flag(

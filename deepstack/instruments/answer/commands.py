@@ -1,0 +1,106 @@
+"""The commands that repeat a study, and those that train further runs of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deepstack.config.write import one_line
+from deepstack.records import Run, varying
+from deepstack.records.published import is_published
+from deepstack.runs.settings import LR, SCHEME, SEED, order_of, setting_value, values_of
+
+MOST_SPLITS = 4  # settings by which runs are tried to be split into grids
+
+
+def repeat_commands(runs: Sequence[Run]) -> list[str]:
+    """Return the commands that train these runs; runs that are there already are skipped.
+
+    Each takes the config.yaml of one run and lists the settings that vary.  Runs that were not
+    trained by deepstack have none.
+    """
+    return [command for group in grids(runs) for command in commands_of(group)]
+
+
+def further_commands(
+    runs: Sequence[Run], seeds: Sequence[int] = (), rates: Sequence[float] = ()
+) -> list[str]:
+    """Return the commands that train these settings with other seeds, or other rates."""
+    other: dict[str, Sequence[Any]] = {SEED: seeds} if seeds else {LR: rates}
+    return [command for group in grids(runs) for command in commands_of(group, other)]
+
+
+def new_seeds(runs: Sequence[Run], number: int) -> list[int]:
+    """Return so many seeds, the first ones that none of these runs has."""
+    used = {int(run.get(SEED) or 0) for run in runs}
+    return [seed for seed in range(number + len(used)) if seed not in used][:number]
+
+
+def grids(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs in groups, each of which is a full grid of the settings that vary in it."""
+    if len(runs) == 0:
+        return []
+    keys = sorted(varying(runs), key=SEED.__eq__)  # seeds are split last
+    sizes = [len(values(runs, key)) for key in keys]
+    combinations = {values_of(run, keys) for run in runs}
+    total = 1
+    for size in sizes:
+        total *= size
+    same_keys = len({frozenset(open_keys(run)) for run in runs}) == 1
+    if not keys or (total == len(combinations) and same_keys and all_scalar(runs, keys)):
+        return [list(runs)]
+    splits = [split for key in keys[:MOST_SPLITS] if len(split := groups_of(runs, key)) > 1]
+    if not splits:  # runs differ in a key that some lack
+        return [[run] for run in runs]
+    return min(([grid for group in split for grid in grids(group)] for split in splits), key=len)
+
+
+def groups_of(runs: Sequence[Run], key: str) -> list[list[Run]]:
+    """Return the runs of each value of a setting."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(values_of(run, [key]), []).append(run)
+    return list(groups.values())
+
+
+def open_keys(run: Run) -> list[str]:
+    """Return the options of scheme and task that a run has; other schemes have other ones."""
+    return [key for key in run.flat_config if key.startswith(("model.scheme_options.", "task."))]
+
+
+def all_scalar(runs: Sequence[Run], keys: Sequence[str]) -> bool:
+    """Return whether these settings have numbers and words, which a sweep lists with commas."""
+    return not any(
+        isinstance(setting_value(run, key), list | tuple | dict) for run in runs for key in keys
+    )
+
+
+def values(runs: Sequence[Run], key: str) -> list[Any]:
+    """Return the values of a setting, in their order."""
+    found = {values_of(run, [key])[0]: setting_value(run, key) for run in runs}
+    return sorted(found.values(), key=order_of)
+
+
+def commands_of(runs: Sequence[Run], other: Mapping[str, Sequence[Any]] | None = None) -> list[str]:
+    """Return the command for a grid of runs, with other values of some settings."""
+    first = runs[0]
+    if first.get(SCHEME) is None or "command" not in first.meta:
+        return []
+    lists = {key: values(runs, key) for key in varying(runs)} | dict(other or {})
+    several = any(len(each) > 1 for each in lists.values())
+    words = ["deepstack", "sweep" if several else "train", path_of(first.path / "config.yaml")]
+    words += [f"{key}={','.join(map(one_line, each))}" for key, each in lists.items()]
+    study, out = first.path.parent, first.path.parent.parent
+    out = out.parent if is_published(out) else out  # no command writes there
+    words += ["--study", study.name, "--out", path_of(out)]
+    for plugin in first.meta.get("plugins") or []:
+        words += ["--plugin", str(plugin.get("file"))]
+    return [shlex.join(words)]
+
+
+def path_of(path: Path) -> str:
+    """Return a path as the user typed it, or from the current folder if that is shorter."""
+    return min(os.fspath(path), os.path.relpath(path), key=len)

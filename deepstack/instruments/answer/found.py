@@ -1,0 +1,123 @@
+"""The parts of an answer: its sentence, how sure it is, and the runs that would decide it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from deepstack.base.text import counted, signed_text
+from deepstack.runs.intervals import LEAST_SEEDS
+from deepstack.runs.learning import Learning
+from deepstack.runs.statistics import Mean
+
+MOST_NAMES = 4  # settings that a sentence names
+
+Kind = Literal["run", "settings", "depths", "rates"]
+
+
+@dataclass(frozen=True)
+class More:
+    """Further runs that would decide a question.
+
+    cells: the settings and depths that need them, with all their rates if `all_rates`.
+    seeds: number of further seeds of each; 0 where rates are missing.
+    rates: further learning rates, for the seeds that are there.
+    reason: the end of a sentence that begins with the number of runs.
+    """
+
+    cells: Sequence[Learning]
+    seeds: int
+    reason: str
+    rates: Sequence[float] = ()
+    all_rates: bool = False
+
+    @property
+    def runs(self) -> int:
+        """The number of further runs."""
+        if self.rates:
+            return len(self.rates) * sum(cell.seeds for cell in self.cells)
+        return self.seeds * sum(len(c.tried) if self.all_rates else 1 for c in self.cells)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The statement of a study.
+
+    kind: run, settings, depths or rates: the axes that vary.
+    sentence: one sentence with its intervals and numbers of seeds.
+    decided: whether the interval of the comparison leaves out 0; True without a comparison.
+    sure: sentences on how sure it is.
+    details: further sentences.
+    more: the runs that would decide an open question, None if none is open or too many are needed.
+    """
+
+    kind: Kind
+    sentence: str
+    decided: bool
+    sure: Sequence[str] = ()
+    details: Sequence[str] = ()
+    more: More | None = None
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return names as words: 'a, b and c'."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def as_sentence(text: str) -> str:
+    """Return a text with a capital letter, unless it begins with the name of a setting."""
+    begins = text.split(" ")[0] in ("it", "at", "its", "the", "no")
+    return text[0].upper() + text[1:] if begins else text
+
+
+def some_names(names: Sequence[str]) -> str:
+    """Return the first of these names as words, and the number of the others."""
+    if len(names) <= MOST_NAMES:
+        return joined(names)
+    return joined([*names[:MOST_NAMES], f"{len(names) - MOST_NAMES} more"])
+
+
+def depths_text(depths: Sequence[int]) -> str:
+    """Return depths in words: 'N = 6, 48 and 200'."""
+    return f"N = {joined([str(depth) for depth in depths])}"
+
+
+def digits_of(mean: Mean) -> int:
+    """Return the decimals that show two digits of a mean's interval, or else of the mean."""
+    half = (mean.high - mean.low) / 2
+    scale = half if math.isfinite(half) and half > 0 else abs(mean.value)
+    if not math.isfinite(scale) or scale == 0:
+        return 3
+    return min(max(1 - math.floor(math.log10(scale)), 2), 6)
+
+
+def interval_text(mean: Mean, unit: str = "pairs of seeds") -> str:
+    """Return '95 % interval 0.28 to 0.35, 5 pairs of seeds', or why there is none."""
+    number = counted(f"{{}} {unit}", mean.n)
+    if unit == "pairs of seeds" and mean.n == 1:
+        number = "1 pair of seeds"
+    if not math.isfinite(mean.low):
+        return f"{number}, no interval below {LEAST_SEEDS}"
+    digits = digits_of(mean)
+    low, high = (signed_text(end, digits) for end in (mean.low, mean.high))
+    return f"95 % interval {low} to {high}, {number}"
+
+
+def share_text(learnt: int, seeds: int) -> str | None:
+    """Return what so many seeds of one setting say about its other seeds; None where not all agree.
+
+    If all of n seeds end alike, the share of such seeds is above 0.05^(1/n) with 95 %: the exact
+    bound of Clopper and Pearson (1934).
+    """
+    if learnt not in (0, seeds):
+        return None
+    share = 0.05 ** (1 / seeds)
+    verb = "learn" if learnt else "do not learn"
+    word = "1 seed" if seeds == 1 else f"all of {seeds} seeds"
+    return (
+        f"If {word} of a setting {verb}, the share of its seeds that {verb} is above "
+        f"{share:.2f} (95 %, one-sided)."
+    )

@@ -1,0 +1,107 @@
+"""Compares the final losses of settings: the best one, its nearest rival, and the interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deepstack.base.text import signed_text
+from deepstack.instruments.answer.found import More, digits_of, interval_text
+from deepstack.instruments.answer.power import seeds_needed
+from deepstack.runs.intervals import LEAST_SEEDS
+from deepstack.runs.learning import Learning
+from deepstack.runs.statistics import Mean, mean_of
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The lead of the best setting over its nearest rival.
+
+    gap: mean and interval of the differences, seed by seed, in nats.
+    others: number of settings that the best one was compared with.
+    """
+
+    leader: Learning
+    rival: Learning
+    gap: Mean
+    others: int
+
+
+def gap_of(cells: Sequence[Learning]) -> Gap | None:
+    """Return the lead of the setting with the least mean loss; None if fewer than two have losses.
+
+    Only settings whose seeds all have a finite loss count.  The rival is the one whose interval
+    reaches furthest down, or without intervals the one with the least mean loss.
+    """
+    losses = {
+        i: {seed: one.final_loss for seed, one in cell.by_seed.items()}
+        for i, cell in enumerate(cells)
+        if all(math.isfinite(one.final_loss) for one in cell.by_seed.values())
+    }
+    if len(losses) < 2:
+        return None
+    order = sorted(losses, key=lambda i: sum(losses[i].values()) / len(losses[i]))
+    leader, *others = order
+    gaps = {i: difference(losses[i], losses[leader]) for i in others}
+    known = [i for i in others if math.isfinite(gaps[i].low)]
+    rival = min(known, key=lambda i: gaps[i].low) if len(known) == len(others) else others[0]
+    return Gap(cells[leader], cells[rival], gaps[rival], len(others))
+
+
+def difference(losses: dict[int, float], of_leader: dict[int, float]) -> Mean:
+    """Return the mean loss minus the leader's over shared seeds; n is 0 if none is shared."""
+    shared = sorted(set(losses) & set(of_leader))
+    if shared:
+        return mean_of([losses[seed] - of_leader[seed] for seed in shared])
+    value = sum(losses.values()) / len(losses) - sum(of_leader.values()) / len(of_leader)
+    return mean_of([])._replace(value=value)
+
+
+def nats(number: Mean | float) -> str:
+    """Return a number of nats with the decimals of its interval, or three."""
+    if isinstance(number, Mean):
+        return signed_text(number.value, digits_of(number))
+    return signed_text(number, 3)
+
+
+def margin_clause(gap: Gap, several_depths: bool) -> tuple[str, bool]:
+    """Return the clause on a comparison, and whether its interval leaves out 0."""
+    leader, rival, numbers = gap.leader, gap.rival, interval_text(gap.gap)
+    same = leader.label == rival.label
+    if not gap.gap.n:
+        numbers = "no shared seed, so no interval"
+    is_clear = math.isfinite(gap.gap.low) and gap.gap.low > 0
+    if same:
+        least, most = sorted((leader.depth, rival.depth))
+        if is_clear:
+            verb = "falls" if leader.depth == most else "rises"
+            text = f"its validation loss {verb} by {nats(gap.gap)} nats from N = {least} to {most}"
+            return f"{text} ({numbers})", True
+        return (
+            f"it is undecided whether its loss differs between N = {least} and {most}: "
+            f"{nats(gap.gap)} nats ({numbers})"
+        ), False
+    at = f"at N = {leader.depth} " if several_depths else ""
+    if is_clear:
+        others = "" if gap.others == 1 else f" and the {gap.others - 1} others"
+        if gap.others == 2:
+            others = " and the other one"
+        text = f"{at}{leader.label} is better than {rival.label}{others}: it ends {nats(gap.gap)}"
+        return f"{text} nats below {rival.label} ({numbers})", True
+    return (
+        f"{at}it is undecided which of {leader.label} and {rival.label} is better: {leader.label} "
+        f"ends {nats(gap.gap)} nats lower ({numbers})"
+    ), False
+
+
+def runs_that_decide(gap: Gap) -> More | None:
+    """Return the further seeds of both settings that would show a difference of this size."""
+    cells, n = [gap.leader, gap.rival], gap.gap.n
+    if n < LEAST_SEEDS:
+        return More(cells, LEAST_SEEDS - n, "would give an interval")
+    wanted = seeds_needed(gap.gap.value, gap.gap.sd)
+    if wanted is None:
+        return None
+    reason = "would show a difference of this size with a probability of 80 %"
+    return More(cells, max(wanted - n, 1), reason)

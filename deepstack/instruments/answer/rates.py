@@ -1,0 +1,149 @@
+"""The statement of a study over depths and learning rates: does the best rate move with depth?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from deepstack.base.text import counted, signed_text
+from deepstack.instruments.answer.found import Found, More, as_sentence, depths_text
+from deepstack.instruments.answer.power import seeds_needed
+from deepstack.instruments.transfer.table import HIGHEST, LOWEST, Losses, Transfer, transfer
+from deepstack.runs.intervals import LEAST_SEEDS, Interval, student
+from deepstack.runs.learning import Learning, rate_sentence
+
+METHOD = (
+    "The best rate of a depth is the vertex of a parabola through the least mean loss and its two "
+    "neighbours; its exponent in N is fitted in logarithms, and its interval comes from samples of "
+    "the seeds, widened to Student's t."
+)
+
+
+def losses_of(cells: Sequence[Learning]) -> Losses:
+    """Return the final losses of one setting at the depths with two rates or more."""
+    return {
+        cell.depth: {
+            rate: {seed: finite_or_infinite(one.final_loss) for seed, one in by_seed.items()}
+            for rate, by_seed in cell.tried.items()
+        }
+        for cell in cells
+        if len(cell.tried) > 1
+    }
+
+
+def finite_or_infinite(loss: float) -> float:
+    """Return a finite loss, or infinity."""
+    return loss if math.isfinite(loss) else math.inf
+
+
+def widened(interval: Interval, seeds: int, intervals: int) -> Interval:
+    """Return an interval over seeds that holds together with others, so many in all."""
+    factor = student(seeds, intervals) / student(seeds)
+    value, low, high = interval
+    return Interval(value, value - factor * (value - low), value + factor * (high - value))
+
+
+def movement(settings: dict[str, list[Learning]], most: int) -> Found | None:
+    """Return whether the best rate moves with depth; None without rates at two depths.
+
+    settings: the seeds of each depth by setting.
+    most: the number of settings that a sentence names.
+    """
+    results: dict[str, Transfer] = {}
+    for label, cells in settings.items():
+        losses = losses_of(cells)
+        if len(losses) > 1:
+            seeds = set.intersection(*(set(s) for at in losses.values() for s in at.values()))
+            if seeds:
+                results[label] = transfer(losses)
+    if not results:
+        return None
+    known = {label: one for label, one in results.items() if one.exponent is not None}
+    exponents = {
+        label: widened(one.exponent, one.best[0].seeds, len(known))
+        for label, one in known.items()
+        if one.exponent is not None
+    }
+    clauses = [clause_of(label, results[label], exponents.get(label)) for label in results]
+    more_names = f"; and {len(clauses) - most} more settings" if len(clauses) > most else ""
+    open_ones = [label for label in results if not is_decided(exponents.get(label))]
+    head = "Undecided: " if len(open_ones) == len(results) else ""
+    sure = [METHOD]
+    if len(known) > 1:
+        sure.append(f"The intervals of the {len(known)} exponents hold together with 95 %.")
+    every = [cell for cells in settings.values() for cell in cells]
+    details = list(filter(None, [rate_sentence(every, most)]))
+    more = None
+    if open_ones:
+        label = open_ones[0]
+        more = runs_that_decide(label, settings[label], results[label], exponents.get(label))
+    text = "; ".join(clauses[:most]) + more_names
+    sentence = f"{head}{text if head else as_sentence(text)}."
+    return Found("rates", sentence, not open_ones, sure, details, more)
+
+
+def is_decided(exponent: Interval | None) -> bool:
+    """Return whether an interval is known and leaves out 0."""
+    return exponent is not None and (exponent.low > 0 or exponent.high < 0)
+
+
+def clause_of(label: str, result: Transfer, exponent: Interval | None) -> str:
+    """Return the clause on one setting."""
+    depths = depths_text([best.depth for best in result.best])
+    seeds = counted("{} seeds", result.best[0].seeds)
+    if exponent is None:
+        return f"the best learning rate of {label} has no exponent in N ({result.advice[0]})"
+    value, low, high = (signed_text(number, 2) for number in exponent)
+    ends = f"95 % interval {low} to {high}, {seeds}"
+    if math.isnan(exponent.low):
+        ends = f"{seeds}, no interval below {LEAST_SEEDS}"
+    numbers = f"{value} ({ends}, {depths})"
+    if not is_decided(exponent):
+        return (
+            f"no movement of the best learning rate of {label} with depth is shown: its exponent "
+            f"in N is {numbers}"
+        )
+    verb = "rises" if exponent.value > 0 else "falls"
+    return (
+        f"the best learning rate of {label} {verb} with depth, with an exponent in N of {numbers}"
+    )
+
+
+def runs_that_decide(
+    label: str, cells: Sequence[Learning], result: Transfer, exponent: Interval | None
+) -> More | None:
+    """Return the runs that would decide the movement of one setting's best rate."""
+    several = [cell for cell in cells if len(cell.tried) > 1]
+    if exponent is None:
+        edges = [best for best in result.best if not best.inside]
+        cells = [cell for cell in several if cell.depth == edges[0].depth]
+        rates = rates_beyond(edges[0].rate.value, edges[0].edge, sorted(cells[0].tried))
+        where = f"{label} at N = {edges[0].depth}"
+        return More(cells, 0, f"would show whether a better rate of {where} lies there", rates)
+    seeds = result.best[0].seeds
+    if math.isnan(exponent.low):
+        return More(several, LEAST_SEEDS - seeds, "would give an interval", all_rates=True)
+    half = (exponent.high - exponent.low) / 2
+    deviation = half / student(seeds) * math.sqrt(seeds)
+    wanted = seeds_needed(exponent.value, deviation)
+    if wanted is None:
+        return None
+    reason = f"would show an exponent of this size for {label} with a probability of 80 %"
+    return More(several, max(wanted - seeds, 1), reason, all_rates=True)
+
+
+def rates_beyond(best: float, edge: str, tried: Sequence[float]) -> list[float]:
+    """Return two rates beyond the best one tried, or one on each side beside a diverged rate."""
+    if edge == HIGHEST:
+        return [rounded(best * 2), rounded(best * 4)]
+    if edge == LOWEST:
+        return [rounded(best / 4), rounded(best / 2)]
+    near = min(tried, key=lambda rate: abs(math.log(rate / best)))
+    at = tried.index(near)
+    beside = [tried[i] for i in (at - 1, at + 1) if 0 <= i < len(tried)]
+    return sorted(rounded(math.sqrt(near * other)) for other in beside)
+
+
+def rounded(rate: float) -> float:
+    """Return a rate with three digits."""
+    return float(f"{rate:.3g}")

@@ -1,0 +1,212 @@
+"""Chooses the sentence that answers a study, by the axes that vary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from deepstack.base.text import counted
+from deepstack.instruments.answer.found import (
+    MOST_NAMES,
+    Found,
+    More,
+    as_sentence,
+    depths_text,
+    interval_text,
+    joined,
+    share_text,
+    some_names,
+)
+from deepstack.instruments.answer.margins import (
+    Gap,
+    gap_of,
+    margin_clause,
+    nats,
+    runs_that_decide,
+)
+from deepstack.instruments.answer.rates import movement
+from deepstack.runs.intervals import LEAST_SEEDS
+from deepstack.runs.learning import Learning, learning_of
+from deepstack.runs.outcomes import CLEAR, Result
+from deepstack.runs.settings import require
+from deepstack.runs.statistics import Mean, mean_of
+
+T_TEST = (
+    "The interval is Student's t over the differences of runs with equal seeds: it leaves out 0 "
+    "in 5 % of studies without any difference."
+)
+CHOSEN = "Rates are chosen by the losses that are compared; the interval does not count that."
+
+
+def find(results: Iterable[Result], *, comparable: bool = True) -> Found:
+    """Return the statement of a study about its finished runs.
+
+    comparable: whether losses of two settings can be compared: whether the task is one.
+
+    Raises NothingMatchedError if no run has ended with a validation loss, or diverged.
+    """
+    cells = learning_of(results)
+    require(cells, "no finished run has a validation loss, so there is nothing to answer with")
+    settings: dict[str, list[Learning]] = {}
+    for cell in cells:
+        settings.setdefault(cell.label, []).append(cell)
+    if found := movement(settings, MOST_NAMES):
+        return found
+    if len(cells) == 1:
+        return about_one(cells[0])
+    depths = sorted({cell.depth for cell in cells})
+    return about_several(settings, depths, comparable)
+
+
+def about_one(cell: Learning) -> Found:
+    """Return the statement on the seeds of one setting at one depth."""
+    ends = list(cell.by_seed.values())
+    name = f"{cell.label} with {cell.depth} layers"
+    if cell.rate is not None:
+        name += f", at its best rate ({cell.rate_text}),"
+    sure = list(filter(None, [share_text(cell.learnt, cell.seeds)]))
+    more = None
+    if cell.seeds < LEAST_SEEDS:
+        more = More([cell], LEAST_SEEDS - cell.seeds, "would give an interval")
+    if diverged := sum(one.state == "diverged" for one in ends):
+        where = f"in {diverged} of {counted('{} seeds', cell.seeds)}"
+        rest = f" and learns in {cell.learnt}" if cell.learnt else ""
+        return Found("run", f"{name} diverges {where}{rest}.", True, sure, more=more)
+    loss = mean_of([one.loss for one in ends])
+    gain = mean_of([None if one.margin is None else -one.margin for one in ends])
+    if not gain.n:
+        text = f"{name} ends at a validation loss of {nats(loss)} nats"
+        return Found("run", f"{text} ({interval_text(loss, 'seeds')}).", True, [], more=more)
+    numbers = f"{interval_text(gain, 'seeds')}; loss {nats(loss)}"
+    if gain.low <= 0 < gain.high and gain.value > CLEAR:
+        text = (
+            f"Undecided: {name} ends {nats(gain)} nats below a predictor without context, and "
+            f"the interval includes 0 ({numbers})."
+        )
+        return Found("run", text, False, sure, more=more)
+    if gain.value > CLEAR:
+        text = f"{name} learns from context: it ends {nats(gain)} nats below a predictor without"
+    elif gain.value < -CLEAR:
+        text = f"{name} ends {nats(-gain.value)} nats above a predictor without"
+        numbers = f"{interval_text(negative(gain), 'seeds')}; loss {nats(loss)}"
+    else:
+        text = f"{name} has learned nothing from context: it ends level with a predictor without"
+        text, numbers = text, f"{nats(gain)} nats below it, {numbers}"
+    return Found("run", f"{text} context ({numbers}).", True, sure, more=more)
+
+
+def negative(mean: Mean) -> Mean:
+    """Return the mean of the negative values."""
+    return mean._replace(value=-mean.value, low=-mean.high, high=-mean.low)
+
+
+def about_several(
+    settings: dict[str, list[Learning]], depths: Sequence[int], comparable: bool
+) -> Found:
+    """Return the statement on several settings, depths or both: who learns where, and the margin.
+
+    The margin is the difference of the two best settings at the greatest depth; of one setting,
+    the difference of the greatest and the least depth.
+    """
+    one_depth = len(depths) == 1
+    every = [cell for cells in settings.values() for cell in cells]
+    judged = {
+        label: cells
+        for label, cells in settings.items()
+        if all(any(r.outcome for r in cell.by_seed.values()) for cell in cells)
+    }
+    gap = compared_cells(settings, depths) if comparable else None
+    margin, is_clear = margin_clause(gap, len(depths) > 1) if gap else ("", True)
+    where = where_clauses(judged, one_depth) if judged else ""
+    clauses = [margin, where] if one_depth else [where, margin]
+    text = "; ".join(filter(None, clauses))
+    text = text or "the losses of these settings cannot be compared"
+    sentence = f"{as_sentence(text)}."
+    sure = [T_TEST] if gap and math.isfinite(gap.gap.low) else []
+    if gap and gap.others > 1:
+        sure.append(f"The best of {gap.others + 1} settings is compared with each other one.")
+    if gap and any(cell.rate is not None for cell in every):
+        sure.append(CHOSEN)
+    agreeing = [cell for cell in every if cell.learnt in (0, cell.seeds)]
+    if judged and agreeing:
+        most = max(cell.seeds for cell in agreeing)
+        sure += filter(None, [share_text(most, most)])
+    more = runs_that_decide(gap) if gap and not is_clear else None
+    details = [nothing_more(gap)] if gap and not is_clear and more is None else []
+    return Found("settings" if one_depth else "depths", sentence, is_clear, sure, details, more)
+
+
+def compared_cells(settings: dict[str, list[Learning]], depths: Sequence[int]) -> Gap | None:
+    """Return the two cells whose losses are compared, or None if two do not have finite ones."""
+    if len(settings) > 1:
+        return gap_of([c for cells in settings.values() for c in cells if c.depth == depths[-1]])
+    (cells,) = settings.values()
+    return gap_of([cells[0], cells[-1]])
+
+
+def nothing_more(gap: Gap) -> str:
+    """Return the sentence on a difference that is too small for an affordable number of seeds."""
+    largest = max(abs(gap.gap.low), abs(gap.gap.high))
+    return (
+        f"A difference above {nats(largest)} nats is ruled out (95 %); to show one as small as "
+        "measured would take more than 64 seeds."
+    )
+
+
+def where_clauses(settings: dict[str, list[Learning]], one_depth: bool) -> str:
+    """Return who learns where: settings that learn at the same depths share a clause."""
+    rates = any(cell.rate is not None for cells in settings.values() for cell in cells)
+    if one_depth:
+        return one_depth_clauses([cells[0] for cells in settings.values()], rates)
+    patterns: dict[tuple[tuple[int, int, int], ...], list[str]] = {}
+    for label, cells in settings.items():
+        pattern = tuple((cell.depth, cell.learnt, cell.seeds) for cell in cells)
+        patterns.setdefault(pattern, []).append(label)
+    clauses = [pattern_clause(names, pattern) for pattern, names in patterns.items()]
+    if len(clauses) > MOST_NAMES:
+        clauses = [*clauses[:MOST_NAMES], f"and {len(clauses) - MOST_NAMES} other patterns"]
+    every = [cell for cells in settings.values() for cell in cells]
+    seeds = sorted({cell.seeds for cell in every})
+    counts = (
+        counted("{} seeds", seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+    )
+    depths = depths_text(sorted({cell.depth for cell in every}))
+    each = " each" if len(every) > 1 else ""
+    rate = ", at the best rate of each" if rates else ""
+    return f"{'; '.join(clauses)} ({depths}, {counts}{each}{rate})"
+
+
+def one_depth_clauses(cells: Sequence[Learning], rates: bool) -> str:
+    """Return who learns at the one depth: 'DeepNorm learns (3 of 3 seeds)'."""
+    groups: dict[tuple[int, int], list[Learning]] = {}
+    for cell in cells:
+        groups.setdefault((cell.learnt, cell.seeds), []).append(cell)
+    clauses = []
+    for (learnt, seeds), members in sorted(groups.items(), key=lambda one: -one[0][0] / one[0][1]):
+        names = [
+            cell.label + (f" at its best rate ({cell.rate_text})" if cell.rate is not None else "")
+            for cell in members
+        ]
+        several = len(names) > 1
+        verb = ("learn" if several else "learns") if learnt else ("do" if several else "does")
+        words = f"{some_names(names)} {verb}{'' if learnt else ' not learn'}"
+        each = " each" if several else ""
+        clauses.append(f"{words} ({learnt} of {counted('{} seeds', seeds)}{each})")
+    return "; ".join(clauses)
+
+
+def pattern_clause(names: Sequence[str], pattern: Sequence[tuple[int, int, int]]) -> str:
+    """Return where these settings learn.  pattern: depth, seeds that learn, and all seeds."""
+    verb = "learns" if len(names) == 1 else "learn"
+    whole = [depth for depth, learnt, seeds in pattern if learnt == seeds]
+    none = [depth for depth, learnt, seeds in pattern if not learnt]
+    some = [(depth, learnt, seeds) for depth, learnt, seeds in pattern if 0 < learnt < seeds]
+    who = some_names(names)
+    if len(whole) == len(pattern):
+        return f"{who} {verb} at every depth"
+    if len(none) == len(pattern):
+        return f"{who} {verb} at no depth"
+    parts = [f"at {depths_text(whole)}"] if whole else []
+    parts += [f"in {learnt} of {seeds} seeds at N = {depth}" for depth, learnt, seeds in some]
+    parts += [f"not at {depths_text(none)}"] if none else []
+    return f"{who} {verb} {joined(parts)}"
