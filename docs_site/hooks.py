@@ -22,7 +22,7 @@ PAGES = (
     "results/README.md",
 )  # fmt: skip
 EXPERIMENTS = ("experiments/*/README.md",)
-PICTURES = ("docs/**/*.png", "experiments/*/figures*/*.png", "benchmarks/**/*.png")
+PICTURES = ("docs/**/*.png", "docs/**/*.svg", "experiments/*/figures*/*.png", "benchmarks/**/*.png")
 # Files of this folder, and where the site has them.
 OWN = {"extra.css": "stylesheets/extra.css", "iframe_worker.js": "javascripts/iframe_worker.js"}
 SHIM = "https://unpkg.com/iframe-worker/shim"

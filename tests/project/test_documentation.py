@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ LINES = [
     for line in page.read_text(encoding="utf-8").splitlines()
     if line.startswith("    ")
 ]
+KEPT = "docs/figures/terminal.svg"
 PLACES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "experiments/*/*.md")
 PAGES = [path for place in PLACES for path in sorted(ROOT.glob(place))]
 USED = [line for line in LINES if line.startswith("deepstack ") and "--plugin" not in line]
@@ -50,6 +52,23 @@ def test_the_readme_is_short_and_has_the_documented_commands() -> None:
     install, test = (line for line in LINES if line.startswith("python3 -m venv"))
     assert install.endswith("-e . && . .venv/bin/activate") and test.endswith("pytest")
     assert "-c constraints.txt" in install and "-c constraints.txt" in test
+
+
+def test_the_badges_of_the_readme_are_true() -> None:
+    sys.path.insert(0, str(ROOT / "docs_site"))
+    badges = import_module("badges").badges()
+    assert all(path.read_text(encoding="utf-8") == text for path, text in badges.items())
+    assert all(f"docs/figures/{path.name}" in README for path in badges)
+
+
+@pytest.mark.slow
+def test_the_recording_of_a_terminal_is_made_by_its_script(tmp_path: Path) -> None:
+    picture, script = tmp_path / "terminal.svg", ROOT / "docs_site/terminal.py"
+    subprocess.run([sys.executable, script, "--to", picture], check=True)
+    made, kept = picture.read_text(encoding="utf-8"), (ROOT / KEPT).read_text(encoding="utf-8")
+    assert "http" not in made.replace("http://www.w3.org/2000/svg", "")
+    words = set(re.findall(r"[a-z_]{3,}", kept.partition("</style>")[2]))
+    assert "validation" in words and words <= set(re.findall(r"[a-z_]{3,}", made))
 
 
 def test_the_readme_lists_commands_below_the_headings_of_the_help() -> None:
