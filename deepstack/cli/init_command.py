@@ -9,6 +9,7 @@ from deepstack import config as conf
 from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_config
+from deepstack.cli.declarations import DEFINITIONS, declared_names
 from deepstack.cli.options import flag, option
 from deepstack.cli.output import emit_json
 from deepstack.config.load import example
@@ -32,15 +33,16 @@ def init_command(
     schema: bool = flag("Print the JSON schema for editors; write nothing.", "--schema"),
 ) -> None:
     """Write a starting config with every setting, its default and its meaning."""
+    for_editors = conf.json_schema({key: declared_names(key) for key in DEFINITIONS})
     if schema:
-        emit_json(conf.json_schema())
+        emit_json(for_editors)
         return
     text = None if source is None else example(source).read_text(encoding="utf-8")
     file = file or Path("experiment.yaml" if source is None else f"{source}.yaml")
     if file.exists():
         raise ConfigError(f"{file} exists already; give another name: deepstack init mine.yaml")
     schema_name = "deepstack.schema.json"
-    schema_text = json.dumps(conf.json_schema(), indent=2) + "\n"
+    schema_text = json.dumps(for_editors, indent=2) + "\n"
     if text is None:
         text = conf.annotated_defaults(schema_name)
     else:

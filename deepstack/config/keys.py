@@ -1,5 +1,6 @@
 """The keys of configurations and studies: their JSON schema, and the type of each value."""
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,9 +12,15 @@ KeyPath = tuple[str | int, ...]
 """The keys and positions that lead to a value."""
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of configurations and studies, for editors."""
+def json_schema(names: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
+    """Return the JSON schema of configurations and studies, for editors.
+
+    names: setting -> names of definitions, which editors propose; a plugin's are allowed too.
+    """
     schema = StudyFile.model_json_schema()
+    for key, examples in (names or {}).items():
+        section, name = key.split(".")
+        schema["$defs"][section.capitalize()]["properties"][name]["examples"] = list(examples)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

@@ -211,8 +211,8 @@ def two_layers(config: conf.Config) -> Transformer:
 def has_more_inside(model: Transformer) -> bool:
     """Return whether sublayers contain operations that fused GPU sublayers lack."""
     attentions = [module for module in model.modules() if isinstance(module, AttentionSublayer)]
-    turned = any(attention.qk is not None for attention in attentions)
-    return turned or any(len(scheme.slots) for scheme in model.schemes)
+    others = any(one.qk is not None or not has_plain_attention(one) for one in attentions)
+    return others or any(len(scheme.slots) for scheme in model.schemes)
 
 
 def is_fully_fused(model: Transformer) -> bool:

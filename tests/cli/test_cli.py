@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from deepstack.cli import app
 from deepstack.cli.app import COMMANDS
-from deepstack.cli.declarations import declarations
+from deepstack.cli.declarations import DEFINITIONS, declarations, declared_names
 from deepstack.cli.finding import next_command, run_finding, sweep_finding
 from deepstack.cli.listing import listings
 from deepstack.cli.output import emit_json
@@ -41,7 +41,10 @@ def test_init_writes_every_default_and_a_schema(tmp_path: Path) -> None:
     assert typed("init", file).stdout.strip() == str(file)
     assert typed("init", file).exit_code == 2
     schema = json.loads((tmp_path / "deepstack.schema.json").read_text())
-    assert json.loads(typed("init", "--schema").stdout) == schema == json_schema()
+    names = {key: declared_names(key) for key in DEFINITIONS}
+    assert json.loads(typed("init", "--schema").stdout) == schema == json_schema(names)
+    proposed = schema["$defs"]["Train"]["properties"]["optimizer"]["examples"]
+    assert proposed == ["adam", "adamw", "muon", "sgd"]
     # As it is and uncommented line by line, the file is the configuration of all defaults.
     lines = file.read_text().splitlines()[2:]
     text = "\n".join(line.replace("# ", "", 1) if "# " in line[:10] else line for line in lines)
