@@ -5,6 +5,11 @@ python benchmarks/memory.py
 Each of nine shapes runs in its own process on the CPU: five steps of training, the last two
 replayed, with snapshots, an evaluation and a checkpoint. The measured peak is the highest resident
 set of the process, from timing.csv. The ratio should lie between 0.7 and 1.5.
+
+python benchmarks/memory.py --micro-batches
+
+The peaks of a batch of 4 sequences and of 16 such micro-batches, eager and replayed. The second
+should be at most 1.02 of the first.
 """
 
 import subprocess
@@ -34,6 +39,12 @@ SHAPES = (
 )
 
 
+MICRO_BATCHES = (
+    "model.depth=4 model.d_model=256 task.seq_len=64 log.layers_every=0 task.name=markov "
+    "train.steps=3 train.eval_every=0"
+)
+
+
 def measure(settings: list[str], out: Path) -> tuple[float, float]:
     """Return (estimated, measured) bytes of a run with these settings."""
     config = conf.parse_config("", overrides=settings)
@@ -46,8 +57,23 @@ def measure(settings: list[str], out: Path) -> tuple[float, float]:
     return memory_needed(config, task_of(config)), float(peak)
 
 
+def compare_micro_batches() -> None:
+    """Print the peaks of one micro-batch and of 16, and their ratio."""
+    print(f"{'1, MB':>10}{'16, MB':>10}{'ratio':>8}  runtime.replay")
+    for replay in ("false", "python", "native"):
+        peaks = []
+        for count in (1, 16):
+            parts = [f"train.batch_size={4 * count}", f"train.micro_batches={count}"]
+            settings = [*ALL, *MICRO_BATCHES.split(), f"runtime.replay={replay}", *parts]
+            with tempfile.TemporaryDirectory(prefix="deepstack-") as out:
+                peaks.append(measure(settings, Path(out))[1] / 1e6)
+        print(f"{peaks[0]:10.1f}{peaks[1]:10.1f}{peaks[1] / peaks[0]:8.3f}  {replay}", flush=True)
+
+
 def main() -> None:
     """Print the table."""
+    if sys.argv[1:] == ["--micro-batches"]:
+        return compare_micro_batches()
     print(f"{'estimated MB':>14}{'measured MB':>14}{'ratio':>8}  settings")
     for shape in SHAPES:
         with tempfile.TemporaryDirectory(prefix="deepstack-") as out:

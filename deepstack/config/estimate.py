@@ -10,7 +10,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import definition_of
 from deepstack.base.text import bytes_text
 from deepstack.config.instruments import MeasurementSizes, specs
-from deepstack.config.machine import machine_memory
+from deepstack.config.machine import cores, machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
 from deepstack.config.schema import Config
@@ -63,14 +63,15 @@ def memory_terms(
     bank_bytes = max(by_role.get(role, 0) for role in ("q", "w1")) * FP32
     probe = config.log.probe_sequences
     lengths = [stack.seq for stack in stack_sizes(config, probe, target_len)]
-    tokens, predicted = train.batch_size * sum(lengths), train.batch_size * lengths[-1]
+    sequences = sequences_at_once(config)
+    tokens, predicted = sequences * sum(lengths), sequences * lengths[-1]
     # int64 tokens and targets of a batch, and whether they are masked
-    held_out = 8 * tokens + 9 * predicted
+    held_out = train.batch_size * (8 * sum(lengths) + 9 * lengths[-1])
     terms = {
         "Python and torch": 0 if on_gpu(config) else PROCESS_BYTES,
         "data": 0 if on_gpu(config) else data,
         "weights": weights,
-        "gradients": trained * train.shards,
+        "gradients": trained * parts_at_once(config),
         "optimizer moments": moments(config, by_role),
         "temporaries of the optimizer": (1 if train.optimizer == "sgd" else 2) * bank_bytes,
         "modules and graph": layers.all * LAYER_OVERHEAD,
@@ -180,10 +181,22 @@ def recompute_every(config: Config) -> int:
     return math.isqrt(layer_counts(config).all) if short else 0
 
 
+def parts_at_once(config: Config) -> int:
+    """Return how many parts of a batch have gradients of their own: all shards in threads, or 1."""
+    threads, shards = config.runtime.threads, config.train.shards
+    count = min(shards, cores()) if threads == "auto" else threads
+    return shards if count > 1 and _replayed(config) and not config.model.dropout else 1
+
+
+def sequences_at_once(config: Config) -> int:
+    """Return the sequences whose activations are in memory at the same time."""
+    return config.train.batch_size // config.train.parts * parts_at_once(config)
+
+
 def activations(config: Config, scheme_memory: SchemeMemory, target_len: int | None = None) -> int:
     """Return the bytes kept for the backward pass: of all layers, or of those not recomputed."""
     layers, every = layer_counts(config).all, recompute_every(config)
-    batch = config.train.batch_size
+    batch = sequences_at_once(config)
     saved = saved_by_layers(config, batch, scheme_memory, target_len)
     if not every or every >= layers:
         return saved

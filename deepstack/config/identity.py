@@ -15,6 +15,8 @@ from deepstack.config.schema import Config, non_defaults
 from deepstack.config.section import LONGEST_NAME
 
 NOT_THE_EXPERIMENT = ("name", "runtime", "log.to")
+# Settings with the numbers of another one, which alone the hash counts.
+ALIASES = {"train.micro_batches": "train.shards"}
 # Options of definitions, tasks and roles, of which any may be swept: a missing key has its own
 # default, so missing and present are different values. Elsewhere a missing key belongs to the
 # config of an older version.
@@ -40,7 +42,8 @@ def config_hash(config: Config) -> str:
 
 def digest(config: Config) -> str:
     """Return the sha256 of which `config_hash` is the first part."""
-    counted = {key: v for key, v in non_defaults(config).items() if is_of_experiment(key)}
+    changed = non_defaults(config).items()
+    counted = {ALIASES.get(key, key): v for key, v in changed if is_of_experiment(key)}
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 

@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     create_model,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -85,8 +86,10 @@ class Train(Section):
     """Instead of steps: the FLOPs of all steps, as `deepstack check` prints, rounded to steps."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 16
     """Sequences in a batch."""
+    micro_batches: Annotated[int, Field(ge=1, le=65_536, validate_default=True)] = 1
+    """Equal parts of a batch, one after the other, whose gradients are added: less memory."""
     shards: Annotated[int, Field(ge=1, le=1024, validate_default=True)] = 1
-    """Equal parts of a batch whose gradients are added in order; runtime.threads replay them."""
+    """The same as micro_batches, but runtime.threads replay the parts at the same time."""
     optimizer: Identifier = "adamw"
     """The optimizer (`deepstack list optimizers`)."""
     optimizer_options: Options = {}
@@ -176,7 +179,22 @@ class Train(Section):
         shown = super().__repr_args__()
         return [one for one in shown if not (one[0] == "steps" and self.has_budget)]
 
+    _check_parts = divisor_of("micro_batches", "train.batch_size")
     _check_shards = divisor_of("shards", "train.batch_size")
+
+    @field_validator("shards")
+    @classmethod
+    def _one_kind_of_parts(cls, value: int, info: Any) -> int:
+        other = info.data.get("micro_batches", 1)
+        if value > 1 and other > 1:
+            text = f"found {value} beside train.micro_batches={other}; allowed one of both"
+            raise PydanticCustomError("relation", text)
+        return value
+
+    @property
+    def parts(self) -> int:
+        """The equal parts of a batch whose gradients are added in order."""
+        return max(self.micro_batches, self.shards)
 
     def lr_factor(self, role: str) -> float:
         """Return the factor on lr for the parameters of a role."""

@@ -1,6 +1,6 @@
 """Locates the first value of a step in the stack that is not finite."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from deepstack.diagnostics.snapshot import boundaries
 from deepstack.model.build import Built
+from deepstack.model.transformer import Transformer
 from deepstack.schemes.scheme import visible
 
 
@@ -24,17 +25,20 @@ class Culprit(NamedTuple):
     layer: int | None = None
 
 
-def culprit(built: Built, tokens: Tensor, backward: Callable[[], Tensor] | None) -> Culprit:
-    """Return the first value that is not finite, in the order in which a step computes them.
+def culprit(
+    built: Built, parts: Sequence[Tensor], backward: Callable[[], Tensor] | None
+) -> Culprit:
+    """Return the first value that is not finite: in the forward pass by depth, then backward.
 
+    parts: the tokens of each micro-batch.
     backward: computes the gradients again and returns the loss; None checks the forward pass only.
         Waits for the device.
     """
     model = built.model
     with torch.no_grad():
-        for _, layer, x in boundaries(model, model.inputs(tokens)):
-            if not finite(visible(x)):
-                return Culprit("forward", layer) if layer else Culprit("embedding")
+        first = [layer for tokens in parts for layer in first_bad_layer(model, tokens)]
+    if first:
+        return Culprit("forward", min(first)) if min(first) else Culprit("embedding")
     if backward is None:
         return Culprit("none")
     if not finite(backward()):
@@ -47,6 +51,14 @@ def culprit(built: Built, tokens: Tensor, backward: Callable[[], Tensor] | None)
                 bad = max([bad, *(before + row + 1 for row in wrong.nonzero().flatten().tolist())])
         before += len(stack.layers)
     return Culprit("backward", bad) if bad else Culprit("none")
+
+
+def first_bad_layer(model: Transformer, tokens: Tensor) -> list[int]:
+    """Return the first layer whose output is not finite, 0 for x_0; an empty list for none."""
+    for _, layer, x in boundaries(model, model.inputs(tokens)):
+        if not finite(visible(x)):
+            return [layer]
+    return []
 
 
 def finite(values: Tensor) -> bool:

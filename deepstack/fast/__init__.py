@@ -21,9 +21,10 @@ from deepstack.fast.rule import (
     executor_notice,
     fast_paths_of,
 )
-from deepstack.fast.step import Measured, Step, Update, make_step
+from deepstack.fast.step import BatchSum, Measured, Step, Update, make_step
 
 __all__ = [
+    "BatchSum",
     "CapturedStep",
     "FastPaths",
     "Library",

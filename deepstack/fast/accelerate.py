@@ -108,15 +108,20 @@ def enable_fast_paths(
     paths: FastPaths,
     recompute_every: int,
     notify: Callable[[str], None],
+    *,
+    micro_batches: int = 1,
 ) -> None:
     """Make the model run its layers by the chosen fast paths; its numbers stay the same.
 
     recompute_every: keep the stream every so many layers only, 0 for all.
+    micro_batches: of a batch, whose gradients are added.
     notify: receives a line before something that takes long.
     """
     on_gpu = model.embedding.is_cuda
     if paths.fused:
         fuse(model.layers, paths.products)
+        for product in products_of(model.layers):
+            product.adds_parts = micro_batches > 1
         if on_gpu and makes_kernels():
             notify("Triton makes kernels; seconds, once on a machine")
     if paths.compiled and on_gpu:  # tell torch's compiler too
@@ -192,10 +197,11 @@ def step_recorder(
     """Return `capture` of `make_step`: CUDA graph capture, replay, or neither.
 
     notify: receives a line after something that takes long.
-    threads: that replay the shards of a batch.
+    threads: that replay the shards of a batch at the same time.
     """
     if paths.replayed:
-        threads = 1 if config.model.dropout else threads  # random numbers have an order
+        # micro-batches follow one another, and random numbers have an order
+        threads = 1 if config.train.shards == 1 or config.model.dropout else threads
         kernels = find_kernels(notify) if paths.executor else None
         assert not isinstance(kernels, str), kernels
         return partial(ReplayedStep, notify=notify, threads=threads, kernels=kernels)

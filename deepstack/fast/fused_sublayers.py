@@ -49,6 +49,8 @@ class Product:
     c = 1 / sqrt(n_in) if scaled, as under the NTK parameterisation; otherwise 1.
 
     library: of products that are large enough for it (see `products`).
+    adds_parts: whether a gradient is computed from zero before it is added, so that gradients of
+        several micro-batches have the bits of a sum of separate gradients.
     half_weights: copies of (W, b) in half precision for a pass under autocast (see the function
         `half_weights`).  x is then rounded to this precision and y has it; gradients of W and b are
         added in fp32.
@@ -65,6 +67,7 @@ class Product:
         self.scale = weight.shape[1] ** -0.5 if scaled else 1.0
         self.weight_grad, self.bias_grad = gradient_of(weight), gradient_of(bias)
         self.library = library
+        self.adds_parts = False
         self.half_weights: tuple[Tensor, Tensor | None] | None = None
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
@@ -83,10 +86,22 @@ class Product:
         if self.bias_grad is not None:
             self.bias_grad.add_(dy.sum(0))
         if self.weight_grad is not None and x.dtype is self.weight_grad.dtype:
-            multiply.addmm_(self.weight_grad, dy.t(), x, alpha=self.scale)
+            with self.weight_gradient() as gradient:
+                multiply.addmm_(gradient, dy.t(), x, alpha=self.scale)
         elif self.weight_grad is not None:
             self.weight_grad.add_(torch.mm(dy.t(), x), alpha=self.scale)
         return self.apply_scale(multiply.mm(dy, weight))
+
+    @contextmanager
+    def weight_gradient(self) -> Iterator[Tensor]:
+        """Yield the tensor to which the block adds the gradient of W."""
+        assert self.weight_grad is not None
+        if not self.adds_parts:
+            yield self.weight_grad
+            return
+        part = torch.zeros_like(self.weight_grad)
+        yield part
+        self.weight_grad.add_(part)
 
     def apply_scale(self, product: Tensor) -> Tensor:
         """Return the product times c, in place."""

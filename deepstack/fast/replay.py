@@ -11,7 +11,8 @@ for the rest (see `native`); the numbers then equal the eager step's to rounding
 torch's functions run on the same numbers in the same order, so every bit stays the same:
 `recording.FUNCTIONS` lists those that write into given outputs, torch's own or an `out=` variant.
 All other operations run as they are, and their results are copied.
-The shards of a batch (`shards`) have separate blocks, and threads run them at the same time.
+All micro-batches of a batch replay one recording, one after the other, in one block of memory.
+Under `train.shards` threads replay them at the same time, each in a block of its own.
 """
 
 import ctypes
@@ -43,8 +44,8 @@ class ReplayedStep:
 
     The step must run the same operations at every call, and create no state that stays.
 
-    threads: that replay the shards of a batch; 1 if shards draw random numbers, whose order would
-        otherwise change.
+    threads: that replay the micro-batches of a batch; 1 if these draw random numbers, whose order
+        would otherwise change.
     kernels: that run most operations; None to run all of them by torch.
     notify: receives the reason if the update reads a value; every step then runs eagerly.
 
@@ -66,10 +67,12 @@ class ReplayedStep:
         self.finish = with_probe(lambda *_: update.apply(*update.total()), probe)
         self.is_recorded = False
         self.bound: list[Bound] = []
+        self.parts: list[Part] = []
+        self.workers = min(threads, update.batch.count)
         self.map: Callable[..., Iterable[None]] = map
-        if (workers := min(threads, len(update.shards))) > 1:
+        if self.workers > 1:
             one_each = partial(torch.set_num_threads, 1)
-            self.map = ThreadPoolExecutor(workers, "shard", one_each).map
+            self.map = ThreadPoolExecutor(self.workers, "shard", one_each).map
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
         shapes = inputs.shape, targets.shape
@@ -77,8 +80,7 @@ class ReplayedStep:
             self.is_recorded = True
             self.inputs, self.targets, self.shapes = inputs.clone(), targets.clone(), shapes
             with gc_paused():
-                if refused := self.record():
-                    return refused
+                self.record()
         if not self.bound or shapes != self.shapes:
             return self.whole(inputs, targets)
         self.inputs.copy_(inputs)
@@ -87,36 +89,84 @@ class ReplayedStep:
             return self.replay()
 
     def replay(self) -> Measured:
-        """Run the recorded operations: of all shards, then of the rest of the step."""
-        *shards, rest = self.bound
-        list(self.map(Bound.run, shards))  # raises the error of a thread
+        """Run the recorded operations: of all micro-batches, then of the rest of the step.
+
+        The sums are the step's own for the first micro-batch, to which the others are added.
+        """
+        begin, *bound, rest = self.bound
+        begin.run()
+        batches = self.update.batch.split(self.inputs, self.targets)
+        if len(bound) == 1:
+            for batch in batches:
+                self.parts[0].run(bound[0], batch)
+        else:
+            list(self.map(Part.run, self.parts, bound, batches))  # raises the error of a thread
+            for part in self.parts[1:]:
+                torch._foreach_add_(self.parts[0].sums, part.sums)
         rest.run()
         return Measured(*rest.results)
 
-    def record(self) -> Measured | None:
+    def record(self) -> None:
         """Run a step, note its operations, undo it, and bind the operations to memory.
 
-        Return the step's results and keep them if it cannot be replayed.
+        It notes one micro-batch.  No operation is bound if the step cannot be replayed.
         """
+        batch = self.update.batch
+        first = [tensor.clone() for tensor in batch.split(self.inputs, self.targets)[0]]
         recordings = []
         saved: Saved = WeakKeyDictionary()
         random_state = torch.get_rng_state()
-        for part in (*(shard.compute for shard in self.update.shards), self.finish):
+        begin = partial(batch.begin, self.targets)
+        for part in (begin, partial(batch.add, *first), partial(self.finish, *first)):
             with Recording(saved) as recording:
-                measured = part(self.inputs, self.targets)
+                measured = part()
             recording.finish(tuple(measured or ()))
             recordings.append(recording)
-        if reason := next((r.refused for r in recordings if r.refused), ""):
-            self.notify(f"a step cannot be replayed: {reason}")
-            return measured
         restore(saved)
         torch.set_rng_state(random_state)
-        replaced = [zip(s.gradients, s.copies, strict=False) for s in self.update.shards]
+        if reason := next((r.refused for r in recordings if r.refused), ""):
+            self.notify(f"a step cannot be replayed: {reason}")
+            return
+        copies = batch.count - 1 if self.workers > 1 else 0
+        own = Part(first, batch.tensors)
+        self.parts = [own, *(own.copy() for _ in range(copies))]
+        beginning, add, rest = recordings
+        replaced = [zip([*first, *batch.tensors], part.tensors, strict=True) for part in self.parts]
+        pairs = ((beginning, ()), *((add, each) for each in replaced), (rest, ()))
         with torch.inference_mode():
-            pairs = zip(recordings, [*replaced, ()], strict=True)
             self.bound = [bind_recording(*recorded, self.kernels) for recorded in pairs]
         trim_memory()
-        return None
+
+
+class Part(NamedTuple):
+    """The tensors of a micro-batch that a recording reads and adds to.
+
+    inputs: inputs and targets, into which the values of each batch are copied.
+    sums: the gradients and the loss.
+    is_copy: whether the sums are not the step's own, so that they start from zero.
+    """
+
+    inputs: Sequence[Tensor]
+    sums: Sequence[Tensor]
+    is_copy: bool = False
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [*self.inputs, *self.sums]
+
+    def copy(self) -> "Part":
+        """Return tensors of the same shapes."""
+        like = ([*map(torch.empty_like, tensors)] for tensors in (self.inputs, self.sums))
+        return Part(*like, is_copy=True)
+
+    def run(self, bound: "Bound", batch: Sequence[Tensor]) -> None:
+        """Add gradients and loss of the micro-batch, whose operations these are."""
+        with torch.inference_mode():
+            torch._foreach_copy_(self.inputs, batch)
+            if self.is_copy:
+                torch._foreach_zero_(self.sums)
+        bound.run()
 
 
 class ReplayedPass:
@@ -196,11 +246,8 @@ def bind_recording(
     replaced: pairs of tensors that existed before, each alone in its storage; the operations use
         the second in place of the first.
     """
-    before = recording.before
-    number_of = {storage: number for number, storage in before.items()}
-    aliases = {
-        number_of[old.untyped_storage()]: number_of[new.untyped_storage()] for old, new in replaced
-    }
+    instead = {old.untyped_storage(): new.untyped_storage() for old, new in replaced}
+    before = {number: instead.get(one, one) for number, one in recording.before.items()}
     used = [*(call.used for call in recording.calls), recording.kept]
     # `numbers - before.keys()` would go through all of `before` for every call.
     new = [{number for number in numbers if number not in before} for numbers in used]
@@ -211,14 +258,12 @@ def bind_recording(
     @cache
     def tensor(reference: TensorRef) -> Tensor:
         number, offset, size, stride, dtype = reference
-        if number in aliases:
-            return tensor(reference._replace(number=aliases[number]))
         first = offsets.get(number, 0) // dtype.itemsize + offset
         storage = before.get(number, memory)
         return torch.empty(0, dtype=dtype).set_(storage, first, size, stride)
 
     def locate(reference: TensorRef) -> tuple[int, int]:
-        number = aliases.get(reference.number, reference.number)
+        number = reference.number
         if number in before:
             return before[number].data_ptr(), before[number].nbytes()
         return start + offsets[number], recording.sizes[number]

@@ -152,7 +152,7 @@ def fast_paths_of(
     notify: receives a line before C++ kernels are compiled.
     """
     runtime = config.runtime
-    tokens = config.train.batch_size * config.task.seq_len
+    tokens = config.train.batch_size // config.train.micro_batches * config.task.seq_len
     layer = tokens * config.model.d_model * conf.width_inside(config)
     gpu, fusible = device.type == "cuda", False
     if gpu:

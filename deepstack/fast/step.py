@@ -1,18 +1,16 @@
 """Defines the training step: every fast path computes the same as the plain eager step here.
 
-A step computes the gradients of a batch in equal shards and adds them in order.  Each shard
-computes the gradients of its sequences from zero; the loss of the batch is the sum of the shards'
-losses, each divided by the predicted positions of the whole batch.  An eager step runs one shard
-after the other and keeps the gradients of all but the last in further tensors.  A replayed step
-writes them there directly, so that threads can run the shards at the same time.  The order of all
-sums is fixed: the numbers depend on the count of shards, and on nothing else.
+A step computes the gradients of a batch in equal micro-batches and adds them in order.  The loss of
+the batch is the sum of their losses, each divided by the predicted positions of the whole batch.
+There is one set of gradients: each micro-batch adds its own, once computed, to the sums so far.  A
+replayed step may compute micro-batches in threads at the same time, each into further tensors that
+are added in the same order.  The numbers depend on the count of micro-batches, and on nothing else.
 """
 
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -29,17 +27,58 @@ Loss = Callable[..., Tensor]
 """(inputs, targets) -> mean loss, or (inputs, targets, count) -> summed loss / count."""
 
 
-class Shard(NamedTuple):
-    """One part of a batch.
+class BatchSum:
+    """The gradients and the loss of a batch, summed over its equal micro-batches in order.
 
-    compute: (inputs, targets) of the whole batch -> None; computes gradients and loss of the part.
-    gradients: the tensors that it fills.
-    copies: those to which it then copies them; none for the last part.
+    loss: (inputs, targets) -> see `Loss`; the second form is needed from two micro-batches on.
+    count: number of micro-batches.
+    penalty: adds the gradients that do not depend on the batch, before all others.
+    tensors: the sums, to which `add` adds: the gradients, and the loss, 0-d.
     """
 
-    compute: Callable[[Tensor, Tensor], None]
-    gradients: list[Tensor]
-    copies: list[Tensor]
+    def __init__(
+        self,
+        loss: Loss,
+        banks: Banks,
+        count: int,
+        device: torch.device,
+        penalty: Callable[[], None] | None = None,
+    ) -> None:
+        self.loss_function, self.banks, self.count, self.penalty = loss, banks, count, penalty
+        self.loss = torch.zeros((), device=device)
+        self.divisor = [torch.zeros((), dtype=torch.int64, device=device)] if count > 1 else []
+        gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
+        self.tensors = [*gradients, self.loss]
+
+    def split(self, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return inputs and targets of each micro-batch, views of the batch."""
+        return list(zip(inputs.chunk(self.count), targets.chunk(self.count), strict=True))
+
+    def begin(self, targets: Tensor) -> None:
+        """Set the sums to zero or to the penalty's, and count the predicted positions."""
+        self.banks.zero_gradients()
+        self.loss.zero_()
+        for divisor in self.divisor:
+            divisor.copy_((targets != IGNORE).sum())
+        if self.penalty:
+            self.penalty()
+
+    def add(self, inputs: Tensor, targets: Tensor) -> None:
+        """Add gradients and loss of a micro-batch."""
+        with gc_paused():
+            value = self.loss_function(inputs, targets, *self.divisor)
+            try:
+                value.backward()
+            except BaseException:
+                forget()
+                raise
+        self.loss.add_(value.detach())
+
+    def compute(self, inputs: Tensor, targets: Tensor) -> None:
+        """Compute gradients and loss of a batch; only reads parameters."""
+        self.begin(targets)
+        for part in self.split(inputs, targets):
+            self.add(*part)
 
 
 class Measured(NamedTuple):
@@ -65,19 +104,18 @@ LossAndNorm = tuple[Tensor, Tensor]  # the loss and the norm of all gradients
 class Update:
     """A training step in parts, (inputs, targets) -> Measured.
 
-    shards: the parts of the batch, whose gradients only read parameters.
-    total: () -> LossAndNorm of the whole batch, after all shards.
+    batch: the sums over the batch.
+    total: () -> LossAndNorm of the whole batch, after all micro-batches.
     apply: LossAndNorm -> Measured; changes parameters.
     """
 
-    shards: Sequence[Shard]
+    batch: BatchSum
     total: Callable[[], LossAndNorm]
     apply: Callable[[Tensor, Tensor], Measured]
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> LossAndNorm:
         """Compute the gradients of the batch; only reads parameters."""
-        for shard in self.shards:
-            shard.compute(inputs, targets)
+        self.batch.compute(inputs, targets)
         return self.total()
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Measured:
@@ -115,48 +153,13 @@ def with_probe(update: UpdateFunction, probe: Probe | None) -> UpdateFunction:
     return lambda inputs, targets: update(inputs, targets)._replace(probe=probe())
 
 
-def split_batch(
-    loss: Loss, banks: Banks, count: int, device: torch.device
-) -> tuple[list[Shard], Callable[[], Tensor]]:
-    """Return the shards of a batch, which have equal numbers of sequences, and their total.
-
-    total: adds the gradients of all shards to `.grad`, in order, and returns the batch's loss.
-
-    loss: see `Loss`; the second form is needed from two shards on.
-    """
-    gradients = [p.grad for bank in banks for p in bank.parameters if p.grad is not None]
-    copies = [[torch.empty_like(g) for g in gradients] for _ in range(count - 1)] + [[]]
-    losses = [torch.zeros((), device=device) for _ in range(count)]
-
-    def compute(index: int, inputs: Tensor, targets: Tensor) -> None:
-        banks.zero_gradients()
-        divisor = [(targets != IGNORE).sum()] if count > 1 else []
-        with gc_paused():
-            value = loss(inputs.chunk(count)[index], targets.chunk(count)[index], *divisor)
-            try:
-                value.backward()
-            except BaseException:
-                forget()
-                raise
-        losses[index].copy_(value.detach())
-        if copies[index]:
-            torch._foreach_copy_(copies[index], gradients)
-
-    def total() -> Tensor:
-        for previous, following in pairwise([*copies[:-1], gradients]):
-            torch._foreach_add_(following, previous)
-        return sum(losses[1:], start=losses[0].clone())
-
-    shards = [Shard(partial(compute, i), gradients, copies[i]) for i in range(count)]
-    return shards, total
-
-
 def make_step(
     loss: Loss,
     built: Built,
     optimizer: torch.optim.Optimizer,
     train: conf.Train,
     *,
+    penalty: Callable[[], None] | None = None,
     probe: Probe | None = None,
     share: Callable[[Tensor], Tensor] | None = None,
     norm_of: Callable[[Sequence[Bank]], Tensor] = global_norm,
@@ -171,6 +174,7 @@ def make_step(
     scheme's constraint on parameters holds; under masked updates it changes them by rounding errors
     at most.
 
+    penalty: adds gradients that do not depend on the batch.
     probe: measures the model after the update; a 'model_update' that is not finite masks the next
         update.
     share: called after the backward pass with the loss of this rank's part of the batch; reduces
@@ -179,7 +183,7 @@ def make_step(
     capture: turns update and probe into one function, such as a CUDA graph.
     """
     device = optimizer.param_groups[0]["params"][0].device
-    shards, total_of_shards = split_batch(loss, built.banks, train.shards, device)
+    batch = BatchSum(loss, built.banks, train.parts, device, penalty)
     diverged = torch.zeros((), device=device)
     # torch's fused optimizers divide gradients by grad_scale and skip the step if found_inf is 1.
     untyped: Any = optimizer  # torch's classes do not declare these
@@ -187,7 +191,7 @@ def make_step(
     change_parameters, constrain = bare_step(optimizer), built.projection()
 
     def total() -> LossAndNorm:
-        value = total_of_shards()
+        value = batch.loss.clone()
         return share(value) if share else value, norm_of(built.trained)
 
     def apply(value: Tensor, norm: Tensor) -> Measured:
@@ -206,7 +210,7 @@ def make_step(
             diverged.masked_fill_(~(values["model_update"] < torch.inf), 1.0)
         return values
 
-    update = capture(Update(shards, total, apply), probe and partial(measure, probe))
+    update = capture(Update(batch, total, apply), probe and partial(measure, probe))
     return Step(update, optimizer)
 
 

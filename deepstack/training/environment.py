@@ -72,7 +72,8 @@ def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:
         return config.runtime.threads
     if config.train.shards > 1:
         return min(config.train.shards, conf.cores())
-    tokens = config.train.batch_size * config.task.seq_len / ranks.size
+    sequences = config.train.batch_size / ranks.size / config.train.micro_batches
+    tokens = sequences * config.task.seq_len
     if tokens * config.model.d_model * conf.width_inside(config) < SMALL_PRODUCT:
         return 1
     return max(1, conf.cores() // ranks.on_host)

@@ -67,6 +67,8 @@ class Evaluation:
             self.level = task.level_of(joined)[self.predicted]
         group = size * max(1, TOKENS_AT_ONCE[device.type] // first.inputs.size)
         groups = [slice(i, i + group) for i in range(0, count * size, group)]
+        # Micro-batches bound the memory of a pass.  The losses of a group are added together.
+        self.rows = group if train.micro_batches == 1 else size // train.micro_batches
         self.batches = [
             Batch(joined.inputs[rows], joined.targets[rows], joined.masked[rows]) for rows in groups
         ]
@@ -84,16 +86,15 @@ class Evaluation:
             for batch in self.batches:
                 inputs, targets = to_device(batch, self.device)
                 shown = torch.from_numpy(batch.masked).to(self.device)
-                logits = forward(inputs)
-                if self.levels:
-                    guesses.append(logits.argmax(dim=-1).cpu().numpy())
-                losses = F.cross_entropy(
-                    logits.flatten(0, 1).float(),
-                    targets.flatten(),
-                    ignore_index=IGNORE,
-                    reduction="none",
-                )
-                flat = shown.flatten()
+                parts = []
+                for part, wanted in zip(
+                    inputs.split(self.rows), targets.split(self.rows), strict=True
+                ):
+                    logits = forward(part)
+                    if self.levels:
+                        guesses.append(logits.argmax(dim=-1).cpu().numpy())
+                    parts.append(position_losses(logits, wanted))
+                losses, flat = torch.cat(parts), shown.flatten()
                 totals += torch.stack(
                     [losses.sum(), (targets != IGNORE).sum(), losses[flat].sum(), flat.sum()]
                 )
@@ -111,6 +112,12 @@ class Evaluation:
             right = np.concatenate(guesses)[self.predicted] == self.truth
             row |= accuracies(right, self.level, self.levels)
         return row
+
+
+def position_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of every position in nats, (batch * seq,); 0 where none is predicted."""
+    flat = logits.flatten(0, 1).float()
+    return F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORE, reduction="none")
 
 
 def answer_columns(levels: Sequence[int]) -> dict[str, tuple[str, str, str]]:

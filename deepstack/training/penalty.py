@@ -32,8 +32,8 @@ class SpectralPenalty:
     """
 
     def __init__(self, config: conf.Config, built: Built, ranks: RankGroup) -> None:
-        # Gradients are summed over ranks and shards, each of which has the whole penalty.
-        self.strength = config.train.spectral_penalty / (ranks.size * config.train.shards)
+        # Gradients are summed over ranks, each of which has the whole penalty.
+        self.strength = config.train.spectral_penalty / ranks.size
         self.scaled = config.model.init.distribution == "ntk"
         self.banks: list[Bank] = []
         if not self.strength:
@@ -49,6 +49,11 @@ class SpectralPenalty:
             return loss
         added = self.strength / 2 * self.squares()
         return loss + (added - added.detach())
+
+    def add_gradient(self) -> None:
+        """Add the gradient of the penalty to the gradients of the parameters."""
+        if self.banks:
+            (self.strength / 2 * self.squares()).backward()  # type: ignore[no-untyped-call]
 
     def squares(self) -> Tensor:
         """Return Σ ‖W‖₂² over the matrices, 0-d."""

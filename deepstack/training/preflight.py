@@ -194,21 +194,28 @@ def refuse_non_utf8_path(out: Path) -> None:
 
 
 def refuse_cut_settings(config: conf.Config, ranks: RankGroup) -> None:
-    """Raise ConfigError for settings that need what ranks or shards cut: a batch, or matrices."""
+    """Raise ConfigError for settings that need a whole batch or whole matrices and have parts."""
     train, model, mode = config.train, config.model, parallelism(config, ranks)
-    cuts_matrices = mode == "fully_sharded"
+    each, cuts_matrices = train.batch_size // ranks.size, mode == "fully_sharded"
     reason = "it needs whole matrices, and runtime.parallel=fully_sharded cuts them; "
     reason += "allowed with runtime.parallel=data"
     rules: list[tuple[str, object, str]] = [
         (
             "train.shards",
             mode and train.shards > 1,
-            f"found {train.shards}, which needs one process; allowed 1",
+            f"found {train.shards}, which needs one process; allowed 1, "
+            f"or train.micro_batches={train.shards}",
+        ),
+        (
+            "train.micro_batches",
+            each % train.micro_batches,
+            f"found {train.micro_batches}; allowed a divisor of the {each} sequences of a process",
         ),
         (
             "model.norm.kind",
-            model.norm.kind == "batch" and (mode or train.shards > 1),
-            "found batch, which needs one process and train.shards=1; or use rms",
+            model.norm.kind == "batch" and (mode or train.parts > 1),
+            "found batch, which needs one process and train.shards=1 and train.micro_batches=1; "
+            "or use rms",
         ),
         (
             "model.unique_layers",

@@ -62,7 +62,8 @@ def memory_notices(config: conf.Config, device: torch.device, task: Task) -> lis
         return []
     short = (
         f"about {needed / 1e6:,.0f} MB of memory are needed and {here / 1e6:,.0f} MB are here; "
-        "to need less: a smaller train.batch_size or model.depth, or runtime.recompute_every=10"
+        "to need less: more train.micro_batches, a smaller train.batch_size or model.depth, or "
+        "runtime.recompute_every=10"
     )
     if device.type == "cpu" and needed > OVERESTIMATE * conf.machine_memory():
         raise ResourceError(short)

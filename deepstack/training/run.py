@@ -17,6 +17,7 @@ from deepstack.base.errors import ChangedLogError, Interrupted
 from deepstack.base.gc_control import gc_paused
 from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
 from deepstack.fast import (
+    BatchSum,
     Measured,
     enable_fast_paths,
     forward_recorder,
@@ -179,14 +180,15 @@ class TrainingRun:
     def _make_step(self, resources: ExitStack, measures: bool) -> None:
         """Make the optimizer, the fast paths, the measurements and the training step."""
         config, paths, notify = self.config, self.prepared.paths, self.observer.notify
-        self.penalised = SpectralPenalty(config, self.built, self.ranks)
+        self.penalty = SpectralPenalty(config, self.built, self.ranks)
         self.count: float | None = None  # divisor of the loss of this rank's share of a batch
         in_place = paths.captured or paths.replayed
         self.optimizer = make_optimizer(config.train, self.built, capturable=in_place)
         every = conf.recompute_every(config)
         if every and config.runtime.recompute_every == "auto":
             notify(f"memory is short: layers are computed twice (runtime.recompute_every={every})")
-        enable_fast_paths(self.model, paths, every, notify)
+        parts = config.train.parts
+        enable_fast_paths(self.model, paths, every, notify, micro_batches=parts)
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
         self.snapshots = SnapshotWriter(self.of_ranks, probe, self.update, self.optimizer)
@@ -199,6 +201,7 @@ class TrainingRun:
             self.built,
             self.optimizer,
             config.train,
+            penalty=self.penalty.add_gradient,
             probe=self.update.measure if measures else None,
             share=share,
             norm_of=norm_of,
@@ -282,13 +285,13 @@ class TrainingRun:
     def loss(self, inputs: Tensor, targets: Tensor, count: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch, or the contribution of a part of it.
 
-        count: predicted positions of the whole batch, of which these are a shard.
+        count: predicted positions of the whole batch, of which these are a micro-batch.
         """
         with self.autocast(), self.model.statistics("own_and_followed"):
             logits = self.model(inputs)
-        divisor = self.count if count is None else count
+        divisor = count if self.count is None else self.count
         smoothing = self.config.train.label_smoothing
-        return self.penalised(mean_loss(logits, targets, divisor, smoothing=smoothing))
+        return mean_loss(logits, targets, divisor, smoothing=smoothing)
 
     def record(self, step: int, measured: Measured) -> None:
         """Record row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
@@ -379,14 +382,14 @@ class TrainingRun:
         """Return the first non-finite layer of the diverged step, repeated without its update."""
         if divergence.quantity == "model_update":  # measured at the parameters after that step
             with evaluating(self.model):
-                return culprit(self.built, self.snapshots.inputs, None)
-        inputs, _ = self.batch(divergence.step)
+                return culprit(self.built, [self.snapshots.inputs], None)
+        count, banks = self.config.train.parts, self.built.banks
+        batch = BatchSum(self.loss, banks, count, self.device, self.penalty.add_gradient)
+        parts = batch.split(*self.batch(divergence.step))
 
         def backward() -> Tensor:
-            self.built.banks.zero_gradients()
-            loss = self.loss(*self.batch(divergence.step))  # with the same dropout
-            loss.backward()
-            return loss.detach()
+            batch.compute(*self.batch(divergence.step))  # with the same dropout
+            return batch.loss
 
         with self.autocast():
-            return culprit(self.built, inputs, backward)
+            return culprit(self.built, [inputs for inputs, _ in parts], backward)

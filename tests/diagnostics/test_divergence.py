@@ -25,20 +25,20 @@ def test_the_first_layer_whose_output_is_not_finite(layer: int, bad: float) -> N
     model = build_model(small(task__name="reverse", **both), vocab_size=257)
     tokens = torch.ones(2, 32, dtype=torch.long)
     model.model.layers[layer - 1].get_parameter("feed_forward.w2_bias").data[0] = bad
-    assert culprit(model, tokens, None) == ("forward", layer)
+    assert culprit(model, [tokens], None) == ("forward", layer)
 
 
 @pytest.mark.parametrize("banks", [True, False])
 def test_the_first_bad_gradient_is_searched_from_the_top(banks: bool) -> None:
     model = build_model(small(runtime__banks=banks), vocab_size=257)
     model.banks.zero_gradients()
-    assert culprit(model, TOKENS, lambda: torch.ones(())) == ("none", None)
-    assert culprit(model, TOKENS, lambda: torch.tensor(math.nan)) == ("head", None)
+    assert culprit(model, [TOKENS], lambda: torch.ones(())) == ("none", None)
+    assert culprit(model, [TOKENS], lambda: torch.tensor(math.nan)) == ("head", None)
     for index in (0, 2):
         next(iter(model.model.layers[index].parameters())).grad.view(-1)[3] = math.nan
-    assert culprit(model, TOKENS, lambda: torch.ones(())) == ("backward", 3)
+    assert culprit(model, [TOKENS], lambda: torch.ones(())) == ("backward", 3)
     model.model.embedding.data[5] = math.inf
-    assert culprit(model, TOKENS, None) == ("embedding", None)
+    assert culprit(model, [TOKENS], None) == ("embedding", None)
 
 
 def test_a_decoders_gradients_follow_its_encoders() -> None:
@@ -50,7 +50,7 @@ def test_a_decoders_gradients_follow_its_encoders() -> None:
     for layer in (3, 6):
         weight = model.model.layers[layer - 1].get_parameter("feed_forward.w2_bias")
         weight.grad.view(-1)[0] = math.inf
-        assert culprit(model, tokens, lambda: torch.ones(())) == ("backward", layer)
+        assert culprit(model, [tokens], lambda: torch.ones(())) == ("backward", layer)
 
 
 HUGE = {"train__lr": 1e6, "train__clip": None}

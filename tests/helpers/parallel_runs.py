@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "uneven": {
         "task.name": "uneven",
         "train.batch_size": 6,
+        "train.micro_batches": 3,
         "train.optimizer": "sgd",
         "train.momentum": 0.9,
         "log.attribution_every": 5,

@@ -230,7 +230,10 @@ def test_the_gpu_of_a_rank_has_its_number_on_this_host(monkeypatch: pytest.Monke
     ("setting", "message"),
     [
         ({"model.norm.kind": "batch"}, "found batch, which needs one process"),
-        ({"train.shards": 2}, "found 2, which needs one process"),
+        (
+            {"train.shards": 2},
+            "found 2, which needs one process; allowed 1, or train.micro_batches=2",
+        ),
         ({"train.optimizer": "muon"}, r"needs whole matrices.*runtime\.parallel=data"),
         ({"train.spectral_penalty": 0.1}, r"needs whole matrices.*runtime\.parallel=data"),
         *(

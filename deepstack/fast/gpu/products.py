@@ -161,7 +161,8 @@ class DeviceProduct(Product):
             sums = module.summed(dy.contiguous()) if module else dy
             self.bias_grad.add_(sums.sum(0, dtype=torch.float32))
         if self.weight_grad is not None:
-            add_product(self.weight_grad, dy.t(), x, self.scale)
+            with self.weight_gradient() as gradient:
+                add_product(gradient, dy.t(), x, self.scale)
 
 
 def add_products(deferred: Sequence[Deferred]) -> None:
