@@ -18,7 +18,11 @@ from deepstack.cli.run_table import (
 )
 from deepstack.cli.views import sweep_view
 from deepstack.config import Study, values
+from deepstack.config.key import LR, Key
 from deepstack.records import Run, run_rows
+from deepstack.runs.outcomes import Result, result_of
+from deepstack.runs.result_table import result_table
+from deepstack.schemes import SCHEMES
 from deepstack.sweeps import Cell, CellProgress, is_wanted, seconds_per_run
 
 
@@ -145,26 +149,29 @@ def flops_left(entry: CellProgress, row: RunRow) -> float:
 
 
 def result_rows(progress: Sequence[CellProgress], nested: bool) -> list[dict[str, Any]]:
-    """Return last validation loss and ‖ΔF‖ as a table of scheme by depth; for JSON one row per run.
-
-    Each scheme and value of the other swept keys has a row. A cell lists the seeds.
-    """
-    runs = [Run(e.cell.folder.path) for e in progress if e.cell.folder.exists()]
+    """Return the results as a table (`deepstack.runs.result_table`); for JSON one row per run."""
     if nested:
+        runs = [Run(e.cell.folder.path) for e in progress if e.cell.folder.exists()]
         return run_rows(runs) if runs else []
-    head, others = "validation loss (‖ΔF‖)", other_keys(progress)
-    depths = [str(n) for n in sorted({entry.cell.config.model.depth for entry in progress})]
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    results, updates = [], {}
+    for entry, setting in zip(progress, setting_labels(progress), strict=True):
+        one, update = result_of_entry(entry, setting)
+        results.append(one)
+        if update is not None:
+            updates[one] = update
+    return result_table(results, updates)
+
+
+def setting_labels(progress: Sequence[CellProgress]) -> list[str]:
+    """Return the label of each cell's settings, apart from depth, seed and learning rate."""
+    others = [key for key in other_keys(progress) if key != LR]
     texts = {key: distinct_texts([e.cell.values.get(key) for e in progress]) for key in others}
-    for entry in sorted(progress, key=lambda e: e.cell.config.seed):
-        model = entry.cell.config.model
-        first = {head: model.scheme}
+    labels = []
+    for entry in progress:
         values = {key: scalar(entry.cell.values.get(key)) for key in others}
-        first |= {key: texts[key][value] for key, value in values.items()}
-        row = rows.setdefault((model.scheme, *values.values()), first | dict.fromkeys(depths))
-        row[str(model.depth)] = [*(row[str(model.depth)] or []), outcome(entry)]
-    schemes = [row[head] for row in rows.values()]
-    return sorted(rows.values(), key=lambda row: schemes.index(row[head]))
+        words = [f"{Key(key).short} {texts[key][value]}" for key, value in values.items()]
+        labels.append(", ".join([SCHEMES[entry.cell.config.model.scheme].label, *words]))
+    return labels
 
 
 def other_keys(progress: Sequence[CellProgress]) -> list[str]:
@@ -178,14 +185,14 @@ def other_keys(progress: Sequence[CellProgress]) -> list[str]:
     return keys
 
 
-def outcome(entry: CellProgress) -> str:
-    """Return loss and ‖ΔF‖ as '2.91 (3.4)', or the state of a run that is not done."""
-    run = Run(entry.cell.folder.path)
-    if entry.state == "damaged" or (entry.state == "done" and run.damage()):
-        return "damaged"
-    if entry.state != "done":
-        return f"{entry.state} at {entry.step}"
-    if not len(run.evals):
-        return "-"
-    losses = run.evals.reindex(columns=["loss_masked", "loss"]).iloc[-1].dropna()
-    return f"{losses.iloc[0]:.3f} ({float(run.folder.last_row()['model_update']):.3g})"
+def result_of_entry(entry: CellProgress, setting: str) -> tuple[Result, float | None]:
+    """Return the result of a cell and its last ‖ΔF‖; a run that is not done has no loss."""
+    config, run = entry.cell.config, Run(entry.cell.folder.path)
+    is_damaged = entry.state == "damaged" or (entry.state == "done" and run.damage())
+    state = "damaged" if is_damaged else entry.state
+    if state == "done":
+        update = float(run.folder.last_row()["model_update"]) if len(run.evals) else None
+        return result_of(run, setting)._replace(rate=config.train.lr), update
+    text = state if is_damaged else f"{state} at {entry.step}"
+    lacking = (config.train.lr, config.seed, text, None, None)
+    return Result(setting, setting, config.model.depth, *lacking), None

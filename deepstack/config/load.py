@@ -33,9 +33,12 @@ _FOLDERS = (_PACKAGE / "examples", _PACKAGE.parent / "configs")  # installed, an
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
     """Return the configuration in a YAML file, changed by `key=value` overrides.
 
+    path: of a file, or the name of an example as in `deepstack list configs`: `quick`.
+
     Raises ConfigError with one line for each problem: place, key, value found, values allowed.
     """
-    return parse_config(read_file(path), printable_path(path), overrides)
+    file = path if os.path.exists(path) else example_paths().get(os.fspath(path), path)
+    return parse_config(read_file(file), printable_path(file), overrides)
 
 
 def parse_config(

@@ -219,7 +219,7 @@ def test_the_plan_shows_what_varies_and_what_overrides_set(file: Path) -> None:
     assert "train.batch_size" in shown.stdout and "2*" in shown.stdout
 
 
-def test_the_table_of_a_sweep_has_a_row_for_each_other_swept_setting(tmp_path: Path) -> None:
+def test_the_table_of_a_sweep_over_rates_has_a_column_for_each(tmp_path: Path) -> None:
     study = (
         STUDY.split("  grid")[0]
         + """
@@ -232,20 +232,22 @@ def test_the_table_of_a_sweep_has_a_row_for_each_other_swept_setting(tmp_path: P
         CellProgress(cell, f"s{cell.config.seed} lr {cell.config.train.lr}") for cell in cells
     ]
     rows = sweep_output.result_rows(progress, nested=False)
-    head = "validation loss (‖ΔF‖)"
-    assert [(row[head], row["train.lr"]) for row in rows] == [
-        (scheme, lr) for scheme in ("post_ln", "deepnorm") for lr in ("0.001", "0.0001")
+    label = ", batch_size "  # it follows depth in this study, and so is not compared
+    assert [(row["validation loss"], row["N"]) for row in rows] == [
+        (scheme, depth) for scheme in ("Post-LN", "DeepNorm") for depth in (1, 2)
     ]
-    assert set(rows[0]) == {head, "train.lr", "1", "2"}
-    assert rows[1]["2"] == ["s0 lr 0.0001 at 0", "s1 lr 0.0001 at 0"]
+    assert label not in str(rows)
+    assert set(rows[0]) == {"validation loss", "N", "lr 0.001", "lr 0.0001"}
+    assert rows[1]["lr 0.0001"] == ["1 s1 lr 0.0001 at 0", "1 s0 lr 0.0001 at 0"]
 
 
-def test_rates_that_are_equal_in_four_digits_have_rows_of_their_own(tmp_path: Path) -> None:
+def test_rates_that_are_equal_in_four_digits_have_columns_of_their_own(tmp_path: Path) -> None:
     base = parse_study(STUDY).base
     cells = plan(base, {"train.lr": [1e-3, 1.00004e-3, 2e-3]}, study="s", out=tmp_path)
     rows = sweep_output.result_rows([CellProgress(cell, "new") for cell in cells], nested=False)
-    assert [row["train.lr"] for row in rows] == ["0.001", "0.00100004", "0.002"]
-    assert [len(row[str(base.model.depth)]) for row in rows] == [1, 1, 1]
+    (row,) = rows
+    assert list(row)[1:] == ["lr 0.001", "lr 0.00100004", "lr 0.002"]
+    assert [len(row[name]) for name in list(row)[1:]] == [1, 1, 1]
 
 
 def test_a_damaged_run_is_shown_and_left_alone(tmp_path: Path) -> None:
