@@ -84,7 +84,7 @@ Best = Annotated[
         metavar="KEY",
         autocompletion=complete_key,
         help="For each setting and depth, use only the best value of KEY, such as train.lr; "
-        "repeatable.",
+        "repeatable. Charts against the step have the best learning rate anyway, with none all.",
     ),
 ]
 Where = Annotated[

@@ -33,6 +33,8 @@ class Options:
     panels: the setting that makes the panels (`depth`, `scheme`, `train.lr` or a short `lr`).
     smooth: the number of steps over which curves against the step are averaged.
     x_scale, y_scale: `lin` or `log`, instead of the chart's own scales.
+    rates: `best`, so that charts against the step have the best learning rate of each setting and
+        depth, or `all`.
     ordered: whether lines have the order of their first runs, not of their values.
     style: `default`, or `paper` without title and settings, which go to `Chart.caption`.
     width: of the figure in inches.
@@ -47,6 +49,7 @@ class Options:
     smooth: int = 1
     x_scale: str | None = None
     y_scale: str | None = None
+    rates: str = "best"
     ordered: bool = False
     style: str = "default"
     width: float | None = None
@@ -56,6 +59,8 @@ class Options:
         for name, value in (("x_scale", self.x_scale), ("y_scale", self.y_scale)):
             if value not in (None, "lin", "log"):
                 raise ConfigError(unknown(name, value, ("lin", "log")))
+        if self.rates not in ("best", "all"):
+            raise ConfigError(unknown("rates", self.rates, ("best", "all")))
         if self.style not in ("default", "paper"):
             raise ConfigError(unknown("style", self.style, ("default", "paper")))
         if self.smooth < 1:

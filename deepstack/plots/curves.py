@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from deepstack.base.text import counted
 from deepstack.plots.chart import Chart, Options
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.group import Group
@@ -13,11 +14,13 @@ from deepstack.plots.panel import CROWDED, Panel
 from deepstack.plots.style import GREY, is_wide, step_axis
 from deepstack.records import Run
 from deepstack.runs.runs import Runs
-from deepstack.runs.settings import require
+from deepstack.runs.settings import LR, require
 from deepstack.runs.statistics import has_diverged
 from deepstack.runs.tidy import seed_statistics, tidy
 
 MOST_POINTS = 2000
+MARGIN = 0.25  # of the range of values, above the start of a limited view
+BEST_RATES = "each setting and depth at its best learning rate; --best none shows all"
 SMOOTH_PARTS = 20  # noisy curves, if there are many series, are means over this part of all steps
 
 Source = str | Callable[[Run], pd.DataFrame]
@@ -86,6 +89,37 @@ def thinned(rows: pd.DataFrame, stride: int) -> pd.DataFrame:
     return rows[(curves.cumcount() % stride == 0) | (curves.cumcount(ascending=False) == 0)]
 
 
+def top_near_start(tables: Sequence[pd.DataFrame]) -> float:
+    """Return the upper end of a view near the first values, infinite if no curve leaves it.
+
+    It lies above the highest first value by MARGIN of the distance down to the least value.
+    """
+    starts = pd.concat([rows.groupby("curve")["y"].first() for rows in tables if len(rows)])
+    values = pd.concat(tables)["y"]
+    start = float(starts.max())
+    top = start + MARGIN * (start - float(values.min()))
+    return top if (values > top).any() else math.inf
+
+
+def mark_leaving(
+    drawing: Drawing, panel: Panel, group: Group, rows: pd.DataFrame, top: float
+) -> int:
+    """Mark where the curves of a panel leave the view through its top; return their number."""
+    leaving = rows[rows["y"] > top].groupby("curve").first()
+    for _, row in leaving.iterrows():
+        s = group.series[int(row["line"])]
+        colour = drawing.curve_style(s, int(row["depth"]), group.curves)["color"]
+        style: Any = {"marker": "^", "ms": 5, "ls": "none", "clip_on": False, "zorder": 5}
+        panel.axes.plot(row["x"], panel.axes.get_ylim()[1], color=colour, **style)
+        drawing.entry("leaves the view", marker="^", ls="none", color=GREY)
+    return len(leaving)
+
+
+def shows_all_rates(runs: Runs, options: Options) -> bool:
+    """Return whether the user asks for every learning rate, or for a panel for each."""
+    return options.rates == "all" or (options.panels is not None and runs.key(options.panels) == LR)
+
+
 def draw_curves(
     runs: Runs,
     column: str,
@@ -99,6 +133,7 @@ def draw_curves(
     first_step: int = 1,
     name: str = "",
     noisy: bool = False,
+    near_start: bool = False,
     overlays: Sequence[Overlay] = (),
 ) -> Chart:
     """Draw one column of steps.csv, or of another source, against the step.
@@ -106,10 +141,14 @@ def draw_curves(
     kind: of its rows in the table.
     name: of the column in the legend, if there are overlays.
     noisy: whether curves of many series are smoothed.
+    near_start: whether the view ends a little above the highest first value; a mark at the upper
+        edge shows where a curve leaves it.
     prepare: a function that draws the levels of a panel.
     notes: of the caption.
     """
-    drawing = Drawing(runs, options)
+    shown = runs if shows_all_rates(runs, options) else runs.at_best_rates
+    drawing = Drawing(shown, options)
+    drawing.note(BEST_RATES, when=len(shown) < len(runs))
     groups = drawing.groups("curves")
     tables = [curve_rows(group, column, source) for group in groups]
     steps = pd.concat(tables)["x"]
@@ -122,8 +161,10 @@ def draw_curves(
     stride = max(
         math.ceil(rows.groupby("curve").size().max() / MOST_POINTS) for rows in tables if len(rows)
     )
-    log = is_wide(pd.concat(tables)["y"]) and options.y_scale != "lin"
-    if len(runs) > 1:
+    every = pd.concat(tables, ignore_index=True)
+    top = top_near_start(tables) if near_start and options.y_scale is None else math.inf
+    log = is_wide(every["y"].clip(upper=top)) and options.y_scale != "lin"
+    if len(shown) > 1:
         drawing.explain(groups, max(group.curves for group in groups))
     if name:
         drawing.entry(name, color=GREY)
@@ -141,7 +182,13 @@ def draw_curves(
             is_level = overlay.kind == "level"
             style: Any = {"kind": overlay.kind, "band": not is_level, "ends": False} | overlay.style
             draw_group(drawing, panel, group, more, **style)
-    drawing.value_axis(y_label, drawing.panels, log=log)
+    drawing.value_axis(y_label, drawing.panels, log=log, most=top)
+    left = sum(
+        mark_leaving(drawing, panel, group, rows, top)
+        for panel, group, rows in zip(drawing.panels, groups, tables, strict=True)
+    )
+    words = "leave the view, which ends near the start" if left > 1 else "leaves the view"
+    drawing.note(f"{counted('{} curves', left)} {words}", when=left)
     drawing.step_axes()
     drawing.note(f"mean over {width} rows", when=width > 1)
     drawing.note(f"one step in {stride} is drawn", when=stride > 1)

@@ -209,22 +209,24 @@ class Drawing:
         *kinds: str,
         log: bool | None = None,
         include: float = math.nan,
+        most: float = math.inf,
     ) -> None:
         """Give panels one scale of values, around their rows (of these kinds) and `include`.
 
         log: by default whether the values are positive and far apart.  A band that reaches down to
             zero has no end on a log axis: it is cut at a third of the least value.
+        most: the upper end of the scale, beyond which values are not shown.
         """
         middle, low, high = self.rows(*kinds, panels=panels)[["y", "low", "high"]].to_numpy(float).T
         middle, edges = np.append(middle, include), np.append(low, high)
         edges = edges[np.isfinite(edges)]
         if log is None:
-            log = is_wide(middle)
+            log = is_wide(np.minimum(middle, most))
         if self.options.y_scale is not None:
             log = self.options.y_scale == "log"
         if log and len(positive := middle[middle > 0]):
             edges = np.maximum(edges, positive.min() / 3)
-        values = [value for value in (*middle, *edges) if math.isfinite(value)]
+        values = [min(value, most) for value in (*middle, *edges) if math.isfinite(value)]
         for panel in panels:
             panel.axes.set_ylabel(label)
             if values:

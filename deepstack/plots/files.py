@@ -33,7 +33,7 @@ from deepstack.records.opened import followed
 from deepstack.records.published import writable
 from deepstack.records.run import path_text
 from deepstack.runs.conditions import Where
-from deepstack.runs.runs import Runs, choose_best
+from deepstack.runs.runs import NO_CHOICE, Runs, choose_best
 from deepstack.runs.settings import require
 from deepstack.runs.studies import (
     Folders,
@@ -350,6 +350,8 @@ def plot(
     selection: dict[str, Any] = {
         key: options.pop(key) for key in ("where", "sort", "last", "best") if key in options
     }
+    if NO_CHOICE in selection.get("best", ()):
+        options["rates"] = "all"
     folders = [directory] if isinstance(directory, (str, os.PathLike)) else directory
     if isinstance(folders, (list, tuple)) and all(
         isinstance(f, (str, os.PathLike)) for f in folders

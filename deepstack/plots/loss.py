@@ -13,7 +13,7 @@ from deepstack.plots.drawing import Drawing
 from deepstack.plots.group import Group
 from deepstack.plots.page import axis_label
 from deepstack.plots.panel import Panel
-from deepstack.plots.style import DASHES, number_axis, shades
+from deepstack.plots.style import DASHES, number, shades, tried_axis
 from deepstack.records import Run
 from deepstack.runs.learning import runs_by_rate
 from deepstack.runs.runs import Runs
@@ -71,6 +71,7 @@ def loss_vs_step(runs: Runs, *, options: Options) -> Chart:
         name="training loss",
         first_step=0,
         noisy=True,
+        near_start=True,
         overlays=[validation] if has_evals else [],
     )
 
@@ -167,8 +168,7 @@ def loss_vs_lr(runs: Runs, *, options: Options) -> Chart:
     rows = drawing.rows("point", "best")
     drawing.value_axis(loss_label(final), drawing.panels)
     for panel in drawing.panels:
-        number_axis(panel.axes, "x", rows["x"].tolist(), log=True)
-        panel.axes.set_xlabel("learning rate")
+        tried_axis(panel.axes, rows["x"].tolist(), number, "learning rate")
     diverged = sum(map(has_diverged, final))
     left = f"left out: {counted('{} diverged runs', diverged)}; best is among rates without one"
     drawing.note(left, when=diverged)

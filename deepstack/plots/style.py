@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from matplotlib.ticker import (
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
-from deepstack.plots.texts import drawn, typeset_power
+from deepstack.plots.texts import drawn, plain, typeset_power
 
 T = TypeVar("T")
 
@@ -208,20 +208,29 @@ def number_axis(axes: Axes, which: str, values: Sequence[float], log: bool) -> N
 
 def depth_axis(axes: Axes, depths: Sequence[int]) -> None:
     """A log axis of depth.  It labels the first and the last depth, and those that fit between."""
-    every = sorted(set(depths))
+    tried_axis(axes, depths, str, "depth N (layers)")
+
+
+def tried_axis(axes: Axes, values: Sequence[float], text: Callable[[Any], str], label: str) -> None:
+    """A log axis with a tick at each value; labels the first, the last, and those that fit between.
+
+    text: function that gives the label of a value.
+    """
+    every = sorted(set(values))
     low, high = every[0], every[-1]
     margin = (high / low) ** 0.05 if high > low else 1.2
-    axes.set(xscale="log", xlim=(low / margin, high * margin), xlabel="depth N (layers)")
+    axes.set(xscale="log", xlim=(low / margin, high * margin), xlabel=label)
     grid = axes.get_subplotspec().get_gridspec()  # type: ignore[union-attr]
     inches = axes.figure.get_figwidth() / grid.ncols - 0.4  # type: ignore[union-attr]
     digit = LETTER * 1.1 * math.log(high / low) / inches
-    labelled: list[int] = []
-    for depth in sorted(every, key=lambda n: (n not in (low, high), n)):
+    sizes = {value: len(plain(text(value))) for value in every}
+    labelled: list[float] = []
+    for value in sorted(every, key=lambda n: (n not in (low, high), n)):
         # Half of each label, and a space between them.
-        half = [digit * (len(f"{depth}{n}") / 2 + 0.8) for n in labelled]
-        if all(abs(math.log(depth / n)) > h for n, h in zip(labelled, half, strict=True)):
-            labelled.append(depth)
-    axes.set_xticks(labelled, list(map(str, labelled)))
+        half = [digit * ((sizes[value] + sizes[n]) / 2 + 0.8) for n in labelled]
+        if all(abs(math.log(value / n)) > h for n, h in zip(labelled, half, strict=True)):
+            labelled.append(value)
+    axes.set_xticks(labelled, [drawn(text(value)) for value in labelled])
     axes.xaxis.set_minor_locator(FixedLocator(every))
     axes.xaxis.set_minor_formatter(NullFormatter())
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from deepstack.runs.outcomes import Result
 
 
+NO_CHOICE = "none"  # the word of `best` for charts of every learning rate
+
+
 class Runs(tuple[Run, ...]):
     """An immutable sequence of runs, whose series, labels and tables are each computed once.
 
@@ -77,7 +80,7 @@ class Runs(tuple[Run, ...]):
 
         Raises NothingMatchedError if none is left, ConfigError for a wrong key or condition.
         """
-        if best:
+        if best := chosen_words(best):
             selected = self.select(where, sort, last).keep(lambda run: run.damage() is None)
             chosen = choose_best(selected.by_study, best).values()
             return selected.keep(lambda run: any(run in members for members in chosen))
@@ -168,6 +171,23 @@ class Runs(tuple[Run, ...]):
         }
 
     @cached_property
+    def at_best_rates(self) -> Runs:
+        """The runs at the best learning rate of each setting and depth, where it has several.
+
+        The runs of a setting and depth without a result all stay.
+        """
+        from deepstack.runs.learning import learning_of
+
+        cells = learning_of(self.results.values())
+        rates = {(one.label, one.depth): one.rate for one in cells if one.rate is not None}
+
+        def is_best(run: Run) -> bool:
+            end = self.results[run]
+            return rates.get((end.setting, end.depth), end.rate) == end.rate
+
+        return self.keep(is_best)
+
+    @cached_property
     def _tidy(self) -> dict[tuple[str, str], pd.DataFrame]:
         return {}
 
@@ -209,12 +229,18 @@ class Runs(tuple[Run, ...]):
         return pd.DataFrame([printable_row(row | at) for row, at in zip(rows, paths, strict=True)])
 
 
+def chosen_words(best: str | Sequence[str]) -> list[str]:
+    """Return the settings that `best` names; the word `none` names none."""
+    words = [best] if isinstance(best, str) else best
+    return [word for word in words if word != NO_CHOICE]
+
+
 def best_keys(studies: Mapping[Path, Runs], best: str | Sequence[str]) -> dict[Path, list[Key]]:
     """Return the settings that `best` names, full, for each study in which they vary.
 
     Raises ConfigError for a key that varies in no study.
     """
-    words = [best] if isinstance(best, str) else best
+    words = chosen_words(best)
     if not words:
         return {study: [] for study in studies}
     every = Runs(run for runs in studies.values() for run in runs)
@@ -225,7 +251,7 @@ def best_keys(studies: Mapping[Path, Runs], best: str | Sequence[str]) -> dict[P
 
 def choose_best(studies: Mapping[Path, Runs], best: str | Sequence[str]) -> dict[Path, Runs]:
     """Return the runs of each study that `compare` with `best` compares, in their order."""
-    if not best:
+    if not chosen_words(best):
         return dict(studies)
     chosen = {}
     for study, keys in best_keys(studies, best).items():

@@ -158,7 +158,7 @@ def test_the_user_chooses_schemes_their_order_and_the_panels(tmp_path: Path) -> 
     for by, count, name in (
         (None, 6, "Pre-LN, lr\u00a00.001"), ("depth", 2, "N = 18"), ("scheme", 6, "Pre-LN, N = 18")
     ):  # fmt: skip
-        panels = set(make_chart("update_vs_step", tmp_path, panels=by).data["panel"])
+        panels = set(make_chart("update_vs_step", tmp_path, panels=by, rates="all").data["panel"])
         assert len(panels) == count and name in panels
     with pytest.raises(ConfigError, match="did you mean 'deepnorm'"):
         make_chart("update_vs_depth", tmp_path, schemes=("deepnrm",))

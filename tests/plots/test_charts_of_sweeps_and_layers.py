@@ -252,3 +252,28 @@ def test_layers_that_no_gradient_reaches_are_left_out(tmp_path: Path) -> None:
     make_run(tmp_path, layers=layers)
     chart = make_chart("gradient_ratios", tmp_path)
     assert rows(chart, series="attention, step 2")["x"].unique().tolist() == [4, 5, 6]
+
+
+def test_charts_against_the_step_have_the_best_rate_of_each_setting(tmp_path: Path) -> None:
+    study_of_rates(tmp_path, "deepnorm", 0.0)
+    chart = make_chart("loss_vs_step", tmp_path)
+    assert "each setting and depth at its best learning rate; --best none shows all" in caption(
+        chart
+    )
+    best = set(chart.data["panel"].dropna()) if "panel" in chart.data else set()
+    every = make_chart("loss_vs_step", tmp_path, rates="all")
+    assert "--best none" not in caption(every)
+    assert len(set(every.data["panel"])) > max(len(best), 1)
+    (axes,) = make_chart("loss_vs_lr", tmp_path).figure.axes
+    assert len(axes.get_xticks()) > 1 and set(axes.get_xticks()) <= set(RATES)
+
+
+def test_a_loss_that_explodes_leaves_the_view_with_a_mark(tmp_path: Path) -> None:
+    make_run(tmp_path, losses=[5.0, 4.0, 3.0, 3.0, 3.0], seed=0)
+    make_run(tmp_path, losses=[5.0, 9.0, 90.0, 95.0, 99.0], seed=1, state="diverged")
+    chart = make_chart("loss_vs_step", tmp_path)
+    (axes,) = chart.figure.axes
+    assert axes.get_ylim()[1] < 8 and axes.get_yscale() == "linear"
+    assert "1 curve leaves the view" in caption(chart) and "leaves the view" in words(chart)
+    assert chart.data["y"].max() == 99.0  # the table has it
+    assert make_chart("loss_vs_step", tmp_path, y_scale="log").figure.axes[0].get_ylim()[1] > 99

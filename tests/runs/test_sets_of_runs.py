@@ -30,7 +30,7 @@ def test_runs_compute_series_and_settings_once(
     with without_layout():
         for name in ("update_vs_step", "loss_vs_step"):
             CHARTS[name](runs, options=Options())
-    assert len(counted) == 2
+    assert len(counted) == 3 and runs.at_best_rates is runs.at_best_rates
 
 
 def test_runs_are_an_immutable_sequence(tmp_path: Path) -> None:

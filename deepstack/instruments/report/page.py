@@ -33,7 +33,7 @@ from deepstack.runs.captions import shared_settings, title_of
 from deepstack.runs.comparison import comparisons
 from deepstack.runs.conditions import Where, texts_of
 from deepstack.runs.outcomes import in_words
-from deepstack.runs.runs import Runs, best_keys
+from deepstack.runs.runs import NO_CHOICE, Runs, best_keys
 from deepstack.runs.settings import TASK
 from deepstack.runs.studies import Folders, find_studies, list_folders, refuse_unknown_diagnostic
 
@@ -134,6 +134,7 @@ def build_page(
     if not studies:
         raise ResourceError("\n".join(skipped))
     refuse_unknown_diagnostic(diagnostic, [run for runs in studies.values() for run in runs])
+    rates = "all" if NO_CHOICE in best else "best"
     keys = best_keys(studies, best)
     best = list(dict.fromkeys(key for of_study in keys.values() for key in of_study))
     tables = comparisons(studies, against, keys)
@@ -141,7 +142,8 @@ def build_page(
     sections, panels, broken = [], {}, []
     for number, (study, runs) in enumerate(studies.items(), 1):
         name = runs[0].study if len(folders) == 1 else " and ".join(map(str, folders))
-        chart_options = Options(at_step, diagnostic or "grad_norm", read_reference(folders, runs))
+        published = read_reference(folders, runs)
+        chart_options = Options(at_step, diagnostic or "grad_norm", published, rates=rates)
         pictures, left_out, updates = [], [], None
         for chart_name in charts:
             started(f"{name}: {chart_name}", len(charts) * len(studies))
@@ -161,7 +163,7 @@ def build_page(
     values |= {"sort": sort, "last": last}
     options = [f"--{key}={value}" for key, value in values.items() if value is not None]
     options += [f"--where={condition}" for condition in texts_of(where)]
-    options += [f"--best={key}" for key in best]
+    options += [f"--best={key}" for key in [*best, *([NO_CHOICE] if rates == "all" else [])]]
     page = render_page(
         sections=sections,
         command=shlex.join(["deepstack", "report", *map(str, folders), *options]),
