@@ -106,14 +106,12 @@ def in_parts(model: Transformer, every: int, between: Callable[[], None]) -> Ite
 def enable_fast_paths(
     model: Transformer,
     paths: FastPaths,
-    recompute_every: int,
     notify: Callable[[str], None],
     *,
     micro_batches: int = 1,
 ) -> None:
     """Make the model run its layers by the chosen fast paths; its numbers stay the same.
 
-    recompute_every: keep the stream every so many layers only, 0 for all.
     micro_batches: of a batch, whose gradients are added.
     notify: receives a line before something that takes long.
     """
@@ -128,9 +126,9 @@ def enable_fast_paths(
         torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
     plain = run_fused if paths.fused else run_layers
     runner = compiled(notify) if paths.compiled else plain
-    model.infers = runner is run_fused and not recompute_every
-    if recompute_every:
-        runner = recomputing(runner, recompute_every, model.training)
+    model.infers = runner is run_fused and not paths.recompute_every
+    if paths.recompute_every:
+        runner = recomputing(runner, paths.recompute_every, model.training)
     for stack in model.stacks.values():
         stack.runner = runner
 

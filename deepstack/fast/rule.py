@@ -31,7 +31,8 @@ class FastPaths:
 
     fused: a sublayer is one autograd node; compiled: one compiled layer; captured: CUDA graphs;
     replayed: the operations of a step, recorded once; products: the library of large products in
-    fused sublayers on a CPU; executor: which C++ kernels replay the step, '' for torch's."""
+    fused sublayers on a CPU; executor: which C++ kernels replay the step, '' for torch's;
+    recompute_every: layers between those whose stream is kept for the backward pass, 0 for all."""
 
     fused: bool
     compiled: bool
@@ -39,6 +40,7 @@ class FastPaths:
     replayed: bool = False
     products: Library = "mkl"
     executor: str = ""
+    recompute_every: int = 0
 
 
 STATIC = "a scheme that declares static=True"
@@ -96,7 +98,8 @@ def choose_fast_paths(
     """
     runtime, scheme = config.runtime, SCHEMES[config.model.scheme]
     dropout, sharded = config.model.dropout > 0, parallel == "fully_sharded"
-    redrawn = dropout and conf.recompute_every(config) > 0
+    recompute_every = conf.recompute_every(config)
+    redrawn = dropout and recompute_every > 0
     compiled = runtime.compile is True
     optimizer = definition_of(config, "train.optimizer")
 
@@ -136,7 +139,7 @@ def choose_fast_paths(
             NOT_REDRAWN: not redrawn,
         },
     ).decide(runtime)
-    return FastPaths(fused, compiled, captured, replayed)
+    return FastPaths(fused, compiled, captured, replayed, recompute_every=recompute_every)
 
 
 def fast_paths_of(

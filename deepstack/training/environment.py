@@ -156,6 +156,8 @@ def environment_of(
     Call it within `torch_settings`: the fingerprint depends on the number of threads.
     """
     on_gpu = device.type == "cuda"
+    without = {"recompute_every"}  # the same numbers
+    without |= {name for name in ("products", "executor") if getattr(paths, name) in ("mkl", "")}
     return {
         **versions(device),
         **cpu(),
@@ -166,7 +168,7 @@ def environment_of(
         "deterministic": config.runtime.deterministic,
         "processes": ranks.size,
         "parallel": parallelism(config, ranks),
-        **{name: value for name, value in asdict(paths).items() if value not in ("mkl", "")},
+        **{name: value for name, value in asdict(paths).items() if name not in without},
         **({"triton": triton_version()} if on_gpu and paths.fused else {}),
     }
 

@@ -184,11 +184,10 @@ class TrainingRun:
         self.count: float | None = None  # divisor of the loss of this rank's share of a batch
         in_place = paths.captured or paths.replayed
         self.optimizer = make_optimizer(config.train, self.built, capturable=in_place)
-        every = conf.recompute_every(config)
+        every = paths.recompute_every
         if every and config.runtime.recompute_every == "auto":
             notify(f"memory is short: layers are computed twice (runtime.recompute_every={every})")
-        parts = config.train.parts
-        enable_fast_paths(self.model, paths, every, notify, micro_batches=parts)
+        enable_fast_paths(self.model, paths, notify, micro_batches=config.train.parts)
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
         self.snapshots = SnapshotWriter(self.of_ranks, probe, self.update, self.optimizer)

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -46,7 +47,7 @@ def assert_same_losses(one: Run, two: Run, tolerance: float) -> None:
 def test_layers_in_parts_or_recomputed_are_the_same_layers(name: str, fused: bool) -> None:
     model = build_model(config(model__scheme=name), vocab_size=11).model
     paths = FastPaths(fused=fused, compiled=False, captured=False)
-    enable_fast_paths(model, paths, 0, print)
+    enable_fast_paths(model, paths, print)
     runner = model.last.runner
     tokens = torch.randint(0, 11, (2, 12), generator=torch.Generator().manual_seed(1))
     marks: list[str] = []
@@ -67,10 +68,10 @@ def test_layers_in_parts_or_recomputed_are_the_same_layers(name: str, fused: boo
     assert marks == ["part", "turn", "part", *["part"] * 3, "turn", *["part"] * 3]
     assert model.last.runner is runner
     for every in (1, 3):
-        enable_fast_paths(model, paths, every, print)
+        enable_fast_paths(model, replace(paths, recompute_every=every), print)
         found.append(results())
     torch.testing.assert_close(found[1:], [found[0]] * 3, rtol=0, atol=0)
-    enable_fast_paths(model, paths, 0, print)
+    enable_fast_paths(model, paths, print)
     modes: list[bool] = []
     enabled = torch.is_inference_mode_enabled
     with torch.no_grad(), in_parts(model, 1, lambda: modes.append(enabled())):
@@ -240,7 +241,8 @@ def test_auto_is_a_fixed_rule(
     changes: dict[str, Any], machine: dict[str, Any], expected: FastPaths
 ) -> None:
     given = with_overrides(Config(), {"train.steps": 50} | changes)
-    assert choose_fast_paths(given, **machine) == expected
+    every = changes.get("runtime.recompute_every", 0)
+    assert choose_fast_paths(given, **machine) == replace(expected, recompute_every=every)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def gradients(changes: dict[str, Any], fused: bool, half: bool) -> dict[str, tor
     """Return the gradients of a small model by key, under autocast if `half`."""
     given = {"model.d_model": 32, "model.depth": 3, "task.seq_len": 16, "runtime.device": "cpu"}
     built = build_model(with_overrides(Config(), given | changes), vocab_size=11)
-    enable_fast_paths(built.model, FastPaths(fused, False, False), 0, print)
+    enable_fast_paths(built.model, FastPaths(fused, False, False), print)
     built.banks.zero_gradients()
     tokens = torch.arange(64).view(4, 16) % 11
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -80,7 +80,7 @@ def test_norms_give_fp32_under_autocast_on_a_cpu(name: str, fused: bool) -> None
         except ConfigError as error:
             assert error.key == "model.qk_norm"  # the scheme norms queries and keys itself
             continue
-        enable_fast_paths(built.model, FastPaths(fused, False, False), 0, print)
+        enable_fast_paths(built.model, FastPaths(fused, False, False), print)
         dtypes: dict[str, torch.dtype] = {}
         for key, module in built.model.named_modules():
             if isinstance(module, StackNorm):

@@ -95,8 +95,8 @@ def test_fused_matrices_are_trained_under_frozen_tables(name: str) -> None:
     """Fused sublayers have a backward pass only if their inputs have a gradient."""
     given = {"train__trainable": ["q", "k", "v", "w1"]}
     fused, plain = built(name, 3, **given), built(name, 3, **given)
-    enable_fast_paths(fused.model, FUSED, 0, print)
-    enable_fast_paths(plain.model, PLAIN, 0, print)
+    enable_fast_paths(fused.model, FUSED, print)
+    enable_fast_paths(plain.model, PLAIN, print)
     ours, expected = gradients(fused, TOKENS), gradients(plain, TOKENS)
     for bank in plain.trained:
         assert (expected[bank.key].flatten(1).norm(dim=1) > 0).all()
@@ -182,7 +182,7 @@ def test_ntk_is_fan_in_with_divided_gradients(choice: dict[str, Any], ways: Fast
     tokens = SIDES if ntk.model.source_len else TOKENS
     found: list[dict[str, torch.Tensor]] = []
     for one in (ntk, fan_in):
-        enable_fast_paths(one.model, ways, 0, print)
+        enable_fast_paths(one.model, ways, print)
         found.append(gradients(one, tokens))
     torch.testing.assert_close(ntk.model(tokens), fan_in.model(tokens), rtol=1e-4, atol=1e-4)
     matrices = set()
