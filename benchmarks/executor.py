@@ -7,11 +7,14 @@ step each, ‖ΔF‖ logged.  ratio: the median over the rounds, with the lowest
 calls of torch that a step by kernels still makes.  The rows below measure one evaluation and one
 first step, the recording and its translation included.  CPU time does not count waiting, so other
 work on the machine disturbs it little.
+
+The rows of records compare a record of all layers by kernels with the eager one, its files
+included; `--only records` measures these alone.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -34,6 +37,7 @@ SHAPES = {
     "24 x 256, 16 x 64": "medium",
     "12 x 512, 8 x 128": "wide",
 }
+RECORDS = ("deepnorm_1000.yaml", "1000 x 64, 8 x 32")
 QUIET = ["train.steps=1000000", "train.eval_every=0", "log.layers_every=0", "runtime.threads=1"]
 
 
@@ -52,17 +56,43 @@ def line(name: str, native: list[float], python: list[float], more: object = "")
     print(f"{name:32}{times}{ratio:>22}{more:>8}", flush=True)
 
 
+def open_runs(
+    name: str, replays: Sequence[str], resources: ExitStack, *more: str
+) -> list[TrainingRun]:
+    """Open a run of a shape for each setting of runtime.replay.
+
+    more: further settings.
+    """
+    runs = []
+    for replay in replays:
+        settings = [*QUIET, *more, f"runtime.replay={replay}"]
+        shape = SHAPES[name]
+        config = shape_config(shape, settings) if shape else load_config(CONFIGS / name, settings)
+        runs.append(resources.enter_context(temporary_run(config)))
+    return runs
+
+
+def measure_records(name: str, rounds: int) -> None:
+    """Print the rows of a record of all layers of one shape: by kernels, and eager."""
+    with ExitStack() as resources:
+        # Due at step 0 and often enough to be replayed, but not within these rounds.
+        runs = open_runs(name, ("native", "false"), resources, "log.layers_every=100000")
+
+        def record(run: TrainingRun) -> float:
+            run.snapshots.prepare(0)
+            return seconds(lambda: run.snapshots.take(0))
+
+        first, *times = [[record(run) for run in runs] for _ in range(rounds + 1)]
+        native, eager = map(list, zip(*times, strict=True))
+        line(f"one record, {name}", native, eager)
+        line("  first record, recording included", first[:1], first[1:])
+
+
 def measure(name: str, rounds: int, kernels: Kernels) -> None:
     """Print the rows of one shape."""
     shape = SHAPES[name]
     with ExitStack() as resources:
-        runs: list[TrainingRun] = []
-        for replay in ("native", "python"):
-            settings = [*QUIET, f"runtime.replay={replay}"]
-            config = (
-                shape_config(shape, settings) if shape else load_config(CONFIGS / name, settings)
-            )
-            runs.append(resources.enter_context(temporary_run(config)))
+        runs = open_runs(name, ("native", "python"), resources)
 
         def step(run: TrainingRun, number: int) -> float:
             batch = run.batch(number)
@@ -103,6 +133,9 @@ def main() -> None:
     for name in SHAPES:
         if arguments.only in name:
             measure(name, arguments.rounds, kernels)
+    for name in RECORDS:
+        if arguments.only in f"records {name}":
+            measure_records(name, min(arguments.rounds, 5))
 
 
 if __name__ == "__main__":

@@ -232,18 +232,22 @@ class RunFolder:
         files.replace(copy, files.read(self.path / name) or b"", self.path)
         return copy
 
-    def write_layers(self, values: Mapping[str, ArrayLike], steps: ArrayLike) -> None:
+    def write_layers(
+        self, values: Mapping[str, ArrayLike], steps: ArrayLike, *, sync: bool = True
+    ) -> None:
         """Replace layers/<name>.npy, float32 (records, depth), and steps.npy, int64 (records,).
 
         Writes the steps last, so that readers find every record that these name.
+
+        sync: see `files.replace_all`.
         """
         import numpy as np
 
         arrays = {name: np.ascontiguousarray(v, dtype=np.float32) for name, v in values.items()}
         contents = ((f"{name}.npy", npy_bytes(array)) for name, array in arrays.items())
-        files.replace_all(self.layers_dir, contents, self.path)
-        data = npy_bytes(np.asarray(steps, dtype=np.int64))
-        files.replace(self.layers_dir / "steps.npy", data, self.path)
+        files.replace_all(self.layers_dir, contents, self.path, sync=sync)
+        names = [("steps.npy", npy_bytes(np.asarray(steps, dtype=np.int64)))]
+        files.replace_all(self.layers_dir, names, self.path, sync=sync)
 
     def read_layers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (steps (records,), values (records, depth)) of one diagnostic.

@@ -126,12 +126,13 @@ class Draft:
                 return
             os.close(self.descriptor)
 
-    def write(self, data: bytes) -> None:
-        """Write all bytes and wait until they are on the disk."""
+    def write(self, data: bytes, *, sync: bool = True) -> None:
+        """Write all bytes and, with `sync`, wait until they are on the disk."""
         view = memoryview(data)
         while view:
             view = view[os.write(self.descriptor, view) :]
-        os.fsync(self.descriptor)
+        if sync:
+            os.fsync(self.descriptor)
 
     def publish(self) -> None:
         """Give the draft its name, in place of any file or link of that name."""

@@ -29,13 +29,17 @@ class LayerRecords:
     A file in layers/ is replaced atomically, with all records.  Replacing it for every snapshot
     would cost time that grows with the square of their number.  From 64 records on it is replaced
     when one in 32 is missing, and whenever `write` is called.
+
+    Only `write` syncs the files to the disk, beside each checkpoint and at the end: fifty syncs can
+    take as long as the snapshot.  A checkpoint holds the records as well, so that a resumed run
+    writes files anew that a power cut has damaged.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._steps: list[int] = []
         self._values: dict[str, list[Tensor]] = {}  # each (records, depth), to be joined
-        self._written = 0
+        self._written = self._synced = 0  # the number of records in the files, and on the disk
 
     def add(self, step: int, values: Mapping[str, Tensor]) -> None:
         """Add the values of every layer after a step: name -> (depth,)."""
@@ -43,15 +47,19 @@ class LayerRecords:
             self._values.setdefault(name, []).append(value.cpu().reshape(1, -1))
         self._steps.append(step)
         if len(self._steps) - self._written >= max(1, self._written // RECORDS_PER_PENDING):
-            self.write()
+            self._replace_files(sync=False)
 
     def write(self) -> None:
-        """Write all records to the folder, if any are missing there."""
-        if len(self._steps) > self._written:
-            values = self.state()
-            del values["steps"]
-            self.folder.write_layers(values, self._steps)
-            self._written = len(self._steps)
+        """Write all records to the folder and the disk, if any are missing there."""
+        if len(self._steps) > self._synced:
+            self._replace_files(sync=True)
+            self._synced = len(self._steps)
+
+    def _replace_files(self, *, sync: bool) -> None:
+        values = self.state()
+        del values["steps"]
+        self.folder.write_layers(values, self._steps, sync=sync)
+        self._written = len(self._steps)
 
     def state(self) -> dict[str, Tensor]:
         """Return the records for a checkpoint: name -> (records, depth), and their steps."""
@@ -64,7 +72,7 @@ class LayerRecords:
         """Load the records that `state` returned; the folder may lack some of them."""
         self._steps = state["steps"].tolist()
         self._values = {name: [rows] for name, rows in state.items() if name != "steps"}
-        self._written = 0
+        self._written = self._synced = 0
 
 
 class SnapshotWriter:

@@ -208,6 +208,16 @@ def replaced_without_a_sync() -> None:
     files.replace = replace
 
 
+@found_by("power_cuts", "status.json")
+def records_of_layers_not_synced_at_the_end() -> None:
+    write = RunFolder.write_layers
+
+    def unsynced(self: RunFolder, values: Any, steps: Any, **_: Any) -> None:
+        write(self, values, steps, sync=False)
+
+    RunFolder.write_layers = unsynced  # type: ignore[method-assign]
+
+
 @found_by("power_cuts", "draft-4")
 def new_folders_not_synced() -> None:
     sync = files.sync_folder

@@ -238,11 +238,12 @@ def test_an_error_of_our_own_is_kept_with_its_traceback(tmp_path: Path) -> None:
 class Counting(RunFolder):
     """A run folder that counts the records it is given to write."""
 
-    records = 0
+    records = synced = 0
 
-    def write_layers(self, values: Any, steps: Any) -> None:
+    def write_layers(self, values: Any, steps: Any, *, sync: bool = True) -> None:
         self.records += len(steps)
-        super().write_layers(values, steps)
+        self.synced += sync
+        super().write_layers(values, steps, sync=sync)
 
 
 def seen(step: int) -> dict[str, torch.Tensor]:
@@ -259,10 +260,11 @@ def test_records_of_layers_are_not_written_anew_at_every_look(tmp_path: Path) ->
         assert step + 1 - len(steps) <= len(steps) / 32 and values[-1, 0] == steps[-1]
         written[step + 1] = folder.records
     assert written[1000] < 40 * 1000 and written[1000] < 2.5 * written[500]
+    assert folder.synced == 0, "each record waited for the disk"
     records.write()
     before = folder.records
     records.write()
-    assert folder.records == before
+    assert folder.records == before and folder.synced == 1
     for name in ("a", "b"):
         steps, values = folder.read_layers(name)
         assert steps.tolist() == list(range(1000))
