@@ -56,8 +56,8 @@ def exploding_updates(seed: int) -> Drawn:
     into a bad optimum and in turn make gradients vanish.
 
     Post-LN, d = 32, Adam at 1e-5 for the exponents, 20 seeds (12 were undecided and asked for 15);
-    24 layers at 1e-3 without a warm-up for 20 steps, 12 seeds. ‖ΔF‖ saturates at 0.3 of the distance of unrelated states; a step that is not
-    reached counts as 21.
+    24 layers at 1e-3 without a warm-up for 20 steps, 12 seeds. ‖ΔF‖ saturates at 0.3 of the
+    distance of unrelated states; a step that is not reached counts as 21.
     """
     depths, rows = (6, 12, 24, 48), []
     for draw_seed in seeds(seed, 20):
@@ -285,9 +285,10 @@ def comparability(seed: int) -> Drawn:
     LayerNorm removes the comparability of sentences and keeps that of a sentence's words.
 
     16 sentences of 16 tokens, d = 64; sentences and channels have means and sizes of their own,
-    N(0, 4) and between 0.5 and 2. The size of a sentence is the mean norm of its tokens. 32 seeds.
+    N(0, 4) and between 0.5 and 2. The size of a sentence is the mean norm of its tokens; a tie counts
+    as half (a first run counted it as lost). 64 seeds (32 left a part undecided and asked for 37).
     """
-    return gather(comparable(torch.Generator().manual_seed(s)) for s in seeds(seed, 32))
+    return gather(comparable(torch.Generator().manual_seed(s)) for s in seeds(seed, 64))
 
 
 def comparable(rng: torch.Generator) -> dict[str, float]:
@@ -300,7 +301,7 @@ def comparable(rng: torch.Generator) -> dict[str, float]:
     first, second = flat[:, None, :] - flat[:, :, None], bn[:, None, :] - bn[:, :, None]
     upper = torch.triu(torch.ones(64, 64), 1).bool()
     before, after = x.norm(dim=-1).mean(dim=1), ln.norm(dim=-1).mean(dim=1)
-    ln_gap, gap = (z[:, None] - z[None, :] for z in (after, before))
+    ln_gap, gap = (z[:, None] - z[None, :] for z in (after.round(decimals=9), before))
     words = torch.triu(torch.ones(16, 16), 1).bool()
     pairs = [torch.cdist(z, z)[:, words].flatten() for z in (x / scale, ln)]
     return {
@@ -310,7 +311,7 @@ def comparable(rng: torch.Generator) -> dict[str, float]:
             (first.sign() == second.sign())[:, upper].double().mean().item()
         ),
         "LN: share of pairs of sentences whose mean size keeps its order": (
-            (ln_gap.sign() == gap.sign())[words].double().mean().item()
+            (0.5 + 0.5 * ln_gap.sign() * gap.sign())[words].mean().item()
         ),
         "LN: rank correlation of distances of words in a sentence": ranks(*pairs),
     }
