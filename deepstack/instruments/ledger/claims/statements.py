@@ -285,8 +285,9 @@ def comparability(seed: int) -> Drawn:
     LayerNorm removes the comparability of sentences and keeps that of a sentence's words.
 
     16 sentences of 16 tokens, d = 64; sentences and channels have means and sizes of their own,
-    N(0, 4) and between 0.5 and 2. The size of a sentence is the mean norm of its tokens; a tie counts
-    as half (a first run counted it as lost). 64 seeds (32 left a part undecided and asked for 37).
+    N(0, 4) and between 0.5 and 2. The size of a sentence is the mean norm of its tokens; a tie
+    counts as half (a first run counted it as lost). 64 seeds (32 left a part undecided and asked
+    for 37).
     """
     return gather(comparable(torch.Generator().manual_seed(s)) for s in seeds(seed, 64))
 
