@@ -162,25 +162,26 @@ def compiled(notify: Callable[[str], None]) -> LayerRunner:
 
 
 def forward_recorder(
-    forward: Callable[[Tensor], Tensor], paths: FastPaths
+    forward: Callable[[Tensor], Tensor], paths: FastPaths, threads: int
 ) -> Callable[..., Tensor]:
     """Return a model's forward pass without gradients, replayed where C++ kernels replay steps."""
     kernels = find_kernels(lambda line: None) if paths.executor else ""
-    return forward if isinstance(kernels, str) else ReplayedPass(forward, kernels)
+    return forward if isinstance(kernels, str) else ReplayedPass(forward, kernels, threads)
 
 
 def snapshot_recorder(
-    passes: Callable[[Tensor], Any], paths: FastPaths, records: int
+    passes: Callable[[Tensor], Any], paths: FastPaths, records: int, threads: int
 ) -> Callable[[Tensor], Any]:
     """Return the passes of a snapshot, replayed where steps are and where there are enough records.
 
     records: number of snapshots of the whole run.
+    threads: of the run.
     """
     if not paths.replayed or records < FEW_RECORDS:
         return passes
     kernels = find_kernels(lambda line: None) if paths.executor else None
     assert not isinstance(kernels, str), kernels
-    replayed = ReplayedPass(passes, kernels)
+    replayed = ReplayedPass(passes, kernels, threads)
     # Diagnostics may keep the tensors, which the next replay overwrites.
     return lambda tokens: map_nested(replayed(tokens), torch.clone)
 
@@ -195,14 +196,18 @@ def step_recorder(
     """Return `capture` of `make_step`: CUDA graph capture, replay, or neither.
 
     notify: receives a line after something that takes long.
-    threads: that replay the shards of a batch at the same time.
+    threads: of the run, which replay a step.
     """
     if paths.replayed:
-        # micro-batches follow one another, and random numbers have an order
-        threads = 1 if config.train.shards == 1 or config.model.dropout else threads
         kernels = find_kernels(notify) if paths.executor else None
         assert not isinstance(kernels, str), kernels
-        return partial(ReplayedStep, notify=notify, threads=threads, kernels=kernels)
+        return partial(
+            ReplayedStep,
+            notify=notify,
+            threads=threads,
+            kernels=kernels,
+            concurrent=config.train.shards > 1 and not config.model.dropout,
+        )
     if paths.captured:
         return partial(
             CapturedStep,

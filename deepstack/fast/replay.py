@@ -12,7 +12,10 @@ torch's functions run on the same numbers in the same order, so every bit stays 
 `recording.FUNCTIONS` lists those that write into given outputs, torch's own or an `out=` variant.
 All other operations run as they are, and their results are copied.
 All micro-batches of a batch replay one recording, one after the other, in one block of memory.
-Under `train.shards` threads replay them at the same time, each in a block of its own.
+
+Threads divide the operations of a table between them.  Under `train.shards` they replay the
+micro-batches at the same time instead, each in a block of its own.  The numbers do not depend on
+the threads.
 """
 
 import ctypes
@@ -44,9 +47,10 @@ class ReplayedStep:
 
     The step must run the same operations at every call, and create no state that stays.
 
-    threads: that replay the micro-batches of a batch; 1 if these draw random numbers, whose order
-        would otherwise change.
+    threads: that replay the step.
     kernels: that run most operations; None to run all of them by torch.
+    concurrent: whether threads may replay micro-batches at the same time; not if these draw random
+        numbers, whose order would otherwise change.
     notify: receives the reason if the update reads a value; every step then runs eagerly.
 
     Inputs and targets are copied into tensors of the recording.  The returned tensors belong to the
@@ -61,6 +65,7 @@ class ReplayedStep:
         notify: Callable[[str], None],
         threads: int = 1,
         kernels: Kernels | None = None,
+        concurrent: bool = True,
     ) -> None:
         self.update, self.notify, self.kernels = update, notify, kernels
         self.whole = with_probe(update, probe)
@@ -68,7 +73,8 @@ class ReplayedStep:
         self.is_recorded = False
         self.bound: list[Bound] = []
         self.parts: list[Part] = []
-        self.workers = min(threads, update.batch.count)
+        self.threads = threads
+        self.workers = min(threads, update.batch.count) if concurrent else 1
         self.map: Callable[..., Iterable[None]] = map
         if self.workers > 1:
             one_each = partial(torch.set_num_threads, 1)
@@ -132,9 +138,17 @@ class ReplayedStep:
         self.parts = [own, *(own.copy() for _ in range(copies))]
         beginning, add, rest = recordings
         replaced = [zip([*first, *batch.tensors], part.tensors, strict=True) for part in self.parts]
-        pairs = ((beginning, ()), *((add, each) for each in replaced), (rest, ()))
+        of_part = 1 if self.workers > 1 else self.threads
+        bindings = (
+            (beginning, (), self.threads),
+            *((add, pairs, of_part) for pairs in replaced),
+            (rest, (), self.threads),
+        )
         with torch.inference_mode():
-            self.bound = [bind_recording(*recorded, self.kernels) for recorded in pairs]
+            self.bound = [
+                bind_recording(recording, pairs, self.kernels, threads)
+                for recording, pairs, threads in bindings
+            ]
         trim_memory()
 
 
@@ -179,10 +193,13 @@ class ReplayedPass:
     function: inputs -> nested tensors; must run the same operations at every call, and create no
         state that stays.
     kernels: that run most operations; None to run all of them by torch.
+    threads: that run the kernels.
     """
 
-    def __init__(self, function: Callable[[Tensor], Any], kernels: Kernels | None) -> None:
-        self.function, self.kernels = function, kernels
+    def __init__(
+        self, function: Callable[[Tensor], Any], kernels: Kernels | None, threads: int
+    ) -> None:
+        self.function, self.kernels, self.threads = function, kernels, threads
         self.inputs: Tensor | None = None
         self.bound: Bound | None = None
 
@@ -207,7 +224,7 @@ class ReplayedPass:
         restore(recording.saved)
         if not recording.refused:
             with torch.inference_mode():
-                self.bound = bind_recording(recording, kernels=self.kernels)
+                self.bound = bind_recording(recording, kernels=self.kernels, threads=self.threads)
             trim_memory()
 
 
@@ -240,11 +257,13 @@ def bind_recording(
     recording: Recording,
     replaced: Iterable[tuple[Tensor, Tensor]] = (),
     kernels: Kernels | None = None,
+    threads: int = 1,
 ) -> Bound:
     """Bind a recording to one block of memory and return its operations and results.
 
     replaced: pairs of tensors that existed before, each alone in its storage; the operations use
         the second in place of the first.
+    threads: that run a table of records.
     """
     instead = {old.untyped_storage(): new.untyped_storage() for old, new in replaced}
     before = {number: instead.get(one, one) for number, one in recording.before.items()}
@@ -284,9 +303,12 @@ def bind_recording(
         """Add the call that runs the records since the last call of torch."""
         if records:
             table = ctypes.create_string_buffer(bytes(records), len(records))
-            tables.append(table)
             count = len(records) // RECORD.size
-            operations.append((kernels.run, (ctypes.addressof(table), count), {}))
+            plan = (ctypes.c_int32 * (count * (1 + threads)))()
+            address = ctypes.addressof(table), count, threads, ctypes.addressof(plan)
+            kernels.plan(*address)
+            tables.extend((table, plan))
+            operations.append((kernels.run, address, {}))
             records.clear()
 
     for call in recording.calls:

@@ -31,6 +31,8 @@ from deepstack.fast.distributed import (
 # Below this many multiplications in the largest product of a layer, a second thread costs more
 # time than it saves (measured on two cores; see choose_threads).
 SMALL_PRODUCT = 2**27
+# Tokens of a batch below which a further thread of C++ kernels waits longer than it computes.
+ROWS_OF_THREAD = 64
 
 
 def choose_device(runtime: conf.Runtime) -> torch.device:
@@ -63,28 +65,54 @@ def device_is_here(runtime: conf.Runtime) -> bool:
 
 
 def choose_threads(config: conf.Config, ranks: RankGroup = ALONE) -> int:
-    """Return the number of CPU threads: the configured one, else 1 for small matrices.
+    """Return the CPU threads that a run reserves: the configured number, else 1 for small matrices.
 
-    One thread is several times faster than two for narrow models on a busy machine.  Ranks on one
-    host divide its cores.  Shards of a batch are independent: each takes a thread.
+    Torch is several times faster by one thread than by two for narrow models on a busy machine.
+    Ranks on one host divide its cores.  Shards of a batch are independent: each takes a thread.
     """
     if isinstance(config.runtime.threads, int):
         return config.runtime.threads
     if config.train.shards > 1:
         return min(config.train.shards, conf.cores())
+    return 1 if is_small(config, ranks) else max(1, conf.cores() // ranks.on_host)
+
+
+def tokens_at_once(config: conf.Config, ranks: RankGroup = ALONE) -> float:
+    """Return the tokens of a rank's part of a micro-batch."""
     sequences = config.train.batch_size / ranks.size / config.train.micro_batches
-    tokens = sequences * config.task.seq_len
-    if tokens * config.model.d_model * conf.width_inside(config) < SMALL_PRODUCT:
-        return 1
-    return max(1, conf.cores() // ranks.on_host)
+    return sequences * config.task.seq_len
 
 
-def threads_of_operations(config: conf.Config, threads: int) -> int:
-    """Return the CPU threads of one operation, on which numbers may depend.
+def is_small(config: conf.Config, ranks: RankGroup = ALONE) -> bool:
+    """Return whether the largest product of a layer is small for a thread of torch."""
+    width = config.model.d_model * conf.width_inside(config)
+    return tokens_at_once(config, ranks) * width < SMALL_PRODUCT
 
-    threads: of the run; with shards of a batch, each shard takes one.
+
+def threads_of_run(config: conf.Config, threads: int, paths: FastPaths) -> int:
+    """Return the CPU threads of a run on these fast paths.
+
+    C++ kernels divide small operations too, between all cores by default, at most OMP_NUM_THREADS
+    and one for every ROWS_OF_THREAD tokens.  Their numbers do not depend on the threads.
+
+    threads: reserved, see `choose_threads`.
     """
-    return 1 if config.train.shards > 1 else threads
+    if not paths.executor or config.runtime.threads != "auto" or threads > 1:
+        return threads
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    limit = int(given) if given.isdecimal() else conf.cores()
+    return max(1, min(limit, conf.cores(), int(tokens_at_once(config)) // ROWS_OF_THREAD))
+
+
+def threads_of_operations(config: conf.Config, threads: int, paths: FastPaths | None = None) -> int:
+    """Return the CPU threads of one operation of torch, on which numbers may depend.
+
+    One, if threads run shards of a batch, or C++ kernels run all operations that are not small.
+
+    threads: of the run.
+    """
+    by_kernels = paths is not None and bool(paths.executor) and is_small(config)
+    return 1 if config.train.shards > 1 or by_kernels else threads
 
 
 def use_deterministic(on: bool, device: torch.device) -> None:
@@ -164,7 +192,7 @@ def environment_of(
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "fingerprint": fingerprint(device, config.train.precision == "bf16"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": threads_of_operations(config, threads),
+        "threads": threads_of_operations(config, threads, paths),
         "deterministic": config.runtime.deterministic,
         "processes": ranks.size,
         "parallel": parallelism(config, ranks),

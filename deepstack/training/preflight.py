@@ -30,6 +30,8 @@ from deepstack.training.environment import (
     choose_device,
     environment_changes,
     environment_of,
+    threads_of_operations,
+    threads_of_run,
     torch_settings,
 )
 from deepstack.training.extension import Parent
@@ -142,7 +144,7 @@ def preflight(
     """
     config, folder, task, ranks = locked.config, locked.folder, locked.task, locked.ranks
     with (
-        torch_settings(config, locked.device, ranks) as threads,
+        torch_settings(config, locked.device, ranks) as reserved,
         ExitStack() as logs,
     ):
         if ranks.is_rank0:
@@ -155,6 +157,8 @@ def preflight(
             observer = Observer()
         notices = memory_notices(config, locked.device, task) if ranks.size == 1 else []
         paths = fast_paths_of(config, locked.device, ranks, locked.shallow, observer.notify)
+        threads = threads_of_run(config, reserved, paths)
+        torch.set_num_threads(threads_of_operations(config, threads, paths))
         notices += executor_notice(config, paths)
         environment = environment_of(config, locked.device, threads, paths, ranks)
         is_new = not folder.exists()

@@ -168,7 +168,7 @@ class TrainingRun:
         self.model.train(self.config.model.dropout > 0)
         self._make_step(resources, measures)
         self.evaluation = Evaluation(self.task, self.config.train, self.device)
-        self.forward = forward_recorder(self.logits, prepared.paths)
+        self.forward = forward_recorder(self.logits, prepared.paths, prepared.threads)
         resumed = load_state(prepared, self.state)
         if prepared.paths.replayed:
             create_optimizer_state(self.optimizer, self.built.trained)

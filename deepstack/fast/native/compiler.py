@@ -22,7 +22,7 @@ COMPILERS = ("c++", "g++", "clang++")
 # Contraction to fused multiply-adds is part of the kernels' numbers.
 FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-    "-shared", "-fPIC",
+    "-shared", "-fPIC", "-pthread",
 )  # fmt: skip
 # Seconds after which a compiler is stopped.
 PATIENCE = 300
@@ -31,12 +31,17 @@ PATIENCE = 300
 class Kernels(NamedTuple):
     """The loaded kernels.
 
-    run: (address of a table, number of records) -> None.
+    run: (address of a table, number of records, threads, address of the plan or 0) -> None.
+    plan: (address of a table, number of records, threads, address of 1 + threads 32-bit integers
+        for each record, which it writes) -> None.
+    run_part: (address of a record, thread, threads, address of its plan) -> None; for tests.
     kinds: number of each kind by name.
     description: instruction width and hash of source, compiler and processor.
     """
 
-    run: Callable[[int, int], None]
+    run: Callable[[int, int, int, int], None]
+    plan: Callable[[int, int, int, int], None]
+    run_part: Callable[[int, int, int, int], None]
     kinds: dict[str, int]
     description: str
 
@@ -198,12 +203,16 @@ def load(library: Path, key: str) -> Kernels:
     except OSError as error:
         raise UnavailableError(f"the kernels cannot be loaded: {error}") from None
     loaded.deepstack_kind.restype = ctypes.c_char_p
-    loaded.deepstack_run.argtypes = [ctypes.c_void_p, ctypes.c_long]
-    loaded.deepstack_run.restype = None
+    address, integer = ctypes.c_void_p, ctypes.c_int
+    for function in (loaded.deepstack_run, loaded.deepstack_plan):
+        function.argtypes, function.restype = [address, ctypes.c_long, integer, address], None
+    loaded.deepstack_run_part.argtypes = [address, integer, integer, address]
+    loaded.deepstack_run_part.restype = None
     if loaded.deepstack_record_size() != RECORD.size:
         raise UnavailableError("the compiler lays records out in an unknown way")
     kinds: dict[str, int] = {}
     while name := loaded.deepstack_kind(len(kinds)):
         kinds[name.decode()] = len(kinds)
     width = 32 * loaded.deepstack_vector_width()
-    return Kernels(loaded.deepstack_run, kinds, f"{width} bits, {key}")
+    functions = loaded.deepstack_run, loaded.deepstack_plan, loaded.deepstack_run_part
+    return Kernels(*functions, kinds, f"{width} bits, {key}")

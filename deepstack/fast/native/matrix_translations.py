@@ -111,9 +111,13 @@ def layer_norm_gradient(t: Translator, o: Operands) -> None:
     )
     need_contiguous(*results, mean, rstd, gain)
     integers = layouts.rows(x.size, x.stride, dy.stride)
-    addresses = [address_or_0(t, tensor) for tensor in results]
-    addresses += [t.address(tensor) for tensor in (dy, x, mean, rstd)]
-    t.add("layer_norm_gradient", [*addresses, address_or_0(t, gain)], integers)
+    dx, *others = (address_or_0(t, tensor) for tensor in results)
+    inputs = [*(t.address(tensor) for tensor in (dy, x, mean, rstd)), address_or_0(t, gain)]
+    # threads divide the rows of dx, but the columns of the other gradients
+    if dx:
+        t.add("layer_norm_gradient", [dx, 0, 0, *inputs], integers)
+    if any(others):
+        t.add("layer_norm_gradient", [0, *others, *inputs], integers)
 
 
 def outputs(o: Operands, *names: str) -> list[TensorRef | None]:
