@@ -1,6 +1,6 @@
 """Measures the C++ kernels of a replayed step beside torch's, in CPU time of one thread.
 
-python benchmarks/executor.py [--rounds 9] [--only TEXT]
+python benchmarks/executor.py [--rounds 9] [--only TEXT] [--threads 2 [--busy]]
 
 Two runs of each row, runtime.replay=native and runtime.replay=python, take turns in one process, a
 step each, ‖ΔF‖ logged.  ratio: the median over the rounds, with the lowest and highest.  calls: the
@@ -10,12 +10,18 @@ work on the machine disturbs it little.
 
 The rows of records compare a record of all layers by kernels with the eager one, its files
 included; `--only records` measures these alone.
+
+--threads N compares one thread of the kernels with N instead, in wall time, which other work does
+disturb: read the ratio of the least times on a quiet machine, and with --busy, beside a process
+that occupies one core, the ratio of the medians.
 """
 
 import argparse
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -118,17 +124,64 @@ def measure(name: str, rounds: int, kernels: Kernels) -> None:
             line("  one evaluation of 32 batches", native, python)
 
 
+def measure_threads(name: str, rounds: int, threads: int) -> None:
+    """Print the row of one shape: one thread and several take turns, a step each."""
+    shape = SHAPES[name]
+    with ExitStack() as resources:
+        runs: list[TrainingRun] = []
+        for count in (1, threads):
+            settings = [*QUIET[:-1], "runtime.replay=native", f"runtime.threads={count}"]
+            config = (
+                shape_config(shape, settings) if shape else load_config(CONFIGS / name, settings)
+            )
+            runs.append(resources.enter_context(temporary_run(config)))
+        times: list[list[float]] = [[], []]
+        for number in range(1, 2 + rounds):
+            for run, measured in zip(runs, times, strict=True):
+                batch = run.batch(number)
+                began = time.perf_counter()
+                run.step(*batch, 1e-4)
+                measured.append(time.perf_counter() - began)
+        one, several = (measured[1:] for measured in times)
+        values = [1000 * f(measured) for measured in (one, several) for f in (min, median)]
+        ratios = f"{min(several) / min(one):10.2f}{median(several) / median(one):10.2f}"
+        print(
+            f"step, {name:26}" + "".join(f"{value:10.1f}" for value in values) + ratios, flush=True
+        )
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Occupy one core by a process that computes."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--busy", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     kernels = find_kernels(print)
     if isinstance(kernels, str):
         raise SystemExit(kernels)
     print(kernels.description)
+    if arguments.threads > 1:
+        heads = ("1: least", "median", f"{arguments.threads}: least", "median", "least", "median")
+        print(f"{'ms by threads; ratios':32}" + "".join(f"{head:>10}" for head in heads))
+        with busy_core() if arguments.busy else nullcontext():
+            for name in SHAPES:
+                if arguments.only in name:
+                    measure_threads(name, arguments.rounds, arguments.threads)
+        return
     print(f"{'':32}{'kernels, ms':>12}{'torch, ms':>12}{'ratio':>22}{'calls':>8}")
     for name in SHAPES:
         if arguments.only in name:

@@ -247,7 +247,8 @@ class Runtime(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device; 'auto' takes a GPU when there is one."""
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
-    """CPU threads; 'auto' means one for small matrices.  With train.shards, one a shard."""
+    """CPU threads; 'auto' means all cores for C++ kernels and for large matrices, else one; one a
+    shard with train.shards; one in a sweep, unless matrices are large."""
     banks: bool = True
     """Whether the parameters of one role over all layers are one tensor; the numbers are equal."""
     fused: bool | Literal["auto"] = "auto"

@@ -237,6 +237,7 @@ def run(
     with open(os.devnull) as nothing, open(errors, "w") as log:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 2)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # other runs have the other cores
     os.environ.update(environment)
     if memory is not None:
         limit_memory(memory)

@@ -171,8 +171,9 @@ class Team {
     };
     // How long a thread without work spins, and how long the caller waits for sleeping ones.
     static constexpr microseconds SPIN{200}, PATIENCE{150};
-    // After a loss of time the caller runs alone for so many times as long.
+    // After a loss of time the caller runs alone for so many times as long, at most a second.
     static constexpr int CAUTION = 30;
+    static constexpr std::chrono::seconds LONGEST{1};
 
     const pid_t process = getpid();
     std::atomic<bool> busy{false};
@@ -241,7 +242,8 @@ class Team {
         waited += await_others(0, next.count);
         const auto end = Clock::now();
         const auto loss = (end - began) - next.threads * (end - began - waited);
-        if (loss > loss.zero()) alone_until = end + CAUTION * loss;
+        if (loss > loss.zero())
+            alone_until = end + std::min<Clock::duration>(CAUTION * loss, LONGEST);
     }
 
     // Run a thread's parts of the chunk, and return how long it waited.

@@ -43,6 +43,8 @@ here=$folder
 cd -- $cwd || exit 1
 # Each run trains alone, also if a group of ranks submitted this array.
 unset $variables "$${!$prefix@}"
+# Other runs may have the other cores of the node.
+export OMP_NUM_THREADS="$${OMP_NUM_THREADS:-1}"
 
 saved_step() {
   sed -n 's/^ *"step": *\\([0-9]*\\).*/\\1/p' "$$here/../$$run/status.json" 2>/dev/null | head -n 1
