@@ -329,7 +329,7 @@ def step_seconds(config: conf.Config, depth: int) -> float:
     """
     paths = fast_paths_of(config, choose_device(config.runtime))
     few = min(max(config.train.steps, 1), FEW_STEPS)  # enough for the same fast paths as the run
-    changes = {f"model.{key}": value for key, value in OF_OTHER_DEPTHS.items()}
+    changes: dict[str, Any] = {f"model.{key}": value for key, value in OF_OTHER_DEPTHS.items()}
     changes["runtime.threads"] = choose_threads(config)  # other runs have the other cores
     shallow = conf.with_overrides(config, changes | {"model.depth": depth, "train.steps": few})
     first = UNSETTLED if paths.compiled or paths.captured or paths.replayed else 0

@@ -110,7 +110,9 @@ class SnapshotWriter:
         self._loss = partial(mean_loss, targets=self.targets)
         records = count_due(every, config.train.steps)
         passes = partial(run_passes, built.model, loss=self._loss)
-        self._passes = snapshot_recorder(passes, model.prepared.paths, records)
+        self._passes = snapshot_recorder(
+            passes, model.prepared.paths, records, model.prepared.threads
+        )
         self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
         if any(type(one).begin is not Instrument.begin for one in used):
             if copy := model.whole():

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from helpers.configs import config_with
 from helpers.sampling import some
 from helpers.small_runs import data_of, weights_of
+from helpers.turns import by_turns
 from torch import Tensor
 
 import deepstack
@@ -120,13 +121,15 @@ def test_a_resumed_run_by_kernels_has_the_same_bytes(
     assert whole.meta["environment"]["executor"] == f"C++, {kernels.description}"
 
 
-def rerun(function: Any, inputs: list[Tensor], kernels: Kernels) -> tuple[list[Tensor], int]:
+def rerun(
+    function: Any, inputs: list[Tensor], kernels: Kernels, threads: int = 1
+) -> tuple[list[Tensor], int]:
     """Record a function, run it by kernels, and return its results and the calls of torch."""
     with torch.no_grad(), Recording() as recording:
         values = function(*inputs)
     values = list(values) if isinstance(values, (tuple, list)) else [values]
     recording.finish(values)
-    bound = bind_recording(recording, kernels=kernels)
+    bound = bind_recording(recording, kernels=kernels, threads=threads)
     bound.run()
     calls = sum(function is not kernels.run for function, _, _ in bound.operations)
     return list(bound.results), calls
@@ -214,6 +217,8 @@ def test_a_kernel_gives_the_numbers_of_its_operation(
     for result, value in zip(results, expected, strict=True):
         assert result.shape == value.shape
         assert float((result - value).norm()) <= 1e-6 * float(value.norm())
+    divided, _ = rerun(function, inputs, by_turns(kernels, seed=0), threads=3)
+    torch.testing.assert_close(divided, results, rtol=0, atol=0)
 
 
 def test_special_values_pass_through_kernels_as_through_torch(kernels: Kernels) -> None:

@@ -27,7 +27,7 @@ BY_KERNELS = FastPaths(fused=False, compiled=False, captured=False, replayed=Tru
 def recorder(toy: ToyModel, paths: FastPaths) -> tuple[Callable[[Tensor], Any], Mock]:
     """The passes of a model's snapshot, replayed, and the function that a recording calls."""
     counted = Mock(wraps=partial(run_passes, toy.model, loss=toy.loss))
-    return snapshot_recorder(counted, paths, FEW_RECORDS), counted
+    return snapshot_recorder(counted, paths, FEW_RECORDS, 1), counted
 
 
 def change(toy: ToyModel) -> None:
@@ -104,7 +104,7 @@ def test_the_tensors_of_a_record_outlive_the_next_one() -> None:
 def test_passes_that_read_a_value_run_eagerly_at_every_record() -> None:
     weight = torch.ones(3)
     passes = snapshot_recorder(
-        lambda tokens: {"double": weight * (2 if float(weight[0]) < 2 else 3)}, BY_TORCH, 99
+        lambda tokens: {"double": weight * (2 if float(weight[0]) < 2 else 3)}, BY_TORCH, 99, 1
     )
     assert passes(torch.ones(1))["double"].tolist() == [2.0] * 3
     weight.fill_(2.0)
@@ -113,7 +113,7 @@ def test_passes_that_read_a_value_run_eagerly_at_every_record() -> None:
 
 def test_few_records_are_not_recorded() -> None:
     for paths, records in ((BY_TORCH, FEW_RECORDS - 1), (FastPaths(False, False, False), 99)):
-        assert snapshot_recorder(run_passes, paths, records) is run_passes
+        assert snapshot_recorder(run_passes, paths, records, 1) is run_passes
 
 
 @pytest.mark.parametrize("every", ["log", 0, 1, 3, 7, 50])

@@ -1,7 +1,8 @@
 """Runs recorded operations of a CPU step by C++ kernels.
 
 `compiler` compiles and loads them, `translate` turns recorded calls into records of a table, and
-`translations` has the records of each operation.
+`translations` has the records of each operation.  `split.h` says how an operation may be divided
+between threads, and `team.h` plans and runs a table by several threads.
 """
 
 from deepstack.fast.native import matrix_translations, translations
