@@ -10,6 +10,12 @@ python benchmarks/memory.py --micro-batches
 
 The peaks of a batch of 4 sequences and of 16 such micro-batches, eager and replayed. The second
 should be at most 1.02 of the first.
+
+python benchmarks/memory.py --head
+
+The memory that loss and backward pass of a head add, at 16,384 positions of width 512 and 50,257
+tokens: in chunks, and at 2,048 positions with all logits. Hidden states, the head's matrix and its
+gradient exist before; the gradient of the hidden states and all temporary tensors count.
 """
 
 import subprocess
@@ -70,8 +76,45 @@ def compare_micro_batches() -> None:
         print(f"{peaks[0]:10.1f}{peaks[1]:10.1f}{peaks[1] / peaks[0]:8.3f}  {replay}", flush=True)
 
 
+HEAD = """
+import resource, sys
+import torch
+from deepstack.model.chunked_loss import ChunkedLoss
+from deepstack.model.loss import mean_loss
+from deepstack.model.transformer import SeparateHead
+positions, chunked = int(sys.argv[1]), sys.argv[2] == "chunked"
+vocab, d = 50_257, 512
+head = SeparateHead(vocab, d)
+head.weight, head.bias = (torch.nn.Parameter(torch.ones(s) / d) for s in ((vocab, d), (vocab,)))
+for parameter in (head.weight, head.bias):
+    parameter.grad = torch.ones_like(parameter)
+final = torch.randn(1, positions, d, requires_grad=True)
+targets = torch.randint(vocab, (1, positions))
+small = torch.randn(1, 8, d, requires_grad=True)
+mean_loss(small @ torch.randn(d, 9), targets[:, :8] % 9).backward()  # starts torch's libraries
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+if chunked:
+    loss = ChunkedLoss(mean_loss, targets)(final, head, head.weight)
+else:
+    loss = mean_loss(head(final, head.weight), targets)
+loss.backward()
+print((peak() - before) * 1024 / 1e6)
+"""
+
+
+def measure_head() -> None:
+    """Print the memory that the head's loss adds, in chunks and with all logits."""
+    for positions, kind in ((16_384, "chunked"), (2_048, "chunked"), (2_048, "all")):
+        command = [sys.executable, "-c", HEAD, str(positions), kind]
+        added = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        print(f"{positions:8,} positions, {kind:8} logits: {float(added):8.0f} MB", flush=True)
+
+
 def main() -> None:
     """Print the table."""
+    if sys.argv[1:] == ["--head"]:
+        return measure_head()
     if sys.argv[1:] == ["--micro-batches"]:
         return compare_micro_batches()
     print(f"{'estimated MB':>14}{'measured MB':>14}{'ratio':>8}  settings")

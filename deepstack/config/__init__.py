@@ -32,7 +32,9 @@ from deepstack.config.schema import Task as Task
 from deepstack.config.schema import Train as Train
 from deepstack.config.schema import non_defaults as non_defaults
 from deepstack.config.schema import values as values
+from deepstack.config.sizes import MOST_LOGITS as MOST_LOGITS
 from deepstack.config.sizes import StackSizes as StackSizes
+from deepstack.config.sizes import chunk_rows as chunk_rows
 from deepstack.config.sizes import parameter_count as parameter_count
 from deepstack.config.sizes import width_inside as width_inside
 from deepstack.config.study import Combination as Combination

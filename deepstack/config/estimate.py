@@ -14,7 +14,14 @@ from deepstack.config.machine import cores, machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
 from deepstack.config.schema import Config
-from deepstack.config.sizes import FP32, StackSizes, layer_counts, parameter_count, width_inside
+from deepstack.config.sizes import (
+    FP32,
+    StackSizes,
+    chunk_rows,
+    layer_counts,
+    parameter_count,
+    width_inside,
+)
 
 # the vocabulary of a text of bytes; other tasks' are smaller or not much larger
 BYTES_VOCABULARY = 257
@@ -77,7 +84,7 @@ def memory_terms(
         "modules and graph": layers.all * LAYER_OVERHEAD,
         "activations": activations(config, scheme_memory, target_len),
         "gradients of activations": 3 * tokens * max(width_inside(config), 3 * d) * FP32,
-        "logits, their softmax and their gradient": 3 * predicted * vocab_size * FP32,
+        "logits, their softmax and their gradient": head_memory(config, predicted, vocab_size),
         "validation batches": 0 if on_gpu(config) else train.eval_batches * held_out,
         "probe": probe * (2 * lengths[-1] * vocab_size + 4 * sum(lengths) * d) * FP32,
     }
@@ -110,6 +117,18 @@ def memory_terms(
         if not spec.is_part_of_snapshots:
             terms[spec.name] = max(0, spec.memory(measured) - during)
     return terms
+
+
+def head_memory(config: Config, predicted: int, vocab_size: int) -> int:
+    """Return the bytes of the logits of so many positions and of the tensors beside them.
+
+    In chunks these are five tensors of a chunk, the gradient of the hidden states, and the gradient
+    of the head's matrix before it is added.
+    """
+    rows, d = chunk_rows(predicted, vocab_size), config.model.d_model
+    if rows is None:
+        return 3 * predicted * vocab_size * FP32
+    return (5 * rows * vocab_size + predicted * d + vocab_size * (d + 1)) * FP32
 
 
 def memory_estimate(

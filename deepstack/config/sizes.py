@@ -6,6 +6,14 @@ from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.schema import Config
 
 FP32 = 4  # bytes of a number
+# Logits of a forward pass from which on a loss takes them in chunks, and the logits of a chunk.
+MOST_LOGITS, CHUNK_OF_LOGITS = 2**27, 2**23
+
+
+def chunk_rows(positions: int, vocab_size: int) -> int | None:
+    """Return the positions in a chunk of the head and the loss; None for all at once."""
+    is_large = positions * vocab_size > MOST_LOGITS
+    return max(1, CHUNK_OF_LOGITS // vocab_size) if is_large else None
 
 
 def parameter_count(config: Config, vocab_size: int) -> dict[str, int]:

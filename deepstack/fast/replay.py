@@ -160,8 +160,8 @@ class Part(NamedTuple):
     is_copy: whether the sums are not the step's own, so that they start from zero.
     """
 
-    inputs: Sequence[Tensor]
-    sums: Sequence[Tensor]
+    inputs: list[Tensor]
+    sums: list[Tensor]
     is_copy: bool = False
 
     @property
@@ -171,10 +171,10 @@ class Part(NamedTuple):
 
     def copy(self) -> "Part":
         """Return tensors of the same shapes."""
-        like = ([*map(torch.empty_like, tensors)] for tensors in (self.inputs, self.sums))
-        return Part(*like, is_copy=True)
+        inputs, sums = ([*map(torch.empty_like, group)] for group in (self.inputs, self.sums))
+        return Part(inputs, sums, is_copy=True)
 
-    def run(self, bound: "Bound", batch: Sequence[Tensor]) -> None:
+    def run(self, bound: "Bound", batch: tuple[Tensor, Tensor]) -> None:
         """Add gradients and loss of the micro-batch, whose operations these are."""
         with torch.inference_mode():
             torch._foreach_copy_(self.inputs, batch)

@@ -28,8 +28,12 @@ class TiedHead(nn.Module):
         self.bias = parameter(vocab_size, role="head", start="zero")
 
     def forward(self, final: Tensor, table: nn.Parameter) -> Tensor:
+        return F.linear(*self.last_map(final, table))
+
+    def last_map(self, final: Tensor, table: nn.Parameter) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the last linear map of the head reads, its matrix and its bias."""
         final = final if self.factor == 1 else final * self.factor
-        return F.linear(final, *self.first_map(table))
+        return final, *self.first_map(table)
 
     def first_map(self, table: nn.Parameter) -> tuple[nn.Parameter, nn.Parameter]:
         """Return the matrix that F enters, and its bias."""
@@ -65,10 +69,12 @@ class BertHead(TiedHead):
     def first_map(self, table: nn.Parameter) -> tuple[nn.Parameter, nn.Parameter]:
         return self.dense, self.dense_bias
 
-    def forward(self, final: Tensor, table: nn.Parameter) -> Tensor:
-        hidden = self.norm(F.gelu(super().forward(final, table)))
-        return F.linear(hidden, table, self.bias)
+    def last_map(self, final: Tensor, table: nn.Parameter) -> tuple[Tensor, Tensor, Tensor]:
+        dense = F.linear(*super().last_map(final, table))
+        return self.norm(F.gelu(dense)), table, self.bias
 
+
+ReadOut = Callable[[Tensor, TiedHead, nn.Parameter], Tensor]
 
 HEADS: dict[str, type[TiedHead]] = {"tied": TiedHead, "separate": SeparateHead, "bert": BertHead}
 
@@ -239,8 +245,12 @@ class Transformer(nn.Module):
         assert output is not None
         return output.clone() if infers else output  # an ordinary tensor
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self._hidden(tokens), self.embedding)
+    def forward(self, tokens: Tensor, read: ReadOut | None = None) -> Tensor:
+        """Return the logits, or the value that `read` computes of F, head and token table."""
+        final = self._hidden(tokens)
+        if read is not None:
+            return read(final, self.head, self.embedding)
+        return self.head(final, self.embedding)
 
 
 def sinusoidal(seq_len: int, d: int) -> Tensor:

@@ -67,8 +67,11 @@ class Evaluation:
             self.level = task.level_of(joined)[self.predicted]
         group = size * max(1, TOKENS_AT_ONCE[device.type] // first.inputs.size)
         groups = [slice(i, i + group) for i in range(0, count * size, group)]
-        # Micro-batches bound the memory of a pass.  The losses of a group are added together.
-        self.rows = group if train.micro_batches == 1 else size // train.micro_batches
+        # Micro-batches and the number of logits bound the memory of a pass.  The losses of a group
+        # are added together.
+        rows = group if train.micro_batches == 1 else size // train.micro_batches
+        logits = first.targets.shape[1] * task.vocab_size
+        self.rows = min(rows, max(1, conf.MOST_LOGITS // logits))
         self.batches = [
             Batch(joined.inputs[rows], joined.targets[rows], joined.masked[rows]) for rows in groups
         ]

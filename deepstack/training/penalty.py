@@ -53,7 +53,7 @@ class SpectralPenalty:
     def add_gradient(self) -> None:
         """Add the gradient of the penalty to the gradients of the parameters."""
         if self.banks:
-            (self.strength / 2 * self.squares()).backward()  # type: ignore[no-untyped-call]
+            (self.strength / 2 * self.squares()).backward()
 
     def squares(self) -> Tensor:
         """Return Σ ‖W‖₂² over the matrices, 0-d."""

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from deepstack.fast import (
     step_recorder,
 )
 from deepstack.model import with_defaults, with_steps
+from deepstack.model.chunked_loss import ChunkedLoss
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.training import checkpoint as ckpt
@@ -286,11 +288,13 @@ class TrainingRun:
 
         count: predicted positions of the whole batch, of which these are a micro-batch.
         """
-        with self.autocast(), self.model.statistics("own_and_followed"):
-            logits = self.model(inputs)
         divisor = count if self.count is None else self.count
-        smoothing = self.config.train.label_smoothing
-        return mean_loss(logits, targets, divisor, smoothing=smoothing)
+        loss = partial(mean_loss, smoothing=self.config.train.label_smoothing)
+        with self.autocast(), self.model.statistics("own_and_followed"):
+            if conf.chunk_rows(targets.numel(), self.task.vocab_size):
+                return self.model(inputs, ChunkedLoss(loss, targets, divisor))
+            logits = self.model(inputs)
+        return loss(logits, targets, divisor)
 
     def record(self, step: int, measured: Measured) -> None:
         """Record row t of steps.csv: loss and gradient norm at θ_{t-1}, model update at θ_t."""
