@@ -95,7 +95,7 @@ class _Loss(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None  # scaled in place, so once
         scaled = [None if gradient is None else gradient.mul_(of_loss) for gradient in gradients]
