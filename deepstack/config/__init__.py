@@ -1,5 +1,6 @@
 """Configurations: their settings, reading and checking them, and estimates.  No torch."""
 
+from deepstack.config.estimate import count_kept as count_kept
 from deepstack.config.estimate import disk_estimate as disk_estimate
 from deepstack.config.estimate import memory_estimate as memory_estimate
 from deepstack.config.estimate import memory_terms as memory_terms

@@ -13,7 +13,7 @@ from deepstack.config.instruments import MeasurementSizes, specs
 from deepstack.config.machine import cores, machine_memory
 from deepstack.config.model_schema import NORM_KINDS
 from deepstack.config.roles import MATRICES
-from deepstack.config.schema import Config
+from deepstack.config.schema import Config, Train
 from deepstack.config.sizes import (
     FP32,
     StackSizes,
@@ -175,6 +175,7 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
     """
     by_role = parameter_count(config, vocab_size)
     weights = FP32 * sum(by_role.values())
+    kept = weights * count_kept(config.train)
     logs = BYTES_PER_STEP * config.train.steps + 2**16
     if every := config.log.layers_every:
         steps = config.train.steps
@@ -182,7 +183,17 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
         logs += int(LAYER_FILES * FP32 * layer_counts(config).all * (snapshots + 2))
     optimizer = moments(config, by_role)
     checkpoint = (optimizer + logs) * config.runtime.keep_optimizer
-    return weights + logs + checkpoint, 3 * (weights + optimizer + logs) + logs
+    return weights + logs + kept + checkpoint, 3 * (weights + optimizer + logs) + logs + kept
+
+
+def count_kept(train: Train) -> int:
+    """Return how many weights a run keeps before the last step; of 'log' about as many."""
+    chosen = train.keep_weights
+    if isinstance(chosen, tuple):
+        return len({step for step in chosen if step < train.steps})
+    if chosen == "log":
+        return math.ceil(math.log(train.steps + 1, 1.6)) + 1
+    return math.ceil(train.steps / chosen) if chosen else 0
 
 
 def recompute_every(config: Config) -> int:

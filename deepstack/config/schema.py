@@ -155,6 +155,16 @@ class Train(Section):
     eval_batches: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Held-out batches in an evaluation."""
 
+    keep_weights: (
+        Annotated[
+            tuple[Annotated[int, Field(ge=0, le=1_000_000_000)], ...],
+            BeforeValidator(as_tuple),
+            Field(min_length=1, max_length=1000),
+        ]
+        | Interval
+    ) = 0
+    """Steps after which the weights are kept too: a list, or an interval; 0: only the last."""
+
     _check_use = unused_without(
         momentum={"train.optimizer": ("sgd", "adam", "adamw")},  # muon: train.muon.momentum
         muon={"train.optimizer": ("muon",)},
@@ -188,6 +198,19 @@ class Train(Section):
         other = info.data.get("micro_batches", 1)
         if value > 1 and other > 1:
             text = f"found {value} beside train.micro_batches={other}; allowed one of both"
+            raise PydanticCustomError("relation", text)
+        return value
+
+    @field_validator("keep_weights")
+    @classmethod
+    def _reached_steps(cls, value: Any, info: Any) -> Any:
+        steps, has_budget = (
+            info.data.get("steps"),
+            info.data.get("tokens") or info.data.get("flops"),
+        )
+        last = max(value) if isinstance(value, tuple) else 0
+        if steps is not None and not has_budget and last > steps:
+            text = f"found {last}; allowed steps up to train.steps = {steps}"
             raise PydanticCustomError("relation", text)
         return value
 

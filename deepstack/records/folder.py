@@ -84,6 +84,7 @@ class RunFolder:
         self.log_path = self.path / "log.txt"
         self.layers_dir = self.path / "layers"
         self.checkpoint_dir = self.path / "checkpoint"
+        self.kept_dir = self.path / "weights"
         self.analysis_dir = self.path / "analysis"
         self.lock_path = self.path / ".lock"
 
@@ -278,11 +279,21 @@ class RunFolder:
 
     def checkpoints(self) -> list[int]:
         """Return the steps with a checkpoint folder, ascending; drafts have other names."""
-        if not self.checkpoint_dir.is_dir():
-            return []
-        paths = self.checkpoint_dir.iterdir()
-        names = (path.name for path in paths if path.is_dir() and not path.is_symlink())
-        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+        return numbered_folders(self.checkpoint_dir)
+
+    def kept_path(self, step: int) -> Path:
+        return self.kept_dir / str(step)
+
+    def kept_steps(self) -> list[int]:
+        """Return the steps before the last whose weights are kept, ascending."""
+        return numbered_folders(self.kept_dir)
+
+
+def numbered_folders(parent: Path) -> list[int]:
+    """Return the numbers that name folders in a folder, ascending."""
+    paths = parent.iterdir() if parent.is_dir() else ()
+    names = (path.name for path in paths if path.is_dir() and not path.is_symlink())
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def last_rows(path: Path, size: int = 1024) -> tuple[list[str], list[list[str]]]:

@@ -22,7 +22,7 @@ STATE = "state.json"
 # the sha256 of checksums.json, which in turn holds one of the rest of status.json.
 DATA = (
     "config.yaml", "meta.json", "columns.json", "[!.]*.csv", "layers/[!.]*.npy",
-    "checkpoint/[0-9]*/[!.]*", "plugins/[!.]*",
+    "checkpoint/[0-9]*/[!.]*", "weights/[0-9]*/[!.]*", "plugins/[!.]*",
 )  # fmt: skip
 # A folder with one of these files is a run.
 SIGNS = ("config.yaml", "status.json", "meta.json", "steps.csv")
@@ -132,6 +132,7 @@ class Inspection:
                 self._add(CHECKSUMS, "missing")
             self._read_all()
             self._compare_checkpoints()
+            self._compare_kept_weights()
         self.verdict = "damaged" if self.problems else verdict
 
     def _add(self, name: str, problem: str) -> None:
@@ -206,7 +207,7 @@ class Inspection:
             self._add(STATUS, "changed (sha256 differs)")
         has_weights = not is_published(folder.path) or folder.checkpoint_dir.exists()
         if not has_weights:
-            sums = {n: s for n, s in sums.items() if not n.startswith("checkpoint/")}
+            sums = {n: s for n, s in sums.items() if not n.startswith(("checkpoint/", "weights/"))}
         there = data_files(folder)
         for step in folder.checkpoints():
             # A run killed before it removed its checkpoints still has them, whole and unlisted.
@@ -255,6 +256,15 @@ class Inspection:
             if not has_compared_logs:
                 has_compared_logs = True
                 self._compare_logs(step)
+
+    def _compare_kept_weights(self) -> None:
+        """Compare the weights that the run keeps with their checksums."""
+        for step in self.folder.kept_steps():
+            path = self.folder.kept_path(step)
+            if problem := damage(path):
+                self._add(f"weights/{step}", problem)
+            else:
+                self.files += len(list(path.glob("*")))
 
     def _compare_logs(self, step: int) -> None:
         """Compare the logs, up to the step of a checkpoint, with the checksums in it."""

@@ -53,9 +53,19 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     A checkpoint of this step that exists stays: it was verified when it was written or loaded.
     Raises ResourceError when writing fails; earlier checkpoints are then unharmed.
     """
-    target = folder.checkpoint_path(checkpoint.step)
+    if write(folder, folder.checkpoint_path(checkpoint.step), checkpoint):
+        with trouble(folder.checkpoint_dir):
+            for step in folder.checkpoints()[:-CHECKPOINTS]:
+                discard(folder.checkpoint_path(step))
+
+
+def write(folder: RunFolder, target: Path, checkpoint: Checkpoint) -> bool:
+    """Write a checkpoint to a folder and verify it; return False for one that exists already.
+
+    Raises ResourceError when the disk refuses; the target then does not exist.
+    """
     if target.exists():
-        return
+        return False
     ending = secrets.token_hex(4)
     draft = target.with_name(f".draft-{checkpoint.step}-{ending}")
     parts = {
@@ -64,7 +74,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     }
     state = json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=2) + "\n"
     with trouble(draft):
-        remove_hidden_folders(folder.checkpoint_dir)
+        remove_hidden_folders(target.parent)
         with open_folder(draft, folder.path, make=True) as opened:
             for name, tensors in parts.items():
                 try:
@@ -86,9 +96,8 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         for name, tensors in parts.items():
             verify_tensors(draft / f"{name}.safetensors", tensors)
         draft.rename(target)
-        sync_folder(folder.checkpoint_dir)
-        for step in folder.checkpoints()[:-CHECKPOINTS]:
-            discard(folder.checkpoint_path(step))
+        sync_folder(target.parent)
+    return True
 
 
 def verify_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

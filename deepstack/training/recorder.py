@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     pass
 
 
+# Without deterministic kernels a replayed row may differ by rounding that training has amplified.
+TOLERANCE = 1e-2
 LAG = 10  # steps between two reads of a GPU's results
 
 
@@ -179,3 +181,17 @@ class Recorder:
     def release(self) -> None:
         """Release the last step's tensors."""
         self._last = None
+
+
+def mark_tolerated(
+    folder: RunFolder, logs: Iterable[AppendLog], notify: Callable[[str], None]
+) -> None:
+    """Report rows computed again that differ within the tolerance, and mark meta.json."""
+    if differing := [log for log in logs if log.tolerated]:
+        rows = ", ".join(f"{log.tolerated} of {log.path.name}" for log in differing)
+        notify(f"rows computed again differ within {TOLERANCE:.0%}: {rows}")
+        meta = folder.read_meta()
+        names = {*meta.get("differing_logs", []), *(log.path.name for log in differing)}
+        folder.write_meta(meta | {"differing_logs": sorted(names)})
+        for log in differing:
+            log.tolerated = 0

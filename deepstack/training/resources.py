@@ -1,5 +1,6 @@
 """Memory and disk that a run needs, and those that this machine has."""
 
+import gc
 import resource
 import shutil
 import sys
@@ -44,9 +45,12 @@ def refuse_full_disk(config: conf.Config, folder: RunFolder, vocab_size: int) ->
     there = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
     free = shutil.disk_usage(folder.path).free
     if needed > free + there:
+        count = conf.count_kept(config.train)
+        kept = f" with {count} weights of train.keep_weights" if count else ""
         raise ResourceError(
             f"{folder.path}: the run needs about {needed / 1e6:,.1f} MB on the disk while it is "
-            f"trained, {(free + there) / 1e6:,.1f} MB are free; give another folder with --out"
+            f"trained{kept}, {(free + there) / 1e6:,.1f} MB are free; "
+            "give another folder with --out"
         )
 
 
@@ -68,3 +72,11 @@ def memory_notices(config: conf.Config, device: torch.device, task: Task) -> lis
     if device.type == "cpu" and needed > OVERESTIMATE * conf.machine_memory():
         raise ResourceError(short)
     return [short]
+
+
+def release_memory(device: torch.device) -> None:
+    """Free the memory of a closed run before the next one starts in this process."""
+    gc.unfreeze()
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()

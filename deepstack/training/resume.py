@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,29 +107,52 @@ def save_state(
         ckpt.save(prepared.folder, ckpt.Checkpoint(step, parts, facts))
 
 
+def keep_weights(prepared: Prepared, state: TrainingState, step: int) -> None:
+    """Keep the weights after a step in weights/<step>/; a resumed run leaves those that exist."""
+    parts = state.parts(weights_only=True)
+    if prepared.ranks.is_rank0:
+        facts = {"run": conf.digest(without_defaults(prepared.config))}
+        target = prepared.folder.kept_path(step)
+        ckpt.write(prepared.folder, target, ckpt.Checkpoint(step, parts, facts))
+
+
 @dataclass(frozen=True)
 class Trained:
-    """A run's model at the weights of a checkpoint, with its settings and its task."""
+    """A run's model at saved weights, with its settings and its task.
+
+    path: the folder of the weights.
+    """
 
     folder: RunFolder
+    path: Path
     config: conf.Config
     built: Built
     step: int
     task: Task
 
 
-def load_trained(folder: RunFolder, notify: Callable[[str], None]) -> Trained:
-    """Load config, task and model of the newest whole checkpoint of a run.
+def load_trained(
+    folder: RunFolder, notify: Callable[[str], None], step: int | None = None
+) -> Trained:
+    """Load config, task and model of the newest whole checkpoint of a run, or of a kept step.
 
     notify: receives a line for each checkpoint that is not used.
 
-    Raises ConfigError for a run of an external model, NothingMatchedError without a checkpoint.
+    Raises ConfigError for a run of an external model, NothingMatchedError without a checkpoint or
+    for a step that was not kept, ResourceError for kept weights that are damaged.
     """
     config = recorded_config(folder)
     task = task_of(config)
     built = build_model(config, vocab_size=task.vocab_size, draw=False)
     damaged: list[str] = []
     owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
+    if step is not None:
+        path = kept_weights(folder, step)
+        try:
+            kept = ckpt.load(path, step, owner)
+        except ValueError as error:
+            raise ResourceError(f"{path}: {error}") from error
+        return loaded(folder, path, kept, config, built, task)
     newest = next(ckpt.whole_checkpoints(folder, damaged, owner), None)
     for problem in damaged:
         notify(f"not used: {problem}")
@@ -138,6 +162,31 @@ def load_trained(folder: RunFolder, notify: Callable[[str], None]) -> Trained:
             f"{folder.path} has no whole checkpoint to load (its run is {state}); to train it "
             f"again: deepstack train {shlex.quote(str(folder.config_path))} --study NAME"
         )
-    built.load(newest.parts["weights"])
-    built.at_step(newest.step)
-    return Trained(folder, config, built, newest.step, task)
+    return loaded(folder, folder.checkpoint_path(newest.step), newest, config, built, task)
+
+
+def loaded(
+    folder: RunFolder,
+    path: Path,
+    checkpoint: ckpt.Checkpoint,
+    config: conf.Config,
+    built: Built,
+    task: Task,
+) -> Trained:
+    """Return the model with the weights of a checkpoint."""
+    built.load(checkpoint.parts["weights"])
+    built.at_step(checkpoint.step)
+    return Trained(folder, path, config, built, checkpoint.step, task)
+
+
+def kept_weights(folder: RunFolder, step: int) -> Path:
+    """Return the folder with the weights of a step; raise NothingMatchedError if there is none."""
+    if step in folder.kept_steps():
+        return folder.kept_path(step)
+    if step in folder.checkpoints():
+        return folder.checkpoint_path(step)
+    steps = ", ".join(map(str, sorted({*folder.kept_steps(), *folder.checkpoints()})))
+    raise NothingMatchedError(
+        f"{folder.path} has no weights of step {step}; kept: {steps or 'none'} "
+        f"(train.keep_weights keeps more)"
+    )

@@ -46,13 +46,19 @@ from deepstack.training.preflight import (
     refuse_buffer_writes,
 )
 from deepstack.training.ranks import build_for_ranks, dropout_seed
-from deepstack.training.recorder import Divergence, Recorder, cause, open_logs, sync_logs
-from deepstack.training.resume import TrainingState, load_state, save_state
-from deepstack.training.schedule import learning_rate, row_is_due
+from deepstack.training.recorder import (
+    TOLERANCE,
+    Divergence,
+    Recorder,
+    cause,
+    mark_tolerated,
+    open_logs,
+    sync_logs,
+)
+from deepstack.training.resources import release_memory
+from deepstack.training.resume import TrainingState, keep_weights, load_state, save_state
+from deepstack.training.schedule import keeps_weights, learning_rate, row_is_due
 from deepstack.training.snapshot_writer import SnapshotWriter
-
-# Without deterministic kernels a replayed row may differ by rounding that training has amplified.
-TOLERANCE = 1e-2
 
 
 def train(
@@ -119,6 +125,8 @@ def train(
                         run.snapshot(step)
                     if row_is_due(config, "evals", step):
                         run.evaluate(step)
+                    if keeps_weights(config.train, step):
+                        run.keep(step)
                     if run.checkpoint_is_due(step):
                         run.save(step)
                     if signal := run.ranks.max_over_ranks(stop_signal() or 0):
@@ -138,14 +146,6 @@ def open_run(prepared: Prepared, *, measures: bool = True) -> Iterator[TrainingR
             run = TrainingRun(prepared, progress, resources, measures=measures)
         gc.freeze()  # the model lives until the end: exclude it from collections
         yield run
-
-
-def release_memory(device: torch.device) -> None:
-    """Free the memory of a closed run before the next one starts in this process."""
-    gc.unfreeze()
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 class TrainingRun:
@@ -252,6 +252,8 @@ class TrainingRun:
             if self.snapshots.is_due(0):
                 self.snapshot(0)
             self.evaluate(0)
+            if keeps_weights(self.config.train, 0):
+                self.keep(0)
         self.recorder.pause()
 
     def remaining_steps(self) -> range:
@@ -322,16 +324,13 @@ class TrainingRun:
         waited = time.monotonic() - self._saved >= self.config.runtime.checkpoint_seconds
         return bool(self.ranks.max_over_ranks(waited)) and step < self.config.train.steps
 
-    def mark_tolerated(self) -> None:
-        """Report rows computed again that differ within the tolerance, and mark meta.json."""
-        if logs := [log for log in self.logs.values() if log.tolerated]:
-            rows = ", ".join(f"{log.tolerated} of {log.path.name}" for log in logs)
-            self.observer.notify(f"rows computed again differ within {TOLERANCE:.0%}: {rows}")
-            meta = self.folder.read_meta()
-            names = {*meta.get("differing_logs", []), *(log.path.name for log in logs)}
-            self.folder.write_meta(meta | {"differing_logs": sorted(names)})
-            for log in logs:
-                log.tolerated = 0
+    def keep(self, step: int) -> None:
+        """Keep the weights after this step, unless the run has diverged."""
+        self.progress.phase = "keeping the weights"
+        self.recorder.flush()
+        if not self.recorder.divergence:
+            keep_weights(self.prepared, self.state, step)
+        self.recorder.pause()
 
     def save(self, step: int) -> None:
         """Save a checkpoint after this step, unless the run has diverged."""
@@ -341,7 +340,7 @@ class TrainingRun:
             return
         self.snapshots.records.write()
         sync_logs(self.logs.values())
-        self.mark_tolerated()
+        mark_tolerated(self.folder, self.logs.values(), self.observer.notify)
         save_state(self.prepared, self.state, step, self.logs.values())
         self.folder.write_status("running", step)
         self._saved = time.monotonic()
@@ -364,7 +363,7 @@ class TrainingRun:
         self.recorder.flush()
         self.snapshots.records.write()
         logs = sync_logs(self.logs.values(), ended=True)
-        self.mark_tolerated()
+        mark_tolerated(self.folder, self.logs.values(), self.observer.notify)
         if divergence := self.recorder.divergence:
             origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")
             found = {"first_bad_layer": origin.layer, "found_in": origin.where}

@@ -55,6 +55,14 @@ def count_due(every: int | str, last: int) -> int:
     return 1 + -(-last // every) if every > 0 else 0
 
 
+def keeps_weights(train: conf.Train, step: int) -> bool:
+    """Return whether a run keeps its weights after a step; its checkpoint has those of the last."""
+    chosen = train.keep_weights
+    if step >= train.steps:
+        return False
+    return step in chosen if isinstance(chosen, tuple) else is_due(chosen, step)
+
+
 def row_is_due(config: conf.Config, log: str, step: int) -> bool:
     """Return whether a run writes a row of this log, or a record of `layers`, after a step."""
     train = config.train

@@ -157,7 +157,7 @@ def test_a_missing_reader_of_stdout_is_not_an_error(tmp_path: Path) -> None:
 
 NEEDING_MORE = {
     "frontier", "loss_vs_lr", "best_lr_vs_depth", "solved_vs_depth", "iso_flop", "lens_by_layer",
-    "effects", "layer_similarity", "effective_depth_vs_depth", "law_fit",
+    "effects", "layer_similarity", "effective_depth_vs_depth", "effective_depth_vs_step", "law_fit",
 }  # fmt: skip
 
 

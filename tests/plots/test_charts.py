@@ -148,6 +148,7 @@ def test_the_best_learning_rate_is_one_at_which_every_seed_finished(tmp_path: Pa
         ("update_vs_step", LOST, "no run has a finite"),
         ("effective_depth_vs_depth", {}, "deepstack analyze RUN --what lens"),
         ("lens_by_layer", {}, "deepstack analyze RUN --what lens"),
+        ("effective_depth_vs_step", {}, "deepstack analyze RUN --what lens --step N"),
     ],
 )
 def test_refused_charts_name_reasons(tmp_path: Path, name: str, settings: Any, reason: str) -> None:

@@ -36,6 +36,9 @@ def analyze_command(
     side: str | None = option("encoder or decoder, of a model with both (default: the decoder)."),
     probes: int = option("Random probes of a Jacobian.", default=8, min=2),
     top: int = option("Tokens that the lens' overlap compares.", default=5, min=1),
+    step: int | None = option(
+        "Weights of a step that train.keep_weights kept (default: the newest).", min=0
+    ),
     text: Path | None = option(
         "Text, or a file of tokens, for a Hugging Face folder in place of RUN."
     ),
@@ -70,11 +73,11 @@ def analyze_command(
         raise ConfigError(f"--text: found {problem}; allowed a text file with such a folder")
     if bos and not external:
         raise ConfigError("--bos: found no Hugging Face folder; allowed with --text")
-    if external and (other or side):
-        raise ConfigError("--with, --side: found a Hugging Face folder; allowed with runs")
+    if external and (other or side or step is not None):
+        raise ConfigError("--with, --side, --step: found a Hugging Face folder; allowed with runs")
     results: dict[Path, dict[str, Analysis]] = {}
     with show_work("analyzing") as work:
-        analyze_trained = partial(analyze_run, side=side, other=other, say=work.note)
+        analyze_trained = partial(analyze_run, side=side, other=other, step=step, say=work.note)
         for path in paths.values():
             work.step(f"analyzing {path.name}", len(paths))
             analyze: Callable[..., dict[str, Analysis]] = analyze_trained

@@ -1,6 +1,7 @@
 """The contribution of each layer of a trained stack: results of `deepstack analyze`."""
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from deepstack.plots.panel import Panel
 from deepstack.plots.style import DASHES, GREY
 from deepstack.plots.texts import typeset
 from deepstack.records import Analysis, Run
+from deepstack.records.analyses import analysis_names
 from deepstack.runs.outcomes import outcome
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import depths_of, evenly_spaced, require
@@ -130,3 +132,31 @@ def effective_depth_vs_depth(runs: Runs, *, options: Options) -> Chart:
     least = "least l with KL of the prediction after layer l below half of its maximum"
     drawing.note(least)
     return drawing.finish("Effective depth against depth")
+
+
+def lenses_by_step(run: Run) -> dict[int, Analysis]:
+    """Return the lens of a run at each step at which it was analyzed, by step."""
+    names = (name for name in analysis_names(run.folder) if re.fullmatch(r"lens(_at_\d+)?", name))
+    found = {int(one.about["step"]): one for one in map(run.analysis, names) if "step" in one.about}
+    return dict(sorted(found.items()))
+
+
+@chart("effective_depth_vs_step")
+def effective_depth_vs_step(runs: Runs, *, options: Options) -> Chart:
+    """Share of the depth that is used against the step of the weights, mean over seeds."""
+    every = {run: lenses_by_step(run) for run in runs}
+    several = {run: lenses for run, lenses in every.items() if len(lenses) > 1}
+    how = "no run has it at two steps: deepstack analyze RUN --what lens --step N measures it"
+    drawing = Drawing(Runs(require(several, how)), options)
+    cells = drawing.groups("stacks", MOST_LINES)
+    for panel, key in drawing.arrange(["effective_depth_ratio"], ["share of the depth"]):
+        for i, cell in enumerate(cells):
+            steps = sorted(set.intersection(*(set(several[run]) for run in cell.runs)))
+            values = [[several[run][step].scalars[key] for step in steps] for run in cell.runs]
+            look = drawing.curve_style(cell.series[0], cell.depths[0], len(cells)) | {"lw": 0.9}
+            rows = array_statistics(np.array(steps, float), np.array(values, float))
+            panel.lines(cell.label, rows, place=(i, len(cells)), **look)
+        drawing.value_axis("effective depth / N", [panel], include=1.0)
+        panel.axes.set(xlabel="step")
+    drawing.explain(cells, len(cells))
+    return drawing.finish("Effective depth during training")

@@ -29,6 +29,7 @@ def analyze_run(
     training_batches: int = TRAINING,
     side: str | None = None,
     other: str | Path | None = None,
+    step: int | None = None,
     say: Callable[[str], None] = lambda _: None,
     **settings: Any,
 ) -> dict[str, Analysis]:
@@ -39,6 +40,8 @@ def analyze_run(
     what: names of analyses.
     batches: held-out ones, the first of those that evaluate the run.
     side: 'encoder' or 'decoder' of a model with both; by default the last.
+    step: whose weights `train.keep_weights` kept; by default the newest.  Analyses of another step
+        than the last are written to analysis/<name>_at_<step>/.
     other: a run whose streams `similarity` compares with this one's, for the same inputs.
     say: receives a line for each checkpoint that is not used.
     settings: of `Request`.
@@ -50,7 +53,8 @@ def analyze_run(
     for name in what:
         MEASURES[name]
     folder = existing_run(run)
-    trained = load_trained(folder, say)
+    trained = load_trained(folder, say, step)
+    ending = f"_at_{trained.step}" if trained.path.parent == folder.kept_dir else ""
     with folder.lock(), torch_settings(trained.config, torch.device("cpu")):
         model = stack_layers(trained, side)
         size = trained.config.train.batch_size
@@ -86,7 +90,7 @@ def analyze_run(
         for name, result in results.items():
             result.about = about
             if result.columns:  # else it was not measured
-                write_analysis(folder, name, result)
+                write_analysis(folder, name + ending, result)
     return results
 
 
@@ -121,7 +125,7 @@ def sample_of(batches: Sequence[Batch]) -> Sample:
 
 def weights_sha256(trained: Trained) -> str:
     """Return the sha256 of the file of the analyzed weights."""
-    return sha256(trained.folder.checkpoint_path(trained.step) / "weights.safetensors")
+    return sha256(trained.path / "weights.safetensors")
 
 
 def refuse_other_inputs(config: conf.Config, second: Trained) -> None:

@@ -25,10 +25,15 @@ def export_command(
         "Write the logs of all runs in RUN: for tensorboard, wandb, mlflow or trackio.",
         metavar="TRACKER",
     ),
+    step: int | None = option(
+        "Weights of a step that train.keep_weights kept (default: the newest).", min=0
+    ),
     plugin: Plugins = [],
     json: Json = False,
 ) -> None:
     """Write a trained model as plain tensors with a config, or logs for a tracker."""
+    if logs is not None and step is not None:
+        raise ConfigError("--step: found --logs; allowed with --to alone")
     if logs is not None:
         from deepstack.instruments.export.logs import export_logs
 
@@ -49,11 +54,11 @@ def export_command(
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name with --to")
-    trained = load_trained(folder, log)
-    config, built, step = trained.config, trained.built, trained.step
+    trained = load_trained(folder, log, step)
+    config, built = trained.config, trained.built
     facts: dict[str, Any] = {
         "run": folder.name,
-        "step": step,
+        "step": trained.step,
         "scheme": config.model.scheme,
         "parameters": sum(built.banks.count().values()),
         "files": [str(path) for path in paths],

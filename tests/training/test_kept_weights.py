@@ -1,0 +1,89 @@
+"""Weights along the way: kept at chosen steps, analysed and exported by step."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.command_line import typed
+from helpers.plot_runs import make_chart, rows
+from helpers.small_runs import interrupted, small
+from safetensors.torch import load_file
+
+import deepstack
+from deepstack.base.errors import ConfigError, NothingMatchedError, ResourceError
+from deepstack.config import config_hash, disk_estimate, with_overrides
+from deepstack.records import problems
+from deepstack.training import load_trained
+
+
+def kept_files(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.glob("weights/*/*.safetensors")}
+
+
+def test_weights_are_kept_once_and_survive_a_resume(tmp_path: Path) -> None:
+    config = small(train__keep_weights=[0, 3, 5, 12], model__depth=1)
+    run = deepstack.train(config, out=tmp_path / "once")
+    assert run.folder.kept_steps() == [0, 3, 5], "the checkpoint has the weights of the last step"
+    assert run.folder.checkpoints() == [12] and problems(run.folder) == []
+    begun = interrupted(config, tmp_path / "twice", at=4)
+    assert begun.kept_steps() == [0, 3] and problems(begun) == []
+    first = (begun.kept_path(3) / "weights.safetensors").stat().st_mtime_ns
+    again = deepstack.train(config, out=tmp_path / "twice")
+    assert (again.folder.kept_path(3) / "weights.safetensors").stat().st_mtime_ns == first
+    assert kept_files(again.path) == kept_files(run.path) and len(kept_files(run.path)) == 3
+    shorter = with_overrides(config, {"train.keep_weights": 0, "train.steps": 5})
+    shorter = with_overrides(shorter, {"train.schedule": "constant"})
+    longer = with_overrides(config, {"train.schedule": "constant"})
+    five, twelve = (deepstack.train(c, out=tmp_path / "c") for c in (shorter, longer))
+    weights = load_file(five.folder.checkpoint_path(5) / "weights.safetensors")
+    kept = load_file(twelve.folder.kept_path(5) / "weights.safetensors")
+    assert all(kept[name].equal(value) for name, value in weights.items())
+
+
+def test_damaged_weights_and_other_steps_are_refused_by_name(tmp_path: Path) -> None:
+    run = deepstack.train(
+        small(train__keep_weights=5, train__steps=6, model__depth=1), out=tmp_path
+    )
+    assert run.folder.kept_steps() == [0, 5]
+    with pytest.raises(NothingMatchedError, match=r"no weights of step 4; kept: 0, 5, 6 "):
+        load_trained(run.folder, print, 4)
+    assert load_trained(run.folder, print, 5).step == 5
+    assert load_trained(run.folder, print, 6).path == run.folder.checkpoint_path(6)
+    file = run.folder.kept_path(5) / "weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(ResourceError, match=r"weights.5: weights.safetensors is not what was"):
+        load_trained(run.folder, print, 5)
+    assert problems(run.folder) == ["weights/5/weights.safetensors: changed (sha256 differs)"]
+
+
+def test_the_setting_counts_in_hash_and_disk_and_names_steps_of_the_run() -> None:
+    assert config_hash(small()) == config_hash(small(train__keep_weights=0))
+    assert config_hash(small()) != config_hash(small(train__keep_weights=[3]))
+    plain, kept = (disk_estimate(small(train__keep_weights=k)) for k in (0, [3, 4, 12]))
+    one = (kept[0] - plain[0]) / 2
+    assert one > 0 and kept[1] - plain[1] == 2 * one
+    with pytest.raises(ConfigError, match=r"keep_weights: found 13; allowed steps up to"):
+        small(train__keep_weights=[3, 13])
+
+
+@pytest.mark.slow
+def test_analyze_and_export_take_a_step(tmp_path: Path) -> None:
+    config = small(train__keep_weights=[3], train__steps=6, model__depth=2)
+    run = deepstack.train(config, out=tmp_path)
+    typed("analyze", run.path, "--step", "3", "--batches", "1")
+    typed("analyze", run.path, "--batches", "1")
+    early, late = run.analysis("lens_at_3"), run.analysis("lens")
+    assert (early.about["step"], late.about["step"]) == (3, 6)
+    assert early.about["weights_sha256"] != late.about["weights_sha256"]
+    drawn = rows(make_chart("effective_depth_vs_step", run.path.parent))
+    assert drawn["x"].tolist() == [3, 6]
+    ratios = [lens.scalars["effective_depth_ratio"] for lens in (early, late)]
+    assert drawn["y"].tolist() == ratios
+    typed("export", run.path, "--step", "3", "--to", tmp_path / "a.safetensors")
+    typed("export", run.path, "--to", tmp_path / "b.safetensors")
+    a, b = (load_file(tmp_path / f"{name}.safetensors") for name in "ab")
+    assert a.keys() == b.keys() and any(not a[name].equal(b[name]) for name in a)
+    missing = typed("analyze", run.path, "--step", "4")
+    assert missing.exit_code == 7 and "kept: 3, 6" in missing.stderr
+    shutil.rmtree(run.folder.kept_dir)
+    assert "kept: 6" in typed("export", run.path, "--step", "3", "--to", tmp_path / "c").stderr
