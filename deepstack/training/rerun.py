@@ -28,7 +28,8 @@ from deepstack.records.published import is_published
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.extension import Parent, inexact_extension, recorded_config, recorded_logs
 from deepstack.training.observer import Observer
-from deepstack.training.run import TOLERANCE, train
+from deepstack.training.recorder import TOLERANCE
+from deepstack.training.run import train
 
 
 @dataclass(frozen=True)

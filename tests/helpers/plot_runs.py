@@ -141,7 +141,9 @@ def write_analyses(folder: RunFolder, depth: int, used: float = 1.0, **lens: Any
     effect = np.where(pairs < 0, np.exp(pairs / 5.0), np.nan)
     layers = np.arange(depth + 1)
     near = np.exp(-np.abs(np.subtract.outer(layers, layers)) / depth)
-    write_analysis(folder, "lens", Analysis({"kl": kl, "loss": 2 + kl}, numbers | lens))
+    for name, step in (("lens_at_1", 1), ("lens", 2)):
+        arrays, about = {"kl": kl, "loss": 2 + kl}, {"step": step}
+        write_analysis(folder, name, Analysis(arrays, numbers | lens, about=about))
     effects = {"removed": layers[1:], "effect_mean": effect}
     write_analysis(folder, "effects", Analysis(effects))
     write_analysis(folder, "similarity", Analysis({"layers": layers, "cka": near}))
