@@ -110,6 +110,9 @@ class Model(Section):
     """The self-attention (`deepstack list attentions`)."""
     attention_options: Options = {}
     """Options of the self-attention: window and soft_cap of softmax."""
+    document_end: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """The token that ends a document of packed sequences, of which a position reads its own only;
+    null: a position reads all documents."""
     d_ff: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """The width inside the feed-forward; null means 4 * d_model."""
     activation: Identifier = "relu"

@@ -55,7 +55,8 @@ def culprit(
 
 def first_bad_layer(model: Transformer, tokens: Tensor) -> list[int]:
     """Return the first layer whose output is not finite, 0 for x_0; an empty list for none."""
-    for _, layer, x in boundaries(model, model.inputs(tokens)):
+    memory = model.first_memory(tokens)
+    for _, layer, x in boundaries(model, model.inputs(tokens), memory=memory):
         if not finite(visible(x)):
             return [layer]
     return []

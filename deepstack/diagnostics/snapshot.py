@@ -84,14 +84,16 @@ def boundaries(
     model: Transformer,
     inputs: Sequence[Tensor],
     replace: Callable[[Stream], Stream] = lambda stream: stream,
+    memory: Tensor | None = None,
 ) -> Iterator[tuple[str, int, Stream]]:
     """Run the stacks on their inputs; yield side, layer and stream at every layer boundary.
 
     The layer is 0 for the x_0 of a stack; layers of a decoder are numbered after the encoder's.
 
     replace: returns equal values, which the next layer reads.
+    memory: `Transformer.first_memory` of the tokens.
     """
-    memory, number = None, 0
+    number = 0
     for (side, stack), x in zip(model.stacks.items(), inputs, strict=True):
         stream = replace(stack.enter(x))
         yield side, 0, stream
@@ -107,7 +109,9 @@ def stream_states(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Return the stream at every layer boundary: side -> (depth + 1, batch, seq, d_model)."""
     states: dict[str, list[Tensor]] = {side: [] for side in model.stacks}
     with evaluating(model), model.unfused():
-        for side, _, stream in boundaries(model, model.inputs(tokens)):
+        for side, _, stream in boundaries(
+            model, model.inputs(tokens), memory=model.first_memory(tokens)
+        ):
             states[side].append(visible(stream))
     return {side: torch.stack(values) for side, values in states.items()}
 
@@ -262,7 +266,7 @@ def cut_pass(
     replace = partial(cut, measured=measured, known=set())
     # Detached, so that the backward pass ends at the first sublayer.
     inputs = [x0.detach().requires_grad_() for x0 in model.inputs(tokens)]
-    for side, _, x in boundaries(model, inputs, replace):
+    for side, _, x in boundaries(model, inputs, replace, model.first_memory(tokens)):
         states[side].append(visible(x).detach())
     return model.last.leave(x), measured, states
 

@@ -184,8 +184,10 @@ def record_attention(module: Heads, values: list[Tensor]) -> Callable[[], None]:
     def record_logits(slot: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> None:
         values.append(entropy_and_largest(module.limited(output[0].detach()), causal))
 
-    def record_product(q: Tensor, k: Tensor) -> None:
+    def record_product(q: Tensor, k: Tensor, masked: Tensor | None = None) -> None:
         logits = module.limited(module.logits(q.detach(), k.detach()))
+        if masked is not None:
+            logits = logits.masked_fill(masked, float("-inf"))
         values.append(entropy_and_largest(logits, causal))
 
     if "logits" in module.slots:

@@ -67,8 +67,9 @@ def fused_sublayer(module: nn.Module, library: Library = "mkl") -> FusedSublayer
 
 
 def has_plain_attention(module: nn.Module) -> TypeGuard[Attention]:
-    """Return whether a sublayer is the standard attention: no option, as many keys as queries."""
-    return type(module) is Attention and module.n_kv_heads == module.n_heads
+    """Return whether attention is the standard one, without options, groups and documents."""
+    is_plain = type(module) is Attention and module.n_kv_heads == module.n_heads
+    return is_plain and not module.reads_memory
 
 
 def fused_attention(module: Attention, library: Library) -> FusedSublayer | None:

@@ -11,12 +11,14 @@ from pydantic import Field
 from torch import Tensor
 
 from deepstack import config as conf
+from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import Definition, Kind
 from deepstack.config.sizes import FP32
 from deepstack.model.query_key import QueriesAndKeys
 from deepstack.model.sublayers import Joins, LinearMaps, Slots
 
-Listener = Callable[[Tensor, Tensor], None]
+Listener = Callable[..., None]
+"""Receives q and k, (batch, head, seq, d_head), and which pairs are masked, if documents are."""
 
 
 class Cache:
@@ -46,7 +48,7 @@ class Heads(LinearMaps):
     qk: norms and rotation of q and k, after the slots.
     """
 
-    listener: Listener | None = None  # receives q and k, (batch, head, seq, d_head)
+    listener: Listener | None = None
 
     def __init__(
         self, model: conf.Model, slots: Slots, joins: Joins, qk: QueriesAndKeys | None
@@ -174,6 +176,8 @@ class Attention(AttentionSublayer, name="softmax"):
     head, seq, d_head).
 
     cache: decodes one position, (batch, 1, d_model), after those in the cache.
+    memory: with `model.document_end`, which positions are of one document, (batch, 1, seq, seq); a
+        position reads its own document alone.
     """
 
     SLOTS = ("q", "k", "v", "logits", "mixed_values", "heads", "before_out")
@@ -188,7 +192,23 @@ class Attention(AttentionSublayer, name="softmax"):
         weights = sizes.depth * sizes.batch * sizes.heads * sizes.seq**2 * FP32
         return 0 if cls.soft_cap is None else 3 * weights
 
-    def forward(self, x: Tensor, before: Tensor | None = None, cache: Cache | None = None) -> Any:
+    def __init__(self, model: conf.Model, *common: Any, causal: bool) -> None:
+        super().__init__(model, *common, causal=causal)
+        self.reads_memory = model.document_end is not None
+
+    def forward(
+        self,
+        x: Tensor,
+        before: Tensor | None = None,
+        cache: Cache | None = None,
+        memory: Tensor | None = None,
+    ) -> Any:
+        if self.reads_memory and memory is None:
+            raise ConfigError(
+                "model.document_end: a pass without the tokens of whole sequences, such as "
+                "decoding position by position, does not know the documents; allowed null",
+                key="model.document_end",
+            )
         q, k, v = self.project(x, cache.position if cache else 0)
         passed_on = None
         if "mixed_values" in self.slots:
@@ -201,13 +221,17 @@ class Attention(AttentionSublayer, name="softmax"):
             if "logits" in self.slots:
                 logits, passed_on = self.slots["logits"](logits, before)
             elif self.listener is not None:
-                self.listener(q, k)
+                self.listener(q, k, *(() if memory is None else (~memory,)))
             logits = self.limited(logits)
+            if memory is not None:
+                logits = logits.masked_fill(~memory, float("-inf"))
             if causal:
                 logits = logits.masked_fill(later_positions(logits), float("-inf"))
             y = torch.matmul(self.drop(torch.softmax(logits, dim=-1)), v)
-        else:
+        elif memory is None:
             y = self.attend(q, k, v, causal)
+        else:
+            y = self.attend_masked(q, k, v, causal, ~memory)
         y = self.out(y)
         return y if passed_on is None else (y, passed_on)
 
@@ -215,11 +239,19 @@ class Attention(AttentionSublayer, name="softmax"):
         """Return the heads' outputs, (batch, head, seq, d_head), of positions in the window."""
         if self.window is None:
             return super().attend(q, k, v, causal)
+        return self.attend_masked(q, k, v, causal)
+
+    def attend_masked(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, others: Tensor | None = None
+    ) -> Tensor:
+        """Return the heads' outputs under a mask; others: pairs of positions of two documents."""
         if self.listener is not None:
-            self.listener(q, k)
+            self.listener(q, k, *(() if others is None else (others,)))
         unread = self.outside(q.shape[2], k.shape[2], q.device)
         if causal:
             unread = unread | torch.ones_like(unread).triu(1)
+        if others is not None:
+            unread = unread | others
         rate = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=~unread, dropout_p=rate)
 
@@ -239,6 +271,13 @@ class Attention(AttentionSublayer, name="softmax"):
         """
         at = torch.arange(keys, device=device)
         return (at[keys - queries :, None] - at).abs() >= (self.window or keys)
+
+
+def same_document(tokens: Tensor, end: int) -> Tensor:
+    """Return which positions are of one document, (batch, 1, seq, seq); `end` ends a document."""
+    is_end = tokens == end
+    document = is_end.cumsum(dim=1) - is_end.long()
+    return (document[:, :, None] == document[:, None, :])[:, None]
 
 
 def later_positions(logits: Tensor) -> Tensor:

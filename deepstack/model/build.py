@@ -56,7 +56,7 @@ class Built:
     @torch.no_grad()
     def calibrate(self, tokens: Tensor) -> None:
         """Start a scheme's parameters from the first batch, layer by layer, if it reads data."""
-        memory, inputs = None, self.model.inputs(tokens)
+        memory, inputs = self.model.first_memory(tokens), self.model.inputs(tokens)
         for stack, x in zip(self.model.stacks.values(), inputs, strict=True):
             memory = stack.calibrate(x, memory)
         self.banks.tie()
@@ -88,6 +88,7 @@ def build_model(
     check_definitions(config)
     first = next(iter(schemes.values()))  # its depth is model.depth
     refuse_unfit(config.model, first.scheme_class)
+    refuse_unknown_token(config.model, vocab_size)
     optim = partial(optimizer_factors, config, first)
     seq_len, joins = config.task.seq_len, partial(one_treatment, config, optim)
     model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, joins=joins)
@@ -167,6 +168,14 @@ def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
             f"the decoder; allowed with {chosen}: separate",
         ),
         (
+            "document_end",
+            model.document_end is not None
+            and (model.family == "encoder_decoder" or model.attention != "softmax"),
+            f"{model.document_end} with model.family={model.family} and "
+            f"model.attention={model.attention}; allowed null, or an encoder or a decoder with "
+            "model.attention=softmax",
+        ),
+        (
             "n_kv_heads",
             model.n_kv_heads and not apart,
             f"{model.n_kv_heads} with {model.decoder_attention} attention, which groups no heads; "
@@ -181,6 +190,16 @@ def refuse_unfit(model: conf.Model, scheme: type[Scheme]) -> None:
     ):
         if is_unfit:
             raise ConfigError(f"model.{key}: found {problem}", key=f"model.{key}")
+
+
+def refuse_unknown_token(model: conf.Model, vocab_size: int) -> None:
+    """Raise ConfigError for an end of documents that is not a token."""
+    end = model.document_end
+    if end is not None and end >= vocab_size > 2:  # shallow models for checks have two tokens
+        raise ConfigError(
+            f"model.document_end: found {end}; allowed a token of the task, 0 to {vocab_size - 1}",
+            key="model.document_end",
+        )
 
 
 def optimizer_factors(config: conf.Config, scheme: StackScheme, role: str) -> Optim:

@@ -20,6 +20,7 @@ class CrossAttention(Heads):
     """
 
     SLOTS = ("before_cross_out",)
+    reads_memory = True
 
     def __init__(self, model: conf.Model, *common: Any) -> None:
         super().__init__(model, *common)

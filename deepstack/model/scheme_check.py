@@ -37,7 +37,8 @@ def check_scheme(config: conf.Config) -> None:
         for parameter in model.parameters():
             parameter.normal_(0.0, width**-0.5, generator=random)
         for stack in model.stacks.values():
-            check_layer(stack, x.clone(), x.clone())
+            memory = model.first_memory(torch.zeros(2, TOKENS, dtype=torch.int64))
+            check_layer(stack, x.clone(), x.clone() if memory is None else memory)
 
 
 def shallow(config: conf.Config) -> conf.Config:
@@ -53,7 +54,7 @@ def shallow(config: conf.Config) -> conf.Config:
 
 
 def check_layer(stack: Stack, x: Tensor, memory: Tensor) -> None:
-    """Check the first layer of one stack; memory: a substitute for the output of an encoder."""
+    """Check the first layer of one stack; memory: of sublayers that read one."""
     layer = stack.layers[0]
     scheme, outputs = layer.scheme, []
 

@@ -22,7 +22,8 @@ class Layer(nn.Module):
     """x_l = scheme(x_{l-1}, attention, [cross-attention,] feed-forward).
 
     sublayers: name -> module, in the order in which the stream passes them.  Sublayers that read
-        the encoder's output receive it as `memory`, (batch, source, d_model).  The fast paths set
+        the encoder's output receive it as `memory`, (batch, source, d_model), and self-attention
+        the mask of documents.  The fast paths set
         `sublayer_functions`, which are equivalent to the sublayers, and `layer_function`, which is
         equivalent to the whole layer if no sublayer reads a memory.
     """
@@ -33,7 +34,7 @@ class Layer(nn.Module):
         for name, module in sublayers.items():
             setattr(self, name, module)
         self.names = tuple(sublayers)
-        self.readers = tuple(isinstance(m, CrossAttention) for m in sublayers.values())
+        self.readers = tuple(getattr(m, "reads_memory", False) for m in sublayers.values())
         self.sublayer_functions: tuple[Callable[..., Tensor], ...] = self.modules_in_order()
         self.layer_function: Callable[[Tensor], Tensor] | None = None
 

@@ -62,6 +62,7 @@ class LinearMaps(nn.Module):
     """The base of all sublayers: their matrices by name, and the scheme's slots in them.
 
     SLOTS: the slots of this sublayer.
+    reads_memory: whether it reads another tensor beside the stream, which a layer calls its memory.
     slots: the scheme's modules.
     joins: roles -> whether their matrices may share one tensor.
     fused: whether they do here.
@@ -69,6 +70,7 @@ class LinearMaps(nn.Module):
     """
 
     SLOTS: ClassVar[tuple[str, ...]]
+    reads_memory = False
 
     if TYPE_CHECKING:  # matrices and biases are set by name
 

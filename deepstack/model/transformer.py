@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepstack import config as conf
+from deepstack.model.attention import same_document
 from deepstack.model.stack import Layer, LayerRunner, Stack, run_layers
 from deepstack.model.sublayers import Joins
 from deepstack.schemes import BatchNorm, LayerNorm, Scheme, StackScheme, Statistics
@@ -125,6 +126,7 @@ class Transformer(nn.Module):
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         self.head = HEADS[model.head](vocab_size, d)
         self.head.factor = next(iter(schemes.values())).head_factor
+        self.document_end = model.document_end
         self.infers = False  # whether a pass without gradients uses torch's inference mode
         self.batch_norms = [norm for _, norm in self.named_batch_norms()]
 
@@ -230,6 +232,10 @@ class Transformer(nn.Module):
         source, target = self.split(tokens)
         return [self.embed(source), self.embed(target, self.source_len)]
 
+    def first_memory(self, tokens: Tensor) -> Tensor | None:
+        """Return what the first stack reads beside its stream: the mask of documents, or None."""
+        return None if self.document_end is None else same_document(tokens, self.document_end)
+
     def hidden(self, tokens: Tensor) -> Tensor:
         """Return F, the last hidden state after the last norm, (batch, seq or target, d_model)."""
         return self._hidden(tokens)
@@ -237,7 +243,7 @@ class Transformer(nn.Module):
     def _hidden(self, tokens: Tensor) -> Tensor:
         # apart from `hidden`: FSDP2 gathers parameters on entry of `hidden` and of `forward`
         infers = self.infers and not torch.is_grad_enabled()
-        output = None
+        output = self.first_memory(tokens)
         # Tracking of views and versions takes a tenth of an eager pass of narrow layers.
         with torch.inference_mode() if infers else nullcontext():
             for stack, x in zip(self.stacks.values(), self.inputs(tokens), strict=True):

@@ -1,14 +1,18 @@
 """Settings of self-attention against plain PyTorch: grouped queries, a window, a soft cap."""
 
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.configs import config_with
 from helpers.family_models import perturbed
+from helpers.small_runs import small
 from torch import Tensor
 
+import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.config import parameter_count
 from deepstack.instruments.ledger.decoding import generate
@@ -79,6 +83,43 @@ def test_a_decoder_decodes_position_by_position(options: dict[str, Any]) -> None
         assert torch.equal(model(tokens[:, :-1])[:, 2:].argmax(-1), added)
 
 
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+@pytest.mark.parametrize("options", [{}, *OPTIONS.values()], ids=["plain", *OPTIONS])
+def test_packed_documents_are_read_as_if_each_were_alone(
+    options: dict[str, Any], family: str
+) -> None:
+    """Rotary positions, so that a document alone has the same distances."""
+    model = model_of(options | {"document_end": 0}, family, model__positions="rotary").eval()
+    tokens = torch.tensor([[3, 5, 0, 7, 0, 9, 4, 8], [1, 2, 3, 4, 5, 6, 7, 8]])
+    with torch.no_grad():
+        together = model.hidden(tokens)
+        for row, parts in ((0, [(0, 3), (3, 5), (5, 8)]), (1, [(0, 8)])):
+            for first, last in parts:
+                alone = model.hidden(tokens[row : row + 1, first:last])[0]
+                torch.testing.assert_close(together[row, first:last], alone, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(together[0, 3:5], model.hidden(tokens[:1, :5] + 1)[0, 3:5])
+
+
+@pytest.mark.parametrize("more", [{}, {"runtime__recompute_every": 2}, {"train__shards": 2}])
+def test_a_run_with_documents_is_the_same_on_every_fast_path(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    given = {"model__document_end": 3, "model__family": "decoder", "task__name": "markov"}
+    runs = [
+        deepstack.train(small(**given, **more, runtime__replay=replay), out=tmp_path / str(replay))
+        for replay in (False, "python")
+    ]
+    assert all(run.state == "done" for run in runs)
+    one, other = (run.steps[["loss", "grad_norm", "model_update"]].to_numpy() for run in runs)
+    np.testing.assert_allclose(one, other, rtol=1e-4)
+    plain = deepstack.train(small(**given | {"model__document_end": None}), out=tmp_path / "plain")
+    assert abs(plain.steps.loss.iloc[0] - runs[0].steps.loss.iloc[0]) > 1e-4
+    entropies = [
+        run.folder.read_layers("attention_entropy_attention")[1][0].mean() for run in (*runs, plain)
+    ]
+    assert entropies[0] == pytest.approx(entropies[1], rel=1e-4) and entropies[0] < entropies[2]
+
+
 def test_the_parameters_of_grouped_queries_are_counted() -> None:
     config = config_with({"model.n_heads": 4, "model.n_kv_heads": 2, "model.d_model": 16})
     counts = build_model(config, vocab_size=9, device="meta").banks.count()
@@ -97,6 +138,14 @@ def test_the_parameters_of_grouped_queries_are_counted() -> None:
         (
             {"attention_options": {"window": 0}},
             "model.attention_options.window: found 0; allowed an integer from 1 on or null",
+        ),
+        (
+            {"document_end": 9},
+            "model.document_end: found 9; allowed a token of the task, 0 to 8",
+        ),
+        (
+            {"document_end": 1, "family": "encoder_decoder"},
+            "model.document_end: found 1 with model.family=encoder_decoder",
         ),
         (
             {"n_kv_heads": 1, "family": "encoder_decoder", "decoder_attention": "merged"},
