@@ -15,6 +15,7 @@ from deepstack import config as conf
 from deepstack.base import yaml_reader
 from deepstack.base.errors import ConfigError
 from deepstack.config.keys import sections, setting_keys
+from deepstack.config.load import example
 
 BAD_OVERRIDES = [
     ("model.depth",
@@ -286,3 +287,12 @@ def test_paths_that_are_no_config(
         conf.load_config(path)
     assert message in str(error.value) and str(error.value).isprintable()
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_example_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert conf.load_config("quick") == conf.load_config(example("quick"))
+    Path("quick").write_text("model: {depth: 3}\n")  # a file of that name comes first
+    assert conf.load_config("quick").model.depth == 3
+    with pytest.raises(ConfigError, match="quik: no such file; did you mean 'quick'"):
+        conf.load_config("quik")

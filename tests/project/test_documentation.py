@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import re
 import shlex
 import subprocess
@@ -248,30 +249,76 @@ def test_the_model_of_a_tutorial_is_measured(files: Path) -> None:
 NOTEBOOK = ROOT / "examples" / "first_study.ipynb"
 
 
+MAKE_OUTPUTS = "DEEPSTACK_WRITE_NOTEBOOK"
+"""The variable with which test_the_notebook_runs stores the outputs in the notebook."""
+
+
+def lasting(outputs: Any) -> list[Any]:
+    """Return the outputs of a cell without progress and notes on the machine."""
+    return [
+        one
+        for one in outputs
+        if "<progress" not in str(one.get("data", ""))
+        and not str(one.get("text", "")).startswith("steps are ")
+    ]
+
+
+def shapes_of(notebook: Any) -> list[list[str]]:
+    """Return the kinds of the lasting outputs of each cell of code."""
+    return [
+        [
+            f"{one.output_type} {' '.join(sorted(one.get('data', {})))}"
+            for one in lasting(cell.outputs)
+        ]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the notebook's own libraries
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_and_has_the_outputs_that_it_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last digits of numbers depend on the processor, so words and kinds are compared."""
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    stored = nbformat.read(NOTEBOOK, as_version=4)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
     client.NotebookClient(notebook, timeout=600, resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     text = "".join(output.get("text", "") for output in outputs)
-    gains = {
-        tuple(line.split()[:2]): float(line.split()[3])
-        for line in text.splitlines()
-        if " nats " in line
-    }
-    assert len(gains) == 4 and gains["post_ln", "48"] < 0.1 < gains["deepnorm", "48"]
+    sentence = "DeepNorm learns at every depth; Post-LN learns at N = 6 and not at N = 48"
+    assert sentence in text and "would give an interval" in text
     assert "results/first_study/report.html" in text
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    if os.environ.get(MAKE_OUTPUTS):
+        write_outputs(notebook)
+        stored = notebook
+    assert sentence in NOTEBOOK.read_text(encoding="utf-8")
+    assert shapes_of(stored) == shapes_of(notebook)
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def write_outputs(notebook: Any) -> None:
+    """Store the outputs in the notebook, without progress, times and the identifiers of cells."""
+    import nbformat
+
+    for number, cell in enumerate(notebook.cells):
+        cell.metadata = {}
+        if cell.cell_type == "code":
+            cell.execution_count = None
+            cell.outputs = lasting(cell.outputs)
+            for one in cell.outputs:
+                if "execution_count" in one:
+                    one.execution_count = None
+        cell.id = f"cell-{number}"
+    nbformat.write(notebook, NOTEBOOK)
+
+
+def test_the_notebook_is_kept_with_figures_and_without_progress() -> None:
     text = NOTEBOOK.read_text(encoding="utf-8")
-    assert '"output_type"' not in text and '"execution_count": 1' not in text
+    assert '"image/png"' in text and "<progress" not in text and "/tmp/" not in text
 
 
 # --- examples/optuna_study.py ---------------------------------------------------------------------

@@ -80,7 +80,7 @@ class Content:
         """The caption of the figure, in one paragraph."""
         first, *others = self.chart.caption.split("\n") if self.chart else [""]
         notes = "; ".join(filter(None, others))
-        return f"{first} ({notes})" if notes else first
+        return f"{first.removesuffix('.')} ({notes})." if notes else first
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

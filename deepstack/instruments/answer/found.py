@@ -12,6 +12,7 @@ from deepstack.runs.intervals import LEAST_SEEDS
 from deepstack.runs.learning import Learning
 from deepstack.runs.statistics import Mean
 
+ROUNDING = 1e-6  # half of an interval below this part of the value is rounding
 MOST_NAMES = 4  # settings that a sentence names
 
 Kind = Literal["run", "settings", "depths", "rates"]
@@ -88,10 +89,10 @@ def depths_text(depths: Sequence[int]) -> str:
 def digits_of(mean: Mean) -> int:
     """Return the decimals that show two digits of a mean's interval, or else of the mean."""
     half = (mean.high - mean.low) / 2
-    scale = half if math.isfinite(half) and half > 0 else abs(mean.value)
+    scale = half if math.isfinite(half) and half > ROUNDING * abs(mean.value) else abs(mean.value)
     if not math.isfinite(scale) or scale == 0:
         return 3
-    return min(max(1 - math.floor(math.log10(scale)), 2), 6)
+    return min(max(1 - math.floor(math.log10(scale)), 2), 5)
 
 
 def interval_text(mean: Mean, unit: str = "pairs of seeds") -> str:

@@ -24,8 +24,11 @@ NOT_LISTED = ("name", SEED, SCHEME, "model.depth", "model.decoder_depth", LR, ST
 
 
 def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
-    """Return the methods paragraph.  Citations are `[@key]`; keys: of each scheme, by its label."""
-    if any(run.get(SCHEME) is None or "task" not in run.config for run in runs):
+    """Return the methods paragraph, or '' for runs that deepstack has not trained.
+
+    Citations are `[@key]`; keys: of each scheme, by its label.
+    """
+    if any(run.get(SCHEME) is None or run.get("train.optimizer") is None for run in runs):
         return ""
     labels = list(dict.fromkeys(map(scheme_label, runs)))
     named = [f"{label} [@{keys[label]}]" if label in keys else label for label in labels]

@@ -9,6 +9,7 @@ from deepstack.cli.output import emit, emit_json, log, log_figures, show_runs
 from deepstack.records.files import replace
 from deepstack.records.opened import followed
 
+ANSWER = ("role", "exponent", "low", "high")
 SHOWN = ("exponent", "low", "high", "curvature", "smallest", "largest", "linearity")
 
 
@@ -70,7 +71,7 @@ def calibrate_command(
     replace(followed(target.parent) / target.name, conf.to_yaml(corrected).encode())
     after = {(row.step, row.role): {"after": row.exponent} for row in measured.rows_after}
     rows = [row._asdict() | after.get((row.step, row.role), {}) for row in measured.rows]
-    emit_json({"rows": rows}) if json else emit(rows, False, answer=SHOWN[:3], first=SHOWN)
+    emit_json({"rows": rows}) if json else emit(rows, False, answer=ANSWER, first=SHOWN)
     if measured.unmoved:
         log(
             f"no exponent for {', '.join(measured.unmoved)}: their change alone does not move F; "

@@ -21,14 +21,21 @@ from deepstack.schemes import SCHEMES
 HOSTILE = "<b>50 % of $x_1$ & #y</b> {z}"
 
 
-def schemes_study(root: Path, **settings: Any) -> Path:
+SETTINGS = {
+    "model.family": "encoder", "model.n_heads": 2, "model.activation": "relu", "task.seq_len": 16,
+    "train.optimizer": "adamw", "train.batch_size": 4, "train.schedule": "linear",
+    "train.warmup_steps": 1,
+}  # fmt: skip
+
+
+def schemes_study(root: Path) -> Path:
     """Two schemes at two depths, three seeds; Post-LN stays at chance at 48 layers."""
     for scheme, depth, loss in (
         ("deepnorm", 6, 2.5), ("deepnorm", 48, 2.6), ("post_ln", 6, 2.55), ("post_ln", 48, 3.25)
     ):  # fmt: skip
         for seed in range(3):
-            masked = loss + 0.01 * (seed % 2)
-            make_run(root / "s", scheme=scheme, depth=depth, seed=seed, masked=masked, **settings)
+            ends: Any = {"seed": seed, "masked": loss + 0.01 * (seed % 2), "config": SETTINGS}
+            make_run(root / "s", scheme=scheme, depth=depth, **ends)
     return root / "s"
 
 
@@ -58,6 +65,7 @@ def test_the_page_has_the_sentence_in_every_form(tmp_path: Path) -> None:
     assert max(map(len, text.partition("To repeat it")[0].splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_the_command_writes_page_and_figure(tmp_path: Path) -> None:
     study = schemes_study(tmp_path)
     path = Path(succeed("answer", study, "--format", "latex"))
@@ -127,6 +135,7 @@ def test_runs_of_a_plugin_scheme_have_a_page(tmp_path: Path) -> None:
     assert answer.page("latex").count(r"My\_\{own\}") >= 1
 
 
+@pytest.mark.slow
 def test_the_example_of_the_guide_is_what_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

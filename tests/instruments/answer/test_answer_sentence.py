@@ -71,16 +71,16 @@ def test_a_study_without_an_effect_shows_none_in_95_percent() -> None:
     rng = np.random.default_rng(0)
     claims = [find(study(rng, **WITHOUT_EFFECT[i % 8])).decided for i in range(200)]  # type: ignore[arg-type]
     assert sum(claims) <= 0.05 * len(claims)
-    for kind in WITHOUT_EFFECT[:4]:  # 3 standard errors of 500 studies above 5 %
-        wrong = [find(study(rng, **kind)).decided for _ in range(500)]  # type: ignore[arg-type]
-        assert np.mean(wrong) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 500), kind
+    for kind in WITHOUT_EFFECT[:4]:  # 3 standard errors of 300 studies above 5 %
+        wrong = [find(study(rng, **kind)).decided for _ in range(300)]  # type: ignore[arg-type]
+        assert np.mean(wrong) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300), kind
 
 
 @pytest.mark.slow
 def test_a_clear_effect_is_named_with_its_sign() -> None:
     rng = np.random.default_rng(1)
     better, falls = [], []
-    for _ in range(50):
+    for _ in range(30):
         found = find(study(rng, "BA", seeds=5, effect=0.2))
         better.append(found.decided and found.sentence.startswith("B is better than A: it ends 0."))
         found = find(study(rng, "A", (6, 24, 96), 4, RATES, power=-0.25, noise=0.005))
