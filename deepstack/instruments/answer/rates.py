@@ -12,6 +12,7 @@ from deepstack.instruments.transfer.table import HIGHEST, LOWEST, Losses, Transf
 from deepstack.runs.intervals import LEAST_SEEDS, Interval, student
 from deepstack.runs.learning import Learning, rate_sentence
 
+MOST_RUNS = 200  # beyond this number no further runs are advised
 METHOD = (
     "The best rate of a depth is the vertex of a parabola through the least mean loss and its two "
     "neighbours; its exponent in N is fitted in logarithms, and its interval comes from samples of "
@@ -77,6 +78,13 @@ def movement(settings: dict[str, list[Learning]], most: int) -> Found | None:
     if open_ones:
         label = open_ones[0]
         more = runs_that_decide(label, settings[label], results[label], exponents.get(label))
+        more = None if more is not None and more.runs > MOST_RUNS else more
+    details += [
+        f"For {label}, an exponent outside of {signed_text(one.low, 2)} to "
+        f"{signed_text(one.high, 2)} is ruled out (95 %)."
+        for label, one in exponents.items()
+        if math.isfinite(one.low) and not is_decided(one)
+    ]
     text = "; ".join(clauses[:most]) + more_names
     sentence = f"{head}{text if head else as_sentence(text)}."
     return Found("rates", sentence, not open_ones, sure, details, more)
