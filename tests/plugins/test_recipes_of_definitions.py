@@ -116,7 +116,7 @@ def test_a_scheme_whose_slot_a_sublayer_lacks_is_refused(tmp_path: Path) -> None
         train_recipe("model.attention", tmp_path, model__scheme="real_former")
 
 
-@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("replay", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_optimizer_of_the_recipe_is_its_equation(replay: bool, tmp_path: Path) -> None:
     """One step of each parameter in plain PyTorch, and a resumed run like an uninterrupted one."""
     more = {"train__lr": 1e-2, "train__weight_decay": 0.1, "runtime__replay": replay}
