@@ -95,8 +95,9 @@ class InverseSqrt(Schedule, name="inverse_sqrt"):
 class WarmupStableDecay(Schedule, name="wsd"):
     """lr, then lr f(u) in the last share `decay` of the steps, u from 0 to 1.
 
-    Warm-up, stable, decay: Hu et al. 2024, arXiv:2404.06395, section 4.2, who leave f open.  Here
-    f(u) = 1 - u, or 1 - sqrt(u) as in Hägele et al. 2024, arXiv:2405.18392.
+    Warm-up, stable, decay: Hu et al. 2024, arXiv:2404.06395, section 4.2.  Their f is any
+    decreasing function, in their runs an exponential.  Here f(u) = 1 - u, or 1 - sqrt(u) as in
+    Hägele et al. 2024, arXiv:2405.18392.
     """
 
     ends = True
