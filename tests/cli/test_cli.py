@@ -91,7 +91,7 @@ def test_sweep_runs_skips_and_ends_with_a_table(
     assert [row["state"] for row in plan] == ["new"] * 4
     assert not list(tmp_path.iterdir())
     table = succeed(*words)
-    assert "post_ln" in table and "deepnorm" in table
+    assert "Post-LN" in table and "DeepNorm" in table and "N = 2" in table
     runs = find_runs(tmp_path)
     assert [run.state for run in runs] == ["done"] * 4
     before = times()
