@@ -122,13 +122,13 @@ def memory_terms(
 def head_memory(config: Config, predicted: int, vocab_size: int) -> int:
     """Return the bytes of the logits of so many positions and of the tensors beside them.
 
-    In chunks these are five tensors of a chunk, the gradient of the hidden states, and the gradient
-    of the head's matrix before it is added.
+    In chunks these are nine tensors of a chunk (benchmarks/memory.py --head), the gradient of the
+    hidden states, and the gradient of the head's matrix before it is added.
     """
     rows, d = chunk_rows(predicted, vocab_size), config.model.d_model
     if rows is None:
         return 3 * predicted * vocab_size * FP32
-    return (5 * rows * vocab_size + predicted * d + vocab_size * (d + 1)) * FP32
+    return (9 * rows * vocab_size + predicted * d + vocab_size * (d + 1)) * FP32
 
 
 def memory_estimate(

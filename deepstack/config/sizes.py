@@ -7,7 +7,7 @@ from deepstack.config.schema import Config
 
 FP32 = 4  # bytes of a number
 # Logits of a forward pass from which on a loss takes them in chunks, and the logits of a chunk.
-MOST_LOGITS, CHUNK_OF_LOGITS = 2**27, 2**23
+MOST_LOGITS, CHUNK_OF_LOGITS = 2**27, 2**21
 
 
 def chunk_rows(positions: int, vocab_size: int) -> int | None:

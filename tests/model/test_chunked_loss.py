@@ -90,7 +90,7 @@ def test_a_run_in_chunks_equals_a_run_without(
 
 def test_the_rule_leaves_small_vocabularies_alone_and_bounds_the_estimate() -> None:
     assert sizes.chunk_rows(2**27 // 50_257, 50_257) is None
-    assert sizes.chunk_rows(16_384, 50_257) == 2**23 // 50_257
+    assert sizes.chunk_rows(16_384, 50_257) == 2**21 // 50_257
     large = Config()
     head = memory_terms(
         large.model_copy(update={"train": large.train.model_copy(update={"batch_size": 256})}),
