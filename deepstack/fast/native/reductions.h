@@ -16,6 +16,30 @@ static inline float dot(const float* x, const float* y, int n) {
                      [&](int j) { return x[j] * y[j]; });
 }
 
+// part[j] = the sum over rows q from `first` to `end` of f(q, j), for j < n, where f(q, j, vec) gives
+// the terms of W columns and f(q, j, float) one; the sums stay in registers.
+template <class F>
+static inline void sum_columns(int first, int end, int n, float* part, F f) {
+    int j = 0;
+    for (; j + 2 * W <= n; j += 2 * W) {
+        vec a = {}, b = {};
+        for (int q = first; q < end; q++) a += f(q, j, vec{}), b += f(q, j + W, vec{});
+        store(part + j, a), store(part + j + W, b);
+    }
+    for (; j + W <= n; j += W) {
+        vec a = {};
+        for (int q = first; q < end; q++) a += f(q, j, vec{});
+        store(part + j, a);
+    }
+    for (; j < n; j++) {
+        float a = 0;
+        for (int q = first; q < end; q++) a += f(q, j, 0.0f);
+        part[j] = a;
+    }
+}
+static inline void read(const float* p, vec& v) { v = load(p); }
+static inline void read(const float* p, float& v) { v = *p; }
+
 // i: sizes of two kept and two reduced dimensions, the input's strides of the four, the output's
 // strides of the first two.  c: factor of the sum, by which it is divided.
 template <bool NORM>
@@ -32,13 +56,12 @@ static void reduce(const Op& op) {
             memset(sums, 0, 4 * n[1]);
             for (int64_t r = 0; r < n[2]; r++)
                 for (int first = 0; first < n[3]; first += BLOCK) {
-                    memset(part, 0, 4 * n[1]);
                     const int end = first + BLOCK < n[3] ? first + BLOCK : n[3];
-                    for (int64_t q = first; q < end; q++) {
-                        const float* row = x + a * s[0] + r * s[2] + q * s[3];
-                        INDEPENDENT
-                        for (int j = 0; j < n[1]; j++) part[j] += NORM ? row[j] * row[j] : row[j];
-                    }
+                    const float* rows = x + a * s[0] + r * s[2];
+                    sum_columns(first, end, n[1], part, [&](int64_t q, int j, auto v) {
+                        read(rows + q * s[3] + j, v);
+                        return NORM ? v * v : v;
+                    });
                     INDEPENDENT
                     for (int j = 0; j < n[1]; j++) sums[j] += part[j];
                 }
@@ -70,6 +93,7 @@ static void reduce(const Op& op) {
 
 // The address of row `index`, of rows in three dimensions with these sizes and strides.
 static inline int64_t row_at(int64_t index, const int32_t* size, const int32_t* stride) {
+    if (index < size[2]) return index * stride[2];
     int64_t inner = index % size[2], rest = index / size[2];
     return inner * stride[2] + rest % size[1] * stride[1] + rest / size[1] * stride[0];
 }
@@ -103,39 +127,41 @@ static void layer_norm_gradient(const Op& op) {
     const int rows = op.i[0], n = op.i[1];
     float *dx = (float*)op.p[0], *dgain = (float*)op.p[1], *dbias = (float*)op.p[2];
     const float *means = (float*)op.p[5], *rstds = (float*)op.p[6], *gain = (float*)op.p[7];
-    float* part = buffer(1, 4 * size_t(n));
-    float *parts = part + n, *ones = part + 3 * n;
+    auto dy_at = [&](int64_t r) { return (float*)op.p[3] + row_at(r, op.i + 2, op.i + 8); };
+    auto x_at = [&](int64_t r) { return (float*)op.p[4] + row_at(r, op.i + 2, op.i + 5); };
+    float *part = buffer(1, 2 * size_t(n)), *ones = part + n;
     for (int j = 0; j < n; j++) ones[j] = 1;
     if (!gain) gain = ones;
+    for (int64_t r = 0; r < rows && dx; r++) {
+        const float *dy = dy_at(r), *x = x_at(r), mean = means[r], rstd = rstds[r];
+        const float a = sum_terms(n, [&](int j) { return load(dy + j) * load(gain + j); },
+                                  [&](int j) { return dy[j] * gain[j]; }) / n;
+        const float b = sum_terms(
+            n, [&](int j) { return load(dy + j) * load(gain + j) * (load(x + j) - mean); },
+            [&](int j) { return dy[j] * gain[j] * (x[j] - mean); }) * rstd * rstd / n;
+        float* out = dx + r * n;
+        INDEPENDENT
+        for (int j = 0; j < n; j++) out[j] = rstd * (dy[j] * gain[j] - a - b * (x[j] - mean));
+    }
     if (dgain) memset(dgain, 0, 4 * n);
     if (dbias) memset(dbias, 0, 4 * n);
-    for (int first = 0; first < rows; first += BLOCK) {
-        memset(part, 0, 8 * n);
+    for (int first = 0; first < rows && (dgain || dbias); first += BLOCK) {
         const int end = first + BLOCK < rows ? first + BLOCK : rows;
-        for (int64_t r = first; r < end; r++) {
-            const float* dy = (float*)op.p[3] + row_at(r, op.i + 2, op.i + 8);
-            const float* x = (float*)op.p[4] + row_at(r, op.i + 2, op.i + 5);
-            const float mean = means[r], rstd = rstds[r];
-            if (dx) {
-                const float a = sum_terms(n, [&](int j) { return load(dy + j) * load(gain + j); },
-                                          [&](int j) { return dy[j] * gain[j]; }) / n;
-                const float b = sum_terms(
-                    n, [&](int j) { return load(dy + j) * load(gain + j) * (load(x + j) - mean); },
-                    [&](int j) { return dy[j] * gain[j] * (x[j] - mean); }) * rstd * rstd / n;
-                float* out = dx + r * n;
-                INDEPENDENT
-                for (int j = 0; j < n; j++)
-                    out[j] = rstd * (dy[j] * gain[j] - a - b * (x[j] - mean));
-            }
-            if (dgain || dbias) {
-                INDEPENDENT
-                for (int j = 0; j < n; j++) part[j] += dy[j] * ((x[j] - mean) * rstd);
-                INDEPENDENT
-                for (int j = 0; j < n; j++) parts[j] += dy[j];
-            }
+        if (dgain) {
+            sum_columns(first, end, n, part, [&](int64_t r, int j, auto dy) {
+                auto x = dy;
+                read(dy_at(r) + j, dy), read(x_at(r) + j, x);
+                return dy * ((x - means[r]) * rstds[r]);
+            });
+            for (int j = 0; j < n; j++) dgain[j] += part[j];
         }
-        for (int j = 0; j < n && dgain; j++) dgain[j] += part[j];
-        for (int j = 0; j < n && dbias; j++) dbias[j] += parts[j];
+        if (dbias) {
+            sum_columns(first, end, n, part, [&](int64_t r, int j, auto dy) {
+                read(dy_at(r) + j, dy);
+                return dy;
+            });
+            for (int j = 0; j < n; j++) dbias[j] += part[j];
+        }
     }
 }
 
