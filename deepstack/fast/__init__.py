@@ -14,7 +14,7 @@ from deepstack.fast.accelerate import (
 from deepstack.fast.capture import CapturedStep, on
 from deepstack.fast.gpu.available import triton_version
 from deepstack.fast.products import Library, product_functions, use_onednn
-from deepstack.fast.replay import ReplayedStep
+from deepstack.fast.replay import ReplayedPass, ReplayedStep
 from deepstack.fast.rule import (
     FastPaths,
     choose_fast_paths,
@@ -29,6 +29,7 @@ __all__ = [
     "FastPaths",
     "Library",
     "Measured",
+    "ReplayedPass",
     "ReplayedStep",
     "Step",
     "Update",

@@ -1,7 +1,7 @@
 """Attribution of ‖ΔF‖: the effect of the change of one group of parameters at a time."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -16,6 +16,7 @@ from deepstack import config as conf
 from deepstack.config.instruments import Columns
 from deepstack.diagnostics.instrument import Instrument, Row, RunState
 from deepstack.diagnostics.update import evaluating
+from deepstack.fast import ReplayedPass
 from deepstack.instruments.attribution.settings import AttributionSettings
 from deepstack.model import Transformer
 from deepstack.model.banks import Bank, put, restored
@@ -24,9 +25,14 @@ from deepstack.model.build import Built
 RANGES = 4
 SCHEDULE, WHOLE = "schedule", "whole"
 
+HiddenFunction = Callable[[Tensor], Tensor]
+"""tokens -> F at the present parameters."""
+
 
 class Attribution(Instrument, name="attribution"):
     """The effect of the change of each part on F, and of all of it."""
+
+    passes: tuple[Transformer, HiddenFunction] | None = None
 
     def columns_of(self, built: Built) -> Columns:
         return columns_of(built, parts_of(built))
@@ -34,10 +40,17 @@ class Attribution(Instrument, name="attribution"):
     def measure(self, state: RunState) -> Row:
         parts, start = parts_of(state.built), state.update.initial
         origin = own_settings(state).attribution_from
-        row = attribute(state.built, state.initial, state.inputs, parts, start, origin)
+        hidden = self.hidden_of(state)
+        row = attribute(state.built, state.initial, state.inputs, parts, start, origin, hidden)
         # Use the probe's values after the step, so that the number equals the one in steps.csv.
         row[WHOLE] = distance(state.update.previous - start)
         return row
+
+    def hidden_of(self, state: RunState) -> HiddenFunction:
+        """Return the function tokens -> F of the model, one for all rows of a run."""
+        if self.passes is None or self.passes[0] is not state.model:
+            self.passes = state.model, replayed_hidden(state)
+        return self.passes[1]
 
 
 class FirstOrder(Attribution, name="first_order"):
@@ -116,6 +129,20 @@ def columns_of(built: Built, parts: Sequence[Part]) -> dict[str, tuple[str, str,
     return columns | {WHOLE: ("‖ΔF‖", "", "All of it at once: the model update of the step.")}
 
 
+def replayed_hidden(state: RunState) -> HiddenFunction:
+    """Return a model's tokens -> F: on a CPU the replay of a recorded pass, by torch's functions.
+
+    A row of an attribution takes about fifteen passes.  torch's functions keep every bit, also in
+    runs whose steps are too few to be replayed.
+    """
+    model, runtime = state.model, state.config.runtime
+    is_plain = runtime.replay is not False and runtime.compile is not True
+    if model.embedding.is_cuda or not model.schemes[0].static or not is_plain:
+        return model.hidden
+    replayed = ReplayedPass(model.hidden, kernels=None)
+    return lambda tokens: replayed(tokens).clone()  # the next replay overwrites the result
+
+
 def attribute(
     built: Built,
     initial: Mapping[str, Tensor],
@@ -123,6 +150,7 @@ def attribute(
     parts: Sequence[Part],
     start: Tensor,
     origin: Literal["initial", "current"] = "initial",
+    hidden: HiddenFunction | None = None,
 ) -> dict[str, Tensor]:
     """Return how far the change of each part moves F: mean over probe tokens of the 2-norm.
 
@@ -132,24 +160,26 @@ def attribute(
     start: F_0 measured before training, from which `schedule` is the distance.  Each changed part
         costs one forward pass of the probe batch, and the origin costs one more.  The parameters
         are restored bit for bit.
+    hidden: the model's tokens -> F in evaluation mode; by default `model.hidden`.
     """
     values: dict[str, Tensor] = {}
     model, banks = built.model, built.banks.all
+    hidden = hidden or model.hidden
     with restored(banks) as current, torch.no_grad(), evaluating(model):
         first, last = (initial, current) if origin == "initial" else (current, initial)
         put(banks, first)
-        unmoved = model.hidden(tokens)
+        unmoved = hidden(tokens)
         for part in parts:
             mine = [bank for bank in banks if part.indices(bank)]
             mixed = {b.key: part.put_in(b, b.values(), last[b.key]) for b in mine}
             changed = [b for b in mine if not torch.equal(mixed[b.key], b.values())]
             put(changed, mixed)
-            moved = model.hidden(tokens) if changed else unmoved
+            moved = hidden(tokens) if changed else unmoved
             put(changed, first)
             values[part.name] = distance(moved - unmoved)
         if model.schemes[0].changes_by_step:
             put(banks, initial)
-            values[SCHEDULE] = distance(model.hidden(tokens) - start)
+            values[SCHEDULE] = distance(hidden(tokens) - start)
     return values
 
 
