@@ -245,16 +245,28 @@ def gradient_norms(
     """
     F, measured, states = cut_pass(model, tokens)
     value = of(F)
-    tensors = [*parameters, *(tensor for of_one in measured for tensor in of_one)]
+    flat = [tensor for of_one in measured for tensor in of_one]
     # A scheme may own a parameter that its layers do not use; its gradient is 0.
-    gradients = torch.autograd.grad(value, tensors, allow_unused=True)
     nothing = value.new_zeros(1)
-    norms = torch._foreach_norm([nothing if g is None else g for g in gradients])
-    lengths = torch.stack([norm.reshape(()) for norm in norms])
-    by_parameter, *each = lengths.split([len(parameters), *map(len, measured)])
+    lengths = [nothing[0]] * len(parameters)
+    # A parameter's norm is taken once its gradient is known, so that a recorded pass needs memory
+    # for one gradient and not for all.
+    hooks = [p.register_hook(partial(put_norm, lengths, i)) for i, p in enumerate(parameters)]
+    gradients = torch.autograd.grad(value, [*parameters, *flat], allow_unused=True)
+    for hook in hooks:
+        hook.remove()
+    of_stream = gradients[len(parameters) :]
+    norms = torch._foreach_norm([nothing if g is None else g for g in of_stream])
+    each = torch.stack([norm.reshape(()) for norm in norms]).split([*map(len, measured)])
     by_boundary = torch.stack([torch.linalg.vector_norm(part) for part in each])
     by_side = dict(zip(states, by_boundary.split([*map(len, states.values())]), strict=True))
+    by_parameter = torch.stack(lengths) if lengths else value.new_zeros(0)
     return value.detach(), by_parameter, by_side, states
+
+
+def put_norm(norms: list[Tensor], index: int, gradient: Tensor) -> None:
+    """Put the norm of a gradient into its place in a list."""
+    norms[index] = torch.linalg.vector_norm(gradient)
 
 
 def cut_pass(
