@@ -148,8 +148,8 @@ def page(results: Sequence[Measured], command: str, charts: str | None) -> str:
 
 
 def listed(draws: Sequence[float]) -> str:
-    """Return draws as text, to six digits."""
-    return " ".join(f"{value:.6g}" for value in draws)
+    """Return draws as text, to twelve digits."""
+    return " ".join(f"{value:.12g}" for value in draws)
 
 
 def cited(source: Source) -> str:
