@@ -339,7 +339,7 @@ def width_after_training(seed: int) -> Drawn:
         *(
             Rule(f"FLOPs of products with weights, separate over merged, {length} positions", 1.0,
                  ">=", null=Null(1.0, "as many"))
-            for length in (4, 8, 16, 64)
+            for length in (8, 16, 64)
         ),
         Rule("loss less that of separate attentions, steps 41 to 50", 0.0, "<=", null=SAME),
     ),
@@ -354,7 +354,7 @@ def merged_at_every_length(seed: int) -> Drawn:
         f"FLOPs of products with weights, separate over merged, {length} positions": [
             decoding_flops(s, length) for s in seeds(seed, 3)
         ]
-        for length in (4, 8, 16, 64)
+        for length in (8, 16, 64)
     }
     rows = []
     for draw_seed in seeds(seed, 16):
