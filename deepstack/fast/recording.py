@@ -119,8 +119,8 @@ class Recording(TorchDispatchMode):
     results: TensorRefs of the step's results.
     kept: the numbers of their storages.
     refused: why it cannot be replayed, or ''.
-    saved: copies of storages that existed before the step, made before it first changes them; None
-        for a storage that the step overwrites before it reads it.
+    saved: copies of storages that existed before the step, made before it first changes them; an
+        empty one for zeros; None for a storage that the step overwrites before it reads it.
     """
 
     def __init__(self, saved: Saved | None = None) -> None:
@@ -190,7 +190,7 @@ class Recording(TorchDispatchMode):
                     continue
                 is_whole = tensor.nbytes == storage.nbytes() and tensor.is_contiguous()
                 unread = number is None and is_whole and operation._opname in OVERWRITES
-                self.saved[storage] = None if unread else storage.clone()
+                self.saved[storage] = None if unread else copy_of(storage)
 
     def _number(self, storage: torch.UntypedStorage) -> int:
         """Return the number of a storage, the next one if it has none, and note its size."""
@@ -215,6 +215,13 @@ class Recording(TorchDispatchMode):
         self._used = self.kept
         self.results = map_nested(results, self.refer)
         self._numbers.clear()
+
+
+def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a copy of a storage, or an empty one if all its bytes are 0, as new moments are."""
+    values = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    values = values.view(torch.int64) if len(values) % 8 == 0 else values
+    return storage.clone() if values.any() else torch.UntypedStorage(0)
 
 
 class Traits(NamedTuple):

@@ -231,8 +231,10 @@ class ReplayedPass:
 def restore(saved: Saved) -> None:
     """Copy the contents that storages had before a recording back."""
     for storage, copy in saved.items():
-        if copy is not None:
+        if copy is not None and copy.nbytes():
             storage.copy_(copy)
+        elif copy is not None:
+            storage.fill_(0)
     saved.clear()
 
 
