@@ -234,7 +234,7 @@ def restore(saved: Saved) -> None:
         if copy is not None and copy.nbytes():
             storage.copy_(copy)
         elif copy is not None:
-            storage.fill_(0)
+            torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
     saved.clear()
 
 

@@ -139,7 +139,7 @@ def replayed_hidden(state: RunState) -> HiddenFunction:
     is_plain = runtime.replay is not False and runtime.compile is not True
     if model.embedding.is_cuda or not model.schemes[0].static or not is_plain:
         return model.hidden
-    replayed = ReplayedPass(model.hidden, kernels=None)
+    replayed = ReplayedPass(model.hidden, kernels=None, threads=1)
     return lambda tokens: replayed(tokens).clone()  # the next replay overwrites the result
 
 
