@@ -6,8 +6,6 @@ from deepstack.cli.declarations import Declaration
 from deepstack.cli.listing import Entries, Listing, Rows, document, registered
 from deepstack.instruments.ledger.order import order
 
-SOURCE = ("title", "address", "papers")
-
 
 def claims() -> Entries:
     """Return the registry of claims."""
@@ -26,10 +24,10 @@ def rows(name: str, one: Any, depth: int) -> Rows:
     """Return id, formula and source of an entry that `deepstack reproduce` measures."""
     if isinstance(one, Declaration):
         formula = document(one).split("\n\n")[0].replace("\n", " ").rstrip(".")
-        source = one.arguments[0]
+        source = {"title": one.arguments[0][0]}  # a paper's address is made of its number
     else:
-        formula, source = one.formula, one.source
-    return [{"name": name, "formula": formula, "source": dict(zip(SOURCE, source, strict=False))}]
+        formula, source = one.formula, one.source._asdict()
+    return [{"name": name, "formula": formula, "source": source}]
 
 
 LISTED = {"claims": Listing(in_order, rows, cells={"source": lambda source: str(source["title"])})}
