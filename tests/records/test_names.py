@@ -77,5 +77,5 @@ def test_values_that_are_equal_in_some_digits_stay_two(tmp_path: Path) -> None:
         RunFolder(path).write_config(repr(config))
     table = deepstack.compare(tmp_path)
     assert table["setting"].tolist() == ["lr 0.001", "lr 0.0010000004", "lr 0.00100004"]
-    drawn: pd.DataFrame = rows(make_chart("update_vs_step", tmp_path), x=1)
+    drawn: pd.DataFrame = rows(make_chart("update_vs_step", tmp_path, rates="all"), x=1)
     assert drawn["series"].nunique() == 3

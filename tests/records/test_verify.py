@@ -3,8 +3,9 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,14 +214,17 @@ def test_missing_rows_are_damage_and_rows_after_the_checkpoint_are_not(
 def test_a_run_killed_during_its_first_snapshot_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace = files.replace
+    replace_all = files.replace_all
 
-    def killed(path: Path, data: bytes, below: Path | None = None) -> None:
-        if path.name == "steps.npy":
+    def killed(
+        folder: Path, contents: Iterable[tuple[str, bytes]], *more: Any, **others: Any
+    ) -> None:
+        contents = list(contents)
+        if contents[0][0] == "steps.npy":
             raise KeyboardInterrupt  # the end of the process, as far as a run can tell
-        replace(path, data, below)
+        replace_all(folder, contents, *more, **others)
 
-    monkeypatch.setattr(files, "replace", killed)
+    monkeypatch.setattr(files, "replace_all", killed)
     with pytest.raises(KeyboardInterrupt):
         deepstack.train(with_overrides(Config(), TINY), out=tmp_path)
     (run,) = deepstack.records.find_runs(tmp_path)
