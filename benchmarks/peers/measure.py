@@ -107,6 +107,7 @@ def available_peers(
         "model.positions=learned or sinusoidal": model.positions != "rotary",
         "model.head=tied or separate": model.head != "bert",
         "train.label_smoothing=0": not config.train.label_smoothing,
+        "train.z_loss=0": not config.train.z_loss,
     }
     missing = [key for key, same in shared.items() if not same]
     if rows and missing:

@@ -119,6 +119,8 @@ class Train(Section):
     """lambda in loss + lambda/2 * sum of squared spectral norms of the layers' matrices."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """eps in the training loss (1 - eps) * -ln p(true) + eps * mean over tokens of -ln p."""
+    z_loss: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """lambda in training loss + lambda * (ln of the sum over tokens of exp(logit))^2."""
     clip: Annotated[float, Field(ge=LEAST_CLIP)] | None = 1.0
     """The largest global gradient norm; null for no clipping."""
     lr_factors: Annotated[

@@ -291,7 +291,8 @@ class TrainingRun:
         count: predicted positions of the whole batch, of which these are a micro-batch.
         """
         divisor = count if self.count is None else self.count
-        loss = partial(mean_loss, smoothing=self.config.train.label_smoothing)
+        train = self.config.train
+        loss = partial(mean_loss, smoothing=train.label_smoothing, z_loss=train.z_loss)
         with self.autocast(), self.model.statistics("own_and_followed"):
             if conf.chunk_rows(targets.numel(), self.task.vocab_size):
                 return self.model(inputs, ChunkedLoss(loss, targets, divisor))

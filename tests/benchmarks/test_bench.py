@@ -315,7 +315,7 @@ def test_peers_that_are_built_otherwise_are_left_out() -> None:
     for changed in (
         "model.norm.kind=rms", "model.activation=tanh", "model.bias=false", "model.gated=true",
         "model.qk_norm=true", "model.positions=rotary", "model.head=bert",
-        "train.label_smoothing=0.1",
+        "train.label_smoothing=0.1", "train.z_loss=1e-4",
     ):  # fmt: skip
         given = conf.parse_config("", overrides=[changed])
         assert measure.available_peers(given, [TORCH], messages.append) == []

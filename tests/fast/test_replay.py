@@ -72,7 +72,7 @@ KINDS: list[dict[str, Any]] = [
     {"model__norm__kind": "dynamic_tanh"},
     {"model__gated": True, "model__activation": "silu"},
     {"train__spectral_penalty": 0.1},
-    {"train__label_smoothing": 0.2},
+    {"train__label_smoothing": 0.2, "train__z_loss": 0.1},
     {"model__family": "decoder"},
     {"model__family": "encoder_decoder", "task__name": "copy"},
     {"model__head": "bert"},

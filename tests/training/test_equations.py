@@ -34,10 +34,24 @@ def test_label_smoothing_is_its_formula_over_predicted_positions(count: float | 
     torch.testing.assert_close(mean_loss(logits, targets, count, smoothing=0.1), wanted)
 
 
+@pytest.mark.parametrize("count", [None, 7.0])
+def test_the_z_loss_is_its_formula_over_predicted_positions(count: float | None) -> None:
+    logits, targets = torch.randn(2, 3, 5), torch.tensor([[1, IGNORE, 4], [0, 2, IGNORE]])
+    total = 0.0
+    for row, target in zip(logits.flatten(0, 1), targets.flatten(), strict=True):
+        if target != IGNORE:
+            Z = row.exp().sum()
+            total += -row[target] + Z.log() + 0.3 * Z.log() ** 2
+    wanted = total / (count or 4)
+    torch.testing.assert_close(mean_loss(logits, targets, count, z_loss=0.3), wanted)
+
+
 def test_label_smoothing_leaves_evaluation_plain_and_shards_equal(tmp_path: Path) -> None:
     plain, smooth, sharded = (
-        deepstack.train(small(train__label_smoothing=smoothing, train__shards=shards), out=tmp_path)
-        for smoothing, shards in ((0.0, 1), (0.2, 1), (0.2, 2))
+        deepstack.train(
+            small(train__label_smoothing=eps, train__z_loss=eps, train__shards=shards), out=tmp_path
+        )
+        for eps, shards in ((0.0, 1), (0.2, 1), (0.2, 2))
     )
     assert sharded.steps["loss"].to_numpy() == pytest.approx(smooth.steps["loss"].to_numpy(), 1e-3)
     assert plain.evals["loss"].iloc[0] == smooth.evals["loss"].iloc[0]

@@ -95,11 +95,14 @@ class NoiseScale(Instrument, name="noise_scale"):
 def noise_of(state: RunState) -> GradientNoise:
     """Return S and |G|² on the probe batch, computed once a step."""
     if "gradient_noise" not in state.shared:
-        targets, smoothing = state.targets, state.config.train.label_smoothing
+        targets, train = state.targets, state.config.train
         count = int((targets != IGNORE).sum()) / len(targets)
 
         def loss(logits: Tensor, i: int) -> Tensor:
-            return mean_loss(logits, targets[i : i + 1], count, smoothing=smoothing)
+            of_one = targets[i : i + 1]
+            return mean_loss(
+                logits, of_one, count, smoothing=train.label_smoothing, z_loss=train.z_loss
+            )
 
         built = state.built
         state.shared["gradient_noise"] = gradient_noise(

@@ -26,7 +26,9 @@ class Sharpness(Instrument, name="sharpness"):
 
     def measure(self, state: RunState) -> Row:
         train = state.config.train
-        loss = partial(mean_loss, targets=state.targets, smoothing=train.label_smoothing)
+        loss = partial(
+            mean_loss, targets=state.targets, smoothing=train.label_smoothing, z_loss=train.z_loss
+        )
         scales = preconditioner_scales(state.optimizer, state.built.trained)
         plain, preconditioned = sharpness(state.built, state.inputs, loss, scales)
         is_known = scales is not None
