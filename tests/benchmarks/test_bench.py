@@ -157,7 +157,7 @@ def test_optimizers_of_jax_decay_weights_as_torchs_do(name: str) -> None:
     torch.testing.assert_close(torch.tensor(weight.tolist()), layer.weight.detach())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_suite_has_one_row_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     assert suite.SUITES == {"cpu": ("narrow", "small", "medium", "wide")}
     monkeypatch.setitem(suite.SUITES, "cpu", ("narrow", "wide"))

@@ -166,8 +166,8 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
     everything = ["log.attribution_every=1", "log.sharpness_every=1"]
     for study, words in (("one", everything), ("two", ["log.layers_every=0"])):
         for depth in (1, 2):
-            words = [f"model.depth={depth}", *words]
-            succeed("train", QUICK, *TINY, *words, "--study", study, "--out", tmp_path, "-q")
+            given = [*TINY, f"model.depth={depth}", *words]
+            succeed("train", QUICK, *given, "--study", study, "--out", tmp_path, "-q")
     result = typed("plot", tmp_path)
     assert result.exit_code == 0, result.stderr
     written = [Path(line) for line in result.stdout.splitlines()]

@@ -19,6 +19,7 @@ from deepstack.config import Config, with_overrides
 from deepstack.schemes import SCHEMES, Scheme
 from deepstack.schemes.role import parameter
 from deepstack.tasks import IGNORE, Batch, Task, task
+from helpers.sampling import ROTATION
 from helpers.small_runs import small, stop_at
 
 KINDS = ("data", "fully_sharded")
@@ -87,6 +88,10 @@ def register() -> None:
         return Task(name="uneven", vocab_size=11, seed=seed, draw=draw)
 
 
+# A half of them, which one the commit says, and the one that the runs that go on have.
+TRIED = [c for at, c in enumerate(CASES) if c == "deepnorm" or at % 2 == ROTATION % 2]
+
+
 def config_of(case: str, parallel: str = "data") -> Config:
     """The configuration of a case."""
     return with_overrides(CONFIG, {"runtime.parallel": parallel, **CASES[case]})
@@ -101,17 +106,17 @@ def begin(out: Path, parallel: str) -> None:
 
 
 def alone(out: Path) -> None:
-    """All cases, and a run begun for each way of sharing to go on with."""
-    for case in CASES:
+    """The cases that are tried, and a run begun for each way of sharing to go on with."""
+    for case in TRIED:
         deepstack.train(config_of(case), out=out / "alone", study=case)
     for kind in KINDS:
         begin(out / f"alone_{kind}", kind)
 
 
 def together(out: Path) -> None:
-    """All cases in both ways of sharing, what one process began, and runs for it to go on with."""
+    """The same cases in both ways of sharing, what one process began, and runs for it."""
     for kind in KINDS:
-        for case in CASES:
+        for case in TRIED:
             deepstack.train(config_of(case, kind), out=out / kind, study=case)
         begin(out / f"{kind}_alone", kind)
         config = config_of("deepnorm", kind)

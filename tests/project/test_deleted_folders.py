@@ -95,12 +95,12 @@ def test_the_core_works_without_all_folders(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_core_works_without_some_folder(tmp_path: Path) -> None:
-    check_folders(ORDER[: len(ORDER) // 3], tmp_path)
+    check_folders(ORDER[: len(ORDER) // 6], tmp_path)
 
 
 @pytest.mark.full
 def test_the_core_works_without_any_other_folder(tmp_path: Path) -> None:
-    check_folders(ORDER[len(ORDER) // 3 :], tmp_path)
+    check_folders(ORDER[len(ORDER) // 6 :], tmp_path)
 
 
 @pytest.mark.parametrize(

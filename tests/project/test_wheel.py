@@ -47,7 +47,7 @@ def test_examples_work_after_pip_install(installed: Path, tmp_path: Path) -> Non
     assert folder.startswith("results/quick/deepnorm-d48-s0-")
     assert run(installed, tmp_path, f"deepstack train quick.yaml {few}").strip() == folder
     sweep = f"deepstack sweep --depths 2,3 --schemes deepnorm {few} train.warmup_steps=1"
-    assert "deepnorm" in run(installed, tmp_path, sweep)
+    assert "DeepNorm" in run(installed, tmp_path, sweep)
     charts = run(installed, tmp_path, "deepstack plot update_vs_depth results/")
     assert "results/depth_sweep/figures/update_vs_depth.png" in charts
     assert run(installed, tmp_path, "deepstack report") == "results/report.html\n"

@@ -41,8 +41,8 @@ SOME: dict[str, Trials] = {
         harness, trials.one_a_kind, kinds=trials.REFUSALS[1:2]
     ),
     "a refusal at a call of each kind": trials.rotating_refusals,
-    "a power cut at a call of each kind": lambda harness: trials.power_cuts_after_kills(
-        harness, trials.one_a_kind
+    "a power cut at a call of every other kind": lambda harness: trials.power_cuts_after_kills(
+        harness, lambda calls: trials.one_a_kind(calls)[ROTATION % 2 :: 2]
     ),
 }
 MANY: dict[str, Trials] = {
