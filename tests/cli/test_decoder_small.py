@@ -1,8 +1,9 @@
-"""The modern recipe, configs/decoder_small.yaml, with few layers and steps: all commands work."""
+"""The modern recipe: decoder_small.yaml with few layers and steps, decoder_96.yaml by counts."""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import ROOT
 from helpers.command_line import succeed
@@ -12,10 +13,42 @@ import deepstack
 from deepstack.config import load_config
 
 FILE = ROOT / "configs" / "decoder_small.yaml"
+LARGE = ROOT / "configs" / "decoder_96.yaml"
 FEW = [
     "model.depth=3", "model.d_model=32", "model.d_ff=48", "task.seq_len=16", "train.batch_size=4",
     "train.steps=8", "train.warmup_steps=2", "train.eval_every=4", "train.eval_batches=1",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("vocab", [pytest.param(257, marks=pytest.mark.slow), 50_257])
+def test_check_counts_the_96_layers_of_the_large_recipe(vocab: int, tmp_path: Path) -> None:
+    words: list[object] = []
+    if vocab > 257:
+        np.arange(vocab, dtype="<u2").tofile(tmp_path / "tokens.bin")
+        words = ["task.name=tokens", f"task.path={tmp_path}", f"task.vocab_size={vocab}"]
+    (row,) = json.loads(succeed("check", LARGE, *words, "--json"))
+    tokens, d, heads = 512 * 1024, 512, 2 * 64
+    matrices = 2 * d * d + 2 * d * heads + 3 * d * 1408
+    gains = 2 * d + 2 * 64
+    assert row["parameters"] == 96 * (matrices + gains) + d + (d + 1) * vocab
+    assert row["tokens a step"] == tokens
+    forward = 2 * tokens * (96 * (matrices + 2 * 1024 * d) + d * vocab)
+    assert row["FLOPs a step"] == 3 * forward
+    assert 50_000 < row["memory estimate (MB)"] < 75_000
+
+
+def test_check_accepts_the_small_recipe() -> None:
+    (row,) = json.loads(succeed("check", FILE, "--json"))
+    assert row["depth"] == 24 and row["FLOPs a step"] > 8e9 and row["memory estimate (MB)"] > 0
+
+
+def test_the_large_recipe_has_the_parts_of_the_small_one() -> None:
+    small, large = (load_config(file).model_dump() for file in (FILE, LARGE))
+    sizes = {"depth", "d_model", "d_ff", "n_heads"}
+    differing = {key for key in small["model"] if small["model"][key] != large["model"][key]}
+    assert differing == sizes
+    for key in ("optimizer", "schedule", "schedule_options", "betas", "weight_decay"):
+        assert small["train"][key] == large["train"][key]
 
 
 def test_the_recipe_names_what_it_stands_for() -> None:
