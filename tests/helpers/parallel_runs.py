@@ -1,7 +1,7 @@
 """Runs that one process and two trained by torchrun must agree on; a script for both.
 
-`python parallel_runs.py alone OUT`, then `torchrun --nproc-per-node=2 parallel_runs.py together
-OUT`.  The scheme and the task of `register` are known in these processes only.
+`python parallel_runs.py alone OUT PART`, then `torchrun --nproc-per-node=2 parallel_runs.py
+together OUT PART`.  The scheme and the task of `register` are known in these processes only.
 """
 
 import os
@@ -19,7 +19,6 @@ from deepstack.config import Config, with_overrides
 from deepstack.schemes import SCHEMES, Scheme
 from deepstack.schemes.role import parameter
 from deepstack.tasks import IGNORE, Batch, Task, task
-from helpers.sampling import ROTATION
 from helpers.small_runs import small, stop_at
 
 KINDS = ("data", "fully_sharded")
@@ -88,8 +87,12 @@ def register() -> None:
         return Task(name="uneven", vocab_size=11, seed=seed, draw=draw)
 
 
-# A half of them, which one the commit says, and the one that the runs that go on have.
-TRIED = [c for at, c in enumerate(CASES) if c == "deepnorm" or at % 2 == ROTATION % 2]
+PARTS = 3  # of the cases; a commit tries one of them
+
+
+def cases_of(part: int) -> list[str]:
+    """One third of the cases, and the one that the runs that go on have."""
+    return [c for at, c in enumerate(CASES) if c == "deepnorm" or at % PARTS == part]
 
 
 def config_of(case: str, parallel: str = "data") -> Config:
@@ -105,18 +108,18 @@ def begin(out: Path, parallel: str) -> None:
         deepstack.train(config_of("deepnorm", parallel), out=out, study="begun", stop=stop)
 
 
-def alone(out: Path) -> None:
+def alone(out: Path, part: int) -> None:
     """The cases that are tried, and a run begun for each way of sharing to go on with."""
-    for case in TRIED:
+    for case in cases_of(part):
         deepstack.train(config_of(case), out=out / "alone", study=case)
     for kind in KINDS:
         begin(out / f"alone_{kind}", kind)
 
 
-def together(out: Path) -> None:
+def together(out: Path, part: int) -> None:
     """The same cases in both ways of sharing, what one process began, and runs for it."""
     for kind in KINDS:
-        for case in TRIED:
+        for case in cases_of(part):
             deepstack.train(config_of(case, kind), out=out / kind, study=case)
         begin(out / f"{kind}_alone", kind)
         config = config_of("deepnorm", kind)
@@ -137,4 +140,5 @@ def fail(out: Path) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("error")
     register()
-    {"alone": alone, "together": together, "fail": fail}[sys.argv[1]](Path(sys.argv[2]))
+    work, place, *part = sys.argv[1:]
+    {"alone": alone, "together": together, "fail": fail}[work](Path(place), *map(int, part))

@@ -59,6 +59,14 @@ def some(cases: Iterable[Any], every: int, first: int = 0) -> list[Any]:
     ]
 
 
+def rotating(cases: Iterable[Any], every: int) -> list[Any]:
+    """The cases, of which each `every`-th is marked slow, and the rest full; ROTATION chooses."""
+    return [
+        pytest.param(case, marks=pytest.mark.full if (at + ROTATION) % every else pytest.mark.slow)
+        for at, case in enumerate(cases)
+    ]
+
+
 @cache
 def changed_packages() -> frozenset[str]:
     """Return the packages whose code or tests the commits of the last day change."""

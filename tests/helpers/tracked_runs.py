@@ -1,12 +1,14 @@
 """Two runs whose logs trackers get, and what their readers must find."""
 
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 
 import deepstack
 from deepstack.config import parse_config
-from deepstack.plots.tracked import scalars
+from deepstack.plots.tracked import heat_maps, scalars
 from deepstack.records import Run
 from helpers.command_line import TINY
 
@@ -24,6 +26,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     diverged = deepstack.train(settings("train.max_loss=1e-3", "seed=1"), study="study", out=out)
     assert diverged.state == "diverged"
     return {"done": done, "diverged": diverged}
+
+
+def pictured(run: Run) -> set[str]:
+    """The keys of the pictures that a run gets: its diagnostics with a value."""
+    names = run.layer_names()
+    return {f"layers/{name}" for name in names if np.isfinite(run.layers(name)[1]).any()}
+
+
+def first_pictures(run: Run) -> dict[str, bytes]:
+    """The first two pictures by key: drawing all of them takes twenty seconds."""
+    return {key: png for key, _, png in islice(heat_maps(run), 2)}
 
 
 def assert_logged(read: dict[int, dict[str, Any]], run: Run) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from helpers import TESTS
-from helpers.sampling import ROTATION
+from helpers.sampling import rotating
 from planted_faults import FAULTS, Fault, file_of
 
 PARTS = 8  # each imports PyTorch once more; a commit tries every other one
@@ -25,13 +25,7 @@ def test_every_fault_has_a_name() -> None:
     assert set(Counter(fault.name for fault in FAULTS).values()) == {1}
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        pytest.param(part, marks=pytest.mark.full if (part + ROTATION) % 2 else pytest.mark.slow)
-        for part in range(PARTS)
-    ],
-)
+@pytest.mark.parametrize("part", rotating(range(PARTS), 2))
 def test_the_faults_are_noticed(part: int) -> None:
     """The default run shows that their tests pass without a fault."""
     names = [fault.name for fault in FAULTS[part::PARTS]]

@@ -41,8 +41,8 @@ SOME: dict[str, Trials] = {
         harness, trials.one_a_kind, kinds=trials.REFUSALS[1:2]
     ),
     "a refusal at a call of each kind": trials.rotating_refusals,
-    "a power cut at a call of every other kind": lambda harness: trials.power_cuts_after_kills(
-        harness, lambda calls: trials.one_a_kind(calls)[ROTATION % 2 :: 2]
+    "a power cut at a call of each third kind": lambda harness: trials.power_cuts_after_kills(
+        harness, lambda calls: trials.one_a_kind(calls)[ROTATION % 3 :: 3]
     ),
 }
 MANY: dict[str, Trials] = {

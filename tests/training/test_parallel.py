@@ -18,7 +18,8 @@ import torch
 from helpers import QUICK, ROOT, TESTS
 from helpers.cluster_results import steps_made, until
 from helpers.command_line import TINY, typed
-from helpers.parallel_runs import BEGUN, CASES, CONFIG, KINDS, TRIED, config_of
+from helpers.parallel_runs import BEGUN, CASES, CONFIG, KINDS, PARTS, cases_of, config_of
+from helpers.sampling import rotating
 from helpers.small_runs import only_run, weights_of
 
 import deepstack
@@ -77,13 +78,13 @@ def check_case(case: str, alone: Run, run: Run, where: str) -> None:
             np.testing.assert_allclose(*logs, rtol=2e-3, atol=1e-6, err_msg=where)
 
 
-@pytest.mark.slow
-def test_two_processes_train_like_one_and_go_on_for_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", rotating(range(PARTS), PARTS))
+def test_two_processes_train_like_one_and_go_on_for_each_other(part: int, tmp_path: Path) -> None:
     out = tmp_path
     for command in ([sys.executable, SCRIPT, "alone"], [*TORCHRUN, SCRIPT, "together"]):
-        ended = launch(*command, str(out))
+        ended = launch(*command, str(out), str(part))
         assert ended.returncode == 0, ended.stderr
-    for case, kind in product(TRIED, KINDS):
+    for case, kind in product(cases_of(part), KINDS):
         alone, run = only_run(out / "alone" / case), only_run(out / kind / case)
         assert run.meta["environment"]["parallel"] == config_of(case, kind).runtime.parallel
         check_case(case, alone, run, f"{case} {kind}")

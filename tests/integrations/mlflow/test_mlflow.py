@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import succeed
-from helpers.tracked_runs import by_key
+from helpers.tracked_runs import by_key, pictured
 
 from deepstack.instruments.export.logs import export_logs
-from deepstack.plots.tracked import heat_maps
 from deepstack.records import Run, find_runs
 
 
@@ -55,4 +54,4 @@ def test_mlflow_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
             assert sorted((m.step, m.value) for m in history) == list(written[key].items())
         assert set(one.data.metrics) == set(written)
         paths = {item.path for item in client.list_artifacts(one.info.run_id, "layers")}
-        assert paths == {f"{key}.png" for key, _, _ in heat_maps(run)}
+        assert paths == {f"{key}.png" for key in pictured(run)}

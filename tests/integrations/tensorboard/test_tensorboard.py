@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from helpers.command_line import refusal, succeed
 from helpers.small_runs import interrupted
-from helpers.tracked_runs import by_key, settings
+from helpers.tracked_runs import by_key, first_pictures, pictured, settings
 
 import deepstack
 from deepstack.config import config_hash, to_yaml
-from deepstack.plots.tracked import heat_maps
 from deepstack.records import Run
 
 needs_tensorboard = pytest.mark.skipif(
@@ -57,9 +56,8 @@ def compare_events(run: Run, read: Any, *, timing: bool = True) -> None:
             found = {event.step: event.value for event in read.Scalars(key)}
             assert found == pytest.approx(wanted, rel=1e-6, nan_ok=True), key
             assert len(read.Scalars(key)) == len(wanted)
-    maps = {key: png for key, _, png in heat_maps(run)}
-    assert set(read.Tags()["images"]) == set(maps)
-    for key, png in maps.items():
+    assert set(read.Tags()["images"]) == pictured(run)
+    for key, png in first_pictures(run).items():
         (image,) = read.Images(key)
         assert image.encoded_image_string == png and image.width > 300
 

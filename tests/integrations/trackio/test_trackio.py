@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tracked_runs import assert_logged
+from helpers.tracked_runs import assert_logged, pictured
 
-from deepstack.plots.tracked import heat_maps
 from deepstack.records import Run
 
 
@@ -32,4 +31,4 @@ def test_trackio_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
                 read.setdefault(step, {}).update(json.loads(metrics))
         assert_logged(read, run)
         pictures = {key for key, value in read[max(read)].items() if isinstance(value, dict)}
-        assert pictures == {key for key, _, _ in heat_maps(run)}
+        assert pictures == pictured(run)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from helpers.command_line import succeed
-from helpers.tracked_runs import assert_logged
+from helpers.tracked_runs import assert_logged, pictured
 
-from deepstack.plots.tracked import heat_maps
 from deepstack.records import Run
 
 
@@ -55,6 +54,6 @@ def test_wandb_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
         assert config["model.depth"] == "3" and config["state"] == f'"{run.state}"'
         assert_logged(rows, run)
         last = rows[max(rows)]
-        for key, _, _ in heat_maps(run):
+        for key in pictured(run):
             assert last[f"{key}/_type"] == "image-file" and last[f"{key}/width"] > 300
             assert list((tmp_path / "w").glob(f"wandb/*/files/{last[f'{key}/path']}"))
