@@ -1,6 +1,7 @@
 """Runs the GPU tests and measures every GPU row of the tables, in under eight minutes.
 
 python benchmarks/gpu.py [--out FOLDER] [SECTION ...]
+python benchmarks/gpu.py studies [--minutes 10] [--plan]     (benchmarks/studies.py)
 
 Each section runs in its own process with a time limit, prints a table and writes its numbers to
 <out>/<section>.json. The script prints a failure or a timeout and starts the next section.
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import studies
 from benchmarks.peers import bench, report
 from deepstack.cli.output import emit
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
@@ -260,4 +262,6 @@ def groups(sections: list[str]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["studies"]:
+        sys.exit(studies.main(sys.argv[2:]))
     main()
