@@ -206,10 +206,8 @@ class Train(Section):
     @field_validator("keep_weights")
     @classmethod
     def _reached_steps(cls, value: Any, info: Any) -> Any:
-        steps, has_budget = (
-            info.data.get("steps"),
-            info.data.get("tokens") or info.data.get("flops"),
-        )
+        steps = info.data.get("steps")
+        has_budget = info.data.get("tokens") or info.data.get("flops")
         last = max(value) if isinstance(value, tuple) else 0
         if steps is not None and not has_budget and last > steps:
             text = f"found {last}; allowed steps up to train.steps = {steps}"
@@ -240,8 +238,11 @@ class SnapshotSettings(Section):
     """Whether a record has ‖x_l,t − x_l,0‖ of every layer; it keeps the stream of the start."""
     jacobian: bool = False
     """Whether a record has the norm of the Jacobian of F with respect to each layer's output."""
+    streams: bool = False
+    """Whether a record has the mixing of streams and compares neighbouring layers' changes."""
 
     _check_stream_update = unused_without(stream_update={"log.layers_every": ()})
+    _check_streams = unused_without(streams={"log.layers_every": ()})
 
 
 @log_settings(place=80)

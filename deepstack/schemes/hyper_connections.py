@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from deepstack.base.errors import ConfigError
 from deepstack.config import StackSizes
 from deepstack.schemes.mixing import (
+    CayleyMixing,
     KroneckerMixing,
     Mixing,
     PermutationMixing,
@@ -26,6 +27,7 @@ MIXINGS: dict[str, Callable[[int, int], Mixing]] = {
     "identity": lambda n, iterations: Mixing(n),
     "permutations": lambda n, iterations: PermutationMixing(n),
     "kronecker": lambda n, iterations: KroneckerMixing(n),
+    "cayley": lambda n, iterations: CayleyMixing(n),
 }
 """The matrix A_r of mHC by the option `mixing`, given n and the iterations of Sinkhorn's."""
 
@@ -72,6 +74,7 @@ class ManyStreams(Scheme, registered=False):
     """
 
     final_norm = True
+    mixes_streams = True
     streams: Annotated[int, Field(ge=1, le=64, description="n, the number of streams")] = 4
     output_gain: Annotated[float, Field(gt=0, description="gain of o and w2")] = 1.0
 
@@ -218,13 +221,14 @@ class MHC(ManyStreams, name="mhc", label="mHC", paper="arXiv:2512.24880", static
     mixing: A_r by Sinkhorn and Knopp; 'identity': A_r = I, so that sublayers alone connect the
     streams; 'permutations': a convex sum of all n! permutations (mHC-lite, arXiv:2601.05732), for
     n <= 5; 'kronecker': a Kronecker product of 2 x 2 matrices (KromHC, arXiv:2601.21579), n = 2^K.
-    The last two are after the authors' code and start as Sinkhorn's.
+    Both are after the authors' code and start as Sinkhorn's.  'cayley': A_r orthogonal, from I, by
+    the map of JPmHC (arXiv:2602.18308); the streams then keep their joint norm at any depth.
     """
 
     iterations: Annotated[int, Field(ge=1, description="of Sinkhorn and Knopp")] = 20
     mixing: Annotated[
-        Literal["sinkhorn", "identity", "permutations", "kronecker"],
-        Field(description="how A_r becomes doubly stochastic, or I"),
+        Literal["sinkhorn", "identity", "permutations", "kronecker", "cayley"],
+        Field(description="how A_r becomes doubly stochastic, I, or orthogonal"),
     ] = "sinkhorn"
 
     @classmethod
@@ -232,7 +236,7 @@ class MHC(ManyStreams, name="mhc", label="mHC", paper="arXiv:2512.24880", static
         n = cls.streams
         of_mixing = {
             "sinkhorn": n * n, "identity": 0, "permutations": math.factorial(min(n, 5)),
-            "kronecker": 2 * (n.bit_length() - 1),
+            "kronecker": 2 * (n.bit_length() - 1), "cayley": n * n,
         }  # fmt: skip
         return 2 * n + of_mixing[cls.mixing]
 
@@ -277,6 +281,7 @@ class FracConnections(
     """
 
     final_norm = True
+    mixes_streams = True
     extra_streams = 6
     fractions: Annotated[int, Field(ge=1, le=64, description="m, a divisor of d_model")] = 4
     dynamic: Annotated[

@@ -1,4 +1,4 @@
-"""Matrices that mix residual streams: doubly stochastic ones, and the identity."""
+"""Matrices that mix residual streams: doubly stochastic or orthogonal ones, and the identity."""
 
 from itertools import permutations
 
@@ -77,6 +77,25 @@ class KroneckerMixing(Mixing):
             U = torch.stack([torch.stack([p, rest]), torch.stack([rest, p])])
             A = torch.einsum("ijbs,klbs->ikjlbs", A, U).flatten(2, 3).flatten(0, 1)
         return A
+
+
+class CayleyMixing(Mixing):
+    """A_r = (I - K)^-1 (I + K), K = 0.05 (R - Rᵀ): orthogonal, with determinant 1.
+
+    R starts at 0, so A_r at I.  Sengupta et al. 2026, arXiv:2602.18308, algorithm 8, as restated in
+    the code of arXiv:2605.06729 (`arc_agi_trm/models/mixers.py` of arash-shahmansoori/edelta): two
+    steps of Y <- I + K (I + Y) from Y = I + 2 K, with K = alpha/2 (R - Rᵀ), alpha = 0.1.  Here the
+    equation that these steps approach is solved, so A_r is orthogonal to rounding for every R.
+    """
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n, torch.zeros(n * n))
+
+    def forward(self, R: Tensor) -> Tensor:
+        R = R.view(self.n, self.n, *R.shape[1:]).movedim((0, 1), (-2, -1))
+        K, one = 0.05 * (R - R.mT), self.matrices[0]
+        A: Tensor = torch.linalg.solve_ex(one - K, one + K)[0]
+        return A.movedim((-2, -1), (0, 1))
 
 
 def sinkhorn(R: Tensor, iterations: int) -> Tensor:

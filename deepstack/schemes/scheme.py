@@ -143,6 +143,7 @@ class Scheme(nn.Module):
     normalised: ClassVar[bool] = True  # whether F is a norm's output, and so has a fixed scale
     norms_per_sublayer: ClassVar[int] = 1
     uniform: ClassVar[bool] = True  # whether a compiler sees one kind of layer, or a few kinds
+    mixes_streams: ClassVar[bool] = False  # whether `connections` map H to [… | A_rᵀ], for each
     extra_streams: ClassVar[int] = 0  # tensors like x that each sublayer keeps for its gradients
     # Declared by defining a method, see `CAPABILITIES`.
     changes_by_step: ClassVar[bool] = False  # `at_step` sets buffers before each step

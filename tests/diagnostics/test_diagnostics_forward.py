@@ -23,6 +23,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.diagnostics import DIAGNOSTICS, evaluate, take
 from deepstack.diagnostics.jacobian import DRAWS, jacobian_norms
 from deepstack.diagnostics.snapshot import stream_states
+from deepstack.diagnostics.streams import stream_mixing
 from deepstack.schemes import SCHEMES, Scheme
 
 QK_NORM = {"model__qk_norm": True, "model__gated": True, "model__activation": "silu"}
@@ -285,6 +286,14 @@ def expected_values(toy: ToyModel, post: bool) -> list[dict[str, float]]:
             result = of_sublayer(record, *about, post) | of_theorem(record, merged)
             row |= {f"{name}_{record['name']}": value for name, value in result.items()}
         rows.append(row)
+    for (first, row), second in zip(
+        zip(layers, rows, strict=True), [*layers[1:], None], strict=True
+    ):
+        row["contribution_cosine"] = math.nan
+        if second and second["layer"].scheme.place.side == first["layer"].scheme.place.side:
+            added = [(one["y"] - one["x"]).detach().double() for one in (first, second)]
+            product = (added[0] * added[1]).sum(dim=-1) / (norms(added[0]) * norms(added[1]))
+            row["contribution_cosine"] = product.mean().item()
     ratio, side = 1.0, ""
     for entry, row in reversed(list(zip(layers, rows, strict=True))):
         if entry["layer"].scheme.place.side != side:
@@ -322,6 +331,7 @@ def test_every_diagnostic_equals_a_literal_forward_pass(scheme: str, family: str
             toy.model, toy.banks, toy.tokens, toy.loss,
             before=[v - LAST_STEP for v in values], initial=[v - SINCE_START for v in values],
             added={
+                "mixing": stream_mixing(toy.model, toy.tokens),
                 "jacobian": jacobian_norms(toy.model, toy.tokens, 7),
                 "initial_states": {side: 0.75 * states for side, states in stream.items()},
                 "gradient_noise": {
@@ -331,9 +341,10 @@ def test_every_diagnostic_equals_a_literal_forward_pass(scheme: str, family: str
             },
         )
     )  # fmt: skip
-    # test_signals.py has the losses without a layer.
+    # test_signals.py has the losses without a layer, test_streams.py several streams.
     missing = {name for name, one in DIAGNOSTICS.items() if not set(one.files) & set(logged)}
-    assert missing == {"skip_loss", "skip_loss_increase"}
+    of_streams = {"mixing_distance", "stream_share", "composite_gain"}
+    assert missing == {"skip_loss", "skip_loss_increase"} | of_streams
     rows = expected_values(toy, post=scheme != "pre_ln")
     assert set().union(*rows) == set(logged)
     for name, measured in logged.items():

@@ -282,7 +282,7 @@ PAPERS = Papers({
         options=(
             {"iterations": 3}, {"streams": 2}, {"streams": 1}, {"mixing": "identity"},
             {"mixing": "permutations", "streams": 3}, {"mixing": "kronecker"},
-            {"mixing": "kronecker", "streams": 2},
+            {"mixing": "kronecker", "streams": 2}, {"mixing": "cayley"},
         ),
     ),
     "dlcl": Paper(dlcl, enter=lambda x, **_: (x, (x,)), entry_norm=True),

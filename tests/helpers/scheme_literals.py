@@ -111,7 +111,7 @@ def attn_res(p: Any, stream: Any, blocks: int = 8) -> Any:
 
 
 def doubly_stochastic(R: Tensor, n: int, iterations: int, mixing: str) -> Tensor:
-    """A_r of one token: mHC's equation 9, mHC-lite's sum of permutations, KromHC's product."""
+    """A_r of one token: mHC's equation 9, mHC-lite's sum of permutations, KromHC's, JPmHC's."""
     if mixing == "identity":
         return torch.eye(n)
     if mixing == "permutations":
@@ -126,6 +126,9 @@ def doubly_stochastic(R: Tensor, n: int, iterations: int, mixing: str) -> Tensor
             U = p * torch.eye(2) + (1 - p) * torch.eye(2).flip(0)
             product = torch.kron(product, U)
         return product
+    if mixing == "cayley":  # the fixed point of algorithm 8 of JPmHC
+        W, one = R.view(n, n) - R.view(n, n).T, torch.eye(n)
+        return torch.linalg.inv(one - 0.1 / 2 * W) @ (one + 0.1 / 2 * W)
     M = torch.exp(R.view(n, n) + torch.full((n, n), -8.0).fill_diagonal_(0))
     for _ in range(iterations):
         M = M @ torch.diag(1 / M.sum(0))

@@ -34,6 +34,7 @@ SHORT = MEASURE_ONLY | {
     "model.dropout": 0.0,
     "log.layers_every": 0,
     "log.stream_update": False,
+    "log.streams": False,
     **switches(SNAPSHOTS),
 }
 

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deepstack.diagnostics.streams import largest_sums, stream_mixing
 from deepstack.instruments.ledger.claim import Drawn, Null, Rule, claim
 from deepstack.instruments.ledger.claim_stack import Trial
-from deepstack.instruments.ledger.draws import F64, seeds
+from deepstack.instruments.ledger.draws import seeds
 from deepstack.instruments.ledger.run_values import along, by_seed, layers
 from deepstack.instruments.ledger.sources import (
     CURSE,
@@ -240,36 +241,16 @@ def mixing(seed: int, scheme: str, steps: int) -> dict[str, float]:
     """
     trial = Trial(seed, scheme=scheme, depth=24, family="decoder", optimizer="adam", lr=3e-3)
     trial.run(steps)
-    matrices: list[Tensor] = []
-    streams: list[Tensor] = []
-
-    def record(_: Any, inputs: Any, output: Any) -> None:
-        matrices.append(output[0][..., 1:].detach().double())
-        streams.append(inputs[0].detach())
-
-    hooks = [
-        one.register_forward_hook(record)
-        for layer in trial.model.schemes
-        for one in layer.per_sublayer("connections")
-    ]
-    with torch.no_grad():
-        trial.model.hidden(trial.probe)
-    for hook in hooks:
-        hook.remove()
-    product, gains, n = None, [], len(matrices[0])
-    for A in matrices:
-        A_r = A.permute(1, 2, 3, 0)  # (batch, seq, to, from)
+    (recorded,) = stream_mixing(trial.model, trial.probe).values()
+    product, gains = None, []
+    for A_r in recorded.matrices:
         product = A_r if product is None else A_r @ product
-        sizes = product.abs()
-        gains.append(torch.maximum(sizes.sum(-1).amax(-1), sizes.sum(-2).amax(-1)).mean())
-    identity = torch.eye(n, dtype=F64)
-    apart = [
-        (A.permute(1, 2, 3, 0) - identity).square().sum((-1, -2)).sqrt().mean() for A in matrices
-    ]
-    power = streams[-1].square().sum(dim=(1, 2, 3))
-    return {"gain": torch.stack(gains).max().item(),
-            "apart": torch.stack(apart).mean().item() / math.sqrt(n),
-            "share": (power.max() / power.sum()).item()}  # fmt: skip
+        gains.append(torch.maximum(*largest_sums(product)).mean())
+    return {
+        "gain": torch.stack(gains).max().item(),
+        "apart": recorded.distances().mean().item(),
+        "share": recorded.shares()[-1].item(),
+    }
 
 
 @claim(
