@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from deepstack.base.extensions import import_extensions
 
 if TYPE_CHECKING:
     from deepstack.config import Study
     from deepstack.runs import Runs
-    from deepstack.sweeps import Cell, Launcher
+    from deepstack.sweeps import Cell, CellProgress, Launcher
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -38,10 +38,14 @@ class AddedOptions:
             setattr(self, name, values[name])
 
     @property
+    def name(self) -> str:
+        """The name of the first option."""
+        return next(iter(inspect.get_annotations(type(self))))
+
+    @property
     def is_chosen(self) -> bool:
         """Whether the user gave the first option."""
-        first = next(iter(inspect.get_annotations(type(self))))
-        return getattr(self, first) not in (None, False)
+        return getattr(self, self.name) not in (None, False)
 
     @classmethod
     def parameters(cls) -> list[Parameter]:
@@ -102,12 +106,28 @@ class SweepOrder:
     json: bool
 
 
+class Training(Protocol):
+    """Trains grids of runs into the study of a sweep, as its options say."""
+
+    order: SweepOrder
+
+    def train(self, study: "Study", *, part: bool = False) -> "list[CellProgress]":
+        """Train the runs of a study, and return how they ended.  part: whether others follow."""
+
+    def finish(self, progress: "Sequence[CellProgress]") -> None:
+        """Print the results; raise Interrupted or typer.Exit(3) if a run is not done."""
+
+
 class SweepOption(AddedOptions):
-    """A task of `deepstack sweep` in place of training the grid of runs."""
+    """A task of `deepstack sweep` in place of training the grid of runs once.
+
+    uses_launchers: whether it trains with `training`, which knows the place and limits of the runs.
+    """
 
     file = "sweep_option"
+    uses_launchers = False
 
-    def run(self, order: SweepOrder) -> None:
+    def run(self, order: SweepOrder, training: Training) -> None:
         """Do the task, or with --dry-run print its size."""
         raise NotImplementedError
 
@@ -140,8 +160,12 @@ def with_added(options: type[AddedOptions], before: str) -> Callable[[F], F]:
         signature = inspect.signature(function, eval_str=True)
         own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
         at = [one.name for one in own].index(before)
-        added = [one for each in options.defined() for one in each.parameters()]
-        parameters = [*own[:at], *added, *own[at:]]
+        added: dict[str, Parameter] = {}
+        for one in (one for each in options.defined() for one in each.parameters()):
+            if one.name in added:  # two tasks share an option
+                added[one.name].default.help += f" {one.default.help}"
+            added.setdefault(one.name, one)
+        parameters = [*own[:at], *added.values(), *own[at:]]
         vars(function)["__signature__"] = signature.replace(parameters=parameters)
         return function
 

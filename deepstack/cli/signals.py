@@ -41,13 +41,15 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
+def stop_on_signal(request: StopRequest | None = None) -> Iterator[StopRequest]:
     """Install signal handlers that stay until the process ends, soon after the block.
 
     The work is saved by then: a second SIGTERM is still the same request, and a finished run exits
     with 0. SIGHUP stays ignored if it was ignored at the start, as under nohup.
+
+    request: of an earlier part of the work, whose signal counts for this part too.
     """
-    request = StopRequest()
+    request = request or StopRequest()
     for number in SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, request.handle)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from deepstack import config as conf
-from deepstack.base.errors import ConfigError, Interrupted, ResourceError
+from deepstack.base.errors import ConfigError
 from deepstack.cli import options as opt
 from deepstack.cli.added_options import LauncherOption, SweepOption, SweepOrder, with_added
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_config_or_setting, complete_names
-from deepstack.cli.output import emit, log
-from deepstack.cli.signals import stop_on_signal
 from deepstack.config.load import example, example_or_file
-from deepstack.records import Run
-from deepstack.records.files import LARGEST_TEXT, make_folder, read, replace
-from deepstack.records.opened import followed
-
-if TYPE_CHECKING:
-    from deepstack.sweeps import Cell, Launcher
 
 BUILT_IN = "depth_sweep"
 grid, resources = (partial(opt.option, panel=heading) for heading in ("Grid", "Resources"))
@@ -94,82 +84,26 @@ def sweep_command(
     name = conf.study_name(described.base, path, study)
     opt.load_plugins(plugin)
     order = SweepOrder(described, name, out, workers, max_hours, dry_run, quiet, json)
-    for task in SweepOption.chosen(added):
-        with opt.located(path, settings):
-            task.run(order)
-        return
+    tasks = SweepOption.chosen(added)
+    refuse_two_tasks(tasks, launchers)
 
     from deepstack import sweeps
-    from deepstack.cli.finding import sweep_finding
-    from deepstack.cli.sweep_output import emit_plan, plan_rows, result_rows, watch
+    from deepstack.cli.sweep_training import SweepTraining
 
-    retried, budget = sweeps.retry_states(retry), sweeps.memory_budget(memory)
-    with opt.located(path, settings):
-        cells = sweeps.plan(described, study=name, out=out)
-    count = workers or sweeps.default_workers(cells)
-    if dry_run:
-        emit_plan(plan_rows(described, cells, count, retried), json)
-        return
-    todo = [cell for cell in cells if sweeps.is_wanted(cell, retried)]
-    make_study(cells, path, out / name)
-    launcher: Launcher | None
-    if launchers:
-        if (launcher := launchers[0].launcher(order, todo)) is None:
-            return
-    else:
-        launcher = sweeps.Local(cells, name, out, count, budget=budget)
-        if (most := sweeps.default_workers(cells)) < count and not quiet:
-            log(f"{count} workers have more threads than the cores; use --workers {most}")
-    seconds = None if max_hours is None else 3600 * max_hours
-    with watch(quiet, cells) as show, stop_on_signal() as stop:
-        pool = sweeps.Pool(cells, launcher, retried, stop, show, seconds, run_timeout)
-        progress = pool.run()
-    emit(result_rows(progress, nested=json), json)
-    if not quiet and any(entry.state == "done" for entry in progress):
-        for line in sweep_finding([Run(entry.cell.folder.path) for entry in progress]):
-            log(line)
-        folder = shlex.quote(str(out / name))
-        log(f"for one page: deepstack report {folder}; compare and plot also accept the folder")
-    for entry in progress:
-        if entry.message:
-            log(f"{entry.cell.folder.path}: {entry.state}: {entry.message}")
-    skipped = [c for c in cells if c.state in sweeps.RUN_AGAIN and not sweeps.is_wanted(c, retried)]
-    if skipped:
-        log(
-            f"skipped, because they failed before: {len(skipped)} "
-            f"(reasons: deepstack ls {shlex.quote(str(out / name))}); "
-            f"to run them again: --retry {','.join(sorted({c.state for c in skipped}))}"
-        )
-    if stop.signal is not None:
-        raise Interrupted("interrupted, saved; repeat the command to continue", stop.signal)
-    if pool.out_of_time:
-        log("--max-hours are over; repeat the command to continue")
-    if any(entry.state not in ("done", "diverged") for entry in progress):
-        raise typer.Exit(3)
+    launcher = launchers[0] if launchers else None
+    retried = sweeps.retry_states(retry)
+    training = SweepTraining(order, path, settings, retried, memory, run_timeout, launcher)
+    if tasks:
+        with opt.located(path, settings):
+            tasks[0].run(order, training)
+    elif progress := training.train(described):
+        training.finish(progress)
 
 
-def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
-    """Make the folder of a study, with the `<file>.reference.csv` from beside the study's file.
-
-    Charts draw these published values over the study's (see `deepstack.plots.files`).
-    Raises ResourceError if the folder cannot be made, or if weights and checkpoints do not fit.
-    """
-    todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
-    sizes = [conf.disk_estimate(cell.config) for cell in todo]
-    needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)
-    try:
-        existing = next(folder for folder in (study, *study.absolute().parents) if folder.exists())
-        free = shutil.disk_usage(existing).free
-        if needed > free:
-            raise ResourceError(
-                f"{study}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
-                "free; give another folder with --out"
-            )
-        make_folder(followed(study))
-    except OSError as error:
-        raise ResourceError(
-            f"{study}: no folder can be made ({error.strerror}); give another one with --out"
-        ) from error
-    reference = path.with_suffix(".reference.csv")
-    if reference.is_file():
-        replace(followed(study) / "reference.csv", read(reference, LARGEST_TEXT) or b"")
+def refuse_two_tasks(tasks: Sequence[SweepOption], launchers: Sequence[LauncherOption]) -> None:
+    """Raise ConfigError for two tasks in place of the grid, or a task that uses no launcher."""
+    flags = [f"--{one.name}" for one in tasks]
+    if tasks and not tasks[0].uses_launchers:
+        flags += [one.flag for one in launchers]
+    if len(flags) > 1:
+        raise ConfigError(f"found {' and '.join(flags)}; allowed one of them")

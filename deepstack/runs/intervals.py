@@ -39,7 +39,7 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
 @cache
-def student(count: int, intervals: int = 1) -> float:
+def student(count: int, intervals: float = 1) -> float:
     """Return the 97.5 % quantile of Student's t for the mean of so many seeds; NaN below three.
 
     intervals: number of intervals that hold together with 95 % (Bonferroni): the quantile is

@@ -243,7 +243,7 @@ def test_the_help_of_every_command_is_whole_and_shows_an_example(command: str) -
 @pytest.mark.parametrize(
     ("command", "headings"),
     [
-        ("sweep", ["Grid", "Resources", "Clusters", "Best value of a setting"]),
+        ("sweep", ["Grid", "Resources", "Clusters", "Best value of a setting", "Study that grows"]),
         ("plot", ["Selection of runs", "Files", "The charts metric and map", "Appearance"]),
         ("ls", ["Selection of runs"]),
         ("train", []),

@@ -8,6 +8,7 @@ from typing import Any
 from deepstack.base.errors import NothingMatchedError
 from deepstack.instruments.answer import pages
 from deepstack.instruments.answer.content import PAPER, Content
+from deepstack.instruments.answer.looks import looks_at
 from deepstack.instruments.answer.pages import plain_citations
 from deepstack.instruments.answer.sentence import find
 from deepstack.plots.chart import CHARTS, Chart
@@ -115,7 +116,9 @@ def answer(
     damage = {run: wrong for run in chosen if (wrong := run.damage())}
     readable = chosen.keep(lambda run: run not in damage, "none of these runs can be read")
     comparable = len({run.get(TASK) for run in readable}) < 2
-    found = find(readable.results.values(), comparable=comparable)
+    found = find(
+        readable.results.values(), comparable=comparable, looks=looks_at(readable.by_study)
+    )
     name, chart = figure_of(readable, found.kind)
     left_out = tuple(f"run {run.name} is left out: {wrong}" for run, wrong in damage.items())
     return Answer(readable, " ".join(question.split()), found, name, chart, left_out)

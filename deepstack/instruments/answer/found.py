@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deepstack.base.text import counted, signed_text
+from deepstack.instruments.answer.looks import FIXED, Looks
 from deepstack.runs.intervals import LEAST_SEEDS
 from deepstack.runs.learning import Learning
 from deepstack.runs.statistics import Mean
@@ -52,6 +53,7 @@ class Found:
     sure: sentences on how sure it is.
     details: further sentences.
     more: the runs that would decide an open question, None if none is open or too many are needed.
+    batch: further runs up to the next look, if the study grows and a question is open.
     """
 
     kind: Kind
@@ -60,6 +62,7 @@ class Found:
     sure: Sequence[str] = ()
     details: Sequence[str] = ()
     more: More | None = None
+    batch: Sequence[More] = ()
 
 
 def joined(names: Sequence[str]) -> str:
@@ -95,7 +98,7 @@ def digits_of(mean: Mean) -> int:
     return min(max(1 - math.floor(math.log10(scale)), 2), 5)
 
 
-def interval_text(mean: Mean, unit: str = "pairs of seeds") -> str:
+def interval_text(mean: Mean, unit: str = "pairs of seeds", looks: Looks = FIXED) -> str:
     """Return '95 % interval 0.28 to 0.35, 5 pairs of seeds', or why there is none."""
     number = counted(f"{{}} {unit}", mean.n)
     if unit == "pairs of seeds" and mean.n == 1:
@@ -104,7 +107,7 @@ def interval_text(mean: Mean, unit: str = "pairs of seeds") -> str:
         return f"{number}, no interval below {LEAST_SEEDS}"
     digits = digits_of(mean)
     low, high = (signed_text(end, digits) for end in (mean.low, mean.high))
-    return f"95 % interval {low} to {high}, {number}"
+    return f"{looks.name} {low} to {high}, {number}"
 
 
 def share_text(learnt: int, seeds: int) -> str | None:

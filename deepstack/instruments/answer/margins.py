@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from deepstack.base.text import signed_text
 from deepstack.instruments.answer.found import More, digits_of, interval_text
+from deepstack.instruments.answer.looks import FIXED, Looks
 from deepstack.instruments.answer.power import seeds_needed
 from deepstack.runs.intervals import LEAST_SEEDS
 from deepstack.runs.learning import Learning
@@ -20,15 +21,22 @@ class Gap:
 
     gap: mean and interval of the differences, seed by seed, in nats.
     others: number of settings that the best one was compared with.
+    looks: the looks at the study, over which the interval holds.
     """
 
     leader: Learning
     rival: Learning
     gap: Mean
     others: int
+    looks: Looks = FIXED
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return math.isfinite(self.gap.low) and self.gap.low > 0
 
 
-def gap_of(cells: Sequence[Learning]) -> Gap | None:
+def gap_of(cells: Sequence[Learning], looks: Looks = FIXED) -> Gap | None:
     """Return the lead of the setting with the least mean loss; None if fewer than two have losses.
 
     Only settings whose seeds all have a finite loss count.  The rival is the one whose interval
@@ -44,9 +52,10 @@ def gap_of(cells: Sequence[Learning]) -> Gap | None:
     order = sorted(losses, key=lambda i: sum(losses[i].values()) / len(losses[i]))
     leader, *others = order
     gaps = {i: difference(losses[i], losses[leader]) for i in others}
+    gaps = {i: looks.widened(one, one.n) for i, one in gaps.items()}
     known = [i for i in others if math.isfinite(gaps[i].low)]
     rival = min(known, key=lambda i: gaps[i].low) if len(known) == len(others) else others[0]
-    return Gap(cells[leader], cells[rival], gaps[rival], len(others))
+    return Gap(cells[leader], cells[rival], gaps[rival], len(others), looks)
 
 
 def difference(losses: dict[int, float], of_leader: dict[int, float]) -> Mean:
@@ -67,11 +76,11 @@ def nats(number: Mean | float) -> str:
 
 def margin_clause(gap: Gap, several_depths: bool) -> tuple[str, bool]:
     """Return the clause on a comparison, and whether its interval leaves out 0."""
-    leader, rival, numbers = gap.leader, gap.rival, interval_text(gap.gap)
+    leader, rival, is_clear = gap.leader, gap.rival, gap.is_clear
+    numbers = interval_text(gap.gap, looks=gap.looks)
     same = leader.label == rival.label
     if not gap.gap.n:
         numbers = "no shared seed, so no interval"
-    is_clear = math.isfinite(gap.gap.low) and gap.gap.low > 0
     if same:
         least, most = sorted((leader.depth, rival.depth))
         if is_clear:
@@ -100,7 +109,7 @@ def runs_that_decide(gap: Gap) -> More | None:
     cells, n = [gap.leader, gap.rival], gap.gap.n
     if n < LEAST_SEEDS:
         return More(cells, LEAST_SEEDS - n, "would give an interval")
-    wanted = seeds_needed(gap.gap.value, gap.gap.sd)
+    wanted = seeds_needed(gap.gap.value, gap.gap.sd, looks=gap.looks)
     if wanted is None:
         return None
     reason = "would show a difference of this size with a probability of 80 %"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 
+from deepstack.instruments.answer.looks import FIXED, SEEDS, Looks
 from deepstack.runs.intervals import LEAST_SEEDS, student
 
 POWER = 0.8
 MOST_SEEDS = 64  # beyond this number no further runs are advised
 
 
-def power_of(seeds: int, effect: float, deviation: float) -> float:
-    """Return the probability that the 95 % interval of a mean over `seeds` leaves out 0.
+def power_of(seeds: int, effect: float, deviation: float, looks: Looks = FIXED) -> float:
+    """Return the probability that the interval of a mean over `seeds` leaves out 0 at this look.
 
     effect: true mean.
     deviation: standard deviation of one seed's value.
@@ -24,15 +25,17 @@ def power_of(seeds: int, effect: float, deviation: float) -> float:
     if deviation == 0:
         return float(effect != 0)
     shift = math.sqrt(seeds) * abs(effect) / deviation
-    return 1 - float(nctdtr(seeds - 1, shift, student(seeds)))
+    return 1 - float(nctdtr(seeds - 1, shift, student(seeds, looks.intervals)))
 
 
-def seeds_needed(effect: float, deviation: float, power: float = POWER) -> int | None:
-    """Return the least number of seeds with this power; None if it is above MOST_SEEDS.
+def seeds_needed(
+    effect: float, deviation: float, power: float = POWER, looks: Looks = FIXED
+) -> int | None:
+    """Return the least number of seeds with this power; None above MOST_SEEDS or the last look.
 
     effect and deviation: as measured so far, taken for the true ones.
     """
     if not (math.isfinite(effect) and math.isfinite(deviation)):
         return LEAST_SEEDS
-    numbers = range(LEAST_SEEDS, MOST_SEEDS + 1)
-    return next((n for n in numbers if power_of(n, effect, deviation) >= power), None)
+    numbers = SEEDS if looks.repeated else range(LEAST_SEEDS, MOST_SEEDS + 1)
+    return next((n for n in numbers if power_of(n, effect, deviation, looks) >= power), None)

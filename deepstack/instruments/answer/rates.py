@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from deepstack.base.text import counted, signed_text
 from deepstack.instruments.answer.found import Found, More, as_sentence, depths_text
+from deepstack.instruments.answer.growth import MOST_RATES, rates_beyond, until_look
+from deepstack.instruments.answer.looks import FIXED, Looks
 from deepstack.instruments.answer.power import seeds_needed
-from deepstack.instruments.transfer.table import HIGHEST, LOWEST, Losses, Transfer, transfer
+from deepstack.instruments.transfer.table import Losses, Transfer, transfer
 from deepstack.runs.intervals import LEAST_SEEDS, Interval, student
 from deepstack.runs.learning import Learning, rate_sentence
 
@@ -37,18 +39,12 @@ def finite_or_infinite(loss: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def widened(interval: Interval, seeds: int, intervals: int) -> Interval:
-    """Return an interval over seeds that holds together with others, so many in all."""
-    factor = student(seeds, intervals) / student(seeds)
-    value, low, high = interval
-    return Interval(value, value - factor * (value - low), value + factor * (high - value))
-
-
-def movement(settings: dict[str, list[Learning]], most: int) -> Found | None:
+def movement(settings: dict[str, list[Learning]], most: int, looks: Looks = FIXED) -> Found | None:
     """Return whether the best rate moves with depth; None without rates at two depths.
 
     settings: the seeds of each depth by setting.
     most: the number of settings that a sentence names.
+    looks: the looks at the study, over which the intervals hold.
     """
     results: dict[str, Transfer] = {}
     for label, cells in settings.items():
@@ -60,16 +56,18 @@ def movement(settings: dict[str, list[Learning]], most: int) -> Found | None:
     if not results:
         return None
     known = {label: one for label, one in results.items() if one.exponent is not None}
+    together = max(len(results) if looks.repeated else len(known), 1)
+    level = Looks(looks.number, looks.error / together)
     exponents = {
-        label: widened(one.exponent, one.best[0].seeds, len(known))
+        label: level.widened(one.exponent, one.best[0].seeds)
         for label, one in known.items()
         if one.exponent is not None
     }
-    clauses = [clause_of(label, results[label], exponents.get(label)) for label in results]
+    clauses = [clause_of(label, results[label], exponents.get(label), looks) for label in results]
     more_names = f"; and {len(clauses) - most} more settings" if len(clauses) > most else ""
     open_ones = [label for label in results if not is_decided(exponents.get(label))]
     head = "Undecided: " if len(open_ones) == len(results) else ""
-    sure = [METHOD]
+    sure = [METHOD, looks.sentence] if looks.repeated else [METHOD]
     if len(known) > 1:
         sure.append(f"The intervals of the {len(known)} exponents hold together with 95 %.")
     every = [cell for cells in settings.values() for cell in cells]
@@ -77,17 +75,22 @@ def movement(settings: dict[str, list[Learning]], most: int) -> Found | None:
     more = None
     if open_ones:
         label = open_ones[0]
-        more = runs_that_decide(label, settings[label], results[label], exponents.get(label))
+        more = runs_that_decide(label, settings[label], results[label], level)
         more = None if more is not None and more.runs > MOST_RUNS else more
+    batch = [
+        further
+        for label in open_ones * looks.repeated
+        if (further := batch_of(settings[label], results[label], level))
+    ]
     details += [
         f"For {label}, an exponent outside of {signed_text(one.low, 2)} to "
-        f"{signed_text(one.high, 2)} is ruled out (95 %)."
+        f"{signed_text(one.high, 2)} is ruled out ({looks.name.partition(' interval')[0]})."
         for label, one in exponents.items()
         if math.isfinite(one.low) and not is_decided(one)
     ]
     text = "; ".join(clauses[:most]) + more_names
     sentence = f"{head}{text if head else as_sentence(text)}."
-    return Found("rates", sentence, not open_ones, sure, details, more)
+    return Found("rates", sentence, not open_ones, sure, details, more, batch)
 
 
 def is_decided(exponent: Interval | None) -> bool:
@@ -95,14 +98,14 @@ def is_decided(exponent: Interval | None) -> bool:
     return exponent is not None and (exponent.low > 0 or exponent.high < 0)
 
 
-def clause_of(label: str, result: Transfer, exponent: Interval | None) -> str:
+def clause_of(label: str, result: Transfer, exponent: Interval | None, looks: Looks = FIXED) -> str:
     """Return the clause on one setting."""
     depths = depths_text([best.depth for best in result.best])
     seeds = counted("{} seeds", result.best[0].seeds)
     if exponent is None:
         return f"the best learning rate of {label} has no exponent in N ({result.advice[0]})"
     value, low, high = (signed_text(number, 2) for number in exponent)
-    ends = f"95 % interval {low} to {high}, {seeds}"
+    ends = f"{looks.name} {low} to {high}, {seeds}"
     if math.isnan(exponent.low):
         ends = f"{seeds}, no interval below {LEAST_SEEDS}"
     numbers = f"{value} ({ends}, {depths})"
@@ -118,40 +121,50 @@ def clause_of(label: str, result: Transfer, exponent: Interval | None) -> str:
 
 
 def runs_that_decide(
-    label: str, cells: Sequence[Learning], result: Transfer, exponent: Interval | None
+    label: str, cells: Sequence[Learning], result: Transfer, looks: Looks
 ) -> More | None:
     """Return the runs that would decide the movement of one setting's best rate."""
-    several = [cell for cell in cells if len(cell.tried) > 1]
-    if exponent is None:
-        edges = [best for best in result.best if not best.inside]
-        cells = [cell for cell in several if cell.depth == edges[0].depth]
-        rates = rates_beyond(edges[0].rate.value, edges[0].edge, sorted(cells[0].tried))
-        where = f"{label} at N = {edges[0].depth}"
-        return More(cells, 0, f"would show whether a better rate of {where} lies there", rates)
-    seeds = result.best[0].seeds
-    if math.isnan(exponent.low):
+    several = with_rates(cells)
+    if result.exponent is None:
+        return beyond_edges(label, several, result)
+    seeds, deviation = spread_of(result)
+    if math.isnan(deviation):
         return More(several, LEAST_SEEDS - seeds, "would give an interval", all_rates=True)
-    half = (exponent.high - exponent.low) / 2
-    deviation = half / student(seeds) * math.sqrt(seeds)
-    wanted = seeds_needed(exponent.value, deviation)
+    wanted = seeds_needed(result.exponent.value, deviation, looks=looks)
     if wanted is None:
         return None
     reason = f"would show an exponent of this size for {label} with a probability of 80 %"
     return More(several, max(wanted - seeds, 1), reason, all_rates=True)
 
 
-def rates_beyond(best: float, edge: str, tried: Sequence[float]) -> list[float]:
-    """Return two rates beyond the best one tried, or one on each side beside a diverged rate."""
-    if edge == HIGHEST:
-        return [rounded(best * 2), rounded(best * 4)]
-    if edge == LOWEST:
-        return [rounded(best / 4), rounded(best / 2)]
-    near = min(tried, key=lambda rate: abs(math.log(rate / best)))
-    at = tried.index(near)
-    beside = [tried[i] for i in (at - 1, at + 1) if 0 <= i < len(tried)]
-    return sorted(rounded(math.sqrt(near * other)) for other in beside)
+def with_rates(cells: Sequence[Learning]) -> list[Learning]:
+    """Return the depths with two rates or more."""
+    return [cell for cell in cells if len(cell.tried) > 1]
 
 
-def rounded(rate: float) -> float:
-    """Return a rate with three digits."""
-    return float(f"{rate:.3g}")
+def beyond_edges(label: str, cells: Sequence[Learning], result: Transfer) -> More:
+    """Return the runs at rates beyond the first best rate that lies at an edge."""
+    edge = next(best for best in result.best if not best.inside)
+    cells = [cell for cell in cells if cell.depth == edge.depth]
+    rates = rates_beyond(edge.rate.value, edge.edge, sorted(cells[0].tried))
+    where = f"{label} at N = {edge.depth}"
+    return More(cells, 0, f"would show whether a better rate of {where} lies there", rates)
+
+
+def spread_of(result: Transfer) -> tuple[int, float]:
+    """Return the number of seeds, and the standard deviation of one seed's exponent."""
+    seeds, exponent = result.best[0].seeds, result.exponent
+    if exponent is None:
+        return seeds, math.nan
+    half = (exponent.high - exponent.low) / 2
+    return seeds, half / student(seeds) * math.sqrt(seeds)
+
+
+def batch_of(cells: Sequence[Learning], result: Transfer, looks: Looks) -> More | None:
+    """Return the runs of a growing study up to the next look at one setting's exponent."""
+    several = with_rates(cells)
+    if result.exponent is None:
+        more = beyond_edges(several[0].label, several, result)
+        return more if len(more.cells[0].tried) < MOST_RATES else None
+    seeds, deviation = spread_of(result)
+    return until_look(several, seeds, result.exponent.value, deviation, looks, all_rates=True)

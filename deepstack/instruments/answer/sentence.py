@@ -17,6 +17,8 @@ from deepstack.instruments.answer.found import (
     share_text,
     some_names,
 )
+from deepstack.instruments.answer.growth import OF_COUNTS, grown
+from deepstack.instruments.answer.looks import FIXED, SEEDS, Looks
 from deepstack.instruments.answer.margins import (
     Gap,
     gap_of,
@@ -24,6 +26,7 @@ from deepstack.instruments.answer.margins import (
     nats,
     runs_that_decide,
 )
+from deepstack.instruments.answer.power import MOST_SEEDS
 from deepstack.instruments.answer.rates import movement
 from deepstack.runs.intervals import LEAST_SEEDS
 from deepstack.runs.learning import Learning, learning_of
@@ -38,10 +41,11 @@ T_TEST = (
 CHOSEN = "Rates are chosen by the losses that are compared; the interval does not count that."
 
 
-def find(results: Iterable[Result], *, comparable: bool = True) -> Found:
+def find(results: Iterable[Result], *, comparable: bool = True, looks: Looks = FIXED) -> Found:
     """Return the statement of a study about its finished runs.
 
     comparable: whether losses of two settings can be compared: whether the task is one.
+    looks: the looks at the study, over which its intervals hold.
 
     Raises NothingMatchedError if no run has ended with a validation loss, or diverged.
     """
@@ -50,12 +54,14 @@ def find(results: Iterable[Result], *, comparable: bool = True) -> Found:
     settings: dict[str, list[Learning]] = {}
     for cell in cells:
         settings.setdefault(cell.label, []).append(cell)
-    if found := movement(settings, MOST_NAMES):
+    if found := movement(settings, MOST_NAMES, looks):
         return found
     if len(cells) == 1:
-        return about_one(cells[0])
+        return grown(about_one(cells[0]), cells, None, looks)
     depths = sorted({cell.depth for cell in cells})
-    return about_several(settings, depths, comparable)
+    gap = compared_cells(settings, depths, looks.part(1 - OF_COUNTS)) if comparable else None
+    found = about_several(settings, depths, gap)
+    return grown(found, cells, gap, looks.part(OF_COUNTS))
 
 
 def about_one(cell: Learning) -> Found:
@@ -101,7 +107,7 @@ def negative(mean: Mean) -> Mean:
 
 
 def about_several(
-    settings: dict[str, list[Learning]], depths: Sequence[int], comparable: bool
+    settings: dict[str, list[Learning]], depths: Sequence[int], gap: Gap | None
 ) -> Found:
     """Return the statement on several settings, depths or both: who learns where, and the margin.
 
@@ -115,14 +121,14 @@ def about_several(
         for label, cells in settings.items()
         if all(any(r.outcome for r in cell.by_seed.values()) for cell in cells)
     }
-    gap = compared_cells(settings, depths) if comparable else None
     margin, is_clear = margin_clause(gap, len(depths) > 1) if gap else ("", True)
     where = where_clauses(judged, one_depth) if judged else ""
     clauses = [margin, where] if one_depth else [where, margin]
     text = "; ".join(filter(None, clauses))
     text = text or "the losses of these settings cannot be compared"
     sentence = f"{as_sentence(text)}."
-    sure = [T_TEST] if gap and math.isfinite(gap.gap.low) else []
+    has_interval = gap is not None and math.isfinite(gap.gap.low)
+    sure = [gap.looks.sentence if gap and gap.looks.repeated else T_TEST] * has_interval
     if gap and gap.others > 1:
         sure.append(f"The best of {gap.others + 1} settings is compared with each other one.")
     if gap and any(cell.rate is not None for cell in every):
@@ -136,20 +142,25 @@ def about_several(
     return Found("settings" if one_depth else "depths", sentence, is_clear, sure, details, more)
 
 
-def compared_cells(settings: dict[str, list[Learning]], depths: Sequence[int]) -> Gap | None:
+def compared_cells(
+    settings: dict[str, list[Learning]], depths: Sequence[int], looks: Looks
+) -> Gap | None:
     """Return the two cells whose losses are compared, or None if two do not have finite ones."""
     if len(settings) > 1:
-        return gap_of([c for cells in settings.values() for c in cells if c.depth == depths[-1]])
+        deepest = [c for cells in settings.values() for c in cells if c.depth == depths[-1]]
+        return gap_of(deepest, looks)
     (cells,) = settings.values()
-    return gap_of([cells[0], cells[-1]])
+    return gap_of([cells[0], cells[-1]], looks)
 
 
 def nothing_more(gap: Gap) -> str:
     """Return the sentence on a difference that is too small for an affordable number of seeds."""
     largest = max(abs(gap.gap.low), abs(gap.gap.high))
+    percent = gap.looks.name.partition(" interval")[0]
+    most = SEEDS[-1] if gap.looks.repeated else MOST_SEEDS
     return (
-        f"A difference above {nats(largest)} nats is ruled out (95 %); to show one as small as "
-        "measured would take more than 64 seeds."
+        f"A difference above {nats(largest)} nats is ruled out ({percent}); to show one as small "
+        f"as measured would take more than {most} seeds."
     )
 
 

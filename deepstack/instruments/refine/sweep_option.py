@@ -4,7 +4,7 @@ import shlex
 from functools import partial
 from typing import Any
 
-from deepstack.cli.added_options import SweepOption, SweepOrder
+from deepstack.cli.added_options import SweepOption, SweepOrder, Training
 from deepstack.cli.options import option, whole_numbers
 from deepstack.cli.output import emit, emit_facts, log, show_runs
 
@@ -24,7 +24,7 @@ class RefineOption(SweepOption):
         "With --refine: seeds that choose the value; --seeds are trained at it, in STUDY_reported."
     )
 
-    def run(self, order: SweepOrder) -> None:
+    def run(self, order: SweepOrder, training: Training) -> None:
         from deepstack.instruments.refine.refine import SEED, count_runs, refine
 
         key, study, seeds = str(self.refine), order.study, self.select_seeds

@@ -1,0 +1,148 @@
+"""Trains the runs of `deepstack sweep`, at once or in parts, and prints how they ended."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from deepstack import config as conf
+from deepstack import sweeps
+from deepstack.base.errors import Interrupted, ResourceError
+from deepstack.cli import options as opt
+from deepstack.cli.finding import sweep_finding
+from deepstack.cli.output import emit, log
+from deepstack.cli.signals import StopRequest, stop_on_signal
+from deepstack.cli.sweep_output import emit_plan, plan_rows, result_rows, watch
+from deepstack.records import Run
+from deepstack.records.files import LARGEST_TEXT, make_folder, read, replace
+from deepstack.records.opened import followed
+from deepstack.sweeps import Cell, CellProgress
+
+if TYPE_CHECKING:
+    from deepstack.cli.added_options import LauncherOption, SweepOrder
+
+
+@dataclass
+class SweepTraining:
+    """Trains grids of runs into one study, as the options of the sweep say.
+
+    path, settings: the study's file, and the words after it, for messages.
+    retried: states of runs that are run again.
+    memory: of all runs together, as typed.
+    launcher: the place for the runs, None for this machine.
+    """
+
+    order: SweepOrder
+    path: Path
+    settings: Sequence[str]
+    retried: Collection[str]
+    memory: str | None
+    run_timeout: float | None
+    launcher: LauncherOption | None
+    began: float = field(default_factory=time.monotonic)
+    signals: StopRequest | None = None
+    out_of_time: bool = False
+
+    def train(self, study: conf.Study, *, part: bool = False) -> list[CellProgress]:
+        """Train the runs of a study, and return how they ended; finished ones are skipped.
+
+        part: whether others follow, so that a launcher is not asked when no run is left.
+
+        With --dry-run prints the plan, and raises typer.Exit if a launcher takes the runs over.
+        """
+        order = self.order
+        budget = sweeps.memory_budget(self.memory)
+        with opt.located(self.path, self.settings):
+            cells = sweeps.plan(study, study=order.name, out=order.out)
+        workers = order.workers or sweeps.default_workers(cells)
+        if order.dry_run:
+            emit_plan(plan_rows(study, cells, workers, self.retried), order.json)
+            return []
+        todo = [cell for cell in cells if sweeps.is_wanted(cell, self.retried)]
+        make_study(cells, self.path, order.out / order.name)
+        launcher: sweeps.Launcher | None
+        if self.launcher and (todo or not part):
+            if (launcher := self.launcher.launcher(order, todo)) is None:
+                raise typer.Exit
+        else:
+            launcher = sweeps.Local(cells, order.name, order.out, workers, budget=budget)
+            most = sweeps.default_workers(cells)
+            if most < workers and not order.quiet:
+                log(f"{workers} workers have more threads than the cores; use --workers {most}")
+        seconds = None
+        if order.hours is not None:
+            seconds = 3600 * order.hours - (time.monotonic() - self.began) * part
+        with watch(order.quiet, cells) as show, stop_on_signal(self.signals) as self.signals:
+            limits = (seconds, self.run_timeout)
+            pool = sweeps.Pool(cells, launcher, self.retried, self.signals, show, *limits)
+            progress = pool.run()
+        self.out_of_time = pool.out_of_time
+        return progress
+
+    def finish(self, progress: Sequence[CellProgress]) -> None:
+        """Print the results of all runs of the sweep, and why some have none.
+
+        Raises Interrupted after a signal, and typer.Exit(3) if a run is not done.
+        """
+        order, cells = self.order, [entry.cell for entry in progress]
+        emit(result_rows(progress, nested=order.json), order.json)
+        study = shlex.quote(str(order.out / order.name))
+        if not order.quiet and any(entry.state == "done" for entry in progress):
+            for line in sweep_finding([Run(cell.folder.path) for cell in cells]):
+                log(line)
+            log(f"for one page: deepstack report {study}; compare and plot also accept the folder")
+        for entry in progress:
+            if entry.message:
+                log(f"{entry.cell.folder.path}: {entry.state}: {entry.message}")
+        skipped = [
+            cell
+            for cell in cells
+            if cell.state in sweeps.RUN_AGAIN and not sweeps.is_wanted(cell, self.retried)
+        ]
+        if skipped:
+            log(
+                f"skipped, because they failed before: {len(skipped)} "
+                f"(reasons: deepstack ls {study}); "
+                f"to run them again: --retry {','.join(sorted({c.state for c in skipped}))}"
+            )
+        if self.signals and self.signals.signal is not None:
+            text = "interrupted, saved; repeat the command to continue"
+            raise Interrupted(text, self.signals.signal)
+        if self.out_of_time:
+            log("--max-hours are over; repeat the command to continue")
+        if any(entry.state not in ("done", "diverged") for entry in progress):
+            raise typer.Exit(3)
+
+
+def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
+    """Make the folder of a study, with the `<file>.reference.csv` from beside the study's file.
+
+    Charts draw these published values over the study's (see `deepstack.plots.files`).
+    Raises ResourceError if the folder cannot be made, or if weights and checkpoints do not fit.
+    """
+    todo = [cell for cell in cells if cell.state not in ("done", "diverged")]
+    sizes = [conf.disk_estimate(cell.config) for cell in todo]
+    needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)
+    try:
+        existing = next(folder for folder in (study, *study.absolute().parents) if folder.exists())
+        free = shutil.disk_usage(existing).free
+        if needed > free:
+            raise ResourceError(
+                f"{study}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+                "free; give another folder with --out"
+            )
+        make_folder(followed(study))
+    except OSError as error:
+        raise ResourceError(
+            f"{study}: no folder can be made ({error.strerror}); give another one with --out"
+        ) from error
+    reference = path.with_suffix(".reference.csv")
+    if reference.is_file():
+        replace(followed(study) / "reference.csv", read(reference, LARGEST_TEXT) or b"")

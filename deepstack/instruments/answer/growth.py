@@ -1,0 +1,110 @@
+"""The further runs of a study that grows until its question is decided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from deepstack.instruments.answer.found import Found, More
+from deepstack.instruments.answer.looks import Looks
+from deepstack.instruments.answer.margins import Gap
+from deepstack.instruments.answer.power import seeds_needed
+from deepstack.instruments.transfer.table import HIGHEST, LOWEST
+from deepstack.runs.learning import Learning
+
+MOST_RATES = 16  # of one setting and depth, beyond which none is added at an edge
+HOPELESS = 0.1  # probability below which the last look is not waited for
+FEWEST = 8  # seeds before a difference can be called too small to show
+OF_COUNTS = 0.2  # share of the error of who learns where; the comparison has the rest
+TO_LOOK = "would reach the next look"
+
+
+def grown(found: Found, cells: Sequence[Learning], gap: Gap | None, looks: Looks) -> Found:
+    """Return a statement on settings with the open questions of a growing study.
+
+    cells: every setting and depth.
+    gap: their comparison, or None.
+    looks: those whose error the counts of learning seeds share.
+
+    The study is decided if every setting is known to learn or not at every depth, the interval of
+    the comparison leaves out 0, and no compared setting is best at the edge of its rates.
+    """
+    if not looks.repeated:
+        return found
+    compared = [gap.leader, gap.rival] if gap else cells[:1] if len(cells) == 1 else []
+    edges = [more for cell in compared if (more := beyond_edge(cell))]
+    unknown = [cell for cell in cells if missing(cell, len(cells), looks)]
+    seeds = [
+        More([cell], target - cell.seeds, TO_LOOK)
+        for cell in unknown
+        if (target := looks.after(cell.seeds + missing(cell, len(cells), looks) - 1))
+    ]
+    if gap is not None and not gap.is_clear:
+        further = until_look(
+            [gap.leader, gap.rival], gap.gap.n, gap.gap.value, gap.gap.sd, gap.looks
+        )
+        seeds += [further] if further else []
+    details = [
+        f"It is open whether {cell.label} learns at N = {cell.depth} "
+        f"({cell.learnt} of {cell.seeds} seeds)."
+        for cell in unknown
+    ]
+    decided = not edges and not unknown and (gap is None or gap.is_clear)
+    return replace(found, decided=decided, details=[*found.details, *details], batch=edges or seeds)
+
+
+def missing(cell: Learning, cells: int, looks: Looks) -> int:
+    """Return the least number of further seeds that show whether a setting learns; 0 if known."""
+    if not any(one.outcome for one in cell.by_seed.values()):
+        return 0
+    return max(looks.lead(cells) - abs(2 * cell.learnt - cell.seeds), 0)
+
+
+def beyond_edge(cell: Learning) -> More | None:
+    """Return the runs at rates beyond the best one, if it is at the edge and the setting learns."""
+    blind = any(one.outcome for one in cell.by_seed.values()) and not cell.learnt
+    if not cell.edge or cell.rate is None or blind or len(cell.tried) >= MOST_RATES:
+        return None
+    return More([cell], 0, TO_LOOK, rates_beyond(cell.rate, cell.edge, sorted(cell.tried)))
+
+
+def until_look(
+    cells: Sequence[Learning],
+    seeds: int,
+    effect: float,
+    deviation: float,
+    looks: Looks,
+    *,
+    all_rates: bool = False,
+) -> More | None:
+    """Return the seeds up to the next look; None after the last, or if it would hardly show more.
+
+    seeds: number of shared seeds so far.
+    effect, deviation: measured mean, and standard deviation of one seed's value.
+
+    From eight seeds on, runs end if the last look would show an effect of this size with a
+    probability below 10 %: a stop for futility, which makes wrong statements rarer.
+    """
+    target = looks.after(seeds)
+    known = seeds >= FEWEST and math.isfinite(effect)
+    if target is None or (known and seeds_needed(effect, deviation, HOPELESS, looks) is None):
+        return None
+    return More(cells, target - seeds, TO_LOOK, all_rates=all_rates)
+
+
+def rates_beyond(best: float, edge: str, tried: Sequence[float]) -> list[float]:
+    """Return two rates beyond the best one tried, or one on each side beside a diverged rate."""
+    if edge == HIGHEST:
+        return [rounded(best * 2), rounded(best * 4)]
+    if edge == LOWEST:
+        return [rounded(best / 4), rounded(best / 2)]
+    near = min(tried, key=lambda rate: abs(math.log(rate / best)))
+    at = tried.index(near)
+    beside = [tried[i] for i in (at - 1, at + 1) if 0 <= i < len(tried)]
+    return sorted(rounded(math.sqrt(near * other)) for other in beside)
+
+
+def rounded(rate: float) -> float:
+    """Return a rate with three digits."""
+    return float(f"{rate:.3g}")

@@ -1,0 +1,82 @@
+"""Trains a study in batches until its question is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from deepstack.base.errors import ConfigError
+from deepstack.config import Study
+from deepstack.instruments.answer.grow import Growth, Point, grow
+from deepstack.instruments.answer.looks import SEEDS, Looks, write_error
+from deepstack.records import ENDED, Run
+from deepstack.records.opened import followed
+from deepstack.runs.outcomes import Result
+from deepstack.runs.runs import Runs
+from deepstack.runs.settings import LR, SEED, TASK
+
+if TYPE_CHECKING:
+    from deepstack.cli.added_options import Training
+    from deepstack.sweeps import CellProgress
+
+
+class GrowingStudy:
+    """A study whose runs are trained in batches, each of which the earlier ones determine.
+
+    entries: how each run ended, by the name of its folder.
+    values: swept values of one run of each setting and depth.
+
+    Raises ConfigError for seeds that other settings follow.
+    """
+
+    def __init__(self, study: Study, training: Training, looks: Looks) -> None:
+        for group in study.zips:
+            if SEED in group:
+                raise ConfigError("--until: found seed in sweep.zip; allowed in sweep.grid")
+        self.study, self.training, self.looks = study, training, looks
+        self.entries: dict[str, CellProgress] = {}
+        self.values: dict[tuple[str, int], dict[str, Any]] = {}
+
+    @property
+    def cells(self) -> int:
+        """The number of combinations apart from seeds."""
+        return self.study.size // len(self.study.grid.get(SEED, [None]))
+
+    @property
+    def most_runs(self) -> int:
+        """The number of runs with the seeds of the last look, without further rates."""
+        return self.cells * max(SEEDS[-1], len(self.study.grid.get(SEED, ())))
+
+    def grow(self, most: int | None) -> Growth:
+        """Train batches until the study is decided.  most: the largest number of runs."""
+        comparable = len(set(map(str, self.study.grid.get(TASK, [])))) < 2
+        return grow(self.measure, self.looks, most, comparable=comparable)
+
+    def measure(self, points: Sequence[Point]) -> list[Result]:
+        """Train further runs, at first those of the study, and return the results of all.
+
+        If a run is not done, it ends the sweep as `Training.finish` does.
+        """
+        batch = self.batch(points) if points else self.study
+        progress = self.training.train(batch, part=True)
+        self.entries |= {entry.cell.folder.name: entry for entry in progress}
+        if any(entry.state not in ENDED for entry in self.entries.values()):
+            self.training.finish(list(self.entries.values()))
+        order = self.training.order
+        write_error(followed(order.out / order.name), self.looks.error)
+        runs = Runs(Run(entry.cell.folder.path) for entry in self.entries.values())
+        readable = runs.keep(lambda run: run.damage() is None, "none of these runs can be read")
+        for run, result in readable.results.items():
+            values = self.entries[run.path.name].cell.values
+            self.values.setdefault((result.setting, result.depth), values)
+        return list(readable.results.values())
+
+    def batch(self, points: Sequence[Point]) -> Study:
+        """Return the study of some further runs, with the rules of the whole one."""
+        rows = []
+        for point in points:
+            row = self.values[point.setting, point.depth] | {SEED: point.seed}
+            rows.append(row | ({LR: point.rate} if LR in row else {}))
+        group = {key: [row[key] for row in rows] for key in rows[0]}
+        return replace(self.study, grid={}, zips=(group,))
