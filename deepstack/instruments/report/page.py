@@ -1,14 +1,17 @@
 """One page of HTML that holds all of it: finding, tables, charts, settings, sources of numbers.
 
 It fetches nothing: charts are pictures inside of the page, with their CSV.  Its only script is
-page.js, which the page's policy names by its sha256; the texts of a run folder are escaped.
+uPlot with the scripts of this folder, which the page's policy names by its sha256; the texts of a
+run folder are escaped.
 """
 
 import base64
 import hashlib
 import json
+import math
 import os
 import shlex
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,9 +41,13 @@ from deepstack.runs.settings import TASK
 from deepstack.runs.studies import Folders, find_studies, list_folders, refuse_unknown_diagnostic
 
 PIXELS = 150  # of an inch of a figure
+READY_SECONDS = 2.0
 UPDATES = "update_vs_depth"  # the chart with the exponents of the finding
 # The charts that come first; the others follow in the order of their registration.
 FIRST = ("final_loss_vs_depth", "outcomes", UPDATES, "update_vs_step", "loss_vs_step")
+
+
+SCRIPTS = ("parts.js", "maps.js", "charts.js", "page.js")
 
 
 @dataclass(frozen=True)
@@ -121,11 +128,13 @@ def build_page(
     where: Where = (),
     sort: str | None = None,
     last: int | None = None,
+    ready: Callable[[Page], None] | None = None,
 ) -> Page:
     """Return the page of `report`.
 
     path: the file that links to run folders start from; None for the page of a server, which has no
         such links and looks for a newer page.
+    ready: gets the page without charts, and then with those that are drawn, every READY_SECONDS.
     """
     all_studies, skipped = find_studies(
         folders, partial(Run.damage, layers=True), where, sort, last
@@ -139,41 +148,55 @@ def build_page(
     best = list(dict.fromkeys(key for of_study in keys.values() for key in of_study))
     tables = comparisons(studies, against, keys)
     charts = list(dict.fromkeys([*FIRST, *CHARTS]))
-    sections, panels, broken = [], {}, []
-    for number, (study, runs) in enumerate(studies.items(), 1):
-        name = runs[0].study if len(folders) == 1 else " and ".join(map(str, folders))
-        published = read_reference(folders, runs)
-        chart_options = Options(at_step, diagnostic or "grad_norm", published, rates=rates)
-        pictures, left_out, updates = [], [], None
-        for chart_name in charts:
-            started(f"{name}: {chart_name}", len(charts) * len(studies))
-            chart = try_chart(chart_name, CHARTS[chart_name], runs, chart_options)
-            if isinstance(chart, Chart):
-                pictures.append(picture_of(chart_name, chart))
-                panels[f"s{number}-{chart_name}"] = describe_figure(chart)
-                updates = chart.data if chart_name == UPDATES else updates
-                continue
-            left_out.append(str(chart))
-            if isinstance(chart, BrokenChartError):
-                broken.append(f"{name}: {chart}")
-        finding = finding_of(runs, keys[study], updates)
-        section = section_of(name, runs, tables[study], path)
-        sections.append(section | {"finding": finding, "pictures": pictures, "left_out": left_out})
+    sections: list[dict[str, Any]] = []
+    panels: dict[str, Any] = {}
+    broken: list[str] = []
     values = {"against": against, "at-step": at_step, "diagnostic": diagnostic}
     values |= {"sort": sort, "last": last}
     options = [f"--{key}={value}" for key, value in values.items() if value is not None]
     options += [f"--where={condition}" for condition in texts_of(where)]
     options += [f"--best={key}" for key in [*best, *([NO_CHOICE] if rates == "all" else [])]]
-    page = render_page(
-        sections=sections,
-        command=shlex.join(["deepstack", "report", *map(str, folders), *options]),
-        skipped=skipped,
-        against=against,
-        best=best,
-        data=panels,
-        live=path is None,
-    )
-    return Page(page, skipped, broken)
+
+    def page_now() -> Page:
+        page = render_page(
+            sections=sections,
+            command=shlex.join(["deepstack", "report", *map(str, folders), *options]),
+            skipped=skipped,
+            against=against,
+            best=best,
+            data=panels,
+            live=None if path else hashlib.sha256(repr(tables).encode()).hexdigest(),
+        )
+        return Page(page, skipped, broken)
+
+    for study, runs in studies.items():
+        name = runs[0].study if len(folders) == 1 else " and ".join(map(str, folders))
+        section = section_of(name, runs, tables[study], path)
+        section["finding"] = finding_of(runs, keys[study], None)
+        sections.append(section | {"pictures": [], "left_out": [], "to_draw": len(charts)})
+    shown = -math.inf
+    for number, (section, (study, runs)) in enumerate(
+        zip(sections, studies.items(), strict=True), 1
+    ):
+        published = read_reference(folders, runs)
+        chart_options = Options(at_step, diagnostic or "grad_norm", published, rates=rates)
+        for chart_name in charts:
+            if ready and time.monotonic() - shown > READY_SECONDS:
+                ready(page_now())
+                shown = time.monotonic()
+            started(f"{section['name']}: {chart_name}", len(charts) * len(studies))
+            chart = try_chart(chart_name, CHARTS[chart_name], runs, chart_options)
+            section["to_draw"] -= 1
+            if isinstance(chart, Chart):
+                section["pictures"].append(picture_of(chart_name, chart))
+                panels[f"s{number}-{chart_name}"] = describe_figure(chart)
+                if chart_name == UPDATES:
+                    section["finding"] = finding_of(runs, keys[study], chart.data)
+                continue
+            section["left_out"].append(str(chart))
+            if isinstance(chart, BrokenChartError):
+                broken.append(f"{section['name']}: {chart}")
+    return page_now()
 
 
 def section_of(
@@ -274,7 +297,13 @@ def render_page(**values: Any) -> str:
         "sha256": lambda source: base64_text(hashlib.sha256(source.encode()).digest()),
     }
     environment.policies["json.dumps_kwargs"] = {"default": float, "sort_keys": True}
-    script, style = (loader.get_source(environment, name)[0] for name in ("page.js", "page.css"))
+
+    def read(*names: str) -> str:
+        return "\n".join(loader.get_source(environment, name)[0] for name in names)
+
+    uplot = f"/* uPlot: {read('uplot/LICENSE')}*/\n{read('uplot/uplot.min.js')}"  # unchanged
+    script = f'{uplot}\n(() => {{\n"use strict";\n{read(*SCRIPTS)}\n}})();'
+    style = read("uplot/uplot.min.css", "page.css")
     return environment.get_template("page.html").render(script=script, style=style, **values)
 
 

@@ -37,7 +37,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 WAITING = (
-    '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="3">'
+    '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="1">'
     "<title>deepstack</title><p>{}</p></html>"
 )
 
@@ -55,14 +55,19 @@ def serve_command(
 ) -> None:
     """Show the report as a read-only page on 127.0.0.1 that follows running sweeps; Ctrl-C ends it.
 
-    The page is drawn again when runs change.  No other file can be read.  From another machine:
-    ssh -L 8765:127.0.0.1:8765 HOST, then open the address that is printed.
+    The page has the tables at once and each chart when it is drawn, again when runs change.  No
+    other file can be read.  From another machine: ssh -L 8765:127.0.0.1:8765 HOST, then open the
+    address that is printed.
     """
     opt.load_plugins(plugin)
     from deepstack.instruments.report.page import build_page
 
     def build() -> str:
-        return build_page(directories, None, against, best, at_step, diagnostic).text
+        # An older page with all charts stays until the newer one has them too.
+        ready = None if server.has_report else lambda page: server.show(page.text)
+        page = build_page(directories, None, against, best, at_step, diagnostic, ready=ready)
+        server.has_report = True
+        return page.text
 
     try:
         server = PageServer((ADDRESS, port), directories, build)
@@ -97,6 +102,7 @@ class PageServer(ThreadingHTTPServer):
     ) -> None:
         self.folders, self.build = folders, build
         self.seen: object = None
+        self.has_report = False
         self.page = page_of_text("The page is being drawn.").encode()
         super().__init__(address, PageHandler)
 
@@ -112,8 +118,12 @@ class PageServer(ThreadingHTTPServer):
             page = page_of_text(f"No runs below {', '.join(self.folders)} yet.")
         except DeepstackError as error:  # such as a log that is half copied from another machine
             page = page_of_text(str(error))
-        self.page = printable(page).encode()
+        self.show(page)
         return True
+
+    def show(self, page: str) -> None:
+        """Answer with this page from now on."""
+        self.page = printable(page).encode()
 
 
 def page_of_text(text: str) -> str:

@@ -53,7 +53,7 @@ def show(browser: Browser, name: str) -> str:
     """Bring a chart into view and return the expression of its element, once it is drawn."""
     figure = f"document.getElementById('s1-{name}')"
     browser.run(f"{figure}.scrollIntoView({{behavior: 'instant'}})")
-    browser.wait_for(f"{figure}.querySelector('.panel svg') !== null")
+    browser.wait_for(f"{figure}.querySelector('.panel .u-over') !== null")
     return figure
 
 
@@ -107,13 +107,13 @@ def test_the_mouse_and_the_keyboard_show_values_of_a_chart(browser: Browser, pag
     browser.open(page)
     figure = show(browser, "final_loss_vs_depth")
     tips = f"{figure}.querySelector('.tip:not([hidden])')"
-    box = browser.run(f"{figure}.querySelector('.panel svg').getBoundingClientRect().toJSON()")
+    box = browser.run(f"{figure}.querySelector('.u-over').getBoundingClientRect().toJSON()")
     browser.move(box["right"] - 15, box["y"] + 60)
     tip = browser.wait_for(f"{tips}?.innerText")
     assert tip.startswith("depth N (layers) 48") and "DeepNorm 2.053" in tip and "n = 2" in tip
     browser.move(box["x"] + box["width"] / 2, box["y"] - 40)
     browser.wait_for(f"{tips} === null")
-    browser.run(f"{figure}.querySelector('.panel svg').focus()")
+    browser.run(f"{figure}.querySelector('.u-over').focus()")
     browser.press("ArrowRight")
     tip = browser.wait_for(f"{tips}?.innerText")
     assert tip.startswith("depth N (layers) 6") and "DeepNorm 2.011" in tip
@@ -125,42 +125,90 @@ def test_the_mouse_and_the_keyboard_show_values_of_a_chart(browser: Browser, pag
 def test_series_and_scales_of_a_chart_change(browser: Browser, page: str) -> None:
     browser.open(page)
     figure = show(browser, "update_vs_depth")
-    curves = f"{figure}.querySelectorAll('.panel')[0].querySelectorAll('.curve').length"
+    panel = f"{figure}.querySelector('.panel')"
+    curves = f"{panel}.chart.series.slice(1).filter(s => s.show).length"
     assert browser.run(curves) == 3
+    picture = f"{panel}.querySelector('canvas').toDataURL()"
+    before = browser.run(picture)
     button = f"{figure}.querySelectorAll('.legend button')[1]"
     browser.run(f"{button}.click()")
     assert browser.run(curves) == 2
     assert browser.run(f"{button}.getAttribute('aria-pressed')") == "false"
-    labels = f"[...{figure}.querySelectorAll('.panel svg text')].map(t => t.textContent).join()"
-    before = browser.run(labels)
+    browser.wait_for(f"{picture} !== {before!r}")
+    before, limits = browser.run(picture), browser.run(f"{panel}.chart.scales.y.min")
     browser.run(f"{figure}.querySelector('.scale-y').click()")
-    assert browser.run(labels) != before
     assert browser.run(f"{figure}.querySelector('.scale-y').textContent") == "y: linear"
+    browser.wait_for(f"{picture} !== {before!r} && {panel}.chart.scales.y.min < {limits}")
     browser.run(f"{figure}.querySelector('.paper').click()")
     assert browser.run(f"{figure}.querySelector('img').checkVisibility()")
     assert not browser.run(f"{figure}.querySelector('.panels').checkVisibility()")
+
+
+def test_a_drag_and_keys_zoom(browser: Browser, page: str) -> None:
+    browser.open(page)
+    figure = show(browser, "update_vs_step")
+    over = f"{figure}.querySelector('.u-over')"
+    x = f"(({{min, max}}) => [min, max])({figure}.querySelector('.panel').chart.scales.x)"
+    low, high = browser.run(x)
+    box = browser.run(f"{over}.getBoundingClientRect().toJSON()")
+    for kind, share in (("mousePressed", 0.2), ("mouseMoved", 0.7), ("mouseReleased", 0.7)):
+        browser.call(
+            "Input.dispatchMouseEvent", type=kind, x=box["x"] + share * box["width"],
+            y=box["y"] + 20, button="left", buttons=1, clickCount=1,
+        )  # fmt: skip
+    zoomed = browser.wait_for(f"{x}[1] < {high} && {x}")
+    assert zoomed == pytest.approx([low + s * (high - low) for s in (0.2, 0.7)], rel=0.02)
+    browser.run(f"{over}.focus()")
+    browser.press("0")
+    assert browser.wait_for(f"{x}[1] === {high} && {x}") == [low, high]
+    browser.press("+")
+    near = browser.wait_for(f"{x}[1] < {high} && {x}")
+    assert near[1] - near[0] == pytest.approx((high - low) / 2)
+    browser.press("-")
+    assert browser.wait_for(f"{x}[1] === {high} && {x}") == [low, high]
+
+
+SPY = """
+    window.painted = [];
+    for (const act of ["fill", "stroke", "fillText"]) {
+      const paint = CanvasRenderingContext2D.prototype[act];
+      CanvasRenderingContext2D.prototype[act] = function (...values) {
+        painted.push({act, canvas: this.canvas, alpha: this.globalAlpha, colour: this.fillStyle,
+          dash: this.getLineDash().map((d) => d.toFixed(2)).join(" "), text: String(values[0])});
+        return paint.apply(this, values);
+      };
+    }"""
 
 
 def test_validation_losses_are_points_and_the_legend_names_every_line(
     browser: Browser, page: str
 ) -> None:
     """As in the printed figure: circles with bars, no line and no band between two of them."""
+    spy = browser.call("Page.addScriptToEvaluateOnNewDocument", source=SPY)["identifier"]
     browser.open(page)
     figure = show(browser, "loss_vs_step")
-    panel = f"{figure}.querySelectorAll('.panel > svg')[0]"  # DeepNorm, two depths, two seeds
-    count = f"{panel}.querySelectorAll(%r).length"
-    assert browser.run(count % "path.curve") == browser.run(count % "path[fill-opacity]") == 2
-    assert browser.run(count % "line.bar") == 4
-    assert browser.run(count % "circle[fill='var(--paper)']") == 4
-    assert browser.run(count % "line.level") == 2
+    browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=spy)
+    panel = f"{figure}.querySelector('.panel')"  # DeepNorm, two depths, two seeds
+    curves = browser.run(f"{panel}.chart.curves.map(c => [c.kind, c.dash, c.hollow, c.bars])")
+    assert (
+        sorted(curves, key=str)
+        == [["training", "", False, False]] * 2 + [["validation", None, True, True]] * 2
+    )
+    widths = browser.run(f"{panel}.chart.series.slice(1).map(s => s.width > 0)")
+    assert widths == [curve[1] is not None for curve in curves]
+    painted = f"painted.filter(p => p.canvas === {panel}.querySelector('canvas'))"
+    count = f"{painted}.filter(p => %s).length"
+    assert browser.run(count % "p.act === 'fill' && p.alpha < 0.5") == 2  # bands
+    assert browser.run(count % "p.act === 'fill' && p.colour === '#ffffff'") == 4  # circles
+    texts = browser.run(f"{painted}.filter(p => p.act === 'fillText').map(p => p.text)")
+    assert set(LOSS_LEVELS) & set(texts)
     legend = browser.run(f"[...{figure}.querySelectorAll('.legend > span')].map(s => s.innerText)")
     assert legend == ["training", "validation", *LOSS_LEVELS]
-    dashes = f"[...{figure}.querySelectorAll('{{}}')].map(l => l.getAttribute('stroke-dasharray'))"
-    drawn = browser.run(dashes.format(".panel > svg line.level"))
-    assert (
-        set(drawn) == set(browser.run(dashes.format(".legend .level line")))
-        and len(set(drawn)) == 2
-    )
+    dashes = f"[...{figure}.querySelectorAll('.legend .level line')]"
+    words = ".split(' ').map(d => Number(d).toFixed(2)).join(' ')"
+    named = browser.run(f"{dashes}.map(l => l.getAttribute('stroke-dasharray'){words})")
+    drawn = browser.run(f"{painted}.filter(p => p.act === 'stroke').map(p => p.dash)")
+    assert len(set(named)) == 2 and set(named) <= set(drawn)
 
 
 def test_every_chart_is_drawn_without_an_error(browser: Browser, page: str) -> None:

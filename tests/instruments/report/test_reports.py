@@ -21,6 +21,7 @@ from helpers.record_runs import end
 from helpers.report_pages import Page, draw_only
 
 import deepstack
+import deepstack.instruments.report.page as page_module
 from deepstack.base.errors import BrokenChartError, ConfigError, ResourceError
 from deepstack.instruments.report.figures import describe_figure
 from deepstack.instruments.report.page import report
@@ -226,6 +227,15 @@ def test_a_page_fetches_nothing(whole: Path) -> None:
         assert f"{tag.decode()}-src 'sha256-{digest}'" in policy
     for address in re.findall(rb"(?:src|href|url)[=(]\"?([^\"> ]{1,30})", once):
         assert address.startswith((b"data:", b"#", b"deepnorm-", b"post_ln-"))
+
+
+def test_the_library_that_draws_charts_is_unchanged_and_named_with_its_licence(whole: Path) -> None:
+    folder = Path(page_module.__file__).parent / "uplot"
+    sums = dict(line.split()[::-1] for line in (folder / "SHA256SUMS").read_text().splitlines())
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "SHA256SUMS"}
+    assert sums == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    text = whole.read_bytes()
+    assert all(data.strip() in text for data in files.values()) and len(files) == 3
 
 
 def test_names_and_messages_of_a_folder_are_text_in_the_page(

@@ -16,6 +16,7 @@ from helpers.browser import CHROMIUM, open_browser
 from helpers.plot_runs import make_run
 from helpers.report_pages import draw_only
 
+import deepstack.instruments.report.page as page_module
 from deepstack.instruments.report.page import build_page
 from deepstack.instruments.report.serve_command import ADDRESS, PageServer
 from deepstack.records import RunFolder, change_tags
@@ -115,6 +116,19 @@ def test_the_page_follows_its_runs(server: PageServer, study: Path) -> None:
     assert server.update() and b"No runs below" in ask(server)[1]
 
 
+def test_tables_come_first_and_each_chart_when_it_is_drawn(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, "loss_vs_step", "update_vs_step")
+    monkeypatch.setattr(page_module, "READY_SECONDS", 0.0)
+    pages: list[str] = []
+    last = build_page([str(study)], None, ready=lambda page: pages.append(page.text)).text
+    assert [page.count("<figure") for page in (*pages, last)] == [0, 1, 2]
+    assert all("<h3>Finding</h3>" in page and "deepnorm-d6-s0" in page for page in pages)
+    assert ["charts to go" in page or "chart to go" in page for page in (*pages, last)] == [1, 1, 0]
+    assert last == build_page([str(study)], None).text
+
+
 def test_the_command_prints_its_address_and_ends_with_an_interrupt(study: Path) -> None:
     words = [sys.executable, "-m", "deepstack", "serve", str(study), "--port"]
     pipe = subprocess.PIPE
@@ -148,3 +162,35 @@ def test_an_open_page_loads_the_newest_one(server: PageServer, study: Path, tmp_
         browser.wait_for("document.body?.textContent.includes('2 runs: ')")
         refused = [text for text in browser.errors if "favicon" not in text and "404" not in text]
         assert refused == [] and os.path.isdir(tmp_path / "profile")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_an_open_page_takes_charts_as_they_are_drawn(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, "update_vs_depth", "loss_vs_step")
+    monkeypatch.setattr(page_module, "READY_SECONDS", 0.0)
+    make_run(study, depth=18)
+    pages: list[str] = []
+    folders = [str(study)]
+    pages.append(build_page(folders, None, ready=lambda page: pages.append(page.text)).text)
+    with PageServer((ADDRESS, 0), folders, lambda: "") as server:
+        server.show(pages[0])
+        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+        with open_browser(tmp_path / "profile") as browser:
+            soon = "const slow = setInterval; setInterval = (f, time) => slow(f, time / 20)"
+            browser.call("Page.addScriptToEvaluateOnNewDocument", source=soon)
+            browser.open(f"http://{ADDRESS}:{server.server_address[1]}/")
+            assert browser.run("document.querySelectorAll('figure').length") == 0
+            began = browser.run("performance.timeOrigin")
+            for number, page in enumerate(pages):
+                browser.run("new Promise(done => setTimeout(done, 500))")
+                server.show(page)
+                browser.wait_for(f"document.querySelectorAll('figure').length === {number}")
+            browser.run("document.querySelector('.charts').scrollIntoView()")
+            browser.wait_for("document.querySelectorAll('.panel canvas').length === 3")
+            assert "with exponent" in browser.run("document.querySelector('.finding').innerText")
+            assert browser.run("performance.timeOrigin") == began
+        server.shutdown()
