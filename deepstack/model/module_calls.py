@@ -6,7 +6,7 @@ Nothing here changes the model: modes, random states and hooks are restored.
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -103,20 +103,50 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {n: p for n, p in numbers if p.is_floating_point() or p.is_complex()}
 
 
+def is_sharded(x: Tensor) -> bool:
+    """Return whether fully_shard or tensor parallelism cuts a tensor over processes."""
+    return type(x).__name__ == "DTensor"
+
+
+def fully_sharded(model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose parameters torch's fully_shard (FSDP2) cuts over the processes."""
+    return [m for m in model.modules() if any(k.__name__ == "FSDPModule" for k in type(m).__mro__)]
+
+
+def reshard(model: nn.Module) -> None:
+    """Let each process hold only its part of the parameters of `fully_sharded` modules.
+
+    The outermost module keeps whole parameters after a forward pass.
+    """
+    for module in fully_sharded(model):
+        cast(Any, module).reshard()
+
+
 def refuse_partial_parameters(model: nn.Module) -> None:
-    """Raise ConfigError for parameters that are not whole in this process, or have no shape yet."""
-    is_fsdp = any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
+    """Raise ConfigError for parameters that have no shape yet, or whose parts cannot be joined.
+
+    Parts of `fully_shard` over all processes can.
+    """
+    is_flat = any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
+    is_joined = bool(fully_sharded(model))
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise ConfigError(
                 f"model: {name} has no shape yet; call the model once with a batch before the probe"
             )
-        # DTensor: of fully_shard and of tensor parallelism; ds_id: of DeepSpeed's stage 3
-        if is_fsdp or type(parameter).__name__ == "DTensor" or hasattr(parameter, "ds_id"):
+        joined = not is_sharded(parameter) or (is_joined and is_cut_once(parameter))
+        if is_flat or not joined or hasattr(parameter, "ds_id"):  # ds_id: of DeepSpeed's stage 3
             raise ConfigError(
-                f"model: {name} is cut over several processes (FSDP, tensor parallelism, ZeRO-3); "
-                "allowed whole parameters in each process, as under DistributedDataParallel"
+                f"model: {name} is cut over several processes (FullyShardedDataParallel, tensor "
+                "parallelism, ZeRO-3); allowed torch's fully_shard over all processes, and whole "
+                "parameters in each process, as under DistributedDataParallel"
             )
+
+
+def is_cut_once(parameter: Any) -> bool:
+    """Return whether all processes together hold a DTensor, cut along one dimension at most."""
+    cuts = sum(placement.is_shard() for placement in parameter.placements)
+    return bool(cuts <= 1 and parameter.device_mesh.size() == torch.distributed.get_world_size())
 
 
 @contextmanager
@@ -142,8 +172,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
     Restores modes and random states afterwards.  Compiled code keeps the hooks of the call that
     compiled it, and fused encoders turn a padded batch into a nested tensor: neither can be read.
-    Modules of DistributedDataParallel run without the other processes.
+    Modules of DistributedDataParallel run without the other processes; a model of fully_shard needs
+    them, and is sharded again afterwards.
     """
+    reshard(model)
     training = [module for module in model.modules() if module.training]
     devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
     device = next((t.device.type for t in model.parameters()), "cpu")
@@ -163,6 +195,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         ):
             yield
     finally:
+        reshard(model)
         torch.backends.mha.set_fastpath_enabled(fused)
         for module in training:
             module.training = True

@@ -17,10 +17,12 @@ from deepstack.model.module_calls import (
     call_model,
     copied,
     find_module,
+    is_sharded,
     last_module,
     outputs_of,
     plain_name,
     refuse_partial_parameters,
+    reshard,
     tensor_of,
     trainable,
     undisturbed,
@@ -61,12 +63,15 @@ class ExternalModel:
     f_width: the width of F.
     given: the model as it was given.
     model: that inside of torch.compile and of data parallel wrappers.
+    is_sharded: whether every process has a part of it, so that all must call each method.
     """
 
     def __init__(self, model: nn.Module, batch: Any, hidden: Hidden, layers: Layers) -> None:
         self.given, self.model, self.batch = model, unwrapped(model), copied(batch)
+        reshard(self.model)
         refuse_partial_parameters(self.model)
         self.parameters = trainable(self.model)
+        self.is_sharded = any(map(is_sharded, self.parameters.values()))
         if not any(p.requires_grad for p in self.parameters.values()):
             kind = type(self.model).__name__
             raise ConfigError(f"model: found {kind} without a trained parameter; nothing to probe")
@@ -166,13 +171,13 @@ class ExternalModel:
 
         Raises ConfigError if the model has other parameters than at the start.
         """
-        self._refuse_replaced(start)
+        self.refuse_replaced(start)
         moved = self.hidden() - self.initial
         unexplained = moved.clone()
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         # θ_0 of frozen parameters lies on the host, and stays there unless they have moved
-        on_device = ((n, value.to(tensors[n])) for n, value in start.items())
-        changed = {n: value for n, value in on_device if not torch.equal(tensors[n], value)}
+        moved_names = self._moved(tensors, start)
+        changed = {n: on_device_of(tensors[n], start[n]) for n in moved_names}
         norms = {}
         for name, members in groups.items():
             moving = changed.keys() & set(members)
@@ -190,15 +195,30 @@ class ExternalModel:
         """Return copies of the parameters and the persistent buffers, by name.
 
         Frozen parameters count too: they may be trained later.  Their copies lie on the host.
+        Copies of sharded parameters are the parts of this process.
         """
         keys = self.model.state_dict().keys()
         buffers = {n: b for n, b in self.model.named_buffers() if n in keys}
         return {
-            n: t.detach().clone() if t.requires_grad or n in buffers else t.detach().cpu().clone()
+            n: t.detach().clone()
+            if t.requires_grad or n in buffers or is_sharded(t)
+            else t.detach().cpu().clone()
             for n, t in (self.parameters | buffers).items()
         }
 
-    def _refuse_replaced(self, start: Mapping[str, Tensor]) -> None:
+    def _moved(self, now: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of the tensors that differ from θ_0, in any process."""
+        differs = [
+            not torch.equal(local(now[n]), local(on_device_of(now[n], value)))
+            for n, value in start.items()
+        ]
+        if self.is_sharded:
+            flags = torch.tensor(differs, dtype=torch.int32, device=self.initial.device)
+            torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
+            differs = flags.bool().tolist()
+        return [name for name, differ in zip(start, differs, strict=True) if differ]
+
+    def refuse_replaced(self, start: Mapping[str, Tensor]) -> None:
         """Raise ConfigError if a parameter or buffer of the start is missing, new or reshaped."""
         now = trainable(self.model)
         shapes = {n: t.shape for n, t in (now | dict(self.model.named_buffers())).items()}
@@ -241,17 +261,46 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
         return torch.tensor(float("nan"))
     # a float16 norm would overflow at 65504; a bfloat16 norm would have three digits
     numbers = [as_float(stored_numbers(t)) for t in tensors]
+    if any(map(is_sharded, numbers)):
+        parts = [x for x in numbers if is_sharded(x)]
+        joined: Any = torch.nn.utils.get_total_norm(parts)
+        numbers = [joined.full_tensor(), *(x for x in numbers if not is_sharded(x))]
     return torch.nn.utils.get_total_norm(numbers).float()
+
+
+def local(x: Any) -> Tensor:
+    """Return the part of a tensor that this process holds; a whole tensor as it is."""
+    return x.detach().to_local() if is_sharded(x) else x
+
+
+def on_device_of(like: Any, value: Tensor) -> Tensor:
+    """Return a value on the device of a tensor, and cut over the processes as that is."""
+    if not is_sharded(like):
+        return value.to(like)
+    if is_sharded(value):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
 
 
 @contextmanager
 def holding(values: Mapping[Tensor, Tensor]) -> Iterator[None]:
-    """Give the parameters these values inside the block, and restore their storage afterwards."""
-    before = {parameter: parameter.data for parameter in values}
+    """Give the parameters these values inside the block, and restore their storage afterwards.
+
+    fully_shard gathers from the storage of a part, so that its content changes.
+    """
+    parts = {local(p): local(value) for p, value in values.items() if is_sharded(p)}
+    saved = {part: part.clone() for part in parts}
+    before = {parameter: parameter.data for parameter in values if not is_sharded(parameter)}
     try:
-        for parameter, value in values.items():
-            parameter.data = value
+        for part, value in parts.items():
+            part.copy_(value)
+        for parameter in before:
+            parameter.data = values[parameter]
         yield
     finally:
+        for part, content in saved.items():
+            part.copy_(content)
         for parameter, data in before.items():
             parameter.data = data

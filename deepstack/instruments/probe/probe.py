@@ -1,8 +1,5 @@
 """`deepstack.probe`: the measurements of a run for an external model and training loop."""
 
-import json
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,30 +9,30 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from deepstack import config as conf
-from deepstack.base.errors import ChangedLogError, ConfigError
-from deepstack.diagnostics import describe, model_update
+from deepstack.base.errors import ConfigError
+from deepstack.diagnostics import model_update
 from deepstack.fast import Measured
+from deepstack.instruments.probe.description import (
+    columns_of,
+    config_of,
+    environment_of,
+    meta_of,
+)
 from deepstack.instruments.probe.groups import Groups, names_by_child, names_by_group
-from deepstack.instruments.probe.model import ExternalModel, Hidden, as_float, norm_of
+from deepstack.instruments.probe.model import (
+    ExternalModel,
+    Hidden,
+    as_float,
+    norm_of,
+    on_device_of,
+)
+from deepstack.instruments.probe.processes import processes_of
+from deepstack.instruments.probe.writer import Writer
 from deepstack.model.module_calls import Layers
-from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS, AppendLog, Run, RunFolder, write_end
-from deepstack.training.environment import versions
-from deepstack.training.meta import entries, f0_norm, utc_now
-from deepstack.training.observer import Observer
-from deepstack.training.outcome import is_out_of_memory
-from deepstack.training.recorder import Recorder, open_logs, sync_logs
+from deepstack.records import Run, RunFolder
 from deepstack.training.schedule import is_due
-from deepstack.training.snapshot_writer import LayerRecords
 
 Interval = int | Literal["log"]
-
-LAYERS = ("stream_norm", "grad_norm", "param_norm", "param_update_norm")
-OWN_COLUMNS = {
-    "loss": ("L", "", "What probe.step was given at step t."),
-    "lr": ("η", "", "Learning rate of the optimizer's first group at probe.step."),
-    "grad_norm": ("‖∇L‖", "", "Norm of the gradients that the model has at probe.step."),
-}
 
 
 class Probe:
@@ -52,7 +49,12 @@ class Probe:
                 optimizer.step()
                 probe.step(loss)
 
-    Training is the same with it and without it, bit for bit.
+    Training is the same with it and without it, bit for bit.  To go on after a kill, keep
+    `probe.state_dict()` in your checkpoint, and before the context give it to
+    `probe.load_state_dict`; `probe.at` is then the last step.
+
+    Each process of a loop may have a probe, and process 0 writes.  A model that fully_shard cuts
+    over processes needs one in each of them, whose values are those of the whole model.
 
     batch: the fixed probe batch, on the model's device: a tensor is passed as model(batch), a tuple
         or list as model(*batch), a mapping as model(**batch).
@@ -75,7 +77,7 @@ class Probe:
         "copy", "model.d_ff": 256}.
 
     Raises ConfigError, with a remedy, for a model or batch that it cannot read, and if `out`
-    already holds a run.
+    already holds a run that it is not to go on with.
     """
 
     def __init__(
@@ -111,54 +113,43 @@ class Probe:
             else names_by_group(list(self.subject.parameters), groups)
         )
         self.name = name or type(self.subject.model).__name__
-        self.config = self._config(config or {})
+        known: dict[str, Any] = {"seed": seed, "log.every": every}
+        known |= {f"log.{key}": interval for key, interval in intervals.items()}
+        self.config = config_of(self.subject, optimizer, self.name, {**known, **(config or {})})
+        self.processes = processes_of(model, self.subject.initial.device)
         self.at = 0  # the number of the last step
         self._last_F = self.subject.initial.clone()
-        self._records = LayerRecords(self.folder)
         self._parameters_before: dict[nn.Parameter, Tensor] = {}
-        self._initial_state: dict[str, Tensor] = {}
-        self._logs: dict[str, AppendLog] = {}
-        self._recorder: Recorder | None = None
+        self._attributes = bool(attribution_every) and self.processes.measures
+        self._initial_state = self.subject.state() if self._attributes else {}
+        self._goes_on = self._is_open = False
+        self._writer: Writer | None = None  # of process 0, inside the context
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(self.folder.lock())
-            if self.folder.exists():
-                raise ConfigError(
-                    f"{self.folder.path} holds a run already; give another name with out="
-                )
-            self.folder.write_config(conf.yaml_of(self.config))
-            self.folder.write_meta(self._meta())
-            self.folder.write_columns(self._columns())
-            self.folder.write_status("running", 0)
-            columns = {}
-            if self.attribution_every:
-                columns["attribution"] = ("step", *self.groups, "whole", "unexplained")
-                self._initial_state = self.subject.state()
-            self._logs = open_logs(self.folder, columns, stack)
-            no_limit = sys.float_info.max  # allow every finite loss: the bound is unknown
-            device = self.subject.initial.device
-            # a precision scaler leaves out a step whose gradients are not finite
-            self._recorder = Recorder(
-                self._logs, device, no_limit, Observer(), must_be_finite=("model_update",)
-            )
-            self._record_due(self._recorder)
+            with self.processes.first_succeeds():
+                if self.processes.is_first:
+                    self._writer = self._open_folder(stack)
+            if self._goes_on:
+                self._prepare()
+            elif self.processes.measures:
+                self._record_due(is_writing=self._writer is not None)
+            self._is_open = True
             self._resources = stack.pop_all()
         return self
 
     def step(self, loss: Tensor | float) -> None:
         """Measure the model after a step: between optimizer.step() and the next zero_grad().
 
-        loss: of the batch of this step, without the factor of a gradient scaler.  After a loss or
-            an F that is not finite nothing more is written.  A gradient that is not finite is
-            written as it is: torch.amp.GradScaler leaves out such a step.
+        loss: of the batch of this step, without the factor of a gradient scaler; of a sharded
+            model the mean over its processes is written, else process 0's.  After a loss or an F
+            that is not finite nothing more is written.  A gradient that is not finite is written as
+            it is: torch.amp.GradScaler leaves out such a step.
 
         Raises ConfigError outside of the context, and if no parameter has a gradient.
         """
-        recorder = self._recorder
-        if recorder is None:
-            raise ConfigError("probe.step is called outside of its context: with probe(…) as probe")
+        self._refuse_outside("probe.step")
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if not gradients:
             raise ConfigError(
@@ -166,162 +157,179 @@ class Probe:
                 "before optimizer.zero_grad()"
             )
         self.at += 1
-        if recorder.divergence is not None:
+        is_writing = self._writer is not None and self._writer.is_writing
+        # the processes of a sharded model cannot know that process 0 has stopped writing
+        if not (is_writing or self.processes.is_sharded):
             return
         if self.at == 1 or is_due(self.every, self.at):
-            self._add_row(recorder, loss, gradients)
-        self._record_due(recorder)
+            self._add_row(loss, gradients, is_writing=is_writing)
+        self._record_due(is_writing=is_writing)
+
+    def evaluate(self, loss: Tensor | float) -> None:
+        """Write the validation loss of the model after the last step to evals.csv.
+
+        Only process 0's is written.  Raises ConfigError for a second one of the same step.
+        """
+        self._log("probe.evaluate", {"loss": loss})
+
+    def log(self, **values: Tensor | float) -> None:
+        """Write numbers of your own after the last step to logged.csv, a column a name.
+
+        Calls with the same names share a file, and others get logged_2.csv, ….  Only process 0's
+        are written.  Charts and `Run.log` find each column by its name.
+        """
+        self._log("probe.log", values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the probe's part of a checkpoint, after all rows so far are on the disk.
+
+        It holds the step, F_0, the last F and, for attributions, θ_0: of a sharded model the part
+        of this process, as the model's own state_dict does.  Processes that do not measure return
+        the step alone.  Raises ConfigError after the context.
+        """
+        if self._attributes and not self._initial_state:
+            raise ConfigError("probe.state_dict is called after its context; call it inside")
+        if self._writer is not None:
+            self._writer.sync()
+        state: dict[str, Any] = {"step": self.at}
+        if self.processes.measures:
+            state |= {"initial": self.subject.initial, "last": self._last_F}
+            state |= {"start": dict(self._initial_state)}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the step of a state: call it before the context, with the weights loaded.
+
+        The folder loses the rows of later steps, which the loop writes again.
+
+        Raises ConfigError inside of the context, and for a state of another model.
+        """
+        if self._is_open:
+            raise ConfigError(
+                "probe.load_state_dict is called inside of its context; call it before `with probe`"
+            )
+        if self.processes.measures:
+            self._load(state)
+        self.at, self._goes_on = int(state["step"]), True
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        subject = self.subject
+        initial, last, start = (state[key] for key in ("initial", "last", "start"))
+        if initial.shape != subject.initial.shape or bool(start) != bool(self._initial_state):
+            found, allowed = tuple(initial.shape), tuple(subject.initial.shape)
+            raise ConfigError(
+                f"probe.load_state_dict: found a state with F of shape {found} and "
+                f"{len(start)} tensors of θ_0; allowed {allowed} and {len(self._initial_state)}: "
+                "the same model, probe batch and attribution_every"
+            )
+        if start:
+            subject.refuse_replaced(start)
+        self._initial_state = {
+            name: on_device_of(own, start[name]).detach().clone()
+            for name, own in self._initial_state.items()
+        }
+        subject.initial = initial.detach().to(subject.initial).clone()
+        self._last_F = last.detach().to(subject.initial).clone()
 
     def __exit__(
         self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        recorder, self._recorder = self._recorder, None
-        assert recorder is not None
+        writer, self._writer, self._is_open = self._writer, None, False
         with self._resources:
             self._parameters_before, self._initial_state = {}, {}
-            recorder.flush()
-            try:
-                sums = sync_logs(self._logs.values(), ended=True)
-            except ChangedLogError as changed:
-                write_end(self.folder, "failed", self.at, error=str(changed))
-                raise
-            self._records.write()
-            if (divergence := recorder.divergence) is not None:
-                write_end(self.folder, "diverged", divergence.step, logs=sums, **divergence.facts())
-            elif error is None:
-                write_end(self.folder, "done", self.at, logs=sums)
-            elif not isinstance(error, Exception):  # Ctrl-C, sys.exit
-                write_end(self.folder, "interrupted", self.at)
-            else:
-                state = "out_of_memory" if is_out_of_memory(error) else "failed"
-                write_end(self.folder, state, self.at, error=repr(error))
+            if writer is not None:
+                writer.end(self.at, error)
 
     @property
     def run(self) -> Run:
         """Return the run as read from its folder."""
         return Run(self.folder.path)
 
+    def _open_folder(self, stack: ExitStack) -> Writer:
+        """Open a new run folder, or the one to go on with."""
+        writer = Writer(self.folder, stack)
+        if self._goes_on:
+            writer.resume(self.config, environment_of(self.subject), self.at)
+        else:
+            scheme = self.config["model"]["scheme"]
+            writer.begin(
+                self.config,
+                meta_of(self.subject, self.model, self.groups, self.seed),
+                columns_of(self.subject, self.groups, scheme, self.name),
+            )
+        columns = ("step", *self.groups, "whole", "unexplained") if self.attribution_every else ()
+        writer.open(columns, self.subject.initial.device, self.at)
+        return writer
+
+    def _refuse_outside(self, call: str) -> None:
+        if not self._is_open:
+            raise ConfigError(f"{call} is called outside of its context: with probe(…) as probe")
+
+    def _log(self, call: str, values: Mapping[str, Any]) -> None:
+        self._refuse_outside(call)
+        if self._writer is not None and self._writer.is_writing and values:
+            self._writer.log(self.at, call, values)
+
     def _add_row(
-        self, recorder: Recorder, loss: Tensor | float, gradients: Sequence[Tensor]
+        self, loss: Tensor | float, gradients: Sequence[Tensor], *, is_writing: bool
     ) -> None:
         """Measure the model update and add the row of this step to steps.csv."""
         F, initial = self.subject.hidden(), self.subject.initial
         values = model_update(F, initial, self._last_F, torch.linalg.vector_norm(initial))
         self._last_F = F
         value = torch.as_tensor(loss).detach().reshape(()).to(F.device)
+        value = self.processes.mean(value)
         measured = Measured(value, norm_of(gradients).to(F.device), values)
-        recorder.add(self.at, float(self.optimizer.param_groups[0]["lr"]), measured)
+        if is_writing and self._writer is not None:
+            lr = float(self.optimizer.param_groups[0]["lr"])
+            self._writer.recorder.add(self.at, lr, measured)
 
-    def _record_due(self, recorder: Recorder) -> None:
+    def _record_due(self, *, is_writing: bool) -> None:
         """Record the snapshot and the attribution due now, and prepare the row and snapshot after.
 
         The time of a step excludes all of them.
         """
         snapshot = is_due(self.layers_every, self.at)
         attribution = self.at > 0 and is_due(self.attribution_every, self.at)
+        writer = self._writer if is_writing else None
         if snapshot or attribution or self.every > 1:
-            recorder.flush()
-            if snapshot:
-                self._take_snapshot()
+            if writer is not None:
+                writer.recorder.flush()
+            if snapshot and self.subject.layers:
+                values = self._snapshot()
+                if writer is not None:
+                    writer.records.add(self.at, values)
             if attribution:
                 parts = self.subject.attribution(self.groups, self._initial_state)
                 row = {name: float(part) for name, part in parts.items()}
-                self._logs["attribution"].write({"step": self.at, **row})
+                if writer is not None:
+                    writer.logs["attribution"].write({"step": self.at, **row})
             if self.every > 1 and is_due(self.every, self.at + 1):
                 self._last_F = self.subject.hidden()  # the next row needs F_{t-1}
-            recorder.pause()
+            if writer is not None:
+                writer.recorder.pause()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Copy the parameters of the layers if a snapshot is due after the next step."""
         self._parameters_before = {}  # free the last copy before the next one
         layers = self.subject.layers if is_due(self.layers_every, self.at + 1) else ()
+        if not self.processes.measures:
+            layers = ()
         self._parameters_before = {
             p: p.detach().clone() for layer in layers for p in layer.parameters()
         }
 
     @torch.no_grad()
-    def _take_snapshot(self) -> None:
-        """Take a snapshot of every layer and write it."""
+    def _snapshot(self) -> dict[str, Tensor]:
+        """Return the values of every layer, (layers,) each."""
         subject, before = self.subject, self._parameters_before
-        if not subject.layers:
-            return
         # before the first step ignore gradients that the model may still hold
-        values = {
+        return {
             "stream_norm": subject.stream_norm(),
             "grad_norm": subject.by_layer(lambda p: p.grad if self.at else None),
             "param_norm": subject.by_layer(lambda p: p),
             "param_update_norm": subject.by_layer(
                 lambda p: as_float(p) - as_float(before.get(p, p))
             ),
-        }
-        self._records.add(self.at, values)
-
-    def _config(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the content of config.yaml: the known settings of the run, nested by section."""
-        group = self.optimizer.param_groups[0]
-        known: dict[str, Any] = {
-            "seed": self.seed,
-            "model.scheme": re.sub(r"\W+", "_", self.name),
-            "model.depth": len(self.subject.layers),
-            "model.d_model": self.subject.width or self.subject.f_width,
-            "task.name": "unnamed",
-            "train.optimizer": type(self.optimizer).__name__.lower(),
-            "train.lr": float(group["lr"]),
-            "train.weight_decay": float(group.get("weight_decay", 0.0)),
-            "log.every": self.every,
-            "log.layers_every": self.layers_every,
-            "log.attribution_every": self.attribution_every,
-        }
-        nested: dict[str, Any] = {}
-        for key, value in {**known, **more}.items():
-            *sections, last = key.split(".")
-            inner = nested
-            for section in sections:
-                inner = inner.setdefault(section, {})
-            try:
-                inner[last] = json.loads(json.dumps(value))  # lists for tuples
-            except TypeError as error:
-                raise ConfigError(f"config: {key}: {error}; allowed Python's own values") from error
-        return nested
-
-    def _meta(self) -> dict[str, Any]:
-        """Return the content of meta.json: command, time, environment and measured modules."""
-        subject, device = self.subject, self.subject.initial.device
-        return {
-            "command": " ".join(sys.argv),
-            "created": utc_now(),
-            "environment": versions(device) | {"threads": torch.get_num_threads()},
-            "seed": self.seed,
-            "parameters": {
-                "trained": sum(p.numel() for p in subject.parameters.values() if p.requires_grad),
-                "total": sum(p.numel() for p in self.model.parameters()),
-            },
-            "model": f"{type(subject.model).__module__}.{type(subject.model).__qualname__}",
-            "hidden": subject.f_name,
-            "layers": subject.layers_name,
-            "groups": self.groups,
-        }
-
-    def _columns(self) -> dict[str, Any]:
-        """Return the content of columns.json, which describes every column for the charts."""
-        known = describe()
-        layers = {key: known[key] for key in LAYERS}
-        gradient = (
-            "Norm of the training batch's gradient with respect to the parameters of each layer."
-        )
-        layers["grad_norm"] = (known["grad_norm"][0], "", gradient)
-        shares = {
-            name: (f"‖ΔF‖ of {name}", "", f"Mean over tokens of ‖F(θ_0 + Δθ of {name}) − F_0‖₂.")
-            for name in self.groups
-        }
-        shares["whole"] = ("‖ΔF‖", "", "Mean over tokens of ‖F_t − F_0‖₂.")
-        shares["unexplained"] = ("", "", "Mean over tokens of ‖ΔF − sum of what the groups do‖₂.")
-        return {
-            "columns": entries(STEPS_COLUMNS | OWN_COLUMNS | TIMING_COLUMNS),
-            "layers": entries(layers),
-            "attribution": entries(shares),
-            "scheme": {
-                "name": self.config["model"]["scheme"],
-                "label": self.name,
-                "normalised": self.subject.normalised,
-            },
-            **f0_norm(self.subject.initial),
-            "references": {},
         }
