@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from deepstack.instruments.answer.found import Found, More
 from deepstack.instruments.answer.looks import Looks
-from deepstack.instruments.answer.margins import Gap
+from deepstack.instruments.answer.margins import Gap, is_same
 from deepstack.instruments.answer.power import seeds_needed
 from deepstack.instruments.transfer.table import HIGHEST, LOWEST
 from deepstack.runs.learning import Learning
@@ -32,13 +32,14 @@ def grown(found: Found, cells: Sequence[Learning], gap: Gap | None, looks: Looks
     """
     if not looks.repeated:
         return found
-    compared = [gap.leader, gap.rival] if gap else cells[:1] if len(cells) == 1 else []
+    compared = [cell for cell in cells if len(cells) == 1 or (gap and is_compared(cell, gap))]
+    rates = sum(len(cell.tried) for cell in cells)  # one of which may learn by chance
     edges = [more for cell in compared if (more := beyond_edge(cell))]
-    unknown = [cell for cell in cells if missing(cell, len(cells), looks)]
+    unknown = [cell for cell in cells if missing(cell, rates, looks)]
     seeds = [
         More([cell], target - cell.seeds, TO_LOOK)
         for cell in unknown
-        if (target := looks.after(cell.seeds + missing(cell, len(cells), looks) - 1))
+        if (target := looks.after(cell.seeds + missing(cell, rates, looks) - 1))
     ]
     if gap is not None and not gap.is_clear:
         further = until_look(
@@ -52,6 +53,11 @@ def grown(found: Found, cells: Sequence[Learning], gap: Gap | None, looks: Looks
     ]
     decided = not edges and not unknown and (gap is None or gap.is_clear)
     return replace(found, decided=decided, details=[*found.details, *details], batch=edges or seeds)
+
+
+def is_compared(cell: Learning, gap: Gap) -> bool:
+    """Return whether a setting and depth is one of the two compared ones."""
+    return is_same(cell, gap.leader) or is_same(cell, gap.rival)
 
 
 def missing(cell: Learning, cells: int, looks: Looks) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from deepstack.base.text import signed_text
+from deepstack.base.text import signed_text, value_text
 from deepstack.instruments.answer.found import More, digits_of, interval_text
 from deepstack.instruments.answer.looks import FIXED, Looks
 from deepstack.instruments.answer.power import seeds_needed
@@ -41,21 +41,45 @@ def gap_of(cells: Sequence[Learning], looks: Looks = FIXED) -> Gap | None:
 
     Only settings whose seeds all have a finite loss count.  The rival is the one whose interval
     reaches furthest down, or without intervals the one with the least mean loss.
+
+    In a growing study every learning rate of a setting counts as a setting of its own: one rate of
+    the leader has to beat each rate of the others, and its rates share the error (Bonferroni), so
+    that it does not matter that rates are chosen by the same losses.
     """
+    rates = [one for cell in cells for one in each_rate(cell)] if looks.repeated else list(cells)
     losses = {
         i: {seed: one.final_loss for seed, one in cell.by_seed.items()}
-        for i, cell in enumerate(cells)
+        for i, cell in enumerate(rates)
         if all(math.isfinite(one.final_loss) for one in cell.by_seed.values())
     }
-    if len(losses) < 2:
-        return None
     order = sorted(losses, key=lambda i: sum(losses[i].values()) / len(losses[i]))
-    leader, *others = order
-    gaps = {i: difference(losses[i], losses[leader]) for i in others}
+    leader = rates[order[0]] if order else None
+    others = [i for i in order if leader and not is_same(rates[i], leader)]
+    if leader is None or not others:
+        return None
+    looks = looks.part(1 / len(leader.tried))
+    gaps = {i: difference(losses[i], losses[order[0]]) for i in others}
     gaps = {i: looks.widened(one, one.n) for i, one in gaps.items()}
-    known = [i for i in others if math.isfinite(gaps[i].low)]
-    rival = min(known, key=lambda i: gaps[i].low) if len(known) == len(others) else others[0]
-    return Gap(cells[leader], cells[rival], gaps[rival], len(others), looks)
+    unknown = [i for i in others if not math.isfinite(gaps[i].low)]
+    nearest = min(others, key=lambda i: gaps[i].low)
+    if unknown:
+        nearest = unknown[0] if looks.repeated else others[0]
+    elif gaps[nearest].low > 0:  # then its best rate is clearly worse too
+        nearest = next(i for i in others if is_same(rates[i], rates[nearest]))
+    number = len({(rates[i].label, rates[i].depth) for i in others})
+    return Gap(leader, rates[nearest], gaps[nearest], number, looks)
+
+
+def each_rate(cell: Learning) -> list[Learning]:
+    """Return the seeds of one setting and depth at each of its learning rates."""
+    if cell.rate is None:
+        return [cell]
+    return [replace(cell, rate=rate, by_seed=seeds) for rate, seeds in cell.tried.items()]
+
+
+def is_same(cell: Learning, other: Learning) -> bool:
+    """Return whether two cells are one setting at one depth."""
+    return (cell.label, cell.depth) == (other.label, other.depth)
 
 
 def difference(losses: dict[int, float], of_leader: dict[int, float]) -> Mean:
@@ -98,6 +122,9 @@ def margin_clause(gap: Gap, several_depths: bool) -> tuple[str, bool]:
             others = " and the other one"
         text = f"{at}{leader.label} is better than {rival.label}{others}: it ends {nats(gap.gap)}"
         return f"{text} nats below {rival.label} ({numbers})", True
+    if gap.looks.repeated and leader.rate is not None and rival.rate is not None:
+        rates = f"lr {value_text(leader.rate)} and {value_text(rival.rate)}"
+        numbers = f"{rates}; {numbers}"
     return (
         f"{at}it is undecided which of {leader.label} and {rival.label} is better: {leader.label} "
         f"ends {nats(gap.gap)} nats lower ({numbers})"

@@ -38,6 +38,10 @@ T_TEST = (
     "The interval is Student's t over the differences of runs with equal seeds: it leaves out 0 "
     "in 5 % of studies without any difference."
 )
+EACH_RATE = (
+    "The best rate of a setting has to beat each rate of the others, and a setting's rates share "
+    "the error (Bonferroni)."
+)
 CHOSEN = "Rates are chosen by the losses that are compared; the interval does not count that."
 
 
@@ -132,7 +136,7 @@ def about_several(
     if gap and gap.others > 1:
         sure.append(f"The best of {gap.others + 1} settings is compared with each other one.")
     if gap and any(cell.rate is not None for cell in every):
-        sure.append(CHOSEN)
+        sure.append(EACH_RATE if gap.looks.repeated else CHOSEN)
     agreeing = [cell for cell in every if cell.learnt in (0, cell.seeds)]
     if judged and agreeing:
         most = max(cell.seeds for cell in agreeing)
