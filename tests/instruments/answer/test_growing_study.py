@@ -84,15 +84,15 @@ RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
 # Losses with known truth, the words that a right answer has or '' for none, the study's axes, and
 # the number of simulated studies.
 TRUTHS = [
-    (settings_apart(0), "", {}, 40),
+    (settings_apart(0), "", {}, 50),
     (settings_apart(0.8), "A is better than B", {}, 20),
     (settings_apart(1.2), "A is better than B", {"depths": (6, 48)}, 20),
     (settings_apart(4), "A is better than B", {"seeds": 1}, 10),
-    (settings_apart(0), "", {"depths": (6, 48)}, 25),
+    (settings_apart(0), "", {"depths": (6, 48)}, 32),
     (settings_apart(0), "", {"settings": "ACD"}, 15),
-    (rate_moves(0), "", {"rates": RATES}, 20),
-    (rate_moves(0), "", {"settings": "A", "depths": (6, 24), "rates": RATES}, 8),
-    (rate_moves(-0.5), "falls with", {"settings": "A", "depths": (6, 24), "rates": RATES}, 7),
+    (rate_moves(0), "", {"rates": RATES}, 10),
+    (rate_moves(0), "", {"settings": "A", "depths": (6, 24), "rates": RATES}, 4),
+    (rate_moves(-0.5), "falls with", {"settings": "A", "depths": (6, 24), "rates": RATES}, 4),
     (learning(0.05), "loss rises", {"settings": "A", "depths": (6, 48)}, 20),
     (learning(0.98), "", {"settings": "A", "depths": (6, 48)}, 15),
 ]
