@@ -5,7 +5,7 @@ from typing import Any
 from deepstack.cli import options as opt
 from deepstack.cli.added_options import CompareTable, with_added
 from deepstack.cli.commands import command
-from deepstack.cli.output import emit, show_work, study_rows
+from deepstack.cli.output import emit, print_latex, show_work, study_rows
 
 
 @command("Results", "deepstack compare results/depth_sweep --against post_ln", place=2)
@@ -18,6 +18,7 @@ def compare_command(
     sort: opt.Sort = None,
     last: opt.Last = None,
     markdown: opt.Markdown = False,
+    latex: opt.Latex = False,
     json: opt.Json = False,
     **added: Any,
 ) -> None:
@@ -30,20 +31,25 @@ def compare_command(
     """
     from deepstack.runs.comparison import compare as compared
     from deepstack.runs.outcomes import in_words
+    from deepstack.runs.paper_table import NUMBERS, paper_table
 
     for one in CompareTable.chosen(added):
         rows = study_rows(directories, where, last, one.table, one.problem)
-        emit(rows, json, markdown=markdown, answer=one.answer)
+        emit(rows, json, markdown=markdown, latex=latex, answer=one.answer)
         return
     selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
     with show_work("reading runs") as work:
         table = compared(directories, against, best, say=work.note, **selection)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False)]
+    chosen = [name for name in table.columns if "." in name]  # by --best
+    if latex and not json:
+        paper = paper_table(rows, against, chosen, table.attrs["several_tasks"])
+        print_latex(paper.rows, paper.caption, paper.bold, NUMBERS)
+        return
     for row in () if json else rows:
         row["outcome"] = in_words(str(row["outcome"]))
     interval = ["pairs", "n", "val_low", "val_high"]
     gap = ["difference", "diff_low", "diff_high"] if against else []
-    chosen = [name for name in table.columns if "." in name]  # by --best
     edge = ["edge"] if chosen else []
     answer = ["depth", "val_loss", *gap, *chosen, *edge]
     first = [*interval, "val_sd", "se", "outcome"]

@@ -39,6 +39,10 @@ StudyName = Annotated[str | None, typer.Option(help="Folder of the runs under --
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of a table.")]
+Latex = Annotated[
+    bool,
+    typer.Option("--latex", help="Print LaTeX with booktabs, for a paper, instead of a table."),
+]
 Plugins = Annotated[
     list[Path],
     typer.Option("--plugin", help="A Python file with your schemes, tasks, …; repeatable."),

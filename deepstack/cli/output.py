@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from rich.console import Console
 
 from deepstack.base.errors import NothingMatchedError
+from deepstack.base.latex import HEAD, Rows, table, tabular
 from deepstack.base.progress import LineView, View
 from deepstack.base.text import plain
 from deepstack.cli.streams import Terminal, raw
@@ -164,10 +165,11 @@ def emit(
     as_json: bool,
     *,
     markdown: bool = False,
+    latex: bool = False,
     answer: Sequence[str] | None = None,
     first: Sequence[str] = (),
 ) -> None:
-    """Print rows to stdout, as a table, as JSON or as Markdown.
+    """Print rows to stdout, as a table, as JSON, as Markdown or as LaTeX.
 
     A terminal gets the columns that fit, `answer` always and `first` before the others, or records
     (`deepstack.cli.table`); stderr names omitted columns.  A cell shows the values of a list on
@@ -175,6 +177,10 @@ def emit(
     """
     if as_json:
         emit_json(list(rows))
+        return
+    if latex:
+        texts = [{str(k): cell_of(v).replace("\n", "; ") for k, v in row.items()} for row in rows]
+        print_latex(texts)
         return
     if markdown:
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -192,6 +198,17 @@ def emit(
     if layout.omitted:
         titles = ", ".join(layout.omitted)
         log(f"omitted on this narrow terminal: {titles}; --json or a pipe has all")
+
+
+def print_latex(
+    rows: Rows,
+    caption: str = "",
+    bold: Collection[tuple[int, str]] = (),
+    right: Collection[str] = (),
+) -> None:
+    """Print a table of LaTeX to stdout: a float if it has a caption; see `deepstack.base.latex`."""
+    lines = [table(rows, caption, bold, right) if caption else tabular(rows, bold, right)]
+    print(HEAD, *lines, sep="\n", file=raw(sys.stdout))
 
 
 def terminal_width() -> int | None:

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import os
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -173,10 +174,30 @@ def draw_study(
             continue
         notices |= dict.fromkeys(filter(None, [result.notice]))
         try:
-            paths += save(result, target, name, formats, options)
+            paths += save(result, target, file_name(name, function, options), formats, options)
         except ResourceError as error:
             raise ResourceError(f"{error}; give another folder with --to") from error
     return paths, errors
+
+
+def file_name(name: str, function: ChartFunction, options: Options) -> str:
+    """Return the name of a chart's files: its own, or in the style `paper` after what it shows.
+
+    In that style: `val_loss_vs_depth_by_scheme` for `metric`, `val_loss_over_depth_and_lr` for
+    `map`, `update_vs_depth_at_step_10` for a chart with an option that changes its values.
+    """
+    if options.style != "paper":
+        return name
+    words = dict.fromkeys(WORDS, "") | getattr(function, "keywords", {})
+    if name == "metric":
+        name = f"{words['y']}_vs_{words['x']}" + (f"_by_{words['by']}" if words["by"] else "")
+    elif name == "map":
+        name = f"{words['value']}_over_{words['x']}_and_{words['y']}"
+    parts = [name, *(["layers", words["layers"]] if words["layers"] else [])]
+    parts += [] if options.diagnostic == DEFAULT_OPTIONS.diagnostic else [options.diagnostic]
+    parts += [] if options.at_step is None else ["at_step", options.at_step]
+    parts += options.schemes
+    return re.sub(r"[^\w-]+", "_", "_".join(map(str, parts)))  # LaTeX reads a dot as an ending
 
 
 def try_chart(

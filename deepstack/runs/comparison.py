@@ -25,6 +25,7 @@ from deepstack.runs.settings import (
     DEPTH,
     SCHEME,
     SEED,
+    TASK,
     setting_value,
     values_of,
 )
@@ -114,9 +115,14 @@ def compare(
     if sort is not None:
         rows = sort_rows(rows, sort, list(order), number_of)
     table = pd.DataFrame(map(printable_row, rows), columns=list(order))
+    table.attrs["several_tasks"] = [
+        study.name if len(readable) > 1 else ""
+        for study, runs in readable.items()
+        if len({run.get(TASK) for run in runs}) > 1
+    ]
     if "pairs" in table:
         table["pairs"] = table["pairs"].fillna(0).astype(int)
-    return table.astype({name: float for name in NUMBERS if name in table})
+    return table.astype({name: float for name in NUMBERS if name in table})  # keeps attrs
 
 
 def number_of(row: Mapping[str, Any], key: str) -> Any:

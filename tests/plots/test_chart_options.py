@@ -32,6 +32,18 @@ def test_the_style_of_papers_moves_title_and_settings_to_a_text_file(tmp_path: P
     assert "<text" in svg and "DeepNorm: 0.50" in svg
 
 
+def test_figures_of_a_paper_are_named_after_what_they_show(tmp_path: Path) -> None:
+    make_runs(tmp_path / "s", scheme=("deepnorm", "post_ln"), depth=(6, 18))
+    axes = {"x": "model.depth", "y": "val_loss", "by": "scheme"}
+    for style, name in (
+        ("paper", "val_loss_vs_model_depth_by_scheme"), ("default", "metric"),
+    ):  # fmt: skip
+        paths = plot(tmp_path / "s", "metric", style=style, formats="svg", **axes)
+        assert [path.stem for path in paths] == [name] * len(paths), style
+    paths = plot(tmp_path / "s", "update_vs_depth", style="paper", formats="csv", at_step=3)
+    assert paths[0].name == "update_vs_depth_at_step_3.csv"
+
+
 def test_width_font_and_formats_are_the_users(tmp_path: Path) -> None:
     make_runs(tmp_path / "s", depth=(6, 18))
     (written,) = draw(tmp_path / "s", ["loss_vs_step"], tmp_path, formats=("svg",))

@@ -8,24 +8,16 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deepstack.base import latex as latex_writer
 from deepstack.base.text import printable, short_text
 from deepstack.cli.table import lay_out
 from deepstack.instruments.answer.content import PAPER, Content
 from deepstack.plots.files import render
+from deepstack.runs.paper_table import INTERVAL, LOSS, interval, nats
 
 WIDTH = 80  # of the text on a terminal; tables may be wider in a pipe
-LOSS, BELOW = "validation loss", "below chance"
-LATIN = 0x17F  # the last letter that T1 fonts of LaTeX have
+BELOW = "below chance"
 CITED = re.compile(r" ?\[@(\w+)\]")
-# Signs of the texts that LaTeX's default fonts lack or that it reads as commands.
-TEX = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$",
-    "#": r"\#", "_": r"\_", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "−": "$-$", "±": r"$\pm$", "‖": r"$\|$", "Δ": r"$\Delta$", "√": r"$\sqrt{\ }$",
-    "≥": r"$\ge$", "≤": r"$\le$", "×": r"$\times$", "·": r"$\cdot$", "θ": r"$\theta$",
-    "–": "--", "…": r"\ldots{}", "α": r"$\alpha$", "β": r"$\beta$", "∂": r"$\partial$",
-    "\u00a0": "~",
-}  # fmt: skip
 
 
 def table_rows(answer: Content) -> list[dict[str, str]]:
@@ -36,20 +28,13 @@ def table_rows(answer: Content) -> list[dict[str, str]]:
         if "best lr" in row:
             edge = f" ({row['edge']} tried)" if row["edge"] else ""
             cells["best lr"] = f"{short_text(row['best lr'])}{edge}"
-        cells |= {"outcome": row["outcome"], LOSS: number(row["val_loss"])}
+        cells |= {"outcome": row["outcome"], LOSS: nats(row["val_loss"])}
         if row["sd"] is not None:
             cells[LOSS] += f" ± {row['sd']:.3f}"
-        cells["95 % interval"] = (
-            f"{number(row['low'])} to {number(row['high'])}" if row["low"] is not None else "–"
-        )
-        cells[BELOW] = number(row["below"])
+        cells[INTERVAL] = interval(row["low"], row["high"])
+        cells[BELOW] = nats(row["below"])
         rows.append(cells)
     return rows
-
-
-def number(value: float | None) -> str:
-    """Return a number of nats with three decimals, or a dash."""
-    return "–" if value is None else f"{value:.3f}".replace("-", "−")
 
 
 def rate_cells(answer: Content) -> list[dict[str, str]]:
@@ -138,16 +123,9 @@ def code(lines: Sequence[str], language: str = "") -> str:
 def tex(text: str) -> str:
     """Return a text as LaTeX, with `\\cite` for its citations."""
     parts = CITED.split(text)
-    escaped = ["".join(map(tex_letter, part)) for part in parts[::2]]
     cites = [f"~\\cite{{{key}}}" for key in parts[1::2]]
-    return "".join(part + cite for part, cite in zip(escaped, [*cites, ""], strict=True))
-
-
-def tex_letter(letter: str) -> str:
-    """Return a letter as LaTeX; one that its usual fonts lack is a code."""
-    if ord(letter) > LATIN and letter not in TEX:
-        return rf"\texttt{{U+{ord(letter):04X}}}"
-    return TEX.get(letter, letter)
+    words = map(latex_writer.tex, parts[::2])
+    return "".join(part + cite for part, cite in zip(words, [*cites, ""], strict=True))
 
 
 def latex(answer: Content, figure: str) -> str:
@@ -180,15 +158,8 @@ def latex(answer: Content, figure: str) -> str:
 
 def latex_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Return rows as a LaTeX table with booktabs."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [
-        r"\begin{center}\footnotesize",
-        rf"\begin{{tabular}}{{{'l' * len(names)}}}",
-        r"\toprule",
-    ]
-    lines += [" & ".join(map(tex, names)) + r" \\", r"\midrule"]
-    lines += [" & ".join(tex(row.get(name, "")) for name in names) + r" \\" for row in rows]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}"])
+    lines = [r"\begin{center}\footnotesize", latex_writer.tabular(rows), r"\end{center}"]
+    return "\n".join(lines)
 
 
 def listing(lines: Sequence[str]) -> str:

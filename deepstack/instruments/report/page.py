@@ -36,6 +36,7 @@ from deepstack.runs.captions import shared_settings, title_of
 from deepstack.runs.comparison import comparisons
 from deepstack.runs.conditions import Where, texts_of
 from deepstack.runs.outcomes import in_words
+from deepstack.runs.paper_table import best_rows
 from deepstack.runs.runs import NO_CHOICE, Runs, best_keys
 from deepstack.runs.settings import TASK
 from deepstack.runs.studies import Folders, find_studies, list_folders, refuse_unknown_diagnostic
@@ -93,27 +94,37 @@ def report(
     Raises BrokenChartError after it has written the page, if the code of a chart has failed.
     """
     folders = list_folders(directory)
-    if len(folders) > 1 and to is None:
-        raise ConfigError(
-            f"a report on the runs of {len(folders)} folders needs a file of its own: --to FILE "
-            "(to=… from Python)"
-        )
-    path = writable(Path(folders[0]) / "report.html") if to is None else Path(to)
-    if to is not None and path.is_dir():
-        path = path / "report.html"
-    path = followed(path.parent) / path.name
+    path = file_of(folders, to, "report.html")
     tell = started or (lambda chart, _: say(chart))
     selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
     page = build_page(folders, path, against, best, at_step, diagnostic, tell, **selection)
-    try:
-        replace(path, printable(page.text).encode("utf-8"))
-    except ResourceError as error:
-        raise ResourceError(f"{error}; give another file with --to") from error
+    write(path, page.text)
     for line in page.skipped:
         say(line)
     if page.broken:
         raise BrokenChartError("\n".join(page.broken), [path])
     return path
+
+
+def file_of(folders: Sequence[str], to: str | os.PathLike[str] | None, name: str) -> Path:
+    """Return the file of a report on the runs of some folders: `to`, or this name in the folder."""
+    if len(folders) > 1 and to is None:
+        raise ConfigError(
+            f"a report on the runs of {len(folders)} folders needs a file of its own: --to FILE "
+            "(to=… from Python)"
+        )
+    path = writable(Path(folders[0]) / name) if to is None else Path(to)
+    if to is not None and path.is_dir():
+        path = path / name
+    return followed(path.parent) / path.name
+
+
+def write(path: Path, text: str) -> None:
+    """Write a report, or raise ResourceError with what to type instead."""
+    try:
+        replace(path, printable(text).encode("utf-8"))
+    except ResourceError as error:
+        raise ResourceError(f"{error}; give another file with --to") from error
 
 
 def build_page(
@@ -207,11 +218,10 @@ def section_of(
     rows: of `comparison`.
     path: the file that links to run folders start from, or None.
     """
-    several_tasks = len({run.get(TASK) for run in runs}) > 1
-    for row in rows:
-        losses = [one["val_loss"] for one in rows if one["depth"] == row["depth"]]
-        known = [loss for loss in losses if loss is not None]
-        row["best"] = not several_tasks and len(known) > 1 and row["val_loss"] == min(known)
+    several_tasks = [""] if len({run.get(TASK) for run in runs}) > 1 else []
+    best = best_rows(rows, several_tasks)
+    for number, row in enumerate(rows):
+        row["best"] = number in best
         row["outcome"] = in_words(row["outcome"])
     states = Counter(run.state for run in runs).most_common()
     return {

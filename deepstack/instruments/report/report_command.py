@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from deepstack.base.errors import BrokenChartError
+from deepstack.base.errors import BrokenChartError, ConfigError
 from deepstack.cli import options as opt
 from deepstack.cli.commands import command
 from deepstack.cli.output import is_interactive, show_work
@@ -15,7 +15,9 @@ from deepstack.cli.output import is_interactive, show_work
 @command("Instruments", "deepstack report results/")
 def report_command(
     directories: opt.Folders = ["results"],
-    to: Path | None = opt.option("File to write (default: report.html in the folder)."),
+    to: Path | None = opt.option(
+        "File to write (default: report.html or report.tex in the folder)."
+    ),
     against: opt.Against = None,
     best: opt.Best = [],
     where: opt.Where = [],
@@ -23,15 +25,27 @@ def report_command(
     last: opt.Last = None,
     at_step: opt.AtStep = None,
     diagnostic: opt.Diagnostic = None,
+    latex: bool = opt.flag("Write the tables as LaTeX, report.tex, instead of the page."),
     quiet: opt.Quiet = False,
     plugin: opt.Plugins = [],
 ) -> None:
     """Write one HTML file with the tables, every chart, the settings and their sources."""
     opt.load_plugins(plugin)
+    selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
+    if latex:
+        for name, value in (("at-step", at_step), ("diagnostic", diagnostic)):
+            if value is not None:
+                raise ConfigError(f"--{name} is for charts, which --latex leaves out; omit it")
+        from deepstack.instruments.report.tables import report_tables
+
+        with show_work("reading runs", quiet) as work:
+            say = (lambda line: None) if quiet else work.note
+            path = report_tables(directories, to, against, best, say, **selection)
+        typer.echo(path)
+        return
     from deepstack.instruments.report.page import report as write_report
 
     try:
-        selection: dict[str, Any] = {"where": where, "sort": sort, "last": last}
         with show_work("reading runs", quiet) as work:
             say = (lambda line: None) if quiet else work.note
             started = work.step if is_interactive(sys.stderr) else None
