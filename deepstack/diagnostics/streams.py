@@ -16,7 +16,8 @@ from deepstack.diagnostics.stream import in_chunks
 from deepstack.diagnostics.update import evaluating
 from deepstack.model import Transformer
 
-FORWARD, BACKWARD = DIRECTIONS = ("forward", "backward")
+DIRECTIONS = ("forward", "backward")  # `deepstack list` reads it
+FORWARD, BACKWARD = DIRECTIONS
 
 
 @dataclass

@@ -106,7 +106,9 @@ def report(
     return path
 
 
-def file_of(folders: Sequence[str], to: str | os.PathLike[str] | None, name: str) -> Path:
+def file_of(
+    folders: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str] | None, name: str
+) -> Path:
     """Return the file of a report on the runs of some folders: `to`, or this name in the folder."""
     if len(folders) > 1 and to is None:
         raise ConfigError(
