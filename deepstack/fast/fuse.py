@@ -1,7 +1,7 @@
 """Runs the layers of a finished model by fused sublayers, norms and sums.
 
 A fused sublayer is one autograd node; a norm is a plain function; on a GPU a sublayer, its
-residual sum and its LayerNorm are one node together.  The modules stay the definition: their
+residual sum and its norm are one node together.  The modules stay the definition: their
 parameters are read where they lie, and `Layer.unfused` runs the modules inside of its block.
 """
 
@@ -21,8 +21,9 @@ from deepstack.fast.fused_sublayers import (
     Product,
     RootMeanSquare,
 )
+from deepstack.fast.gpu.head_norm import attention_of
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
-from deepstack.fast.gpu.sublayer import DeviceAttention, DeviceSublayer, heads_fit
+from deepstack.fast.gpu.sublayer import DeviceSublayer, heads_fit
 from deepstack.fast.products import Library
 from deepstack.model.attention import Attention
 from deepstack.model.feed_forward import FeedForward
@@ -79,9 +80,9 @@ def fused_attention(module: Attention, library: Library) -> FusedSublayer | None
     first, last = (module.qkv, module.qkv_bias), (module.o, module.o_bias)
     scaled = module.linear is scaled_linear
     if module.o.is_cuda:
-        if module.qk or not heads_fit(module.o.shape[1] // module.n_heads):
+        attention = attention_of(module.qk, module.n_heads, module.causal)
+        if attention is None or not heads_fit(module.o.shape[1] // module.n_heads):
             return None
-        attention = DeviceAttention(module.n_heads, module.causal)
         return DeviceSublayer(first, attention, last, scaled)
     before = query_operations(module.qk, module.n_heads) if module.qk else []
     if before is None:
@@ -127,8 +128,9 @@ def head_rotation(rotation: Rotation, n_heads: int) -> HeadRotation:
 
 def norm_function(norm: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return a norm of the stack as a function that is faster than its module, or the module."""
-    if isinstance(norm, LayerNorm) and norm.gain is not None and norm.gain.is_cuda:
-        return DeviceNorm(norm.gain, norm.bias, *norm.shape, norm.eps)
+    rms = isinstance(norm, RMSNorm)
+    if isinstance(norm, (LayerNorm, RMSNorm)) and norm.gain is not None and norm.gain.is_cuda:
+        return DeviceNorm(norm.gain, norm.bias, *norm.shape, norm.eps, rms)
     if isinstance(norm, RMSNorm) and any(p.is_cpu for p in norm.parameters()):
         node = FusedSublayer([RootMeanSquare(norm)])
         return lambda z: node(in_fp32(z))

@@ -13,6 +13,7 @@ from deepstack.config.estimate import FEW_STEPS
 from deepstack.fast.distributed import ALONE, RankGroup, parallelism
 from deepstack.fast.fuse import has_plain_attention
 from deepstack.fast.gpu.available import has_triton
+from deepstack.fast.gpu.head_norm import has_head_kernels
 from deepstack.fast.gpu.sublayer import heads_fit
 from deepstack.fast.native import find_kernels
 from deepstack.fast.products import Library, choose_library
@@ -20,6 +21,7 @@ from deepstack.model import Transformer, build_model, shallow
 from deepstack.model.attention import AttentionSublayer
 from deepstack.model.feed_forward import FeedForward
 from deepstack.schemes import SCHEMES, LayerNorm, StackNorm
+from deepstack.schemes.norms import RMSNorm
 
 # Largest tokens * d_model * d_ff at which kernel launches dominate a layer's time on a GPU.
 SMALL_LAYER = 2**26
@@ -214,7 +216,10 @@ def two_layers(config: conf.Config) -> Transformer:
 def has_more_inside(model: Transformer) -> bool:
     """Return whether sublayers contain operations that fused GPU sublayers lack."""
     attentions = [module for module in model.modules() if isinstance(module, AttentionSublayer)]
-    others = any(one.qk is not None or not has_plain_attention(one) for one in attentions)
+    others = any(
+        not has_plain_attention(one) or (one.qk is not None and not has_head_kernels(one.qk))
+        for one in attentions
+    )
     return others or any(len(scheme.slots) for scheme in model.schemes)
 
 
@@ -233,6 +238,6 @@ def is_fully_fused(model: Transformer) -> bool:
     norms = [m for scheme in model.schemes for m in scheme.modules() if isinstance(m, StackNorm)]
     return (
         all(is_fusible(module) for module in sublayers)
-        and all(isinstance(norm, LayerNorm) and norm.gain is not None for norm in norms)
+        and all(isinstance(norm, (LayerNorm, RMSNorm)) and norm.gain is not None for norm in norms)
         and not (model.schemes[0].maps_stream or has_more_inside(model))
     )

@@ -21,6 +21,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.config import Config, with_overrides
 from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths
 from deepstack.fast.accelerate import in_parts
+from deepstack.fast.gpu import head_norm
 from deepstack.fast.rule import is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.records import Run
@@ -281,20 +282,25 @@ def test_recomputed_dropout_is_not_captured_in_cuda_graphs() -> None:
         ({}, True),
         ({"model.scheme": "pre_ln"}, True),
         ({"model.scheme": "hyper_connections"}, False),
-        ({"model.norm.kind": "rms"}, False),
+        ({"model.norm.kind": "rms"}, True),
+        ({"model.norm.kind": "dynamic_tanh"}, False),
         ({"model.norm.gain": False}, False),
         ({"model.scheme": "parallel"}, True),
-        ({"model.scheme": "parallel", "model.norm.kind": "rms"}, False),
+        ({"model.scheme": "parallel", "model.norm.kind": "rms"}, True),
         ({"model.n_heads": 1, "model.d_model": 256}, False),
         ({"model.family": "decoder"}, True),
         ({"model.family": "encoder_decoder"}, False),
         ({"train.lr_factors": {"q": 0.5}}, False),
         ({"model.positions": "rotary"}, False),
-        ({"model.qk_norm": True}, False),
+        ({"model.qk_norm": True}, True),
+        ({"model.qk_norm": True, "model.norm.kind": "rms"}, True),
+        ({"model.qk_norm": True, "model.positions": "rotary"}, False),
+        ({"model.qk_norm": True, "model.n_heads": 4, "model.n_kv_heads": 2}, False),
     ],
     ids=str,
 )
 def test_layers_are_fully_fused_on_a_gpu_if_their_parts_have_kernels(
-    changes: dict[str, Any], fusible: bool
+    changes: dict[str, Any], fusible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(head_norm, "kernels", lambda module: object())  # as with Triton
     assert is_fully_fused(two_layers(with_overrides(Config(), changes))) is fusible

@@ -9,20 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepstack.config import Init, Model, Train
+from deepstack.config import Config, Init, Model, Train
 from deepstack.fast import make_step
 from deepstack.fast.fused_sublayers import FUSED_ACTIVATIONS, products_of, stacked
-from deepstack.fast.gpu import available, deferred_gradients
+from deepstack.fast.gpu import available, deferred_gradients, head_norm
 from deepstack.fast.gpu import norm as gpu_norm
 from deepstack.fast.gpu import products as gpu_products
 from deepstack.fast.gpu import sublayer as gpu_sublayer
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.fast.gpu.products import prepared_weights
 from deepstack.fast.gpu.sublayer import DeviceSublayer
+from deepstack.model import build_model
 from deepstack.model.banks import Banks
 from deepstack.model.feed_forward import FeedForward
 from deepstack.model.sublayers import scaled_linear
 from deepstack.schemes import LayerNorm
+from deepstack.schemes.norms import RMSNorm
 
 DEPTH, WIDTH, INSIDE = deferred_gradients.LAYERS + 3, 8, 16
 
@@ -32,13 +34,14 @@ class Layer(nn.Module):
 
     def __init__(
         self, bias: bool = True, activation: str = "relu", linear: Any = F.linear,
-        gain: bool = True,
+        gain: bool = True, rms: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         sizes: Any = {"d_model": WIDTH, "d_ff": INSIDE, "activation": activation, "bias": bias}
         start: Any = "ntk" if linear is scaled_linear else "xavier_normal"
         self.inner = FeedForward(Model(**sizes, init=Init(distribution=start)), {}, all)
-        self.norm = LayerNorm(WIDTH, eps=1e-5, gain=gain, bias=bias)
+        kind = RMSNorm if rms else LayerNorm
+        self.norm = kind(WIDTH, eps=1e-5, gain=gain, bias=bias)
         self.sublayer_functions: tuple[Any, ...] = ()
         self.forward = lambda x: self.norm(x + self.inner(x))
 
@@ -48,7 +51,8 @@ class Layer(nn.Module):
         activation, scaled = FUSED_ACTIVATIONS[inner.activation_name], inner.linear is scaled_linear
         first, last = (inner.w1, inner.w1_bias), (inner.w2, inner.w2_bias)
         G = DeviceSublayer(first, activation, last, scaled)
-        norm = DeviceNorm(self.norm.gain, self.norm.bias, WIDTH, self.norm.eps)
+        rms = isinstance(self.norm, RMSNorm)
+        norm = DeviceNorm(self.norm.gain, self.norm.bias, WIDTH, self.norm.eps, rms)
         self.sublayer_functions = (G,)
         fused_layer = FusedLayer([FusedSum(G, norm, lambda: 1.0)])
         self.forward = fused_layer if whole else lambda x: norm(x + G(x))
@@ -60,7 +64,7 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     def kernels(module: str) -> Any:
         return import_module(f"deepstack.fast.gpu.{module}") if module in modules else None
 
-    for user in (gpu_products, gpu_sublayer, gpu_norm):
+    for user in (gpu_products, gpu_sublayer, gpu_norm, head_norm):
         monkeypatch.setattr(user, "kernels", kernels)
 
 
@@ -100,6 +104,7 @@ KINDS: list[dict[str, Any]] = [
     {"linear": scaled_linear},
     {"bias": False, "gain": False},
     {"bias": False, "activation": "tanh", "linear": scaled_linear},
+    {"rms": True, "bias": False},
 ]
 SMALL = pytest.mark.parametrize("small", [0, 2**27], ids=["at_once", "together"])
 
@@ -121,15 +126,19 @@ def test_gradients_equal_the_modules(
     assert not deferred_gradients._queues
 
 
-@pytest.mark.parametrize("lowered", [False, True])
-@SMALL
+@pytest.mark.parametrize(
+    ("small", "lowered", "rms"),
+    [(0, False, False), (0, True, False), (2**27, False, False), (2**27, True, False),
+     (0, True, True)],
+    ids=str,
+)  # fmt: skip
 def test_a_sublayer_its_sum_and_its_norm_as_one_node(
-    small: int, lowered: bool, monkeypatch: pytest.MonkeyPatch
+    small: int, lowered: bool, rms: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
     with_kernels(monkeypatch, "norm_kernels", "sum_kernels")
     monkeypatch.setattr(gpu_products, "SMALL", small)
-    plain, whole = built({}, fused=False), built({}, whole=True)
+    plain, whole = built({"rms": rms}, fused=False), built({"rms": rms}, whole=True)
     half = torch.float32 if lowered else None  # as a GPU's are under autocast
     pairs = zip(gradients(plain), gradients(whole, half), strict=True)
     assert all(alike(*pair) for pair in pairs)
@@ -137,6 +146,48 @@ def test_a_sublayer_its_sum_and_its_norm_as_one_node(
     x = torch.randn(2, 4, WIDTH)
     with torch.inference_mode():
         assert alike(plain[0](x), whole[0](x))
+
+
+@pytest.mark.parametrize("norm", [{"kind": "rms", "bias": False}, {"kind": "layer"}], ids=str)
+@pytest.mark.parametrize("family", ["decoder", "encoder"])
+def test_an_attention_with_normed_queries_and_keys_equals_its_module(
+    family: str, norm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    with_kernels(monkeypatch, "norm_kernels", "small_kernels")
+    sizes: Any = {"family": family, "depth": 2, "d_model": 16, "n_heads": 2, "qk_norm": True}
+    built = build_model(Config(model=Model(**sizes, norm=norm)), vocab_size=5)
+    attention: Any = built.model.layers[1].modules_in_order()[0]
+    with torch.no_grad():
+        for name, parameter in attention.named_parameters():
+            if "norm" in name:
+                parameter += torch.rand_like(parameter)
+    between = head_norm.attention_of(attention.qk, 2, attention.causal)
+    assert isinstance(between, head_norm.NormedAttention)
+    weights = (attention.qkv, attention.qkv_bias), (attention.o, attention.o_bias)
+    fused = DeviceSublayer(weights[0], between, weights[1], False)
+    x, dy = torch.randn(2, 3, 7, 16).unbind()
+    found = []
+    for function in (attention, fused):
+        built.banks.zero_gradients()
+        inputs = x.clone().requires_grad_()
+        y = function(inputs)
+        y.backward(dy)
+        gradients = [p.grad.clone() for p in attention.parameters()]
+        found.append([y.detach(), inputs.grad, *gradients])
+    assert len(found[0]) >= 6
+    for one, two in zip(*found, strict=True):
+        # the gradient of a bias of all keys is 0 but for rounding
+        assert one.norm() > 0 and (one - two).norm() <= 1e-5 * one.norm() + 1e-6
+
+
+def test_rotated_queries_and_keys_have_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_norm, "kernels", lambda module: object())
+    for positions, fused in (("learned", True), ("rotary", False)):
+        model: Any = {"d_model": 16, "n_heads": 2, "qk_norm": True, "positions": positions}
+        attention: Any = build_model(Config(model=Model(**model)), vocab_size=5).model.layers[0]
+        qk = attention.modules_in_order()[0].qk
+        assert (head_norm.attention_of(qk, 2, False) is not None) is fused
 
 
 def test_weights_that_lie_evenly_apart_are_no_copy() -> None:

@@ -1,4 +1,4 @@
-"""LayerNorm on a GPU: alone, or as one autograd node with the sublayer and the sum before it.
+"""LayerNorm and RMSNorm on a GPU: alone, or one node with the sublayer and the sum before them.
 
 In the second form one kernel adds, normalises and writes the copy in half precision that the next
 sublayer reads under autocast, and one kernel does the same in the backward pass.  Gradients of gain
@@ -20,12 +20,20 @@ from deepstack.fast.gpu.sublayer import DeviceSublayer
 
 
 class DeviceNorm:
-    """LN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b.  z: (…, d); g, b: (d,), or None."""
+    """LN(z) = g * (z - mean(z)) / sqrt(var(z) + eps) + b.  z: (…, d); g, b: (d,), or None.
+
+    rms: g * z / sqrt(mean(z^2) + eps) + b instead.
+    """
 
     def __init__(
-        self, gain: nn.Parameter | None, bias: nn.Parameter | None, width: int, eps: float
+        self,
+        gain: nn.Parameter | None,
+        bias: nn.Parameter | None,
+        width: int,
+        eps: float,
+        rms: bool = False,
     ) -> None:
-        self.shape, self.eps = (width,), eps
+        self.shape, self.eps, self.rms = (width,), eps, rms
         self.parameters = gain, bias
         self.gain, self.bias = (None if p is None else p.detach() for p in (gain, bias))
         self.gain_grad, self.bias_grad = gradient_of(gain), gradient_of(bias)
@@ -33,8 +41,16 @@ class DeviceNorm:
     def __call__(self, z: Tensor) -> Tensor:
         z = z.float()
         if self.kernels() is None or not (torch.is_grad_enabled() and z.requires_grad):
-            return torch.layer_norm(z, self.shape, *self.parameters, self.eps)
+            return self.by_torch(z)
         return _Norm.apply(z, self)  # type: ignore[no-untyped-call]
+
+    def by_torch(self, z: Tensor) -> Tensor:
+        """Return the norm of z by torch's kernels."""
+        gain, bias = self.parameters
+        if not self.rms:
+            return torch.layer_norm(z, self.shape, gain, bias, self.eps)
+        y = torch.rms_norm(z, self.shape, gain, self.eps)
+        return y if bias is None else y + bias
 
     def kernels(self) -> Any:
         """Return the kernels for norms if a row fits into a tile, else None."""
@@ -57,7 +73,7 @@ def add_norms(deferred: Sequence[Deferred]) -> None:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, norm: DeviceNorm) -> Tensor:
-        normed = norm.kernels().normed(z, norm.gain, norm.bias, norm.eps)
+        normed = norm.kernels().normed(z, norm.gain, norm.bias, norm.eps, rms=norm.rms)
         ctx.save_for_backward(*normed.saved)
         ctx.norm = norm
         out: Tensor = normed.out
@@ -66,13 +82,15 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
         norm = ctx.norm
-        dz, _, sums = norm.kernels().normed_backward(dout, ctx.saved_tensors, norm.gain)
+        dz, _, sums = norm.kernels().normed_backward(
+            dout, ctx.saved_tensors, norm.gain, rms=norm.rms
+        )
         norm.add_gradients_later(sums)
         return dz, None
 
 
 class FusedSum:
-    """x <- LN(a x + G(x)) as one node: (batch, seq, d) -> the same, in fp32.
+    """x <- norm(a x + G(x)) as one node: (batch, seq, d) -> the same, in fp32.
 
     scale: a function that returns a.
     """
@@ -98,15 +116,16 @@ class FusedSum:
         copy = y.dtype if save and y.dtype is not x.dtype else None
         norm = self.norm
         return norm.kernels().normed(
-            x, norm.gain, norm.bias, norm.eps, plus=y, scale=self.scale(), copy=copy, save=save
-        )
+            x, norm.gain, norm.bias, norm.eps,
+            plus=y, scale=self.scale(), copy=copy, save=save, rms=norm.rms,
+        )  # fmt: skip
 
     def backward(self, dout: Tensor, saved: list[Tensor], dtype: torch.dtype) -> Tensor:
         """Return the gradient of x.  saved: by the sublayer, then z, mean, rstd; dtype: of G(x)."""
         *inside, z, mean, rstd = saved
         norm, sublayer = self.norm, self.sublayer
         dx, dy, sums = norm.kernels().normed_backward(
-            dout, (z, mean, rstd), norm.gain, scale=self.scale(), plus=dtype
+            dout, (z, mean, rstd), norm.gain, scale=self.scale(), plus=dtype, rms=norm.rms
         )
         norm.add_gradients_later(sums[:, :2])
         width = z.shape[-1]
