@@ -25,6 +25,8 @@ EXPERIMENTS = ("experiments/*/README.md",)
 PICTURES = ("docs/**/*.png", "docs/**/*.svg", "experiments/*/figures*/*.png", "benchmarks/**/*.png")
 # Files of this folder, and where the site has them.
 OWN = {"extra.css": "stylesheets/extra.css", "iframe_worker.js": "javascripts/iframe_worker.js"}
+# The front page of the site is its own; the README is the page after it.
+PLACES = {"docs/index.md": "index.html", "README.md": "readme.html"}
 SHIM = "https://unpkg.com/iframe-worker/shim"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 
@@ -35,7 +37,9 @@ def on_files(files: Files, config: Any) -> Files:
     pages = [path for glob in (*PAGES, *EXPERIMENTS, *PICTURES) for path in sorted(ROOT.glob(glob))]
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
-        others.append(File.generated(config, name, abs_src_path=str(path)))
+        file = File.generated(config, name, abs_src_path=str(path))
+        file.dest_uri = PLACES.get(name, file.dest_uri)
+        others.append(file)
     for name, target in OWN.items():
         path = Path(__file__).with_name(name)
         others.append(File.generated(config, target, abs_src_path=str(path)))

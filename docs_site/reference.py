@@ -140,20 +140,35 @@ def charts() -> str:
 
 
 def commands() -> str:
-    """Return the help of every command."""
-    from typer.testing import CliRunner
+    """Return every command with its arguments and options as lists."""
+    from typer.main import get_command
 
     from deepstack.cli import app
     from deepstack.cli.app import COMMANDS
 
-    parts = [
-        "# Commands",
-        HEAD + "The help of each command, as `deepstack COMMAND --help` prints it.",
-    ]
+    parts = ["# Commands", HEAD + "`deepstack COMMAND --help` prints the same on a terminal."]
+    group: Any = get_command(app)
     for name in COMMANDS:
-        text = CliRunner().invoke(app, [name, "--help"], prog_name="deepstack").stdout
-        parts += [f"## {name}", literal(text.strip())]
-    return "\n\n".join(parts) + "\n"
+        command = group.commands[name]
+        context = command.make_context(name, [], resilient_parsing=True)
+        usage = " ".join(command.collect_usage_pieces(context))
+        parts += [f"## {name}", f"```console\n$ deepstack {name} {usage}\n```"]
+        parts.append(prose(inspect.cleandoc(command.help or "")))
+        panels: dict[str, list[str]] = {}
+        for one in command.params:
+            record = one.get_help_record(context)
+            if one.param_type_name == "argument":
+                panels.setdefault("Arguments", []).append(
+                    f"- {code(one.metavar)}: {escaped(one.help or '')}"
+                )
+            elif record:
+                panel = one.rich_help_panel or "Options"
+                panels.setdefault(panel, []).append(f"- {code(record[0])}: {escaped(record[1])}")
+        for panel, items in panels.items():
+            parts += [f"**{panel}**", "\n".join(items)]
+        if command.epilog:
+            parts.append(escaped(command.epilog))
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def python() -> str:
@@ -189,19 +204,21 @@ def experiments(root: Path) -> str:
 
 
 def gallery(root: Path) -> str:
-    """Return the figures of all experiments, each with a link to its page."""
+    """Return figures of the experiments, each below the question of its page, with what to see."""
     parts = [
         "# Gallery",
-        "Charts of the experiments, as `deepstack plot` draws them.",
+        "A figure of an experiment, and below it what to see. All pages, with commands, further "
+        "figures and certainty: [experiments](../experiments/README.md).",
         '<div class="gallery" markdown>',
     ]
-    for path in sorted(root.glob("experiments/*/figures*/*.png")):
-        picture, name = path.relative_to(root).as_posix(), path.relative_to(root).parts[1]
-        caption = f"`{path.stem}` · [{name}](../experiments/{name}/README.md)"
-        parts.append(
-            f"<figure markdown>\n![{path.stem}](../{picture})\n"
-            f"<figcaption markdown>{caption}</figcaption>\n</figure>"
-        )
+    for line in Path(__file__).with_name("gallery.txt").read_text("utf-8").splitlines():
+        picture, _, sentence = line.partition(": ")
+        page = f"experiments/{picture.split('/')[1]}/README.md"
+        parts += [
+            f"## [{title(root / page)}](../{page})",
+            f"![{sentence.replace('`', '')}](../{picture})",
+            sentence,
+        ]
     return "\n\n".join([*parts, "</div>"]) + "\n"
 
 
@@ -280,7 +297,9 @@ def signature(thing: Any) -> str:
     """Return the signature, with one parameter a line if it is long."""
     words = []
     for name, one in inspect.signature(thing).parameters.items():
-        word = name if one.annotation is one.empty else f"{name}: {one.annotation}"
+        kind = getattr(one.annotation, "__name__", None) or str(one.annotation)
+        kind = str(one.annotation) if "[" in str(one.annotation) else kind
+        word = name if one.annotation is one.empty else f"{name}: {kind}"
         default = "..." if callable(one.default) else repr(one.default)
         words.append(word if one.default is one.empty else f"{word} = {default}")
     short = f"({', '.join(words)})"

@@ -184,6 +184,17 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
         assert "results" not in path.parts or name == "results/README.md", target
 
 
+def test_each_figure_of_the_gallery_has_a_question_and_one_sentence() -> None:
+    lines = (ROOT / "docs_site/gallery.txt").read_text("utf-8").splitlines()
+    pictures = [line.partition(": ")[0] for line in lines]
+    assert len(set(pictures)) == len(lines) > 10
+    for picture, line in zip(pictures, lines, strict=True):
+        page = ROOT / picture
+        assert page.is_file() and page.parents[1].joinpath("README.md").is_file(), picture
+        sentence = line.removeprefix(f"{picture}: ")
+        assert re.fullmatch(r"[A-Z].{30,180}\.", sentence) and ". " not in sentence, sentence
+
+
 # --- the package's name, version, extras and workflow ---------------------------------------------
 
 
