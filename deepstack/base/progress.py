@@ -37,13 +37,18 @@ class LineView(View):
 
     write: receives the lines.
     state: the form of a state; without one, states are not written.
+    every: least time between two states, and before the first one, seconds.
     """
 
-    def __init__(self, write: Callable[[str], None] = print_now, state: str = "") -> None:
-        self.write, self.state = write, state
+    def __init__(
+        self, write: Callable[[str], None] = print_now, state: str = "", every: float = 0.0
+    ) -> None:
+        self.write, self.state, self.every = write, state, every
+        self._written = time.monotonic()
 
     def show(self, done: int, total: int, text: str) -> None:
-        if self.state:
+        if self.state and time.monotonic() - self._written >= self.every:
+            self._written = time.monotonic()
             self.write(self.state.format(done=done, total=total, text=text))
 
     def line(self, text: str) -> None:

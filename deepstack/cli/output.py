@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from deepstack.runs import Runs
 
 DELAY_SECONDS = 0.5  # a command that ends before shows nothing
+LINE_SECONDS = 30  # between two lines of progress in a log
 
 
 def terminal_console(stream: TextIO | None = None) -> Console:
@@ -71,10 +72,11 @@ class Work:
 def show_work(text: str, quiet: bool = False) -> Iterator[Work]:
     """Show a bar or a status line on stderr while the block runs, if it takes half a second.
 
-    It is shown on a terminal only, and not if quiet; it is gone after the block.
+    It is gone after the block.  Elsewhere than on a terminal the text is printed every half minute;
+    with quiet nothing is.
     """
     if quiet or not is_interactive(sys.stderr):
-        yield Work(LineView(log))
+        yield Work(LineView(log, "" if quiet else "{text}", LINE_SECONDS))
         return
     from deepstack.cli.views import work_view
 

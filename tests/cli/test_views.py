@@ -29,6 +29,16 @@ def test_lines_are_written_and_states_in_their_form_alone() -> None:
     assert steps == ["it begins", "step 2/3  loss 2.5", "it ends"]
 
 
+def test_states_come_no_more_often_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0, 10, 31, 31, 40, 62, 62])  # made, then each state, twice if it is written
+    monkeypatch.setattr("deepstack.base.progress.time.monotonic", lambda: next(seconds))
+    lines: list[str] = []
+    view = LineView(lines.append, "{text}", every=30)
+    for text in ("at 10", "at 31", "at 40", "at 62"):
+        view.show(0, 1, text)
+    assert lines == ["at 31", "at 62"]
+
+
 def test_a_notebook_draws_the_latest_state_beside_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     display = Mock()
     monkeypatch.setitem(
