@@ -29,8 +29,9 @@ from deepstack.records.opened import followed
 from deepstack.runs import Runs
 from deepstack.sweeps import Cell, CellProgress, plan, sweep
 
-FOLDER = "ledger"  # of the results, holds <id>.json
 STUDIES = Path(__file__).parent / "studies"
+SEED = "seed"
+OTHER_SEEDS = 1000  # between the sets of seeds of a study's runs
 Show = Callable[[Sequence[CellProgress]], None]
 
 
@@ -72,6 +73,7 @@ def measure(
     """Measure an entry, after the runs that its study lacks.
 
     tier: entries and runs above it are left out; finished runs below `out` are read.
+    seed: number of the set of seeds, of draws and of runs.
     workers, show: of the sweep.
     """
     if entry.needs:
@@ -81,7 +83,7 @@ def measure(
     if not entry.study and not allowed:
         return Measured(entry, reason=f"tier {entry.tier}")
     if entry.study:
-        study = conf.load_study(STUDIES / entry.study)
+        study = with_seeds(conf.load_study(STUDIES / entry.study), seed)
         name = conf.study_name(study.base, STUDIES / entry.study, None)
         cells = plan(study, study=name, out=out)
         if allowed and missing(cells):
@@ -97,6 +99,17 @@ def measure(
     return Measured(entry, finding, seconds=seconds + time.process_time() - began)
 
 
+def with_seeds(study: conf.Study, seed: int) -> conf.Study:
+    """Return a study whose seeds are 1000 `seed` higher."""
+    seeds = [OTHER_SEEDS * seed + one for one in study.grid[SEED]]
+    return replace(study, grid={**study.grid, SEED: seeds})
+
+
+def folder_of(seed: int) -> str:
+    """Return the folder of the results that holds <id>.json for a set of seeds."""
+    return f"ledger_seed_{seed}" if seed else "ledger"
+
+
 def lacks_gpu(entry: Claim) -> bool:
     """Return whether an entry of tier gpu meets a machine without one."""
     import torch
@@ -109,21 +122,21 @@ def missing(cells: Sequence[Cell]) -> int:
     return sum(cell.state not in ENDED for cell in cells)
 
 
-def save(one: Measured, out: Path, content: dict[str, Any]) -> None:
-    """Write the result of an entry as <out>/ledger/<id>.json."""
-    folder = followed(out) / FOLDER
+def save(one: Measured, out: Path, content: dict[str, Any], seed: int = 0) -> None:
+    """Write the result of an entry as <out>/ledger/<id>.json, or of another seed beside it."""
+    folder = followed(out) / folder_of(seed)
     make_folder(folder)
     write(
         folder / f"{one.entry.id}.json", (json.dumps(content, ensure_ascii=False) + "\n").encode()
     )
 
 
-def recorded(entry: Claim, out: Path) -> Measured:
+def recorded(entry: Claim, out: Path, seed: int = 0) -> Measured:
     """Return the result that `save` wrote for an entry; not measured if its rules have changed.
 
     Raises ResourceError for a file that it did not write.
     """
-    path = out / FOLDER / f"{entry.id}.json"
+    path = out / folder_of(seed) / f"{entry.id}.json"
     text = read(path, LARGEST_TEXT) if path.exists() else None
     if entry.needs or text is None:
         reason = f"needs {entry.needs}" if entry.needs else f"tier {entry.tier}"

@@ -36,7 +36,9 @@ def reproduce_command(
         file_okay=False,
     ),
     seed: int = opt.option(
-        "Random seed of entries without runs; runs have the seeds of their study.", default=0, min=0
+        "Another number measures with other seeds, and keeps the results in ledger_seed_N/.",
+        default=0,
+        min=0,
     ),
     thorough: bool = opt.flag(
         "Draw 8 times as many samples in entries without runs, in 8 times the time.", "--thorough"
@@ -93,14 +95,14 @@ def reproduce(
     results = []
     for entry in chosen:
         if recorded:
-            one = measured.recorded(entry, out)
+            one = measured.recorded(entry, out, seed)
         else:
             with show_runs(entry.id, quiet) as show:
                 one = measured.measure(
                     entry, tier, out, seed=seed, thorough=thorough, workers=workers, show=show
                 )
             if keep and one.finding:
-                measured.save(one, out, report.as_json(one))
+                measured.save(one, out, report.as_json(one), seed)
             if not quiet:
                 log(f"{entry.id:>5} {one.seconds:5.1f} s  {one.verdict}")
         results.append(one)

@@ -12,6 +12,7 @@ from deepstack.base.errors import PluginError
 from deepstack.instruments.ledger import measured as measuring
 from deepstack.instruments.ledger.claims import CLAIMS, Null, Rule, claim
 from deepstack.instruments.ledger.sources import LAYER_CAKE
+from deepstack.records import Run
 from deepstack.runs import Runs
 
 ONE = Rule("mean", 1.0, tolerance=0.2, null=FAR)
@@ -43,9 +44,13 @@ def test_a_rule_judges_the_draws_and_the_result_is_kept(tmp_path: Path) -> None:
     assert low < 0.99 and high > 1.01  # 19.2 standard errors of three draws
     kept = json.loads((tmp_path / "ledger" / "C0.json").read_text())
     assert kept == one
-    for words in ([], ["--seed", "9"]):  # nothing is measured again
-        again = shown("C0", "--recorded", "--out", str(tmp_path), *words)
-        assert again == one
+    recorded = "C0", "--recorded", "--out", str(tmp_path)
+    assert shown(*recorded) == one
+    seed = "--seed", "9"
+    assert shown(*recorded, *seed)["verdict"] == "not measured"
+    other = shown("C0", "--out", str(tmp_path), *seed)
+    assert other["draws"] == {"mean": [0.999, 1.0, 10.001]} and other["verdict"] == "undecided"
+    assert shown(*recorded, *seed) == other and shown(*recorded) == one
 
 
 def test_a_recorded_result_is_judged_by_the_present_rule(tmp_path: Path) -> None:
@@ -127,3 +132,11 @@ def test_an_entry_with_a_study_trains_the_runs_that_lack(
     assert len(runs) == 3
     assert shown("C0", "--out", out)["verdict"] == "agrees", "finished runs are read at any tier"
     assert [path.stat().st_mtime_ns for path in runs] == changed
+    other = shown("C0", "--out", out, "--seed", "2")
+    assert other["reason"] == "tier cpu: 3 of 3 runs lack"
+    again = shown("C0", "--tier", "cpu", "--workers", "1", "--out", out, "--seed", "2")
+    assert again["verdict"] == "agrees"
+    seeds = {
+        Run(path.parent).config["seed"] for path in (tmp_path / "results").glob("*/*/steps.csv")
+    }
+    assert seeds == {0, 1, 2, 2000, 2001, 2002}
