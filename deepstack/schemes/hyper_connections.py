@@ -70,7 +70,7 @@ class Connections(nn.Module):
 class ManyStreams(Scheme, registered=False):
     """A scheme of n streams, mixed around every sublayer by connections of their own.
 
-    The stream is a tuple of H's first stream, for charts, and H, (n, batch, seq, d).
+    The stream is a tuple of H's first stream, for charts, and H, (n, batch, seq, d); z_l is H.
     """
 
     final_norm = True
@@ -110,6 +110,13 @@ class ManyStreams(Scheme, registered=False):
 
     def enter(self, x: Tensor) -> Stream:
         return x, x.expand(self.streams, *x.shape)
+
+    def token_state(self, stream: Stream) -> Tensor:
+        return stream[1].movedim(0, -2).flatten(-2)
+
+    def set_token_state(self, stream: Stream, state: Tensor) -> Stream:
+        H = state.unflatten(-1, (self.streams, -1)).movedim(-2, 0)
+        return H[0], H
 
     def layer(self, x: Stream, *sublayers: Sublayer) -> Stream:
         _, H = x

@@ -12,6 +12,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.schemes.norms import in_full_precision
 from deepstack.schemes.role import parameter
 from deepstack.schemes.scheme import FAMILIES, Norm, Parts, Scheme, Stream, Sublayer
+from deepstack.schemes.two_streams import TwoStreams
 
 
 class PreLN(Scheme, name="pre_ln", label="Pre-LN", paper="arXiv:2002.04745", static=True):
@@ -313,7 +314,9 @@ class HybridNorm(
         return x + G(x)
 
 
-class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.14802", static=True):
+class ResiDual(
+    TwoStreams, name="residual", label="ResiDual", paper="arXiv:2304.14802", static=True
+):
     """x <- LN(x + f), r <- r + s f, f = G(x); F = x + LN(r).  Xie et al. 2023, arXiv:2304.14802.
 
     Two streams: Post-LN's x and a Pre-LN-like sum r of all branches, r_0 = s x_0.
@@ -341,7 +344,7 @@ class ResiDual(Scheme, name="residual", label="ResiDual", paper="arXiv:2304.1480
 
 
 class SiameseNorm(
-    Scheme, name="siamese_norm", label="SiameseNorm", paper="arXiv:2602.08064", static=True
+    TwoStreams, name="siamese_norm", label="SiameseNorm", paper="arXiv:2602.08064", static=True
 ):
     """x <- LN(x), u = G(LN(x + LN(y))), x <- x + u/sqrt(2l), y <- y + u; F = LN(LN(x) + LN(y)).
 

@@ -328,6 +328,22 @@ class Scheme(nn.Module):
         """Return the layer's output if it were the identity, y_l = x_l; for diagnostics."""
         return x
 
+    def token_state(self, stream: Stream) -> Tensor:
+        """Return z_l, (batch, seq, w): all that layers pass on of a token and change."""
+        return visible(stream)
+
+    def set_token_state(self, stream: Stream, state: Tensor) -> Stream:
+        """Return the stream with another z_l and everything else unchanged."""
+        return state if isinstance(stream, Tensor) else (state, *stream[1:])
+
+    def layer_output(self, before: Stream, after: Stream) -> Tensor:
+        """Return what this layer adds to the stream before it, (batch, seq, v); by default z_l."""
+        return self.token_state(after)
+
+    def set_layer_output(self, before: Stream, output: Tensor) -> Stream:
+        """Return the stream after this layer if it had this output instead of its own."""
+        return self.set_token_state(before, output)
+
     def enter(self, x: Tensor) -> Stream:
         """Convert x_0 to the stream that the first layer reads."""
         return x

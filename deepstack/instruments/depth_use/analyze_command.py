@@ -103,6 +103,10 @@ def analyze_command(
         emit_json([{"run": str(path), "analyses": json_of(one)} for path, one in results.items()])
         return
     for path, analyses in results.items():
+        about = next(iter(analyses.values())).about
+        computed = about.get("device", "cpu"), about.get("precision", "fp32")
+        if computed != ("cpu", "fp32"):
+            log(f"{path.name}: computed on {computed[0]}, products in {computed[1]}")
         for note in dict.fromkeys(note for one in analyses.values() for note in one.notes):
             log(note)
         if arrays := [name for name, one in analyses.items() if one.columns and not one.scalars]:

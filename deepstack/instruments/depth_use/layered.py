@@ -1,11 +1,11 @@
 """A trained model as layers of one stream, which an analysis can change one at a time."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,14 @@ class Sample:
         return F.cross_entropy(flat, targets, ignore_index=IGNORE).item()
 
 
+class LayerOutput(NamedTuple):
+    """A layer on a sample: z before it, its output, and the output if it were the identity."""
+
+    state: Tensor
+    output: Tensor
+    passed: Tensor
+
+
 UNCHANGED: Changes = MappingProxyType({})
 
 
@@ -94,12 +102,14 @@ class Layered:
     While it runs, the forward of each layer is replaced.  The layer computes on a copy of the
     stream, so that one that works in place changes nothing that an analysis holds.
 
-    one_tensor: whether the stream is one tensor (batch, seq, d), so that layers can be exchanged.
-    why_not: the reason if it is not.  Methods run inside of `ready`.
+    A stream of several tensors has a state z_l, (batch, seq, w): all numbers of a token that layers
+    pass on and change.  What a layer adds to such a stream is its output, which z_l may follow
+    from.  Of one tensor both are x_l.
+
+    one_tensor: whether the stream is one tensor (batch, seq, d).  Methods run inside of `ready`.
     """
 
     one_tensor: bool = True
-    why_not: str = ""
 
     def __init__(
         self,
@@ -219,13 +229,67 @@ class Layered:
             raise ConfigError(f"layers: layer {index + 1} does not return the stream")
         return y
 
+    def state(self, index: int, x: Any) -> Tensor:
+        """Return z of the stream that layer `index` takes, or, of `depth`, the last one returns."""
+        return x
+
+    def with_state(self, index: int, x: Any, z: Tensor) -> Any:
+        """Return the stream x, which layer `index` takes, with another z."""
+        return z
+
+    def output(self, index: int, x: Any, y: Any) -> Tensor:
+        """Return the output of a layer, given the streams before and after it."""
+        return y
+
+    def with_output(self, index: int, x: Any, output: Tensor) -> Any:
+        """Return the stream after a layer that has this output, given the stream before it."""
+        return output
+
+    def pass_over(self, index: int, x: Any) -> Any:
+        """Return the stream after a removed layer, which is the identity."""
+        return x
+
+    def removed(self, index: int) -> Change:
+        """Return the change that removes a layer."""
+        return lambda call, x: self.pass_over(index, x)
+
+    def repeated(self, index: int) -> Change:
+        """Return the change that applies a layer twice: again to x with the z that it has left."""
+
+        def change(call: Call, x: Any) -> Any:
+            z = self.state(index + 1, call(index, x))
+            return call(index, self.with_state(index, x, z))
+
+        return change
+
     def states_and_logits(
         self, sample: Sample, change: Changes = UNCHANGED
     ) -> tuple[list[Tensor], Tensor]:
-        """Return x_0, …, x_depth, in float32 at least, and logits, with some layers replaced."""
+        """Return z_0, …, z_depth, in float32 at least, and logits, with some layers replaced."""
         states: list[Tensor] = []
-        logits = self.run(sample, change, lambda _, x: states.append(in_full(copy_of(x))))
-        return states, logits
+
+        def take(index: int, x: Any) -> None:
+            states.append(in_full(copy_of(self.state(index, x))))
+
+        return states, self.run(sample, change, take)
+
+    def outputs_and_logits(
+        self, sample: Sample, chosen: Collection[int]
+    ) -> tuple[dict[int, LayerOutput], Tensor]:
+        """Return what the chosen layers take and add, in float32 at least, and logits."""
+        outputs: dict[int, LayerOutput] = {}
+        before: Any = None
+
+        def take(after: int, y: Any) -> None:
+            nonlocal before
+            y = copy_of(y) if self.one_tensor else y  # a later layer may change it in place
+            index, x, before = after - 1, before, y
+            if index in chosen:
+                passed = self.output(index, x, self.pass_over(index, x))
+                parts = self.state(index, x), self.output(index, x, y), passed
+                outputs[index] = LayerOutput(*map(in_full, parts))
+
+        return outputs, self.run(sample, take=take)
 
     def loss(self, sample: Sample, change: Changes = UNCHANGED) -> float:
         """Return the loss with some layers replaced."""
@@ -252,23 +316,45 @@ class StackLayers(Layered):
     """The layers of one stack of a deepstack model; the other stack stays as it is.
 
     side: 'encoder' or 'decoder'.  The lens of an encoder of two stacks reads through the decoder.
+    bf16: whether matrix products are in bf16, under autocast.
     """
 
-    def __init__(self, model: Transformer, side: str) -> None:
+    def __init__(self, model: Transformer, side: str, *, bf16: bool = False) -> None:
         self.transformer, self.side, self.stack = model, side, model.stacks[side]
+        self.schemes, self.bf16 = self.stack.schemes, bf16
         super().__init__(model, list(self.stack.layers), side, self.logits)
         with torch.no_grad():
             some = model.embedding.new_zeros(1, 2, model.embedding.shape[1])
             stream = self.stack.enter(some)
         self.one_tensor = isinstance(stream, Tensor) and stream.shape == some.shape
-        label = self.stack.schemes[0].label
-        self.why_not = f"the stream of {label} is more than one tensor (batch, seq, d_model)"
 
     @contextmanager
     def ready(self) -> Iterator[None]:
         model = self.transformer
-        with evaluating(model), model.statistics("followed"), model.unfused(), torch.no_grad():
+        kind = model.embedding.device.type
+        with (
+            evaluating(model),
+            model.statistics("followed"),
+            model.unfused(),
+            torch.no_grad(),
+            torch.autocast(kind, torch.bfloat16, enabled=self.bf16),
+        ):
             yield
+
+    def state(self, index: int, x: Any) -> Tensor:
+        return self.schemes[min(index, self.depth - 1)].token_state(x)
+
+    def with_state(self, index: int, x: Any, z: Tensor) -> Any:
+        return self.schemes[index].set_token_state(x, z)
+
+    def output(self, index: int, x: Any, y: Any) -> Tensor:
+        return self.schemes[index].layer_output(x, y)
+
+    def with_output(self, index: int, x: Any, output: Tensor) -> Any:
+        return self.schemes[index].set_layer_output(x, output)
+
+    def pass_over(self, index: int, x: Any) -> Any:
+        return self.schemes[index].pass_over(x)
 
     def logits(self, sample: Sample, x: Any) -> Tensor:
         """Return the logits that are read from x_l, of an encoder of two stacks by the decoder."""

@@ -77,20 +77,16 @@ def measure(
     name: str,
     columns: Mapping[str, Column],
     *,
-    any_stream: bool = False,
     targets: bool = False,
     training: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Register a function that measures and adds its values to an Analysis with these columns.
 
-    any_stream: whether the stream may be more than one tensor.
     targets, training: whether the request needs them.  A request that does not fit raises
         ConfigError.
     """
 
     def refuse(request: Request) -> None:
-        if not (any_stream or request.model.one_tensor):
-            raise ConfigError(f"{name}: {request.model.why_not}; allowed for it: lens")
         if targets and request.held_out.targets is None:
             raise ConfigError(f"{name}: found no targets, which a loss needs; give targets=…")
         if training and request.training is None:

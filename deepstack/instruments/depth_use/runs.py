@@ -14,7 +14,14 @@ from deepstack.instruments.depth_use.analyses import MEASURES, Request, measure_
 from deepstack.instruments.depth_use.layered import Sample, StackLayers
 from deepstack.records import Analysis, existing_run, sha256, write_analysis
 from deepstack.tasks import IGNORE, Batch, Task
-from deepstack.training import Trained, load_trained, torch_settings, usual_torch_modes
+from deepstack.training import (
+    Trained,
+    choose_device,
+    device_is_here,
+    load_trained,
+    torch_settings,
+    usual_torch_modes,
+)
 
 HELD_OUT, TRAINING = 4, 16
 """Batches of `train.batch_size` sequences by default: held-out ones, and ones for linear maps."""
@@ -35,7 +42,7 @@ def analyze_run(
 ) -> dict[str, Analysis]:
     """Analyze the trained weights of a run; write analysis/<name>/ and return name -> result.
 
-    It computes on the CPU, in fp32.
+    It computes on the run's device, in the precision of its training.
 
     what: names of analyses.
     batches: held-out ones, the first of those that evaluate the run.
@@ -55,8 +62,13 @@ def analyze_run(
     folder = existing_run(run)
     trained = load_trained(folder, say, step)
     ending = f"_at_{trained.step}" if trained.path.parent == folder.kept_dir else ""
-    with folder.lock(), torch_settings(trained.config, torch.device("cpu")):
-        model = stack_layers(trained, side)
+    config, note = trained.config, ""
+    if not device_is_here(config.runtime):
+        note = f"runtime.device: {config.runtime.device} is not here; computed on the CPU"
+        config = conf.with_overrides(config, {"runtime.device": "cpu"})
+    device = choose_device(config.runtime)
+    with folder.lock(), torch_settings(config, device):
+        model = stack_layers(trained, side, device)
         size = trained.config.train.batch_size
         held_out, training = draw(trained.task, size, batches, training_batches)
         probe = trained.task.probe_batch(trained.config.log.probe_sequences)
@@ -65,17 +77,20 @@ def analyze_run(
             "weights_sha256": weights_sha256(trained),
             "side": model.side,
             "depth": model.depth,
+            "device": device.type,
+            "precision": config.train.precision,
+            "stream": "one tensor" if model.one_tensor else "several tensors",
         }
         if other is not None:
             second = load_trained(existing_run(other), say)
             refuse_other_inputs(trained.config, second)
-            settings["other"] = stack_layers(second, model.side if side else None)
+            settings["other"] = stack_layers(second, model.side if side else None, device)
             about["with"] = {"run": str(other), "weights_sha256": weights_sha256(second)}
         request = Request(
             model=model,
-            held_out=sample_of(held_out),
-            probe=sample_of([probe]),
-            training=sample_of(training),
+            held_out=sample_of(held_out, device),
+            probe=sample_of([probe], device),
+            training=sample_of(training, device),
             seed=trained.config.seed,
             **settings,
         )
@@ -89,17 +104,20 @@ def analyze_run(
         results = measure_all(what, request)
         for name, result in results.items():
             result.about = about
+            if note:
+                result.notes.append(note)
             if result.columns:  # else it was not measured
                 write_analysis(folder, name + ending, result)
     return results
 
 
-def stack_layers(trained: Trained, side: str | None) -> StackLayers:
-    """Return the layers of a side of a trained model, by default of the last stack."""
+def stack_layers(trained: Trained, side: str | None, device: torch.device) -> StackLayers:
+    """Return the layers of a side of a trained model on a device, by default of the last stack."""
     sides = list(trained.built.model.stacks)
     if side is not None and side not in sides:
         raise ConfigError(unknown("side", side, sides))
-    return StackLayers(trained.built.model, side or sides[-1])
+    bf16 = trained.config.train.precision == "bf16"
+    return StackLayers(trained.built.model.to(device), side or sides[-1], bf16=bf16)
 
 
 def draw(task: Task, size: int, held_out: int, training: int) -> tuple[list[Batch], list[Batch]]:
@@ -112,7 +130,7 @@ def draw(task: Task, size: int, held_out: int, training: int) -> tuple[list[Batc
     )
 
 
-def sample_of(batches: Sequence[Batch]) -> Sample:
+def sample_of(batches: Sequence[Batch], device: torch.device) -> Sample:
     """Return joined batches; predicted are the positions whose token the inputs do not show.
 
     If there is no such position, all predicted ones count.
@@ -120,7 +138,7 @@ def sample_of(batches: Sequence[Batch]) -> Sample:
     inputs, targets, masked = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     if masked.any():
         targets = np.where(masked, targets, IGNORE)
-    return Sample(torch.from_numpy(inputs), torch.from_numpy(targets))
+    return Sample(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
 
 
 def weights_sha256(trained: Trained) -> str:

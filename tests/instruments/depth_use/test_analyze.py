@@ -19,6 +19,7 @@ from deepstack.instruments.depth_use.analyses import MEASURES, Request, measure_
 from deepstack.instruments.depth_use.layered import Sample, StackLayers
 from deepstack.instruments.depth_use.runs import analyze_run
 from deepstack.records import Inspection, Run
+from deepstack.training import load_trained
 
 
 @pytest.fixture(scope="module")
@@ -104,19 +105,34 @@ def test_refusals_name_the_remedy(trained: Run, tmp_path: Path) -> None:
         analyze_run(trained.path, ["lens"], side="decoder")
     with pytest.raises(ConfigError, match="batches: found 0; allowed 1 or more"):
         analyze_run(trained.path, batches=0)
-    config = small(model__scheme="hyper_connections", train__steps=1)
-    several = deepstack.train(config, study="runs", out=tmp_path)
-    with pytest.raises(ConfigError, match=r"more than one tensor.*allowed for it: lens"):
-        analyze_run(several.path, ["lens", "swap"])
-    assert not (several.path / "analysis").exists()
     diverged = deepstack.train(small(train__max_loss=1e-3), study="runs", out=tmp_path)
     with pytest.raises(NothingMatchedError, match="its run is diverged"):
         analyze_run(diverged.path)
     whole = deepstack.train(small(train__steps=1), study="runs", out=tmp_path)
     printed = typed("analyze", tmp_path / "runs", "--what", "swap", "--json")
     assert [run["run"] for run in json.loads(printed.stdout)] == [str(whole.path)]
-    assert printed.stderr.count("left out: ") == 2
+    assert printed.stderr.count("left out: ") == 1
     assert "did you mean 'swap'" in refusal(2, "analyze", tmp_path / "runs", "--what", "swaps")
+
+
+def test_an_analysis_has_the_precision_of_its_run(tmp_path: Path) -> None:
+    run = deepstack.train(small(train__precision="bf16"), study="runs", out=tmp_path)
+    printed = typed("analyze", run.path, "--json")
+    lens = json.loads(printed.stdout)[0]["analyses"]["lens"]
+    assert (lens["about"]["device"], lens["about"]["precision"]) == ("cpu", "bf16")
+    assert "computed on cpu, products in bf16" in typed("analyze", run.path).stderr
+    trained = load_trained(run.folder, print)
+    batches = [trained.task.validation_batch(i, 4) for i in range(4)]
+    inputs, targets, masked = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    losses = []
+    for enabled in (True, False):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            logits = trained.built.model.eval()(torch.from_numpy(inputs)).float()
+        chosen = torch.from_numpy(masked)
+        loss = nn.functional.cross_entropy(logits[chosen], torch.from_numpy(targets)[chosen])
+        losses.append(loss.item())
+    assert lens["scalars"]["final_loss"] == pytest.approx(losses[0], rel=1e-6)
+    assert losses[1] != pytest.approx(losses[0], rel=1e-6)
 
 
 # --- models of others ------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from helpers.family_models import VOCAB, perturbed, tokens_for
 from helpers.sampling import some
 from torch import Tensor
 
-from deepstack.base.errors import ConfigError
 from deepstack.instruments.depth_use.analyses import COLUMNS, MEASURES, Request, measure_all
 from deepstack.instruments.depth_use.analyses.jacobian import distance_from_identity
 from deepstack.instruments.depth_use.effective_depth import effective_depth
@@ -250,17 +249,15 @@ def test_every_so_many_layers_are_changed() -> None:
 
 
 @pytest.mark.parametrize("scheme", some(sorted(SCHEMES), 6))
-def test_every_scheme_is_measured_or_refused(scheme: str) -> None:
+def test_every_scheme_is_measured(scheme: str) -> None:
     model = stack(model__scheme=scheme)
     final = model.loss(sample(model))
-    assert measured("lens", model).scalars["final_loss"] == pytest.approx(final, rel=1e-5)
-    for name in sorted(set(MEASURES) - {"lens"}):
-        if model.one_tensor:
-            result = measured(name, model, probes=2, iterations=3)
-            assert all(value is not None for value in result.scalars.values())
-        else:
-            with pytest.raises(ConfigError, match="more than one tensor"):
-                measured(name, model)
+    for name in sorted(MEASURES):
+        result = measured(name, model, probes=2, iterations=3)
+        assert all(math.isfinite(value) for value in result.scalars.values()), name
+        if "final_loss" in result.scalars or "loss" in result.scalars:
+            loss = result.scalars.get("final_loss", result.scalars.get("loss"))
+            assert loss == pytest.approx(final, rel=1e-5), name
 
 
 def test_both_sides_of_an_encoder_decoder_are_measured() -> None:

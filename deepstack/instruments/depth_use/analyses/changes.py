@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from deepstack.base.errors import ConfigError
-from deepstack.instruments.depth_use.layered import Call, Change, Sample, calling
+from deepstack.instruments.depth_use.layered import Call, Sample, calling
 from deepstack.instruments.depth_use.measure import Request, measure, numbers
 from deepstack.records import Analysis, Column
 
@@ -63,7 +64,7 @@ def effects(request: Request, result: Analysis) -> None:
     maxima = torch.full((len(removed), model.depth), float("nan"), dtype=torch.float64)
     mean, rows = maxima.clone(), []
     for row, index in enumerate(removed):
-        changed, logits_without = model.states_and_logits(sample, {index: calling()})
+        changed, logits_without = model.states_and_logits(sample, {index: model.removed(index)})
         after = slice(index + 1, None)
         moved = (before - contributions(changed)).norm(dim=-1).flatten(1)[after]
         maxima[row, after] = (moved / sizes[after].clamp(min=LEAST)).amax(dim=1)
@@ -150,7 +151,7 @@ def swap(request: Request, result: Analysis) -> None:
         else float("nan")
         for i in chosen
     ]
-    repeated = [model.loss(sample, {i: calling(i, i)}) for i in chosen]
+    repeated = [model.loss(sample, {i: model.repeated(i)}) for i in chosen]
     loss = model.loss(sample)
     result.add("changed", [i + 1 for i in chosen])
     result.add("loss_swapped", swapped)
@@ -173,19 +174,21 @@ def linear(request: Request, result: Analysis) -> None:
     model.refuse_state(request.training)
     maps: dict[int, Callable[[Tensor], Tensor]] = {}
 
-    def fit(index: int, call: Call, x: Tensor) -> Tensor:
-        y: Tensor = call(index, x)
-        maps[index] = fit_linear(x, y, request.ridge)
+    def fit(index: int, call: Call, x: Any) -> Any:
+        y = call(index, x)
+        maps[index] = fit_linear(model.state(index, x), model.output(index, x, y), request.ridge)
         return y
 
+    def replaced(index: int, call: Call, x: Any) -> Any:
+        return model.with_output(index, x, maps[index](model.state(index, x)))
+
     model.run(request.training, {i: partial(fit, i) for i in request.chosen(result)})
-    states, logits = model.states_and_logits(sample)
+    outputs, logits = model.outputs_and_logits(sample, maps)
     rows = []
-    for index, predict in maps.items():
-        x, y = states[index : index + 2]
-        predicted = predict(x)
-        loss_linear = model.loss(sample, {index: replacing(predict)})
-        errors = unexplained(y, predicted), unexplained(y - x, predicted - x)
+    for index, (z, output, passed) in outputs.items():
+        predicted = maps[index](z)
+        loss_linear = model.loss(sample, {index: partial(replaced, index)})
+        errors = unexplained(output, predicted), unexplained(output - passed, predicted - passed)
         rows.append(numbers([loss_linear, *errors]))
     losses, errors_y, errors_c = torch.stack(rows, dim=1)
     loss = sample.loss(logits)
@@ -213,11 +216,6 @@ def fit_linear(x: Tensor, y: Tensor, ridge: float) -> Callable[[Tensor], Tensor]
     W = torch.linalg.solve(gram, X.T @ Y).T
     b = mean_y - W @ mean_x
     return lambda x: (x.double() @ W.T + b).to(x.dtype)
-
-
-def replacing(function: Callable[[Tensor], Tensor]) -> Change:
-    """Return the change that replaces a layer by a function of the stream."""
-    return lambda call, x: function(x)
 
 
 def unexplained(y: Tensor, predicted: Tensor) -> Tensor:

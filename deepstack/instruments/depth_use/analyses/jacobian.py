@@ -44,30 +44,36 @@ def jacobian(request: Request, result: Analysis) -> None:
     ‖J − I‖_F² is the mean of ‖(J − I)v‖² over probes v of random signs (Hutchinson), by
     forward-mode products.  The spectral norm is a power iteration with JᵀJ, by a forward-mode and a
     reverse-mode product each.  It runs until no sequence changes by more than 1e-4, relatively,
-    and so stops 0.2 to 0.8 % below the norm where singular values lie close together.
+    and so stops 0.2 to 0.8 % below the norm where singular values lie close together.  Products are
+    in fp32, whatever the run's precision.  Of a stream of several tensors J_l is ∂z_l/∂z_{l−1}.
     Muhtar et al. 2026, arXiv:2603.15389, average J over tokens first, and so measure the distance
     of a mean Jacobian.  On the probe batch; the cost is about 3 forward passes of the layer a probe
     and 5 an iteration.
     """
-    chosen = request.chosen(result)
-    request.model.refuse_state(request.probe)
+    model, chosen = request.model, request.chosen(result)
+    model.refuse_state(request.probe)
     note_arguments(request, request.probe, result)
     generator = torch.Generator().manual_seed(request.seed)
     rows: list[Tensor] = []
 
-    def observe(index: int, call: Call, x: Tensor) -> Tensor:
-        f = partial(call, index)
-        refuse_mixing(f, x, index)
-        distance, error = distance_from_identity(f, x, request.probes, generator)
-        norms, change = spectral_norms(f, x, request.iterations, generator)
+    def observe(index: int, call: Call, x: Any) -> Any:
+        def f(z: Tensor) -> Tensor:
+            return model.state(index + 1, call(index, model.with_state(index, x, z)))
+
+        z = model.state(index, x)
+        refuse_mixing(f, z, index)
+        distance, error = distance_from_identity(f, z, request.probes, generator)
+        norms, change = spectral_norms(f, z, request.iterations, generator)
         rows.append(numbers([distance, error, norms.mean(), norms.max(), change]))
-        return f(x)
+        return call(index, x)
 
     # torch's fused attentions have no forward-mode derivative, and its own forward mode uses a
     # function that it calls deprecated
     quiet = warnings.catch_warnings(action="ignore", category=DeprecationWarning)
-    with quiet, sdpa_kernel(SDPBackend.MATH):
-        request.model.run(request.probe, {index: partial(observe, index) for index in chosen})
+    kind = next((p.device.type for p in model.model.parameters()), "cpu")
+    full = torch.autocast(kind, enabled=False)
+    with quiet, full, sdpa_kernel(SDPBackend.MATH):
+        model.run(request.probe, {index: partial(observe, index) for index in chosen})
     result.add("changed", [index + 1 for index in chosen])
     columns = torch.stack(rows, dim=1)
     names = "from_identity", "from_identity_error", "spectral_norm", "spectral_norm_max"

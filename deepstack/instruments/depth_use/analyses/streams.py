@@ -28,7 +28,7 @@ LENS = {
 }  # fmt: skip
 
 
-@measure("lens", LENS, any_stream=True)
+@measure("lens", LENS)
 def lens(request: Request, result: Analysis) -> None:
     """Read the prediction after every layer: loss, KL to the final one, overlap of top tokens.
 
@@ -101,8 +101,6 @@ def similarity(request: Request, result: Analysis) -> None:
     result.add("cosine", (units @ units.T / tokens).float().cpu())
     result.add("cka", linear_cka(states, states).float().cpu())
     if request.other is not None:
-        if not request.other.one_tensor:
-            raise ConfigError(f"similarity with another run: {request.other.why_not}")
         with request.other.ready():
             others = request.other.states_and_logits(request.held_out)[0]
         step = max(request.step, -(-len(others) // len(states)))
