@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import (
-    Field,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from deepstack.config.section import (
     Fraction,
@@ -98,8 +96,14 @@ class Model(Section):
     """encoder_decoder: the number of decoder layers M; null: depth, which the encoder has."""
     decoder_attention: Literal["separate", "merged", "average"] = "separate"
     """encoder_decoder: self- and cross-attention, merged, or an average and cross-attention."""
-    unique_layers: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """The number of layers with parameters of their own, which the others repeat; null: all."""
+    prelude_layers: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """The first layers of a looped stack, with parameters that no other layer repeats."""
+    coda_layers: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """The last layers of a looped stack, with parameters that repeat no other layer's."""
+    unique_layers: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None, validate_default=True
+    )
+    """The layers whose parameters the layers after them, up to the coda, repeat; null: none."""
     d_model: Annotated[int, Field(ge=1, le=65_536)] = 64
     """The width of the stream."""
     n_heads: Annotated[int, Field(ge=1, le=65_536, validate_default=True)] = 2
@@ -147,9 +151,25 @@ class Model(Section):
         decoder_attention={"model.family": ("encoder_decoder",)},
         grow={"model.start": ()},
     )
-    _check_unique = divisor_of("unique_layers", "model.depth", "model.decoder_depth")
     _check_heads = divisor_of("n_heads", "model.d_model")
     _check_kv_heads = divisor_of("n_kv_heads", "model.n_heads")
+
+    @field_validator("unique_layers")
+    @classmethod
+    def _divide_the_loop(cls, value: int | None, info: Any) -> int | None:
+        around = info.data.get("prelude_layers", 0) + info.data.get("coda_layers", 0)
+        if around and value is None:
+            text = "found null; allowed the number of repeated layers between prelude and coda"
+            raise PydanticCustomError("relation", text)
+        for key in ("depth", "decoder_depth"):
+            total = info.data.get(key)
+            if value and total and (total - around) % value + (total - around < value):
+                whole = f"model.{key} = {total}"
+                if around:
+                    whole = f"the {total - around} layers between prelude and coda, {whole} in all"
+                text = f"found {value}; allowed a divisor of {whole}"
+                raise PydanticCustomError("relation", text)
+        return value
 
     @model_validator(mode="after")
     def _resolve_d_ff(self) -> Model:

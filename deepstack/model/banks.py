@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from deepstack.model.loop import Loop
 from deepstack.schemes.role import RoleParameter, Start, with_storage
 
 # Rows are padded with zeros to a multiple of this many numbers (a cache line).  The fused CPU
@@ -119,19 +120,17 @@ class Bank:
                 self.shaped(part).copy_(new)
 
     @torch.no_grad()
-    def tie(self, unique: int) -> None:
-        """Give layer l the parameters of layer l modulo `unique`, the first layers as they are."""
+    def tie(self, loop: Loop) -> None:
+        """Give repeated layers the parameters of the layers that they repeat."""
         values = self.values()
-        self.copy_(values[:unique].repeat(len(values) // unique, *[1] * (values.ndim - 1)))
+        self.copy_(loop.spread(loop.once(values), len(values)))
 
     @torch.no_grad()
-    def sum_repeats(self, unique: int) -> None:
+    def sum_repeats(self, loop: Loop) -> None:
         """Give every layer the sum of the gradients of the layers with its parameters."""
         rows = self.gradient_rows()
-        total = rows.view(-1, unique, rows.shape[1]).sum(dim=0)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        summed = self.parts(total.repeat(len(rows) // unique, 1))
-        torch._foreach_copy_(gradients, summed)
+        torch._foreach_copy_(gradients, self.parts(loop.spread(loop.sums(rows), len(rows))))
 
     @torch.no_grad()
     def change(self, by: Callable[[str, Tensor], None]) -> None:
@@ -149,9 +148,8 @@ class Banks:
     stacks: name -> layers, modules with equal parameter names and shapes, which the model has as
         `<name>.layers`.  stacked=False gives every layer storage of its own; the numbers are the
         same bit for bit.
-    unique: the number of layers with separate parameters; layer l repeats the parameters of layer l
-        - unique.  Each repetition has a copy, so that a layer has its row in every bank; equal
-        gradients keep the copies equal.  None: all.
+    loop: which layers repeat the parameters of others.  Each repetition has a copy, so that a layer
+        has its row in every bank; equal gradients keep the copies equal.  None: no layer.
     """
 
     def __init__(
@@ -160,10 +158,10 @@ class Banks:
         stacks: Mapping[str, Sequence[nn.Module]],
         device: torch.device,
         stacked: bool = True,
-        unique: int | None = None,
+        loop: Loop | None = None,
     ) -> None:
         self.all: list[Bank] = []
-        self.unique = unique
+        self.loop = loop
         for path, owners, stack in modules_of(model, stacks):
             for name, parameter in owners[0]._parameters.items():
                 if parameter is not None:
@@ -185,15 +183,15 @@ class Banks:
 
     def tie(self) -> None:
         """Make repeated layers equal, if there are any."""
-        for bank in self.all if self.unique else ():
-            if bank.in_layers:
-                bank.tie(self.unique or 1)
+        for bank in self.all:
+            if self.loop and bank.in_layers:
+                bank.tie(self.loop)
 
     def sum_repeats(self) -> None:
         """Sum the gradients of shared parameters over their repetitions."""
-        for bank in self.all if self.unique else ():
-            if bank.in_layers:
-                bank.sum_repeats(self.unique or 1)
+        for bank in self.all:
+            if self.loop and bank.in_layers:
+                bank.sum_repeats(self.loop)
 
     def state(self) -> dict[str, Tensor]:
         """Every parameter by key, as tensors (depth, …)."""
@@ -208,9 +206,11 @@ class Banks:
         """Return the number of parameters by role; shared parameters count once."""
         counts: dict[str, int] = {}
         for bank in self.all:
-            repeats = len(bank.starts) // self.unique if self.unique and bank.in_layers else 1
+            layers = len(bank.starts)
+            once = self.loop.owners if self.loop and bank.in_layers else layers
             for role, values in bank.by_role():
-                counts[role] = counts.get(role, 0) + sum(v.numel() for v in values) // repeats
+                every = sum(v.numel() for v in values)
+                counts[role] = counts.get(role, 0) + every // layers * once
         return counts
 
     def __iter__(self) -> Iterator[Bank]:
@@ -236,13 +236,15 @@ def layer_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(squares), dim=0)
 
 
-def global_norm(banks: Sequence[Bank], unique: int | None = None) -> Tensor:
+def global_norm(banks: Sequence[Bank], loop: Loop | None = None) -> Tensor:
     """The norm of all gradients of these banks, taken as the norm of the norms by layer.
 
-    unique: the layers that count, if the others repeat them.  One fp32 norm over a whole bank is
+    loop: which layers repeat others, of which each counts once.  One fp32 norm over a whole bank is
         off by 6e-4 at depth 1000, and differs from plain storage.
     """
-    rows = [b.gradient_rows()[: unique if b.in_layers else None] for b in banks]
+    rows = [
+        loop.once(b.gradient_rows()) if loop and b.in_layers else b.gradient_rows() for b in banks
+    ]
     by_layer = [torch.linalg.vector_norm(row, dim=1) for row in rows]
     return torch.linalg.vector_norm(torch.cat(by_layer))
 

@@ -12,6 +12,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import check_definitions
 from deepstack.model.banks import Bank, Banks
 from deepstack.model.initialise import initialise
+from deepstack.model.loop import loop_of
 from deepstack.model.transformer import Transformer
 from deepstack.schemes import NORMS, Optim, Scheme, StackScheme, stack_schemes
 
@@ -93,9 +94,7 @@ def build_model(
     seq_len, joins = config.task.seq_len, partial(one_treatment, config, optim)
     model = Transformer(config.model, schemes, vocab_size=vocab_size, seq_len=seq_len, joins=joins)
     layers = {side: stack.layers for side, stack in model.stacks.items()}
-    banks = Banks(
-        model, layers, device, stacked=config.runtime.banks, unique=config.model.unique_layers
-    )
+    banks = Banks(model, layers, device, stacked=config.runtime.banks, loop=loop_of(config.model))
     if draw and device.type != "meta":
         initialise(banks, config.model, schemes, config.seed)
         if first.scheme_class.constrains:

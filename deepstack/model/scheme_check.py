@@ -47,6 +47,7 @@ def shallow(config: conf.Config) -> conf.Config:
     One layer is a special case of many schemes' functions of depth, such as 1/log(N).
     """
     depths: dict[str, int | None] = {"model.depth": min(2, config.model.depth)}
+    depths |= {"model.prelude_layers": 0, "model.coda_layers": 0}
     depths["model.unique_layers"] = None  # need not divide two layers
     if config.model.decoder_depth:
         depths["model.decoder_depth"] = min(2, config.model.decoder_depth)

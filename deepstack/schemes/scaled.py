@@ -102,7 +102,8 @@ class Looped(Scheme, name="looped", label="Looped", paper="arXiv:2606.18524", st
 
     L layers have parameters of their own (`model.unique_layers`) and are run n = N/L times.  Sums
     of n equal updates grow as n, sums over L different ones as sqrt(L).  Without repeated layers
-    n = 1, L = N.  The paper's step is one residual block; here it is each sublayer.
+    n = 1, L = N.  The paper's step is one residual block; here it is each sublayer.  Layers of a
+    prelude and a coda have the same factor and do not count in N.
     """
 
     final_norm = True
@@ -110,7 +111,8 @@ class Looped(Scheme, name="looped", label="Looped", paper="arXiv:2606.18524", st
 
     def setup(self, parts: Parts) -> None:
         unique = self.place.unique_layers or self.depth
-        self.factor = self.scale * unique**0.5 / self.depth
+        looped = self.depth - self.place.prelude_layers - self.place.coda_layers
+        self.factor = self.scale * unique**0.5 / looped
 
     def residual(self, x: Tensor, G: Sublayer, norm: Norm) -> Tensor:
         return torch.add(x, G(norm(x)), alpha=self.factor)
@@ -275,7 +277,7 @@ class Fixup(WithoutNorm, name="fixup", label="Fixup", paper="arXiv:1901.09321", 
 
     @classmethod
     def gain(cls, role: str, layer: int, depth: int) -> float:
-        family, _, N, M, sublayers, _ = cls.place
+        family, _, N, M, sublayers, *_ = cls.place
         branches = 2 * N + sublayers * M if family == "encoder_decoder" else 2 * depth
         name = role.removeprefix("cross_")
         powers = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "w1": -1 / 2}

@@ -36,7 +36,8 @@ class StackPosition(NamedTuple):
     decoder_sublayers counts the sublayers of a decoder layer that reads an encoder: 3, or 2 if one
     merged attention replaces two sublayers.
 
-    unique_layers: how many layers of a side have parameters of their own; 0: all.
+    unique_layers: how many layers of a side repeat, after those of the prelude and before those of
+        the coda; 0: none.
     """
 
     family: Family = "encoder"
@@ -45,6 +46,8 @@ class StackPosition(NamedTuple):
     decoder_depth: int = 0
     decoder_sublayers: int = 3
     unique_layers: int = 0
+    prelude_layers: int = 0
+    coda_layers: int = 0
 
     @property
     def depth(self) -> int:

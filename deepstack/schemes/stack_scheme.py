@@ -139,7 +139,8 @@ def stack_positions(model: Model) -> dict[str, StackPosition]:
     depths = {"encoder": (depth, 0), "decoder": (0, depth)}
     depths["encoder_decoder"] = (depth, model.decoder_depth or depth)
     sublayers = 2 if model.decoder_attention == "merged" else 3
-    counts = *depths[family], sublayers, model.unique_layers or 0
+    loop = model.unique_layers or 0, model.prelude_layers, model.coda_layers
+    counts = *depths[family], sublayers, *loop
     encoder = StackPosition(family, "encoder", *counts)
     positions = {"encoder": encoder, "decoder": encoder._replace(side="decoder")}
     return {side: position for side, position in positions.items() if position.depth}

@@ -59,7 +59,13 @@ IRRELEVANT = {
     "eval_every": 0, "eval_batches": 1,
 }  # fmt: skip
 # Settings of the model that change no time, and exclude some depths.
-OF_OTHER_DEPTHS = {"unique_layers": None, "start": None, "grow": None}
+OF_OTHER_DEPTHS = {
+    "prelude_layers": 0,
+    "coda_layers": 0,
+    "unique_layers": None,
+    "start": None,
+    "grow": None,
+}
 
 
 @dataclass(frozen=True)

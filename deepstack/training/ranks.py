@@ -98,7 +98,7 @@ class RankModel:
         if isinstance(banks, ShardedBanks):
             return sharded_sum(trained, ranks), sharded_norm
         share = ranks.gradient_sum(trained)
-        if not banks.unique:
+        if not banks.loop:
             return share, global_norm
 
         def share_and_sum(loss: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class RankModel:
             banks.sum_repeats()
             return loss
 
-        return share_and_sum, partial(global_norm, unique=banks.unique)
+        return share_and_sum, partial(global_norm, loop=banks.loop)
 
     def whole(self) -> Built | None:
         """Return the whole model on rank 0 and None on the others; all ranks must call this.

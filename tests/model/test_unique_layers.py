@@ -24,9 +24,17 @@ LOOPED = {
 }  # fmt: skip
 
 
-def test_a_looped_stack_takes_the_steps_of_shared_parameters() -> None:
+@pytest.mark.parametrize(
+    ("around", "sources"),
+    [((0, 0), [0, 1, 0, 1, 0, 1]), ((1, 1), [0, 1, 2, 1, 2, 5]), ((2, 0), [0, 1, 2, 3, 2, 3])],
+)
+def test_a_looped_stack_takes_the_steps_of_shared_parameters(
+    around: tuple[int, int], sources: list[int]
+) -> None:
     """Plain SGD: the gradients of the layers that repeat one are added."""
-    config = small(**LOOPED, train__optimizer="sgd", train__clip=None, runtime__fused=False)
+    parts = dict(zip(("model__prelude_layers", "model__coda_layers"), around, strict=True))
+    sgd = {"train__optimizer": "sgd", "train__clip": None, "runtime__fused": False}
+    config = small(**LOOPED | parts | sgd)
     with temporary_run(config) as run:
         model, (inputs, targets) = run.built.model, run.batch(1)
         start = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
@@ -34,8 +42,8 @@ def test_a_looped_stack_takes_the_steps_of_shared_parameters() -> None:
         measured = run.step(inputs, targets, 0.3)
 
     def source(name: str) -> str:
-        """The parameter of layer 0 or 1 that this one repeats."""
-        return re.sub(r"(?<=layers\.)\d+", lambda layer: str(int(layer[0]) % 2), name)
+        """The parameter that this one repeats."""
+        return re.sub(r"(?<=layers\.)\d+", lambda layer: str(sources[int(layer[0])]), name)
 
     total: dict[str, Any] = defaultdict(int)
     for name, p in start.items():
@@ -81,6 +89,33 @@ def test_a_plan_of_looped_stacks_counts_each_parameter_once_and_times_other_dept
     plan = json.loads(typed("sweep", "quick", *grid, "--dry-run", "--json").stdout)
     once, whole = (row["parameters"] for row in plan[:2])
     assert once == whole < 60_000
+
+
+def test_prelude_and_coda_count_and_are_not_repeated(tmp_path: Path) -> None:
+    parts = {"model__prelude_layers": 1, "model__coda_layers": 1}
+    run = deepstack.train(small(**LOOPED | parts), out=tmp_path)
+    assert run.meta["parameters"]["q"] == 4 * 16 * 16
+    for name, values in weights_of(run).items():
+        if ".layers." in name:
+            assert torch.equal(values[1:3], values[3:5]), name
+            if name.endswith("w1"):
+                assert len(torch.unique(values.flatten(1), dim=0)) == 4
+    factor = build_model(small(**LOOPED | parts), vocab_size=6).model.schemes[0].factor
+    assert factor == pytest.approx(1 / (2 * 2**0.5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__unique_layers": None, "model__coda_layers": 1}, "found null; allowed the number"),
+        ({"model__prelude_layers": 1}, "a divisor of the 5 layers between prelude and coda, model"),
+        ({"model__prelude_layers": 5}, "found 2; allowed a divisor of the 1 layers"),
+    ],
+    ids=str,
+)
+def test_a_loop_needs_layers_that_repeat(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.unique_layers: .*{message}"):
+        small(**LOOPED | changes)
 
 
 def test_the_looped_scheme_scales_by_repetitions_and_layers() -> None:

@@ -14,6 +14,7 @@ from deepstack.diagnostics.update import evaluating
 from deepstack.instruments.noise_scale.settings import COLUMNS
 from deepstack.model import Transformer
 from deepstack.model.banks import Bank
+from deepstack.model.loop import Loop
 from deepstack.model.loss import mean_loss
 from deepstack.tasks import IGNORE
 
@@ -40,7 +41,7 @@ def gradient_noise(
     banks: Sequence[Bank],
     tokens: Tensor,
     loss: Callable[[Tensor, int], Tensor],
-    unique: int | None = None,
+    loop: Loop | None = None,
 ) -> GradientNoise:
     """Return S and |G|² of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1).
 
@@ -48,8 +49,8 @@ def gradient_noise(
     tokens: (B, seq), B ≥ 2.
     loss: (logits of sequence i, i) -> a loss whose mean over i is the batch's loss, so that the
         mean of its gradients g_i is ḡ.
-    unique: the number of layers with parameters of their own, which the others repeat; a repeated
-        layer has the values of the parameters that it shares.
+    loop: which layers repeat the parameters of others; a repeated layer has the values of the
+        parameters that it shares.
 
     S = Σ‖g_i − ḡ‖²/(B − 1) and |G|² = ‖ḡ‖² − S/B are unbiased.  One forward and one backward pass
     of a single sequence after the other, in evaluation mode.
@@ -62,8 +63,8 @@ def gradient_noise(
             gradients = iter(torch.autograd.grad(value, tensors, materialize_grads=True))
         for b, bank in enumerate(banks):
             rows = torch.stack([next(gradients).flatten().double() for _ in bank.names])
-            if unique and bank.in_layers:
-                rows = rows.view(-1, unique, rows.shape[1]).sum(dim=0)
+            if loop and bank.in_layers:
+                rows = loop.sums(rows)
             total[b] = total[b] + rows
             squares[b] = squares[b] + rows.square().sum(dim=1)
     noise = []  # of each bank: (2, rows)
@@ -76,7 +77,9 @@ def gradient_noise(
         parts = [n for bank, n in zip(banks, noise, strict=True) if bank.stack == side]
         depth = len(stack.layers)
         nothing = torch.zeros(2, depth, dtype=torch.float64, device=tokens.device)
-        by_layer[side] = sum((n.repeat(1, depth // n.shape[1]) for n in parts), nothing)
+        if loop:
+            parts = [loop.spread(n.T, depth).T for n in parts]
+        by_layer[side] = sum(parts, nothing)
     return GradientNoise(torch.cat(noise, dim=1).sum(dim=1), by_layer)
 
 
@@ -106,7 +109,7 @@ def noise_of(state: RunState) -> GradientNoise:
 
         built = state.built
         state.shared["gradient_noise"] = gradient_noise(
-            built.model, built.trained, state.inputs, loss, built.banks.unique
+            built.model, built.trained, state.inputs, loss, built.banks.loop
         )
     noise: GradientNoise = state.shared["gradient_noise"]
     return noise

@@ -124,12 +124,18 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> Ei
 
 def tied_parameters(built: Built) -> list[list[Tensor]]:
     """Return each trained parameter as the tensors of the model that hold it."""
-    unique = built.banks.unique
+    loop = built.banks.loop
     tied: list[list[Tensor]] = []
     for bank in built.trained:
         tensors = [built.model.get_parameter(name) for name in bank.names]
-        count = unique if unique and bank.in_layers else len(tensors)
-        tied += [list(tensors[first::count]) for first in range(count)]
+        if loop is None or not bank.in_layers:
+            tied += [[tensor] for tensor in tensors]
+            continue
+        end = len(tensors) - loop.after
+        looped = tensors[loop.before : end]
+        tied += [[tensor] for tensor in tensors[: loop.before]]
+        tied += [list(looped[first :: loop.length]) for first in range(loop.length)]
+        tied += [[tensor] for tensor in tensors[end:]]
     return tied
 
 
@@ -163,8 +169,8 @@ def sharpness(
         plain = largest_eigenvalue(H, start)
         if scales is None:
             return plain, Eigenvalue(math.nan, math.nan, 0)
-        unique = built.banks.unique
-        rows = (scale[: unique if bank.in_layers else None]
+        loop = built.banks.loop
+        rows = (loop.once(scale) if loop and bank.in_layers else scale
                 for bank, scale in zip(built.trained, scales, strict=True))  # fmt: skip
         S = torch.cat([row.flatten().double() for row in rows])
         if bool((S == 1).all()):

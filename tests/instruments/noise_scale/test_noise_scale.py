@@ -25,6 +25,12 @@ from deepstack.training import mean_loss
         *some([{"model__scheme": name} for name in SCHEMES.names()], 6, 1),
         {"model__family": "encoder_decoder", "runtime__banks": False, "model__head": "separate"},
         {"model__depth": 4, "model__unique_layers": 2},
+        {
+            "model__depth": 6,
+            "model__unique_layers": 2,
+            "model__prelude_layers": 1,
+            "model__coda_layers": 1,
+        },
         {"model__norm__kind": "batch", "model__dropout": 0.5, "train__trainable": ["v", "w1"]},
     ],
     ids=str,
@@ -37,12 +43,12 @@ def test_noise_equals_the_variance_of_single_sequences(
     targets = toy.targets.clone()
     targets[0, :3] = IGNORE  # sequences differ in the number of their targets
     B, count = len(targets), (targets != IGNORE).sum().item()
-    banks, unique = toy.built.banks, toy.built.banks.unique
+    banks, loop = toy.built.banks, toy.built.banks.loop
 
     def loss(logits: Tensor, i: int) -> Tensor:
         return mean_loss(logits, targets[i : i + 1], count / B)
 
-    noise = gradient_noise(toy.model, toy.built.trained, toy.tokens, loss, unique)
+    noise = gradient_noise(toy.model, toy.built.trained, toy.tokens, loss, loop)
     trained = [p for p in toy.model.eval().parameters() if p.requires_grad]
     gradients: list[dict[nn.Parameter, Tensor]] = []
     for sequence, answers in zip(toy.tokens, targets, strict=True):
@@ -62,7 +68,9 @@ def test_noise_equals_the_variance_of_single_sequences(
     for index, layer in enumerate(toy.model.layers):
         own = [p for p in layer.parameters() if p.requires_grad]
         assert measured[index].tolist() == pytest.approx(expected(own), rel=1e-3), index
-    repeats = {p for layer in toy.model.layers[unique or 99 :] for p in layer.parameters()}
+    layers = [*toy.model.layers]
+    again = layers[loop.before + loop.length : len(layers) - loop.after] if loop else []
+    repeats = {p for layer in again for p in layer.parameters()}
     variance, square = expected([p for p in trained if p not in repeats])
     row = noise.row()
     assert row["model_gradient_variance"] == pytest.approx(variance, rel=1e-3)

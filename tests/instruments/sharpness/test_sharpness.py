@@ -26,6 +26,7 @@ from deepstack.instruments.sharpness.measure import (
     twice_differentiable,
 )
 from deepstack.instruments.sharpness.optimizer import preconditioner_scales, stability_threshold
+from deepstack.model.loop import Loop
 from deepstack.schemes import SCHEMES
 from deepstack.training.optimizer import make_optimizer
 
@@ -35,11 +36,17 @@ CASES: list[dict[str, Any]] = [
     {"model__scheme": "post_ln"},
     {"model__family": "encoder_decoder", "model__positions": "rotary", "runtime__banks": False},
     {"model__depth": 4, "model__unique_layers": 2},
+    {
+        "model__depth": 4,
+        "model__unique_layers": 1,
+        "model__prelude_layers": 1,
+        "model__coda_layers": 1,
+    },
     {"train__trainable": ["v", "w1", "norm_gain"]},
 ]
 
 
-def dense(toy: ToyModel, names: list[str], unique: int | None) -> Tensor:
+def dense(toy: ToyModel, names: list[str], loop: Loop | None) -> Tensor:
     """Return the Hessian by these parameters, (entries, entries), in double precision."""
     model = copy.deepcopy(toy.model).double()
     named = dict(model.named_parameters())
@@ -50,9 +57,11 @@ def dense(toy: ToyModel, names: list[str], unique: int | None) -> Tensor:
         values = {n: p.view_as(named[n]) for n, p in zip(names, parts, strict=True)}
         for name in named:
             words = name.split(".")
-            if unique and "layers" in words:
+            if loop and "layers" in words:
                 at = words.index("layers") + 1
-                words[at] = str(int(words[at]) % unique)
+                layer = int(words[at]) - loop.before
+                if 0 <= layer < len(model.layers) - loop.before - loop.after:
+                    words[at] = str(loop.before + layer % loop.length)
                 if (first := ".".join(words)) in values:
                     values[name] = values[first]
         return entropy(functional_call(model, values, (toy.tokens,)), toy.targets)
@@ -75,7 +84,7 @@ def top(H: Tensor) -> float:
 def test_both_eigenvalues_equal_the_dense_hessians(changes: dict[str, Any]) -> None:
     toy = ToyModel(**TINY | changes)
     toy.built.banks.tie()
-    optimizer, unique = make_optimizer(ADAM, toy.built), toy.built.banks.unique
+    optimizer, loop = make_optimizer(ADAM, toy.built), toy.built.banks.loop
     for _ in range(3):
         toy.built.banks.zero_gradients()
         toy.loss(toy.model(toy.tokens)).backward()
@@ -86,7 +95,7 @@ def test_both_eigenvalues_equal_the_dense_hessians(changes: dict[str, Any]) -> N
 
     names_by_id = {id(p): name for name, p in toy.model.named_parameters()}
     names = [names_by_id[id(copies[0])] for copies in tied_parameters(toy.built)]
-    H = dense(toy, names, unique)
+    H = dense(toy, names, loop)
     assert plain.value == pytest.approx(top(H), rel=1e-3)
 
     rows = []  # P literally, of each parameter
@@ -95,7 +104,9 @@ def test_both_eigenvalues_equal_the_dense_hessians(changes: dict[str, Any]) -> N
         factor = 0.25 if "w1" in bank.roles else 1.0
         P = (1 - 0.9**3) * ((v / (1 - 0.98**3)).sqrt() + 1e-6) / factor
         P = torch.where(v > 0, P, math.inf)
-        rows.append(P[: unique if bank.in_layers else None].flatten().double())
+        if loop and bank.in_layers:
+            P = torch.cat([P[: loop.before + loop.length], P[len(P) - loop.after :]])
+        rows.append(P.flatten().double())
     S = torch.cat(rows) ** -0.5
     assert own.value == pytest.approx(top(S[:, None] * H * S), rel=1e-3)
     assert own.value > 2 * plain.value and own.residual < 2e-3 * own.value
