@@ -1,6 +1,12 @@
 // Draws the charts of the page with uPlot, from their CSV and the description by figures.py.
 const TIP_ROWS = 6, FEW_INTERVALS = 3, FEW_TICKS = 8, FEW_POINTS = 24, NEAR = 6, HEIGHT = 250;
 
+function ring(x, y, radius) {
+  const path = new Path2D();
+  path.arc(x, y, radius, 0, 7);
+  return path;
+}
+
 class Figure {
   constructor(figure, description) {
     Object.assign(this, description, {figure, off: new Set(), plots: [], flipped: {}});
@@ -58,12 +64,16 @@ class Figure {
     const series = this.series.filter(([name]) => name), names = series.map(([name]) => name);
     const show = (isOff) => {
       this.off = new Set(names.filter(isOff));
+      whole.hidden = !this.off.size;
       buttons.forEach((node, i) => node.setAttribute("aria-pressed", String(!this.off.has(names[i]))));
       for (const u of this.plots) u.batch(() => {
         u.curves.forEach((curve, i) => u.setSeries(i + 1, {show: !this.off.has(curve.series)}));
         u.setScale("y", {min: null, max: null});
       });
     };
+    const whole = make("button", {type: "button"}, "All series");
+    whole.hidden = !this.off.size;
+    whole.addEventListener("click", () => show(() => false));
     const buttons = series.map(([name, style]) => {
       const node = make("button", {type: "button", "aria-pressed": String(!this.off.has(name)),
         title: "Click: on or off. Double click: only this one."}, keyOf(style), clean(name));
@@ -71,7 +81,7 @@ class Figure {
       node.addEventListener("dblclick", () => show((other) => other !== name));
       return node;
     });
-    this.legend.replaceChildren(...buttons, ...this.keys.map(([text, style, kind]) =>
+    this.legend.replaceChildren(...buttons, whole, ...this.keys.map(([text, style, kind]) =>
       make("span", {class: kind}, keyOf(style), clean(text))));
     this.legend.hidden = names.length < 2 && !this.keys.length;
   }
@@ -83,10 +93,11 @@ class Figure {
     for (const row of rows) {  // a series is several curves where x begins again
       const [colour, dash, hollow, bars] = panel.styles[row.kind][row.series];
       const isApart = row.kind === "point" && row.mark === "diverged";  // no line leads to it
+      const kind = row.kind === "best" ? "point" : row.kind;  // a point with a ring
       const last = curves.findLast((one) => one.isApart === isApart);
-      const isSame = last?.series === row.series && last.kind === row.kind && last.points.at(-1).x < row.x;
+      const isSame = last?.series === row.series && last.kind === kind && last.points.at(-1).x < row.x;
       if (isSame) last.points.push(row);
-      else curves.push({series: row.series, kind: row.kind, isApart, points: [row], hollow, bars,
+      else curves.push({series: row.series, kind, isApart, points: [row], hollow, bars,
         colour: readable(colour), dash: isApart || row.kind === "reference" ? null : dash});
     }
     const places = ascending(rows.map((row) => row.x));
@@ -139,10 +150,10 @@ class Figure {
     ctx[isBand ? "fill" : "stroke"](path);
     ctx.globalAlpha = 1;
     if (points.length <= FEW_POINTS || dash === null) for (const row of points) if (isKnown(row.y, logY)) {
-      const circle = new Path2D();
-      circle.arc(...at(row, row.y), 3.2 * ratio, 0, 7);
+      const circle = ring(...at(row, row.y), 3.2 * ratio);
       ctx.fillStyle = row.mark || hollow ? css("paper") : colour;
       ctx.fill(circle);
+      if (row.kind === "best") circle.addPath(ring(...at(row, row.y), 6.5 * ratio));
       ctx.stroke(circle);
     }
     ctx.restore();

@@ -9,7 +9,11 @@ function cellsOf({shape, colours}, {rows: all, scale, x}) {
   const names = lines.map((line) => byValue ? shortNumber(line) : clean(line));
   const columns = ascending(rows.map((row) => row.x));
   const [column, line] = [columns, lines].map((values) => new Map(values.map((value, i) => [value, i])));
-  const cells = Map.groupBy(rows, (row) => column.get(row.x) + columns.length * line.get(lineOf(row)));
+  const cells = new Map();
+  for (const row of rows) {
+    const cell = column.get(row.x) + columns.length * line.get(lineOf(row));
+    cells.set(cell, [...(cells.get(cell) || []), row]);
+  }
   const level = scale.log ? Math.log : Number, low = level(scale.low), high = level(scale.high);
   const shareOf = (value) => Math.min(Math.max((level(value) - low) / (high - low || 1), 0), 1);
   const colourOf = ({value, kind}) => {

@@ -135,6 +135,8 @@ def test_series_and_scales_of_a_chart_change(browser: Browser, page: str) -> Non
     assert browser.run(curves) == 2
     assert browser.run(f"{button}.getAttribute('aria-pressed')") == "false"
     browser.wait_for(f"{picture} !== {before!r}")
+    browser.run(f"[...{figure}.querySelectorAll('.legend button')].at(-1).click()")  # all series
+    assert browser.run(curves) == 3
     before, limits = browser.run(picture), browser.run(f"{panel}.chart.scales.y.min")
     browser.run(f"{figure}.querySelector('.scale-y').click()")
     assert browser.run(f"{figure}.querySelector('.scale-y').textContent") == "y: linear"
@@ -209,6 +211,20 @@ def test_validation_losses_are_points_and_the_legend_names_every_line(
     named = browser.run(f"{dashes}.map(l => l.getAttribute('stroke-dasharray'){words})")
     drawn = browser.run(f"{painted}.filter(p => p.act === 'stroke').map(p => p.dash)")
     assert len(set(named)) == 2 and set(named) <= set(drawn)
+
+
+@pytest.mark.slow
+def test_the_best_rate_of_a_depth_is_a_point_of_its_line(browser: Browser, tmp_path: Path) -> None:
+    make_runs(
+        tmp_path / "s", depth=(6, 48), lr=(1e-3, 1e-2, 1e-1),
+        masked=lambda depth, lr: 2.0 + (lr != 1e-2) + 0.01 * depth,
+    )  # fmt: skip
+    figures = show_all(browser, report(tmp_path / "s").as_uri())
+    lines = browser.run(
+        f"{figures['loss_vs_lr']}.querySelector('.panel').chart.curves.map(c => "
+        "[c.dash !== null, ...c.points.map(row => row.kind)])"
+    )
+    assert lines == [[True, "point", "best", "point"]] * 2
 
 
 def test_every_chart_is_drawn_without_an_error(browser: Browser, page: str) -> None:
