@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from deepstack.training.recorder import Divergence, Recorder, open_logs, sync_lo
 from deepstack.training.schedule import is_due
 from deepstack.training.snapshot_writer import LayerRecords
 
+OF_EVERY_PROBE = ("steps", "timing", "attribution")
 LOGGED = "logged"
 """Stem of the files with the values of `probe.log`."""
 MAY_DIFFER = ("train.lr", "train.weight_decay")
@@ -72,7 +74,7 @@ class Writer:
                 f"{folder.steps_path} ends at step {there}, but the loaded state is of step {at}; "
                 f"allowed a state of step {there} or before, or another folder with out="
             )
-        for path in folder.path.glob("*.csv"):
+        for path in own_logs(folder):
             rewrite_end(path, extent(path, at).size, below=folder.path)
         self._load_records(at)
         meta = folder.read_meta()
@@ -95,9 +97,9 @@ class Writer:
     def open(self, attribution: Iterable[str], device: torch.device, at: int) -> None:
         """Open the logs after step `at`; attribution: the columns of attribution.csv, or none."""
         columns = {"attribution": tuple(attribution)} if attribution else {}
-        for path in self.folder.path.glob("*.csv"):
-            is_own = path.stem == "evals" or path.stem.startswith(LOGGED)
-            if is_own and (line := (read(path) or b"").partition(b"\n")[0]):
+        for path in own_logs(self.folder):
+            line = (read(path) or b"").partition(b"\n")[0]
+            if path.stem not in OF_EVERY_PROBE and line:
                 columns[path.stem] = tuple(line.decode().split(","))
         self.logs = open_logs(self.folder, columns, self._stack, at)
         # every finite loss is allowed: its bound is unknown; a precision scaler leaves out a step
@@ -184,6 +186,12 @@ class Writer:
         else:
             state = "out_of_memory" if is_out_of_memory(error) else "failed"
             write_end(folder, state, at, error=repr(error))
+
+
+def own_logs(folder: RunFolder) -> list[Path]:
+    """Return the paths of the logs that a probe has written; a user may have put others there."""
+    pattern = rf"({'|'.join(OF_EVERY_PROBE)}|evals|{LOGGED}(_\d+)?)\.csv"
+    return [path for path in folder.path.glob("*.csv") if re.fullmatch(pattern, path.name)]
 
 
 def number(name: str, value: Any) -> float:

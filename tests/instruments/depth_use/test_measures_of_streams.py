@@ -12,6 +12,7 @@ from helpers.family_models import VOCAB, perturbed, tokens_for
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from deepstack.diagnostics.skipped_layers import losses_without
 from deepstack.instruments.depth_use.analyses import Request, measure_all
 from deepstack.instruments.depth_use.layered import Sample, StackLayers
 from deepstack.records import Analysis
@@ -198,3 +199,32 @@ def test_a_stream_is_set_to_its_own_state_and_output(scheme: str, with_options: 
             passed = model.pass_over(index, before)
             assert model.output(index, before, passed).shape == output.shape
             before = after
+
+
+@pytest.mark.parametrize("scheme", SEVERAL)
+@torch.no_grad()
+def test_a_removal_is_the_one_of_the_diagnostic_of_skipped_layers(scheme: str) -> None:
+    model = stack(scheme, model__scheme_options=OPTIONS.get(scheme, {}))
+    batch = sample(model)
+    assert batch.targets is not None
+    mean_loss = partial(F.cross_entropy, target=batch.targets.flatten())
+    (losses,) = losses_without(
+        model.model, batch.inputs, lambda x: mean_loss(x.flatten(0, 1)), DEPTH
+    ).values()
+    (result,) = measure_all(["effects"], Request(model, batch, batch)).values()
+    assert result.arrays["loss_without"] == pytest.approx(losses.numpy(), rel=1e-5)
+
+
+@torch.no_grad()
+def test_a_removed_middle_layer_of_x0_lambdas_leaves_the_stream_that_enters_it_as_x_m() -> None:
+    model = stack("x0_lambdas", model__scheme_options={"backout": 0.3})  # m = 2
+    batch = sample(model)
+    assert batch.targets is not None
+    (x,) = model.model.inputs(batch.inputs)
+    start = model.stack.enter(x)
+    one = model.stack.layers[0](start)[0]
+    last = model.stack.layers[2]((one, start[1], one))[0]
+    logits = model.model.head(model.stack.final_norm(last - 0.3 * one), model.model.embedding)
+    loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).item()
+    (result,) = measure_all(["effects"], Request(model, batch, batch)).values()
+    assert result.arrays["loss_without"][1] == pytest.approx(loss, rel=1e-5)

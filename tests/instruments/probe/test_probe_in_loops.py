@@ -81,10 +81,13 @@ def test_a_resumed_loop_has_the_log_of_an_uninterrupted_one(every: int, tmp_path
     train(whole, 9, every=every, layers_every=1)
     saved = train(cut, 9, stop=6, every=every, layers_every=1)
     assert len(Run(cut).evals) == 3
+    (cut / "mine.csv").write_text("my,own,table\n1,2,3\n")
     train(cut, 9, saved, every=every, layers_every=1)
-    assert computed(cut) == computed(whole)
+    assert (cut / "mine.csv").read_text() == "my,own,table\n1,2,3\n"
     run = Run(cut)
     assert run.state == "done" and not problems(run.folder)
+    (cut / "mine.csv").unlink()
+    assert computed(cut) == computed(whole)
     assert [one["step"] for one in run.meta["resumed"]] == [4]
     assert run.timing["step"].tolist() == run.steps["step"].tolist()
     assert run.log("logged")["tokens"].tolist() == [20 * step for step in range(1, 10)]
