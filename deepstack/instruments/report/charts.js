@@ -1,11 +1,7 @@
 // Draws the charts of the page with uPlot, from their CSV and the description by figures.py.
 const TIP_ROWS = 6, FEW_INTERVALS = 3, FEW_TICKS = 8, FEW_POINTS = 24, NEAR = 6, HEIGHT = 250;
 
-function ring(x, y, radius) {
-  const path = new Path2D();
-  path.arc(x, y, radius, 0, 7);
-  return path;
-}
+const ring = (x, y, r) => new Path2D(`M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`);
 
 class Figure {
   constructor(figure, description) {
@@ -242,7 +238,11 @@ class Figure {
       return true;
     };
     over.addEventListener("keydown", (event) => u.press(event.key) && event.preventDefault());
-    over.addEventListener("pointermove", () => { u.byKey = false; });
+    const follow = ({pointerType, offsetX, offsetY}) => {
+      u.byKey = false;
+      if (pointerType === "touch") u.setCursor({left: offsetX, top: offsetY});
+    };
+    for (const kind of ["pointerdown", "pointermove"]) over.addEventListener(kind, follow);
     over.addEventListener("blur", () => u.press("Escape"));
     box.chart = Object.assign(u, {curves});
     return u;

@@ -248,9 +248,15 @@ def test_dark_mode_follows_the_system_and_the_button(browser: Browser, page: str
     browser.run("localStorage.clear()")
 
 
-def test_a_phone_scrolls_in_one_direction(browser: Browser, page: str) -> None:
+def test_a_phone_scrolls_in_one_direction_and_a_finger_shows_values(
+    browser: Browser, page: str
+) -> None:
     browser.open(page, width=390)
-    show(browser, "update_vs_depth")
+    figure = show(browser, "update_vs_depth")
+    box = browser.run(f"{figure}.querySelector('.u-over').getBoundingClientRect().toJSON()")
+    browser.call("Input.synthesizeTapGesture", x=box["right"] - 15, y=box["y"] + 20)
+    tip = browser.wait_for(f"{figure}.querySelector('.tip:not([hidden])')?.innerText")
+    assert tip.startswith("depth N (layers) 48")
     assert browser.run("document.documentElement.scrollWidth") == 390
     assert browser.run("document.getElementById('bar').getBoundingClientRect().top") == 0
 
