@@ -1,4 +1,4 @@
-"""Tables for a paper: `compare --latex`, `report --latex` and the names of figures."""
+"""Tables for a paper: `compare --latex`."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command_line import refusal, succeed
+from helpers.command_line import succeed
 from helpers.plot_runs import make_runs
 
 from deepstack.base.latex import tabular, tex
@@ -52,16 +52,6 @@ def test_a_table_of_latex_has_the_numbers_of_json_and_the_best_in_bold(study: Pa
         if fact["setting"] != "Post-LN":
             assert row["difference"] == f"{fact['difference']:.3f}".replace("-", "$-$")
     assert "Bold: the least mean of its depth" in text and r"from post\_ln" in text
-
-
-def test_a_report_of_latex_has_both_tables(study: Path, tmp_path: Path) -> None:
-    path = Path(succeed("report", study, "--latex", "--to", tmp_path))
-    assert path == tmp_path / "report.tex"
-    text = path.read_text()
-    assert text.startswith("% needs \\usepackage{booktabs}\n% a\\_b\n")
-    assert text.count(r"\begin{table}") == 2 and text.count(r"\textbf{") == 2
-    assert "6 & Pre-LN & 2.410 & DeepNorm & 0.100 & " in text
-    assert "--latex leaves out" in refusal(2, "report", study, "--latex", "--at-step", "3")
 
 
 def test_losses_of_several_tasks_have_no_best() -> None:
