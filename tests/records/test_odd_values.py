@@ -120,6 +120,8 @@ def test_no_value_ends_a_command(
     has_tracker = "tensorboard" in trackers() and find_spec("tensorboard") is not None
     if name == "export" and not has_tracker:
         pytest.skip("the tensorboard extra is missing")
+    if name == "compare --transfer":
+        pytest.importorskip("deepstack.instruments.transfer")
     study = make_study(tmp_path_factory.getbasetemp() / f"odd-{every}" / "study", every)
     places = {"STUDY": str(study), "TO": str(tmp_path / "to")}
     with without_layout():
