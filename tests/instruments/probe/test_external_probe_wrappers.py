@@ -1,7 +1,5 @@
 """The external probe on compiled models and in one of several processes."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import torch
 from helpers.probe_models import D, adamw, batch_of, encoder, loop
 from helpers.sampling import some
+from helpers.two_processes import run_two
 from torch import nn
 
 import deepstack
@@ -74,12 +73,10 @@ def test_a_compiled_model_has_the_values_of_the_same_model_without(
 # -- several processes -----------------------------------------------------------------------------
 
 TWO_PROCESSES = """
-import sys, torch, deepstack
+import torch, deepstack
 from contextlib import nullcontext
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-rank, kind, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-torch.set_num_threads(1)
 torch.distributed.init_process_group(
     "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 torch.manual_seed(0)
@@ -124,17 +121,14 @@ torch.distributed.destroy_process_group()
 """
 
 
+def train_one_rank(rank: int, kind: str, folder: str) -> None:
+    exec(TWO_PROCESSES, {"rank": rank, "kind": kind, "folder": folder})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "inside", "function"])
 def test_a_probe_on_one_of_two_processes_leaves_the_other_alone(kind: str, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", TWO_PROCESSES]
-    started = [
-        subprocess.Popen([*words, str(rank), kind, str(tmp_path)], stderr=subprocess.PIPE)
-        for rank in (0, 1)
-    ]
-    for process in started:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors.decode()[-2000:]
+    run_two(train_one_rank, kind, str(tmp_path))
     run = Run(tmp_path / "run")
     assert run.state == "done" and len(run.steps) == 3
     ends = [torch.load(tmp_path / f"end{rank}.pt") for rank in (0, 1)]

@@ -1,14 +1,12 @@
 """The external probe in whole loops: several processes, checkpoints, own values, the examples."""
 
 import json
-import multiprocessing
 import os
 import runpy
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 from helpers import ROOT
 from helpers.command_line import typed
 from helpers.probe_models import adamw, batch_of, encoder
+from helpers.two_processes import run_two
 from torch import Tensor, nn
 
 import deepstack
@@ -183,7 +182,7 @@ class Nothing:
         return {}
 
 
-def run_example(name: str, words: list[str], rank: int, port: int, kind: str) -> None:
+def run_example(rank: int, name: str, words: list[str], port: int, kind: str) -> None:
     """Run an example as one of two processes; kind: of the probe."""
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK=str(rank))
     os.environ.update(WORLD_SIZE="2", LOCAL_RANK=str(rank))
@@ -204,8 +203,6 @@ def run_example(name: str, words: list[str], rank: int, port: int, kind: str) ->
 
 def in_two_processes(name: str, folder: Path, kind: str, *words: str) -> None:
     """Run an example by two processes, which write into a folder."""
-    for module in ("_dynamo", "distributed.fsdp", "distributed.checkpoint.state_dict"):
-        import_module(f"torch.{module}")  # once here, and not in each process
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -218,15 +215,7 @@ def in_two_processes(name: str, folder: Path, kind: str, *words: str) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stderr[-2000:]
         return
-    fork = multiprocessing.get_context("fork")
-    started = [
-        fork.Process(target=run_example, args=(name, given, rank, port, kind)) for rank in (0, 1)
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(60)
-        assert process.exitcode == (9 if kind == "killed" else 0)
+    run_two(run_example, name, given, port, kind, exitcode=9 if kind == "killed" else 0)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
