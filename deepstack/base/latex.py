@@ -54,11 +54,11 @@ def table(
     right: Collection[str] = (),
 ) -> str:
     """Return rows as a float with a caption, both plain text; see `tabular`."""
-    size = r"\scriptsize" if max(map(len, rows)) > WIDE else r"\footnotesize"
+    size, gap = (r"\scriptsize", 2) if max(map(len, rows)) > WIDE else (r"\footnotesize", 3)
     return "\n".join(
         [
             r"\begin{table}[t]",
-            rf"\centering{size}\setlength{{\tabcolsep}}{{3pt}}",
+            rf"\centering{size}\setlength{{\tabcolsep}}{{{gap}pt}}",
             rf"\caption{{{tex(caption)}}}\smallskip",
             tabular(rows, bold, right),
             r"\end{table}",

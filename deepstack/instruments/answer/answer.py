@@ -12,7 +12,7 @@ from deepstack.instruments.answer.looks import looks_at
 from deepstack.instruments.answer.pages import plain_citations
 from deepstack.instruments.answer.sentence import find
 from deepstack.plots.chart import CHARTS, Chart
-from deepstack.plots.files import AnyRuns, runs_of, save, try_chart
+from deepstack.plots.files import AnyRuns, render, runs_of, save, try_chart
 from deepstack.records import ENDED
 from deepstack.records.files import replace
 from deepstack.runs.conditions import Where
@@ -88,6 +88,9 @@ class Answer(Content):
         replace(path, self.page(format, NAME).encode("utf-8", "backslashreplace"))
         if format == "latex":
             replace(folder / f"{NAME}.bib", f"{self.bibtex}\n".encode("utf-8", "backslashreplace"))
+            if self.chart:  # the page itself becomes answer.pdf
+                figure = folder / f"{NAME}{pages.FIGURE}.pdf"
+                replace(figure, render(self.chart, "pdf", PAPER))
         return path
 
 

@@ -17,6 +17,7 @@ from deepstack.runs.paper_table import INTERVAL, LOSS, interval, nats
 
 WIDTH = 80  # of the text on a terminal; tables may be wider in a pipe
 BELOW = "below chance"
+FIGURE = "_figure"  # ending of the name of the figure that the page of LaTeX includes
 CITED = re.compile(r" ?\[@(\w+)\]")
 
 
@@ -139,7 +140,8 @@ def latex(answer: Content, figure: str) -> str:
     if answer.chart:
         parts.append(
             "\\begin{figure}[h]\n\\centering\n"
-            f"\\includegraphics[width=\\linewidth,height=.4\\textheight,keepaspectratio]{{{figure}}}\n"
+            "\\includegraphics[width=\\linewidth,height=.4\\textheight,keepaspectratio]"
+            f"{{{figure}{FIGURE}}}\n"
             f"\\caption{{{tex(answer.caption)}}}\n\\end{{figure}}"
         )
     for rows in (table_rows(answer), rate_cells(answer)):

@@ -70,6 +70,8 @@ def test_the_command_writes_page_and_figure(tmp_path: Path) -> None:
     study = schemes_study(tmp_path)
     path = Path(succeed("answer", study, "--format", "latex"))
     assert path == study / "answer" / "answer.tex" and path.with_suffix(".pdf").is_file()
+    # TeX writes answer.pdf, and must not read it as the figure.
+    assert "{answer_figure}" in path.read_text() and (study / "answer/answer_figure.pdf").is_file()
     assert "@misc{wang2022deepnet," in path.with_suffix(".bib").read_text()
     shown = succeed("answer", study, "--to", tmp_path / "x", "--question", "Who?")
     assert shown.startswith("Who?\n\nDeepNorm learns") and (tmp_path / "x/answer.svg").is_file()
