@@ -257,6 +257,13 @@ PAPERS = Papers({
     "depth_mup": pre(lambda p, base=2: (p.N / base) ** -0.5, options=({"base": 1},)),
     "complete_p": pre(lambda p, base=2: base / p.N, options=({"base": 3},)),
     "looped": pre(lambda p: p.N**-0.5),
+    "parcae": Paper(
+        lambda p, x: literals.parcae(p, x, p.l == 1, p.l == 1), enter=lambda x, **_: (x, x),
+        kinds=2,
+        starts=(
+            (2, {}, ".injection_a", 0.0), (2, {}, ".injection_d", math.log(math.sqrt(5) - 1)),
+        ),
+    ),
     "pro_res": pre(lambda p: 6 / (1000 * p.l)),
     "deep_scale_lm": Paper(
         every(deep_scale_lm), alpha=lambda N: math.sqrt(1 - 2 / N), folds=True,

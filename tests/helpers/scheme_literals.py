@@ -136,6 +136,18 @@ def doubly_stochastic(R: Tensor, n: int, iterations: int, mixing: str) -> Tensor
     return M
 
 
+def parcae(p: Any, stream: Any, begins: bool, first: bool) -> Any:
+    """`DiagonalInjection` of the authors' code before the first layer of a loop, then Pre-LN."""
+    h, e = stream
+    if begins:
+        e = h if first else e
+        state = torch.zeros_like(h) if first else h
+        dt = torch.log(1 + torch.exp(p.s.injection_d))
+        A, B = torch.exp(p.s.injection_a), torch.eye(h.shape[-1]) + p.s.injection_map
+        h = state * torch.exp(-dt * A) + dt * (norm(p.s.injection_norm)(e) @ B.T)
+    return pre_ln(p, h), e
+
+
 def mhc(p: Any, stream: Any, iterations: int = 20, mixing: str = "sinkhorn", **_: Any) -> Any:
     """Equations 3, 5 and 7 to 9."""
 

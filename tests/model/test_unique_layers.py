@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import scheme_literals as literals
 from helpers.command_line import typed
 from helpers.sampling import some
+from helpers.scheme_pieces import TOKENS, perturbed, pieces
 from helpers.small_runs import data_of, small, weights_of
 from torch.func import functional_call
 
@@ -122,6 +124,17 @@ def test_the_looped_scheme_scales_by_repetitions_and_layers() -> None:
     for unique, factor in ((2, 1 / (3 * 2**0.5)), (1, 1 / 6), (None, 6**-0.5)):
         scheme = build_model(small(**LOOPED | {"model__unique_layers": unique}), vocab_size=6)
         assert scheme.model.schemes[5].factor == pytest.approx(factor)
+
+
+def test_the_preludes_output_enters_every_loop() -> None:
+    keys = {"prelude_layers": 1, "coda_layers": 1, "depth": 6, "unique_layers": 2}
+    model = perturbed("parcae", 6, **{f"model__{key}": value for key, value in keys.items()})
+    stream = model.last.enter(model.embed(TOKENS))
+    for l, layer in enumerate(model.layers, start=1):
+        expected = literals.parcae(pieces(layer, l, 6), stream, l in (2, 4), first=l == 2)
+        stream = layer(stream)
+        torch.testing.assert_close(stream, expected, rtol=1e-5, atol=2e-5)
+    assert all(scheme.loops(6) == 2 for scheme in (type(s) for s in model.schemes))
 
 
 def test_repeated_layers_exclude_a_spectral_penalty(tmp_path: Path) -> None:
