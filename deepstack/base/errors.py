@@ -88,3 +88,9 @@ class Interrupted(DeepstackError):
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal
+
+
+def needs_package(package: str | None, extra: str) -> str:
+    """Return the words on a missing package, with the command that installs it."""
+    install = f"pip install '.[{extra}]' in deepstack's folder"
+    return f"needs the package {package}, of the extra [{extra}]: {install}"

@@ -107,8 +107,9 @@ def unknown(
 ) -> str:
     """Return the message for an unknown name, with the nearest name and the allowed names.
 
-    If there are more than `most` allowed names, they are left out after a suggestion.  With a
-    command that lists them, the message has the nearest ones and the command.
+    If there are more than `most` allowed names, they are left out after a suggestion: the nearest
+    name, or those of which the word is a part.  With a command that lists them, the message has the
+    nearest ones and the command.
     """
     word, names = str(name), list(choices)
     # The same word has another type, such as the text '0' for the number 0.
@@ -117,6 +118,11 @@ def unknown(
     shown = word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..."
     if near and more > 0:
         return f"unknown {kind} {shown!r}; did you mean {near!r}?"
+    wholes = [name for name in names if word in name.split("_")]
+    if more > 0 and 0 < len(wholes) <= most and word not in names:
+        *first, last = wholes
+        listed = f"{', '.join(first)} or {last}" if first else last
+        return f"unknown {kind} {shown!r}; did you mean {listed}?"
     if command and more > 0:
         names = get_close_matches(shown, names, most, cutoff=0.0)
         names[-1] += f" and {more} more ({command})"
@@ -137,8 +143,9 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     """
     if len(word) > LONGEST_WORD:
         return None
-    by_form = {_normal(choice): choice for choice in choices}
-    cutoff = SIMILAR_SHORT if len(word) <= SHORT else SIMILAR
+    is_short = len(word) <= SHORT
+    cutoff, longer = (SIMILAR_SHORT, 1) if is_short else (SIMILAR, LONGEST_WORD)
+    by_form = {_normal(name): name for name in choices if len(name) - len(word) <= longer}
     matches = get_close_matches(_normal(word), by_form, 1, cutoff)
     return by_form[matches[0]] if matches else None
 

@@ -138,6 +138,19 @@ def whole_numbers(option: str, text: str) -> list[int]:
         raise ConfigError(f"{option}: found {text!r}; allowed whole numbers, as in 6,12") from None
 
 
+def seeds_of(text: str, first: int) -> list[int]:
+    """Return the seeds that --seeds lists, as in 0,1,2; a number alone is how many, from `first`.
+
+    Raises ConfigError for anything else, and for a number below 1.
+    """
+    seeds = whole_numbers("--seeds", text)
+    if len(seeds) > 1:
+        return seeds
+    if seeds[0] < 1:
+        raise ConfigError(f"--seeds: found {text!r}; allowed seeds, as in 0,1,2, or their number")
+    return list(range(first, first + seeds[0]))
+
+
 def load_plugins(paths: list[Path]) -> None:
     """Load the files given with --plugin, with their output on stderr; import torch only then.
 

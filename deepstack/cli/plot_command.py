@@ -1,5 +1,6 @@
 """The command `deepstack plot [CHART …] DIR`, and its two charts of any quantity."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import typer
 
 from deepstack.base.errors import BrokenChartError
+from deepstack.base.text import counted
 from deepstack.cli import options as opt
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_chart_or_folder, complete_names
-from deepstack.cli.output import show_work
+from deepstack.cli.output import log, show_work, terminal_width
 
+FEW_CHARTS = 2  # up to which a terminal shows the path of each file
+NOT_DRAWN = " is not drawn: "
 axis, look, files = (
     partial(opt.option, panel=heading)
     for heading in ("The charts metric and map", "Appearance", "Files")
@@ -85,6 +89,7 @@ def plot_command(
         directories = ["results"] if is_chart else [others[-1]]
         charts = charts if is_chart else charts[: -len(others[-1].split(","))]
     paths: Any = ()
+    notes: list[str] = []
     try:
         with show_work("drawing charts") as work:
             paths = plot(
@@ -93,7 +98,8 @@ def plot_command(
                 out=to,
                 at_step=at_step,
                 diagnostic=diagnostic,
-                say=work.note,
+                say=notes.append,
+                step=work.step,
                 schemes=tuple(filter(None, (schemes or "").split(","))),
                 panels=panels,
                 smooth=smooth,
@@ -117,5 +123,31 @@ def plot_command(
         paths = error.written
         raise
     finally:
+        show_files(paths)
+        for line in notes if charts else joined_notes(notes):
+            log(line)
+
+
+def show_files(paths: Sequence[Path]) -> None:
+    """Print the paths of files; on a terminal, many of them as a line for each folder."""
+    folders: dict[Path, dict[str, None]] = {}
+    for path in paths:
+        folders.setdefault(path.parent, {})[path.stem] = None
+    if terminal_width() is None or sum(map(len, folders.values())) <= FEW_CHARTS:
         for path in paths:
             typer.echo(path)
+        return
+    endings = ", ".join(dict.fromkeys(path.suffix[1:] for path in paths))
+    for folder, names in folders.items():
+        typer.echo(f"{folder}: {counted('{} charts', len(names))} ({endings}): {', '.join(names)}")
+
+
+def joined_notes(notes: Sequence[str]) -> list[str]:
+    """Return the notes of all charts, with those on charts that are not drawn in one line."""
+    names = [note.partition(NOT_DRAWN)[0] for note in notes if NOT_DRAWN in note]
+    if len(names) < 2:
+        return list(notes)
+    number = counted("{} charts", len(names))
+    text = f"these runs do not allow {number} (deepstack plot CHART DIR says why): "
+    others = [note for note in notes if NOT_DRAWN not in note]
+    return [*others, f"{text}{', '.join(dict.fromkeys(names))}"]

@@ -15,18 +15,21 @@ import typer
 from deepstack import config as conf
 from deepstack import sweeps
 from deepstack.base.errors import Interrupted, ResourceError
+from deepstack.base.text import counted
 from deepstack.cli import options as opt
 from deepstack.cli.finding import sweep_finding
 from deepstack.cli.output import emit, log
 from deepstack.cli.signals import StopRequest, stop_on_signal
 from deepstack.cli.sweep_output import emit_plan, plan_rows, result_rows, watch
-from deepstack.records import Run
+from deepstack.records import ENDED, Run
 from deepstack.records.files import LARGEST_TEXT, make_folder, read, replace
 from deepstack.records.opened import followed
 from deepstack.sweeps import Cell, CellProgress
 
 if TYPE_CHECKING:
     from deepstack.cli.added_options import LauncherOption, SweepOrder
+
+IN_USE = " is in use by "  # in the message on a run that another process has locked
 
 
 @dataclass
@@ -92,12 +95,13 @@ class SweepTraining:
         Raises Interrupted after a signal, and typer.Exit(3) if a run is not done.
         """
         order, cells = self.order, [entry.cell for entry in progress]
+        left = of_other_sweeps(progress)
         emit(result_rows(progress, nested=order.json), order.json)
         study = shlex.quote(str(order.out / order.name))
         if not order.quiet and any(entry.state == "done" for entry in progress):
             for line in sweep_finding([Run(cell.folder.path) for cell in cells]):
                 log(line)
-            log(f"for one page: deepstack report {study}; compare and plot also accept the folder")
+            log(f"what it found: deepstack answer {study}; report, compare and plot take it too")
         for entry in progress:
             if entry.message:
                 log(f"{entry.cell.folder.path}: {entry.state}: {entry.message}")
@@ -106,6 +110,11 @@ class SweepTraining:
             for cell in cells
             if cell.state in sweeps.RUN_AGAIN and not sweeps.is_wanted(cell, self.retried)
         ]
+        if left:
+            log(
+                f"{counted('{} runs', left)} of another sweep into {study} still to end; repeat "
+                "the command when it has ended"
+            )
         if skipped:
             log(
                 f"skipped, because they failed before: {len(skipped)} "
@@ -119,6 +128,16 @@ class SweepTraining:
             log("--max-hours are over; repeat the command to continue")
         if any(entry.state not in ("done", "diverged") for entry in progress):
             raise typer.Exit(3)
+
+
+def of_other_sweeps(progress: Sequence[CellProgress]) -> int:
+    """Return how many runs another sweep of this study still trains; read how its others ended."""
+    theirs = [entry for entry in progress if IN_USE in entry.message]
+    for entry in theirs:
+        folder = entry.cell.folder
+        entry.state = Run(folder.path).state if folder.exists() else "new"
+        entry.message = ""
+    return sum(entry.state not in ENDED for entry in theirs)
 
 
 def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:

@@ -82,6 +82,8 @@ def position(where: str) -> tuple[int, ...]:
 def suggest_key(path: KeyPath) -> str | None:
     """Return the known dotted key nearest to an unknown one: in its section, else in any."""
     word, section = str(path[-1]), dotted_key(path[:-1])
+    if meant := Key.of_other_word(word):
+        return meant
     if sibling := nearest(word, schema_at(path[:-1]).get("properties", ())):
         return f"{section}.{sibling}".strip(".")
     return Key.nearest(word, [*setting_keys(), *sections()])
@@ -119,7 +121,7 @@ def _unknown_key(path: KeyPath, node: Node) -> str:
     text = f"found the {unknown('key', word, siblings)}"
     if nested := _nested_form(word, dotted_key(path[:-1])):
         return f"found the key {quote(word)}; files nest their keys: {nested}"
-    if nearest(word, siblings):
+    if nearest(word, siblings) and not Key.of_other_word(word):
         return text
     if near := suggest_key(path):
         return f"found the unknown key {quote(word)}{hint_for(near)}"

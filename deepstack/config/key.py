@@ -18,6 +18,17 @@ WORDS = {
     "flops": "training FLOPs",
     "val_loss_masked": "validation loss on [MASK]",
 }
+# Words of other tools and papers -> the setting that is meant.
+OTHER_WORDS = {
+    "layers": "model.depth", "num_layers": "model.depth", "n_layers": "model.depth",
+    "n_layer": "model.depth", "num_hidden_layers": "model.depth", "epochs": "train.steps",
+    "max_steps": "train.steps", "iterations": "train.steps", "learning_rate": "train.lr",
+    "hidden_size": "model.d_model", "n_embd": "model.d_model", "width": "model.d_model",
+    "dim": "model.d_model", "num_heads": "model.n_heads", "n_head": "model.n_heads",
+    "heads": "model.n_heads", "warmup": "train.warmup_steps", "grad_clip": "train.clip",
+    "max_grad_norm": "train.clip", "context_length": "task.seq_len", "block_size": "task.seq_len",
+    "random_seed": "seed", "dataset": "task.path", "residual": "model.scheme",
+}  # fmt: skip
 FULL_WORDS = {"grad": "gradient", "param": "parameter", "ln": "LN", "val": "validation"}
 SUBLAYERS = ("cross_attention", "attention", "feed_forward")
 
@@ -47,15 +58,24 @@ class Key(str):
             raise ConfigError(f"{option}: {word!r} can mean {names}; give one of them in full")
         if near := cls.nearest(word, keys):
             raise ConfigError(f"{option}: unknown key {word!r}; did you mean {near!r}?")
-        raise ConfigError(f"{option}: {unknown('key', word, keys)}")
+        listed = unknown("key", word, keys, "deepstack list settings", MOST_NAMES)
+        raise ConfigError(f"{option}: {listed}")
 
     @classmethod
     def nearest(cls, word: str, keys: Iterable[str]) -> Key | None:
         """Return the key that a mistyped word most probably meant, in full or by its last part."""
         every = list(keys)
+        if (meant := cls.of_other_word(word)) in every:
+            return meant
         by_name = {cls(key).last: key for key in reversed(every)}
         near = nearest(word, [*every, *by_name])
         return None if near is None else cls(by_name.get(near, near))
+
+    @classmethod
+    def of_other_word(cls, word: str) -> Key | None:
+        """Return the setting that other tools call by the last part of this word, or None."""
+        meant = OTHER_WORDS.get(cls(word).last.lower().replace("-", "_"))
+        return None if meant is None else cls(meant)
 
     @property
     def last(self) -> str:

@@ -127,6 +127,11 @@ def read_tree(
     return tree, problems
 
 
+def is_empty(path: str | os.PathLike[str]) -> bool:
+    """Return whether a configuration file has no key."""
+    return read(read_file(path), printable_path(path))[0].value is None
+
+
 def parse_override(text: str) -> tuple[tuple[str, ...], Node]:
     """Return path and node of `key=value`.  Raises Problem.
 

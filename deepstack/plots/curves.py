@@ -117,7 +117,9 @@ def mark_leaving(
 
 def shows_all_rates(runs: Runs, options: Options) -> bool:
     """Return whether the user asks for every learning rate, or for a panel for each."""
-    return options.rates == "all" or (options.panels is not None and runs.key(options.panels) == LR)
+    return options.rates == "all" or (
+        options.panels is not None and runs.key(options.panels, "panels") == LR
+    )
 
 
 def draw_curves(

@@ -77,6 +77,7 @@ def draw(
     sort: str | None = None,
     last: int | None = None,
     best: str | Sequence[str] = (),
+    step: Callable[[str, int], None] = lambda name, total: None,
 ) -> list[Path]:
     """Draw charts (default: all) of the runs below a folder, into figures/ in each study or `out`.
 
@@ -91,6 +92,8 @@ def draw(
     where, last, best: as in `deepstack.load_runs`.
     sort: the order of runs, and so of the lines of a chart and its legend: a line has the place of
         its first run.
+
+    step: is called before each chart with its name and the number of all charts.
 
     `say` gets a sentence for each run that cannot be read and is left out, and for each chart that
     these runs do not allow.
@@ -137,6 +140,7 @@ def draw(
             options=shown,
             formats=formats,
             notices=notices,
+            step=lambda name: step(name, len(charts) * len(studies)),
         )
         paths, errors = use_readable(members, skipped, draw_them)
         new_paths += paths
@@ -160,14 +164,17 @@ def draw_study(
     options: Options,
     formats: Sequence[str],
     notices: dict[str, None],
+    step: Callable[[str], None],
 ) -> tuple[list[Path], list[DeepstackError]]:
     """Draw charts of the runs of one study; return the files, and an error a chart not drawn.
 
     notices: gets the notice of each chart that has one.
+    step: is called with the name of each chart.
     """
     paths: list[Path] = []
     errors: list[DeepstackError] = []
     for name, function in charts.items() if runs else ():
+        step(name)
         result = try_chart(name, function, runs, options)
         if isinstance(result, DeepstackError):
             errors.append(result)
@@ -290,6 +297,19 @@ def function_of(name: str, words: dict[str, Any]) -> ChartFunction:
     return partial(function, **words)
 
 
+def file_name(chart: str, words: Mapping[str, Any]) -> str:
+    """Return the name of a chart's files: 'metric_val_loss_vs_depth_by_scheme', 'loss_vs_lr'."""
+    given = {word: re.sub(r"\W+", "_", str(value)) for word, value in words.items()}
+    if chart not in WORDED or not {"x", "y"} <= given.keys():
+        return chart
+    if chart == "map":
+        parts = [chart, given.get("value", ""), "over", given["x"], "and", given["y"]]
+    else:
+        parts = [chart, given["y"], "vs", given["x"]]
+    parts += [f"by_{given['by']}"] if "by" in given else []
+    return "_".join([*parts, *([given["layers"]] if "layers" in given else [])])
+
+
 def split_options(options: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
     """Return the fields of `Options`, and the other words."""
     fields = Options.__dataclass_fields__
@@ -360,7 +380,7 @@ def plot(
     all charts that these runs allow.
 
     options: `where`, `sort`, `last` and `best` of `load_runs`, `formats` of files, x, y, by, value
-        of `metric` and `map`, and the fields of `Options`.
+        of `metric` and `map`, `step` of `draw`, and the fields of `Options`.
 
     Raises what `plots.draw` raises.
     """
@@ -369,7 +389,7 @@ def plot(
     names = [charts] if isinstance(charts, str) else list(charts or ())
     options = {key: value for key, value in options.items() if value is not None}
     selection: dict[str, Any] = {
-        key: options.pop(key) for key in ("where", "sort", "last", "best") if key in options
+        key: options.pop(key) for key in ("where", "sort", "last", "best", "step") if key in options
     }
     if NO_CHOICE in selection.get("best", ()):
         options["rates"] = "all"
@@ -382,8 +402,9 @@ def plot(
         chosen, words = split_options(options)
         if words and not names:
             raise ConfigError(f"plot: --{next(iter(words))} belongs to the charts metric and map")
-        functions = {name: function_of(name, words) for name in names or CHARTS}
+        functions = {file_name(name, words): function_of(name, words) for name in names or CHARTS}
         return draw(directory, functions, out, say, formats, chosen, **selection)
+    selection.pop("step", None)
     runs = runs_of(directory).select(**selection)
     options |= {"ordered": True} if selection.get("sort") else {}
     if charts is not None:

@@ -79,7 +79,7 @@ class Placement:
         """
         schemes = set(map(scheme_of, self.series))
         panels = self.options.panels
-        key = self.runs.key(panels) if panels else DEPTH
+        key = self.runs.key(panels, "panels") if panels else DEPTH
         if key == DEPTH and len(self.series) > lines and 1 < len(schemes) < len(self.series):
             key = SCHEME
         members: dict[str, list[Series]] = {}

@@ -12,7 +12,16 @@ from deepstack.config.key import Key
 from deepstack.records import ENDED, Run, varying
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import OBSERVATION, Series
-from deepstack.runs.settings import DEPTH, SCHEME, SEED, TASK, depth_of, scheme_label, values_of
+from deepstack.runs.settings import (
+    DEPTH,
+    SCHEME,
+    SEED,
+    TASK,
+    depth_of,
+    scheme_label,
+    setting_value,
+    values_of,
+)
 from deepstack.runs.statistics import has_diverged
 
 # Settings that every caption shows; of the others it shows those that differ from the default.
@@ -20,6 +29,7 @@ ALWAYS = (
     "model.d_model", "model.d_ff", "train.batch_size", "task.seq_len", "train.lr", "train.clip"
 )  # fmt: skip
 IN_TITLE = ("name", SEED, DEPTH, SCHEME, TASK, "model.decoder_depth")
+MOST_DEPTHS = 4  # whose values of a setting a caption lists
 NO_SETTING = ("runtime.", *OBSERVATION)  # starts of keys that change no number
 
 
@@ -61,13 +71,31 @@ def caption_of(runs: Runs, depth_settings: Iterable[Key] = ()) -> list[str]:
         if is_set or key in ALWAYS:
             # A file is shown by its name, without its folder.
             items.append(f"{Key(key).short} {value_text(value).rpartition('/')[2]}")
-    items += [f"{key.short} follows N" for key in depth_settings]
+    items += [follows_depth(runs, key) for key in depth_settings]
     if left := _repeated(runs):
         items.append(f"left out: {counted('{} runs', left)} with the seed of another")
     if going := sum(run.state not in ENDED for run in runs):
         items.append(f"unfinished: {going} of {counted('{} runs', len(runs))}")
     # A line may end after a comma; a name and its value stay together.
     return [re.sub("(?<!,) ", "\u00a0", item) for item in items]
+
+
+def follows_depth(runs: Sequence[Run], key: Key) -> str:
+    """Return the values of a setting that is chosen for each depth: 'lr 0.01, 0.005 at N 6, 48'.
+
+    Of more than four depths it is the first and the last one's: 'lr 0.01 at N 6 to 0.001 at N 96'.
+    """
+    by_depth: dict[int, dict[str, None]] = {}
+    for run in sorted(runs, key=depth_of):
+        text = value_text(setting_value(run, key)).rpartition("/")[2]
+        by_depth.setdefault(depth_of(run), {})[text] = None
+    if any(len(values) > 1 for values in by_depth.values()):
+        return f"{key.short} by N and setting"
+    values = {depth: next(iter(texts)) for depth, texts in by_depth.items()}
+    if len(values) > MOST_DEPTHS:
+        (first, one), *_, (last, other) = values.items()
+        return f"{key.short} {one} at N {first} to {other} at N {last}"
+    return f"{key.short} {', '.join(values.values())} at N {', '.join(map(str, values))}"
 
 
 def shared_settings(runs: Sequence[Run]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from deepstack.base.errors import ConfigError
+from deepstack.base.errors import ConfigError, needs_package
 from deepstack.base.extensions import import_extensions
 from deepstack.base.registry import Registry
 from deepstack.records import Run
@@ -55,7 +55,6 @@ def live_logs(names: Iterable[str]) -> list[Callable[[], Any]]:
         if tracker is None or tracker.live is None:
             raise ConfigError(f"log.to: deepstack/integrations/{name} is missing", key="log.to")
         if find_spec(name) is None:
-            text = f"log.to: {name} needs the package {name}, of the extra [{name}]"
-            raise ConfigError(text, key="log.to")
+            raise ConfigError(f"log.to: {name} {needs_package(name, name)}", key="log.to")
         logs.append(tracker.live)
     return logs

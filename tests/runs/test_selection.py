@@ -345,7 +345,8 @@ def test_best_keeps_the_runs_that_compare_shows(study: Path, tmp_path: Path) -> 
     assert [row["run"] for row in listed] == list(table["run"])
     words = "--x", "depth", "--y", "val_loss_masked", "--to", tmp_path, "--format", "csv"
     assert typed("plot", "metric", study, "--best", "train.lr", *words).exit_code == 0
-    assert set(pd.read_csv(tmp_path / "metric.csv")["y"]) == {2.1, 2.2}
+    drawn = pd.read_csv(tmp_path / "metric_val_loss_masked_vs_depth.csv")
+    assert set(drawn["y"]) == {2.1, 2.2}
 
 
 def test_lines_and_legend_have_the_order_of_sort(study: Path, tmp_path: Path) -> None:
@@ -358,5 +359,5 @@ def test_lines_and_legend_have_the_order_of_sort(study: Path, tmp_path: Path) ->
         assert [text.get_text() for text in legend.get_texts()][:4] == expected
     words = ["--sort", "-scheme", "--x", "step", "--y", "loss", "--by", "scheme", "--format", "csv"]
     assert typed("plot", "metric", study, *words, "--to", tmp_path).exit_code == 0
-    drawn = pd.read_csv(tmp_path / "metric.csv")
+    drawn = pd.read_csv(tmp_path / "metric_loss_vs_step_by_scheme.csv")
     assert list(drawn["series"].unique())[:2] == ["Post-LN", "DeepNorm"]

@@ -8,10 +8,11 @@ import pytest
 from helpers.command_line import typed
 
 from deepstack.base.errors import ConfigError
+from deepstack.cli.sweep_training import of_other_sweeps
 from deepstack.config import Config, to_yaml, with_overrides
 from deepstack.records import Run
 from deepstack.sweeps import RUN_AGAIN, Cell, Launcher, Pool, is_wanted, plan, pool, retry_states
-from deepstack.sweeps.pool import error_line
+from deepstack.sweeps.pool import CellProgress, error_line
 
 BASE = with_overrides(Config(), {"model.depth": 1, "model.d_model": 8})
 
@@ -204,3 +205,15 @@ def test_each_run_that_did_not_end_well_is_listed_with_its_reason(tmp_path: Path
     assert f": failed: {place} (the traceback: " in second
     assert [line.partition("failed: ")[2] for line in listed[:2]] == ["cannot go on", place]
     assert ": failed: runtime.fused: found true, which needs" in refused
+
+
+def test_runs_of_another_sweep_are_no_failures(tmp_path: Path) -> None:
+    """One that ended meanwhile has its state; of one that still runs the sentence says so."""
+    cells = plan(BASE, {"model.depth": [1, 2]}, study="s", out=tmp_path)
+    for cell, state in zip(cells, ("done", "interrupted"), strict=True):
+        cell.folder.write_config(to_yaml(cell.config))
+        cell.folder.write_status(state, 0)
+    refusal = "s/run is in use by process 7 on here"
+    progress = [CellProgress(cell, "failed", message=refusal) for cell in cells]
+    assert of_other_sweeps(progress) == 1
+    assert [(one.state, one.message) for one in progress] == [("done", ""), ("interrupted", "")]

@@ -75,7 +75,7 @@ def calibrate(
     config: conf.Config,
     *,
     depths: Sequence[int] = DEPTHS,
-    seeds: int = 3,
+    seeds: int | Sequence[int] = 3,
     steps: Sequence[int] = STEPS,
     lr: float | None = None,
     alone: bool = False,
@@ -87,7 +87,7 @@ def calibrate(
 ) -> Calibration:
     """Measure the exponent in N of every role's model update, and derive rates without it.
 
-    Every depth is trained for max(steps) steps from `seeds` seeds, at a small constant rate `lr`
+    Every depth is trained for max(steps) steps from these seeds, at a small constant rate `lr`
     (by default a hundredth of `train.lr`) and at half of it, without warm-up and clipping.  Runs
     are ordinary run folders in `<out>/<study>_before`; a repeated call skips finished ones.
     Roles that move F from θ_0 at no step are measured a second time, in `<out>/<study>_second`.
@@ -95,6 +95,7 @@ def calibrate(
     In ReZero these are the matrices, because its gates are 0 in θ_0.  Their effect is a product of
     two changes.  The rate is therefore ten times larger here and in the runs that check it.
 
+    seeds: the seeds, or how many, from `seed` on.
     alone: also train each role alone, in `<out>/<study>_alone`, and measure these runs.  Without
         them a role's part after several steps is its change beside the other roles.
     check: also run the corrected configuration, in `<out>/<study>_after`.
@@ -110,13 +111,14 @@ def calibrate(
     name = study or f"{config.name or 'runs'}_calibration"
     rate = config.train.lr * SMALL if lr is None else lr
     rates, origin = [rate, rate / 2], "initial"
+    first = config.seed
+    all_seeds = range(first, first + seeds) if isinstance(seeds, int) else list(seeds)
 
     def run(
         suffix: str, start: conf.Config, rates: Sequence[float], roles: Sequence[str] = ()
     ) -> list[Run]:
         grid: dict[str, Any] = {"train.trainable": [[role] for role in roles]} if roles else {}
-        seed = config.seed
-        grid |= {"model.depth": chosen, "train.lr": rates, "seed": range(seed, seed + seeds)}
+        grid |= {"model.depth": chosen, "train.lr": rates, "seed": all_seeds}
         changes = {
             "train.steps": at[-1],
             "log.attribution_every": 0 if roles else math.gcd(*at),

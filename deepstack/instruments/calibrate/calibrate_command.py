@@ -18,7 +18,7 @@ def calibrate_command(
     config: opt.ConfigFile,
     overrides: opt.Overrides = [],
     depths: str = opt.option("Depths to measure, as in 6,12,24,48,96.", default="6,12,24,48,96"),
-    seeds: int = opt.option("Number of seeds at each depth.", default=3, min=1),
+    seeds: str = opt.option("Seeds at each depth, as in 0,1,2, or their number.", default="3"),
     steps: str = opt.option("Steps at which the update is measured, as in 1,10.", default="1,10"),
     lr: float | None = opt.option(
         "Learning rate of the measurement (default: a hundredth of train.lr)."
@@ -56,7 +56,7 @@ def calibrate_command(
         measured = calibrate(
             settings,
             depths=opt.whole_numbers("--depths", depths),
-            seeds=seeds,
+            seeds=opt.seeds_of(seeds, settings.seed),
             steps=opt.whole_numbers("--steps", steps),
             lr=lr,
             alone=alone,

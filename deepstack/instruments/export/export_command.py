@@ -1,17 +1,19 @@
 """The command `deepstack export RUN`."""
 
 import json as jsonlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from deepstack import config as conf
 from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.cli.commands import command
-from deepstack.cli.options import Json, Plugins, RunPath, load_plugins, option
+from deepstack.cli.options import Json, Plugins, RunPath, Where, load_plugins, option
 from deepstack.cli.output import emit_facts, log
-from deepstack.records import Run, existing_run, find_runs
+from deepstack.records import Run, existing_run
 from deepstack.records.files import replace_all
 from deepstack.records.opened import followed
+from deepstack.runs.runs import Runs
 
 
 @command("Instruments", "deepstack export results/quick/RUN --to model.safetensors")
@@ -25,6 +27,7 @@ def export_command(
         "Write the logs of all runs in RUN: for tensorboard, wandb, mlflow or trackio.",
         metavar="TRACKER",
     ),
+    where: Where = [],
     step: int | None = option(
         "Weights of a step that train.keep_weights kept (default: the newest).", min=0
     ),
@@ -34,10 +37,12 @@ def export_command(
     """Write a trained model as plain tensors with a config, or logs for a tracker."""
     if logs is not None and step is not None:
         raise ConfigError("--step: found --logs; allowed with --to alone")
+    if where and logs is None:
+        raise ConfigError("--where: found without --logs; it chooses the runs of --logs")
     if logs is not None:
         from deepstack.instruments.export.logs import export_logs
 
-        runs, target = readable_runs(run), to or Path("logs") / logs
+        runs, target = readable_runs(run, where), to or Path("logs") / logs
         look = export_logs(runs, logs, target)
         emit_facts({"runs": len(runs), "folder": str(target), "to look at it": look}, json)
         return
@@ -73,12 +78,12 @@ def export_command(
     emit_facts(facts, json)
 
 
-def readable_runs(path: Path) -> list[Run]:
-    """Return the runs below a folder; log a line for each that cannot be read, and leave it out.
+def readable_runs(path: Path, where: Sequence[str] = ()) -> list[Run]:
+    """Return the chosen runs below a folder; log a line for each one that cannot be read.
 
     Raises ResourceError if none can be read.
     """
-    problems = {run: run.damage(layers=True) for run in find_runs(path)}
+    problems = {run: run.damage(layers=True) for run in Runs.below(path).select(where)}
     for run, problem in problems.items():
         if problem is not None:
             log(f"run {run.name} is left out: {problem}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from deepstack.base.errors import ConfigError, DeepstackError
+from deepstack.base.errors import ConfigError, DeepstackError, needs_package
 from deepstack.base.registry import unknown
 from deepstack.records import Run
 from deepstack.runs.trackers import trackers
@@ -28,9 +28,7 @@ def export_logs(runs: Sequence[Run], tracker: str, to: Path) -> str:
             chosen.export(runs, to)
     except ImportError as error:
         discard(to)
-        raise ConfigError(
-            f"--logs: {tracker} needs the package {error.name}, of the extra [{tracker}]"
-        ) from error
+        raise ConfigError(f"--logs: {tracker} {needs_package(error.name, tracker)}") from error
     except DeepstackError:
         discard(to)
         raise

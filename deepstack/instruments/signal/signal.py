@@ -51,7 +51,7 @@ def signal(
     grid: Mapping[str, Sequence[Any]] | None = None,
     *,
     depths: Sequence[int] | None = None,
-    seeds: int = 3,
+    seeds: int | Sequence[int] = 3,
     study: str | None = None,
     out: str | Path = "results",
     workers: int | None = None,
@@ -61,13 +61,14 @@ def signal(
 
     grid: {dotted key: values}, as in `deepstack.sweep`.
     depths: of every cell (default: the configuration's).
-    seeds: how many, from `seed` on.  Runs are run folders without training steps in
+    seeds: the seeds, or how many, from `seed` on.  Runs are run folders without training steps in
         `<out>/<study>`; a repeated call measures only missing ones.
     workers, show: see `deepstack.sweep`.
     """
     described = as_study(config, grid)
     base = described.base
-    axes = described.grid | {"seed": list(range(base.seed, base.seed + seeds))}
+    listed = range(base.seed, base.seed + seeds) if isinstance(seeds, int) else seeds
+    axes = described.grid | {"seed": list(listed)}
     if depths is not None:
         axes["model.depth"] = list(depths)
     described = replace(described, base=conf.with_overrides(base, START), grid=axes)

@@ -23,7 +23,7 @@ def signal_command(
         [], metavar="KEY=A,B", help="Settings to change; several values make a grid, as in sweep."
     ),
     depths: str | None = opt.option("Depths to measure, as in 6,96,1000."),
-    seeds: int = opt.option("Number of seeds of each stack.", default=3, min=1),
+    seeds: str = opt.option("Seeds of each stack, as in 0,1,2, or their number.", default="3"),
     workers: int | None = opt.option("Runs at a time.", min=1),
     out: opt.Out = Path("results"),
     study: opt.StudyName = None,
@@ -46,7 +46,7 @@ def signal_command(
         measured = signal(
             described,
             depths=None if depths is None else opt.whole_numbers("--depths", depths),
-            seeds=seeds,
+            seeds=opt.seeds_of(seeds, described.base.seed),
             study=name,
             out=out,
             workers=workers,

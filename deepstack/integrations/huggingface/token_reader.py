@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from deepstack.base.errors import needs_package
 from deepstack.tasks.files import MOST_TEXT
 from deepstack.tasks.token_files import Reading
 from deepstack.tasks.windows import Part, Tokens
@@ -45,8 +46,7 @@ def read(content: mmap.mmap, file: Path, reading: Reading) -> list[Tokens] | lis
     try:
         import pyarrow as pa
     except ImportError:
-        reason = " needs the package pyarrow, of the extra [datasets]"
-        raise reading.refusal(file, reason) from None
+        raise reading.refusal(file, f" {needs_package('pyarrow', 'datasets')}") from None
     try:
         table = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(content))).read_all()
     except pa.ArrowException as error:

@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from deepstack.base.errors import needs_package
 from deepstack.tasks.files import find_files, refusal, refusing, sha256_of
 from deepstack.tasks.windows import Part, Tokens
 
@@ -32,7 +33,7 @@ class TokenizerFile:
         try:
             from tokenizers import Tokenizer as Library
         except ImportError:
-            raise refusal("it needs the package tokenizers, of the extra [text]", key) from None
+            raise refusal(f"it {needs_package('tokenizers', 'text')}", key) from None
         with refusing(path, key):
             self.name, files = find_files(path, key)
             if len(files) != 1 or files[0].stat().st_size > LARGEST_TOKENIZER:

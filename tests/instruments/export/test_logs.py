@@ -71,6 +71,6 @@ def test_an_export_without_its_package_names_the_extra(
 ) -> None:
     for name in (tracker, "mlflow.entities", "tensorboard.compat.proto"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=rf"of the extra \[{tracker}\]"):
+    with pytest.raises(ConfigError, match=rf"of the extra \[{tracker}\]: pip install"):
         export_logs(list(runs.values()), tracker, tmp_path / "x")
     assert not (tmp_path / "x").exists()
