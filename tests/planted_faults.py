@@ -74,8 +74,8 @@ FAULTS = (
         f"{DRAWN}[loss_vs_lr]",
     ),
     Fault(
-        "worst_loss_marked_best", "instruments/report",
-        'row["val_loss"] == min(known)', 'row["val_loss"] == max(known)',
+        "worst_loss_marked_best", "runs",
+        'row["val_loss"] == min(losses)', 'row["val_loss"] == max(losses)',
         "instruments/report/test_reports.py::test_the_lowest_loss_of_each_depth_is_bold",
     ),
     Fault(

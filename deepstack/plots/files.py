@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import os
-import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from deepstack.base.plugins import bug_in
 from deepstack.base.registry import unknown
 from deepstack.base.text import printable
 from deepstack.plots.chart import CHARTS, Chart, ChartFunction, Options
+from deepstack.plots.file_names import file_name
 from deepstack.plots.metric import metric, value_map
 from deepstack.plots.reference import read_reference
 from deepstack.plots.style import deepstack_style
@@ -187,26 +187,6 @@ def draw_study(
     return paths, errors
 
 
-def file_name(name: str, function: ChartFunction, options: Options) -> str:
-    """Return the name of a chart's files: its own, or in the style `paper` after what it shows.
-
-    In that style: `val_loss_vs_depth_by_scheme` for `metric`, `val_loss_over_depth_and_lr` for
-    `map`, `update_vs_depth_at_step_10` for a chart with an option that changes its values.
-    """
-    if options.style != "paper":
-        return name
-    words = dict.fromkeys(WORDS, "") | getattr(function, "keywords", {})
-    if name == "metric":
-        name = f"{words['y']}_vs_{words['x']}" + (f"_by_{words['by']}" if words["by"] else "")
-    elif name == "map":
-        name = f"{words['value']}_over_{words['x']}_and_{words['y']}"
-    parts = [name, *(["layers", words["layers"]] if words["layers"] else [])]
-    parts += [] if options.diagnostic == DEFAULT_OPTIONS.diagnostic else [options.diagnostic]
-    parts += [] if options.at_step is None else ["at_step", options.at_step]
-    parts += options.schemes
-    return re.sub(r"[^\w-]+", "_", "_".join(map(str, parts)))  # LaTeX reads a dot as an ending
-
-
 def try_chart(
     name: str, function: ChartFunction, runs: Runs, options: Options
 ) -> Chart | DeepstackError:
@@ -295,19 +275,6 @@ def function_of(name: str, words: dict[str, Any]) -> ChartFunction:
     if problems:
         raise ConfigError(f"plot {name}: {' and '.join(problems)}; as in: {EXAMPLES}")
     return partial(function, **words)
-
-
-def file_name(chart: str, words: Mapping[str, Any]) -> str:
-    """Return the name of a chart's files: 'metric_val_loss_vs_depth_by_scheme', 'loss_vs_lr'."""
-    given = {word: re.sub(r"\W+", "_", str(value)) for word, value in words.items()}
-    if chart not in WORDED or not {"x", "y"} <= given.keys():
-        return chart
-    if chart == "map":
-        parts = [chart, given.get("value", ""), "over", given["x"], "and", given["y"]]
-    else:
-        parts = [chart, given["y"], "vs", given["x"]]
-    parts += [f"by_{given['by']}"] if "by" in given else []
-    return "_".join([*parts, *([given["layers"]] if "layers" in given else [])])
 
 
 def split_options(options: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
@@ -402,7 +369,7 @@ def plot(
         chosen, words = split_options(options)
         if words and not names:
             raise ConfigError(f"plot: --{next(iter(words))} belongs to the charts metric and map")
-        functions = {file_name(name, words): function_of(name, words) for name in names or CHARTS}
+        functions = {name: function_of(name, words) for name in names or CHARTS}
         return draw(directory, functions, out, say, formats, chosen, **selection)
     selection.pop("step", None)
     runs = runs_of(directory).select(**selection)

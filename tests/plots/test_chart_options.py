@@ -13,7 +13,6 @@ from deepstack.base.errors import ConfigError
 from deepstack.cli.plot_command import joined_notes
 from deepstack.plots import Options, draw, figure, plot
 from deepstack.plots.drawing import Drawing
-from deepstack.plots.files import file_name
 from deepstack.plots.style import ORDER, scheme_style
 from deepstack.records import find_runs
 from deepstack.runs import Runs
@@ -38,7 +37,8 @@ def test_figures_of_a_paper_are_named_after_what_they_show(tmp_path: Path) -> No
     make_runs(tmp_path / "s", scheme=("deepnorm", "post_ln"), depth=(6, 18))
     axes = {"x": "model.depth", "y": "val_loss", "by": "scheme"}
     for style, name in (
-        ("paper", "val_loss_vs_model_depth_by_scheme"), ("default", "metric"),
+        ("paper", "val_loss_vs_model_depth_by_scheme"),
+        ("default", "metric_val_loss_vs_model_depth_by_scheme"),
     ):  # fmt: skip
         paths = plot(tmp_path / "s", "metric", style=style, formats="svg", **axes)
         assert [path.stem for path in paths] == [name] * len(paths), style
@@ -213,14 +213,6 @@ def test_a_chart_has_at_most_fifteen_panels_unless_schemes_are_named(tmp_path: P
         assert len(shown) == 15 and {"Post-LN", "Pre-LN"} <= {s.split(",")[0] for s in shown}
         assert "left out: " in caption(chart)
         assert len(set(make_chart(name, tmp_path, schemes=names).data["panel"])) == 17
-
-
-def test_files_of_a_chart_of_words_are_named_after_them() -> None:
-    words = {"x": "depth", "y": "val_loss", "by": "train.lr"}
-    assert file_name("metric", words) == "metric_val_loss_vs_depth_by_train_lr"
-    words = {"x": "depth", "y": "lr", "value": "val_loss", "layers": "max"}
-    assert file_name("map", words) == "map_val_loss_over_depth_and_lr_max"
-    assert file_name("loss_vs_step", {}) == "loss_vs_step"
 
 
 def test_charts_that_runs_do_not_allow_share_a_line() -> None:

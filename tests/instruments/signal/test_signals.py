@@ -177,7 +177,7 @@ def test_a_run_without_steps_is_a_measurement(signals: Signals, tmp_path: Path) 
     axes = ("--x", "depth", "--y", "scheme", "--value", "stream_grad", "--layers", "growth")
     succeed("plot", "map", run.path.parent, *axes, "--to", tmp_path, "--format", "csv")
     (file,) = tmp_path.glob("*.csv")
-    assert file.name == "map_stream_grad_over_depth_and_scheme_growth.csv"
+    assert file.name == "map_stream_grad_over_depth_and_scheme_layers_growth.csv"
     cells = pd.read_csv(file).set_index(["y", "x"])["value"]
     row = next(r for r in signals.rows if r["setting"] == "Post-LN" and r["depth"] == 24)
     assert cells["Post-LN", 24] == pytest.approx(-row["gradient_exponent"])
