@@ -4,12 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.browser import CHROMIUM, Browser, open_browser
 from helpers.plot_runs import make_runs, without_layout
+from matplotlib.figure import Figure
 
+import deepstack.instruments.report.page as page_module
 from deepstack.instruments.report.page import report
+from deepstack.plots import Chart, Options
 from deepstack.records import Run, RunFolder
+from deepstack.runs import Runs
 
 pytestmark = [
     pytest.mark.browser,
@@ -225,6 +230,25 @@ def test_the_best_rate_of_a_depth_is_a_point_of_its_line(browser: Browser, tmp_p
         "[c.dash !== null, ...c.points.map(row => row.kind)])"
     )
     assert lines == [[True, "point", "best", "point"]] * 2
+
+
+@pytest.mark.slow
+def test_a_line_has_a_gap_where_a_value_is_missing(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gappy(runs: Runs, *, options: Options) -> Chart:
+        figure = Figure()
+        figure.subplots().set_yscale("log")
+        values = {"x": [1, 2, 3, 4], "y": [1.0, np.nan, 0.0, 2.0]}
+        return Chart(figure, pd.DataFrame({"series": "a", "kind": "line", **values}), "Gappy")
+
+    monkeypatch.setattr(page_module, "FIRST", ("gappy",))
+    monkeypatch.setattr(page_module, "CHARTS", {"gappy": gappy})
+    make_runs(tmp_path / "s")
+    figure = show_all(browser, report(tmp_path / "s").as_uri())["gappy"]
+    assert browser.run(f"{figure}.querySelector('.panel').chart.data[1]") == [1, None, None, 2]
+    browser.run(f"{figure}.querySelector('.scale-y').click()")
+    assert browser.run(f"{figure}.querySelector('.panel').chart.data[1]") == [1, None, 0, 2]
 
 
 def test_every_chart_is_drawn_without_an_error(browser: Browser, page: str) -> None:
