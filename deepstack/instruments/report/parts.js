@@ -88,7 +88,7 @@ function keyOf([colour, dash, hollow]) {
     return make("svg", {class: "key", width: isLine ? 22 : 10, height: 10},
       make(isLine ? "line" : "circle", {stroke, ...shape}));
   }
-  const box = make("span", {class: "key"}), colours = [colour].flat().map(readable);
+  const box = make("span", {class: "key"}), colours = Array.isArray(colour) ? colour : [readable(colour)];
   box.style.background = `linear-gradient(to right, ${[...colours, colours.at(-1)].join(", ")})`;
   return box;
 }
