@@ -11,7 +11,7 @@ from typing import Any
 from deepstack.config.write import one_line
 from deepstack.records import Run, varying
 from deepstack.records.published import is_published
-from deepstack.runs.settings import LR, SCHEME, SEED, order_of, setting_value, values_of
+from deepstack.runs.settings import LR, SCHEME, SEED, STEPS, order_of, setting_value, values_of
 
 MOST_SPLITS = 4  # settings by which runs are tried to be split into grids
 
@@ -87,7 +87,7 @@ def values(runs: Sequence[Run], key: str) -> list[Any]:
 def commands_of(runs: Sequence[Run], other: Mapping[str, Sequence[Any]] | None = None) -> list[str]:
     """Return the command for a grid of runs, with other values of some settings."""
     first = runs[0]
-    if first.get(SCHEME) is None or "command" not in first.meta:
+    if not is_of_deepstack(first) or "command" not in first.meta:
         return []
     lists = {key: values(runs, key) for key in varying(runs)} | dict(other or {})
     several = any(len(each) > 1 for each in lists.values())
@@ -99,6 +99,12 @@ def commands_of(runs: Sequence[Run], other: Mapping[str, Sequence[Any]] | None =
     for plugin in first.meta.get("plugins") or []:
         words += ["--plugin", str(plugin.get("file"))]
     return [shlex.join(words)]
+
+
+def is_of_deepstack(run: Run) -> bool:
+    """Return whether deepstack trained this run, and not a loop of the user's with a probe."""
+    settings = (SCHEME, STEPS, "train.optimizer")
+    return all(run.get(key) is not None for key in settings)
 
 
 def path_of(path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from deepstack.base.text import counted, value_text
 from deepstack.instruments.answer.citations import DEEPSTACK, section
-from deepstack.instruments.answer.commands import values
+from deepstack.instruments.answer.commands import is_of_deepstack, values
 from deepstack.instruments.answer.found import Found, joined
 from deepstack.records import Run
 from deepstack.runs.captions import depth_words
@@ -28,7 +28,7 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
 
     Citations are `[@key]`; keys: of each scheme, by its label.
     """
-    if any(run.get(SCHEME) is None or run.get("train.optimizer") is None for run in runs):
+    if not all(map(is_of_deepstack, runs)):
         return ""
     labels = list(dict.fromkeys(map(scheme_label, runs)))
     named = [f"{label} [@{keys[label]}]" if label in keys else label for label in labels]

@@ -15,7 +15,7 @@ from helpers.plot_runs import make_run
 import deepstack
 from deepstack.config import with_overrides
 from deepstack.instruments.answer.citations import entry_of, known_entries
-from deepstack.records import Run
+from deepstack.records import Run, RunFolder
 from deepstack.schemes import SCHEMES
 
 HOSTILE = "<b>50 % of $x_1$ & #y</b> {z}"
@@ -149,3 +149,14 @@ def test_the_example_of_the_guide_is_what_is_printed(
     assert len(blocks) >= 3
     for block in blocks[:3]:
         assert " ".join(block.split()) in printed, block
+
+
+def test_runs_of_a_loop_of_the_user_have_no_command_and_no_methods(tmp_path: Path) -> None:
+    """They have a config, and a command that is the user's script."""
+    for scheme, seed in product(("deepnorm", "post_ln"), range(3)):
+        ends: Any = {"seed": seed, "masked": 2.5 + 0.1 * seed * (scheme == "post_ln")}
+        path = make_run(tmp_path / "s", scheme=scheme, **ends)
+        RunFolder(path).write_meta({"command": "mine.py", "flops": {"step": 10}})
+    answer = deepstack.answer(tmp_path / "s")
+    assert answer.methods == "" and not any(" sweep " in line for line in answer.repeat)
+    assert "more runs" in answer.next_runs[0] and answer.next_runs[1] == []
