@@ -54,7 +54,7 @@ class Analysis:
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     scalars: dict[str, float | None] = field(default_factory=dict)
-    columns: dict[str, dict[str, str]] = field(default_factory=dict)
+    columns: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)
     about: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     known: Mapping[str, Column] = field(default_factory=dict, repr=False)

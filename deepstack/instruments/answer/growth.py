@@ -52,7 +52,14 @@ def grown(found: Found, cells: Sequence[Learning], gap: Gap | None, looks: Looks
         for cell in unknown
     ]
     decided = not edges and not unknown and (gap is None or gap.is_clear)
-    return replace(found, decided=decided, details=[*found.details, *details], batch=edges or seeds)
+    judged = any(one.outcome for cell in cells for one in cell.by_seed.values())
+    return replace(
+        found,
+        decided=decided,
+        sure=[*found.sure, *([looks.counts_sentence(rates)] if judged else [])],
+        details=[*found.details, *details],
+        batch=edges or seeds,
+    )
 
 
 def is_compared(cell: Learning, gap: Gap) -> bool:

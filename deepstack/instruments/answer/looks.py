@@ -69,6 +69,15 @@ class Looks:
             f"together with {100 * (1 - self.error):.3g} % (Pocock 1977, Biometrika 64, 191)."
         )
 
+    def counts_sentence(self, cells: int) -> str:
+        """Return the sentence on how it is decided whether each of so many cells learns."""
+        lead = self.lead(cells)
+        return (
+            f"A setting learns, or does not, once a lead of {lead} seeds says so: where at most "
+            f"one seed in five ends in that way, the lead is reached in {100 * 4.0**-lead:.1g} % "
+            "of studies (Wald 1945, Annals of Mathematical Statistics 16, 117)."
+        )
+
     def part(self, share: float) -> Looks:
         """Return the looks for a question that has this share of the error."""
         return replace(self, error=self.error * share) if self.repeated else self

@@ -65,7 +65,8 @@ def lines_of(grown: Growth, max_runs: int | None, most: int) -> list[str]:
     """Return the sentences on a study that has stopped growing."""
     found, number = grown.found, counted("{} runs", grown.runs)
     word = "decided" if found.decided else "undecided"
-    lines = [f"{word} after {number}: {found.sentence}", *found.details]
+    sentence = found.sentence.removeprefix("Undecided: ")
+    lines = [f"{word} after {number}: {sentence}", *found.details]
     limit = most if max_runs is None else max_runs
     if (saved := limit - grown.runs) > 0 and not grown.next:
         lines.append(f"saved {counted('{} runs', saved)} of at most {limit}")

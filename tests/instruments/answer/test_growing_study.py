@@ -142,6 +142,8 @@ def test_a_large_difference_takes_fewer_runs_than_a_small_one() -> None:
     assert [end.found.decided for end in ends] == [True, True]
     assert ends[0].runs < ends[1].runs < 64 and not ends[0].next
     assert "96 % interval over 9 looks" in ends[0].found.sentence
+    how_sure = " ".join(ends[0].found.sure)
+    assert "Pocock 1977" in how_sure and "a lead of 4 seeds" in how_sure
 
 
 def test_a_limit_of_runs_leaves_the_question_open() -> None:
