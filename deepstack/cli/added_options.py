@@ -66,6 +66,23 @@ class AddedOptions:
         import_extensions(cls.file)
         return sorted(cls.__subclasses__(), key=lambda one: one.place)
 
+    @property
+    def changed(self) -> list[str]:
+        """The options whose values are not the defaults."""
+        defaults = {name: vars(type(self))[name].default for name in vars(self)}
+        return [name for name, value in vars(self).items() if value != defaults[name]]
+
+    @classmethod
+    def idle(cls, values: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Return the options that the user gave without effect, each with those that it needs."""
+        every = [each(values) for each in cls.defined()]
+        used = {name for one in every if one.is_chosen for name in vars(one)}
+        idle: dict[str, list[str]] = {}
+        for one in every:
+            for name in set(one.changed) - used:
+                idle.setdefault(name, []).append(one.name)
+        return idle
+
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> list[Self]:
         """Return an instance of each subclass whose options the user gave."""

@@ -90,6 +90,9 @@ def sweep_command(
     order = SweepOrder(described, name, out, workers, max_hours, dry_run, quiet, json)
     tasks = SweepOption.chosen(added)
     refuse_two_tasks(tasks, launchers)
+    for name, needed in SweepOption.idle(added).items():
+        others = " or ".join(f"--{one}" for one in needed)
+        raise ConfigError(f"--{name.replace('_', '-')}: found without {others}, which it needs")
 
     from deepstack import sweeps
     from deepstack.cli.sweep_training import SweepTraining

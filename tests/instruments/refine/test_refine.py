@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import QUICK, small_runs
-from helpers.command_line import TINY, typed
+from helpers.command_line import TINY, refusal, typed
 
 import deepstack
 from deepstack.base.errors import ConfigError
@@ -120,3 +120,10 @@ def test_the_command_counts_before_it_runs(tmp_path: Path) -> None:
 def test_only_a_positive_number_can_be_refined(key: str) -> None:
     with pytest.raises(ConfigError, match="allowed a setting that is a positive number"):
         refine(small(), key)
+
+
+def test_a_task_of_its_own_trains_alone_and_here() -> None:
+    words = ["sweep", QUICK, "--refine", "train.lr", "--seeds", "0,1"]
+    for more in (["--until", "decided"], ["--slurm"]):
+        assert more[0] in (text := refusal(2, *words, *more)) and "--refine" in text
+    assert "--tolerance: found without --refine" in refusal(2, "sweep", QUICK, "--tolerance", "2")
