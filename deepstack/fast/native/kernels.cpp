@@ -89,7 +89,7 @@ void deepstack_plan(const Op* ops, long count, int threads, int32_t* plan) {
 }
 void deepstack_run(const Op* ops, long count, int threads, const int32_t* plan) {
     if (threads > 1) return Team::of_process().run(ops, count, threads, plan);
-    for (const Op* op = ops; op < ops + count; op++) kind_of(*op).run(*op);
+    run_alone(ops, count);
 }
 // Run one thread's part of one record in this thread; plan: the record's.
 void deepstack_run_part(const Op* op, int thread, int threads, const int32_t* plan) {

@@ -181,10 +181,11 @@ def attention(t: Translator, o: Operands) -> None:
 
 @translates("_scaled_dot_product_flash_attention_for_cpu_backward.default")
 def attention_gradient(t: Translator, o: Operands) -> None:
-    dy, q, k, v, y = o.args[:5]
+    dy, q, k, v, _, logsumexp = o.args[:6]
     need(o.args[6] == 0 and o.kwargs.get("attn_mask") is None and v.size == k.size)
     need(o.results.keys() == {0, 1, 2})
-    operands = [o.results[0], o.results[1], o.results[2], dy, q, k, v, y]
+    need(logsumexp.size == q.size[:3])
+    operands = [o.results[0], o.results[1], o.results[2], dy, q, k, v, logsumexp]
     integers = attention_layout(q, k, operands, o.args[7])
     t.add("attention_gradient", [t.address(x) for x in operands], integers, [scale_of(o, q)])
 

@@ -19,6 +19,9 @@ struct Product {
 // Longer sums are added in parts, whose operands lie in the caches.
 constexpr int LENGTH = 256;
 
+// Larger operands would drive what is computed now out of the caches.
+constexpr int64_t MOST_PREFETCHED = 1 << 15;
+
 template <int M, int NV>
 static inline void tile(const Product& g, int i, int j, int columns, const float* b, int64_t b_row) {
     vec s[M][NV] = {};
@@ -164,4 +167,12 @@ static void product(const Op& op) {
         multiply(g);
         g.c += i[9], g.a += i[10], g.b += i[11];
     }
+}
+
+// Ask for B of a product whose rows of A lie side by side: weights, which no cache holds, because
+// many layers have been run since they were read.
+static inline void prefetch_weights(const Op& op) {
+    const int64_t bytes = 4 * int64_t(op.i[1]) * op.i[2];
+    if (op.i[3] == 1 || op.i[8] > 1 || bytes > MOST_PREFETCHED) return;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(op.p[2] + at, 0, 2);
 }

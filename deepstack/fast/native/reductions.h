@@ -104,19 +104,29 @@ static void layer_norm(const Op& op) {
     const int rows = op.i[0], n = op.i[1];
     float *y = (float*)op.p[0], *means = (float*)op.p[1], *rstds = (float*)op.p[2];
     const float *gain = (float*)op.p[4], *bias = (float*)op.p[5], eps = op.c[0];
-    for (int64_t r = 0; r < rows; r++, y += n) {
-        const float* x = (float*)op.p[3] + row_at(r, op.i + 2, op.i + 5);
-        const float mean = sum_row(x, n) / n;
-        const float var = sum_terms(n, [&](int j) { vec v = load(x + j) - mean; return v * v; },
-                                    [&](int j) { float v = x[j] - mean; return v * v; }) / n;
-        const float rstd = 1.0f / sqrtf(var + eps);
-        means[r] = mean, rstds[r] = rstd;
-        if (gain && bias) {
-            INDEPENDENT
-            for (int j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * gain[j] + bias[j];
-        } else {
-            for (int j = 0; j < n; j++)
-                y[j] = (x[j] - mean) * rstd * (gain ? gain[j] : 1.0f) + (bias ? bias[j] : 0.0f);
+    for (int first = 0; first < rows; first += W) {
+        const int count = rows - first < W ? rows - first : W;
+        const float* x[W];  // behind the last row, the last row again
+        for (int r = 0; r < W; r++)
+            x[r] = (float*)op.p[3] + row_at(first + (r < count ? r : count - 1), op.i + 2, op.i + 5);
+        float mean[W], rstd[W];
+        store(mean, sum_rows(n, [&](int r, int j) { return load(x[r] + j); },
+                             [&](int r, int j) { return x[r][j]; }) / float(n));
+        store(rstd, sum_rows(
+            n, [&](int r, int j) { vec v = load(x[r] + j) - mean[r]; return v * v; },
+            [&](int r, int j) { float v = x[r][j] - mean[r]; return v * v; }) / float(n) + eps);
+        for (int r = 0; r < W; r++) rstd[r] = 1.0f / sqrtf(rstd[r]);
+        memcpy(means + first, mean, 4 * count), memcpy(rstds + first, rstd, 4 * count);
+        for (int r = 0; r < count; r++) {
+            float* out = y + (int64_t(first) + r) * n;
+            const float *in = x[r], m = mean[r], s = rstd[r];
+            if (gain && bias) {
+                INDEPENDENT
+                for (int j = 0; j < n; j++) out[j] = (in[j] - m) * s * gain[j] + bias[j];
+            } else {
+                for (int j = 0; j < n; j++)
+                    out[j] = (in[j] - m) * s * (gain ? gain[j] : 1.0f) + (bias ? bias[j] : 0.0f);
+            }
         }
     }
 }

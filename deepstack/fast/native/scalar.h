@@ -25,6 +25,28 @@ static inline float exp1(float x) {
     return p * bits((half + 127) << 23) * bits((k - half + 127) << 23);
 }
 
+// ln x of a normal number > 0, to 1 unit in the last place.
+static inline float log1(float x) {
+    int32_t n;
+    memcpy(&n, &x, 4);
+    int32_t e = (n >> 23) - 126;
+    float m = bits((n & 0x007fffff) | 0x3f000000);  // x = m 2^e, 0.5 <= m < 1
+    const bool small = m < 0.70710678118654752f;
+    m = (small ? m + m : m) - 1.0f;
+    const float k = e - int32_t(small), z = m * m;
+    float p = 7.0376836292e-2f;
+    p = p * m - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    p = (p * m * z - 2.12194440e-4f * k) - 0.5f * z;
+    return (m + p) + 0.693359375f * k;
+}
+
 static inline float sigmoid1(float x) { return 1.0f / (1.0f + exp1(-x)); }
 
 static inline float tanh1(float x) {

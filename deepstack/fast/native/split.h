@@ -145,7 +145,7 @@ static Split split_attention(const Op& op) {
     return split_attentions(op, 1 | 1 << 4, {'q', 'q', 'k', 'k', 'l'});
 }
 static Split split_attention_gradient(const Op& op) {
-    return split_attentions(op, 7, {'q', 'k', 'k', 'q', 'q', 'k', 'k', 'q'});
+    return split_attentions(op, 7, {'q', 'k', 'k', 'q', 'q', 'k', 'k', 'l'});
 }
 
 // One thread's part of an operation; false if it has none.  Operands at address 0 are absent.

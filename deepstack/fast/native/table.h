@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #if defined(__clang__)
@@ -71,6 +72,26 @@ static inline float max_row(const float* x, int n) {
     return t;
 }
 
+// Fold vectors a and b halfway: neighbouring halves of four numbers, or neighbouring fours.
+template <bool FOURS, class F, int... J>
+static inline vec fold_pair(vec a, vec b, F f, std::integer_sequence<int, J...>) {
+    constexpr auto at = [](int j, int half) {
+        if (FOURS) return 8 * (j / 4 % (W / 8)) + 4 * half + j % 4 + (j < W / 2 ? 0 : W);
+        return j / 4 * 4 + j % 4 / 2 + 2 * half + (j % 2 ? W : 0);
+    };
+    return f(__builtin_shufflevector(a, b, at(J, 0)...), __builtin_shufflevector(a, b, at(J, 1)...));
+}
+// The vector of the numbers to which f folds N rows, a vector each.
+template <int N = W, class F>
+static inline vec fold(const vec* row, F f) {
+    constexpr std::make_integer_sequence<int, W> all;
+    if constexpr (N == 4)
+        return fold_pair<false>(fold_pair<false>(row[0], row[2], f, all),
+                                fold_pair<false>(row[1], row[3], f, all), f, all);
+    else
+        return fold_pair<true>(fold<N / 2>(row, f), fold<N / 2>(row + N / 2, f), f, all);
+}
+
 // A buffer of this thread, number `which`, of at least n floats, from a multiple of 64 bytes on.
 static inline float* buffer(int which, size_t n) {
     thread_local std::vector<float> buffers[6];
@@ -79,15 +100,36 @@ static inline float* buffer(int which, size_t n) {
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(b.data()) + 63) / 64 * 64);
 }
 
-// Sum of f(j) for j < n, where f(j, vec) gives W terms and f(j, float) one; four sums in turn.
-template <class F, class G>
-static inline float sum_terms(int n, F terms, G term) {
+// Sums of terms(j) for j < n, which gives W terms from j on, in four vectors in turn; j ends behind
+// the last whole vector.
+template <class F>
+static inline vec sum_vectors(int n, int& j, F terms) {
     vec s[4] = {};
-    int j = 0;
     for (; j + 4 * W <= n; j += 4 * W)
         for (int u = 0; u < 4; u++) s[u] += terms(j + u * W);
     for (; j + W <= n; j += W) s[0] += terms(j);
+    return (s[0] + s[1]) + (s[2] + s[3]);
+}
+
+// Sum of terms for j < n, where terms(j) gives W of them and term(j) one.
+template <class F, class G>
+static inline float sum_terms(int n, F terms, G term) {
+    int j = 0;
+    const vec sums = sum_vectors(n, j, terms);
     float rest = 0;
     for (; j < n; j++) rest += term(j);
-    return total((s[0] + s[1]) + (s[2] + s[3])) + rest;
+    return total(sums) + rest;
+}
+
+// The same sums of W rows, by terms(r, j) and term(r, j).
+template <class F, class G>
+static inline vec sum_rows(int n, F terms, G term) {
+    vec rows[W];
+    float rest[W] = {};
+    for (int r = 0; r < W; r++) {
+        int j = 0;
+        rows[r] = sum_vectors(n, j, [&](int j) { return terms(r, j); });
+        for (; j < n; j++) rest[r] += term(r, j);
+    }
+    return fold(rows, sum2<vec>) + load(rest);
 }

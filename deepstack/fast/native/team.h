@@ -19,6 +19,7 @@
 #include <system_error>
 #include <thread>
 
+#include "products.h"
 #include "split.h"
 
 struct Kind {
@@ -27,6 +28,18 @@ struct Kind {
     Split (*split)(const Op&);
 };
 static const Kind& kind_of(const Op& op);
+
+// Prefetch what a record reads that the next one or two records have not just written.
+static void prefetch(const Op* op, const Op* end) {
+    constexpr int AHEAD = 2;
+    if (end - op > AHEAD && kind_of(op[AHEAD]).run == product) prefetch_weights(op[AHEAD]);
+}
+static void run_alone(const Op* ops, long count) {
+    for (const Op* op = ops; op < ops + count; op++) {
+        prefetch(op, ops + count);
+        kind_of(*op).run(*op);
+    }
+}
 
 // Operations between two meetings of all threads.
 constexpr long CHUNK = 64;
@@ -151,7 +164,7 @@ class Team {
             if (is_complete && gather(threads, count - first > CHUNK))
                 run_together({ops + first, size, threads, plan_of(plan, first, threads)});
             else
-                for (long i = first; i < first + size; i++) kind_of(ops[i]).run(ops[i]);
+                run_alone(ops + first, size);
         }
         if (is_free) busy = false;
     }
@@ -255,6 +268,7 @@ class Team {
             if (plan[1 + thread] < 0) continue;
             members[thread].finished.store(i, std::memory_order_release);
             if (plan[1 + thread]) waited += await_others(thread, plan[1 + thread]);
+            prefetch(c.ops + i, c.ops + c.count);
             run_part(c.ops[i], plan, thread, c.threads);
         }
         return waited;
