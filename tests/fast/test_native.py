@@ -1,5 +1,6 @@
 """C++ kernels replay a step: its numbers to rounding, and equal bytes after a resume."""
 
+import platform
 import signal
 from contextlib import suppress
 from functools import partial
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.configs import config_with
+from helpers.kernels import kernels as kernels
 from helpers.sampling import some
 from helpers.small_runs import data_of, weights_of
 from helpers.turns import by_turns
@@ -18,7 +20,7 @@ from torch import Tensor
 import deepstack
 from deepstack.base.errors import Interrupted
 from deepstack.config import Config, with_overrides
-from deepstack.fast.native import Kernels, find_kernels
+from deepstack.fast.native import Kernels, compiler
 from deepstack.fast.recording import Recording
 from deepstack.fast.replay import bind_recording
 from deepstack.schemes import SCHEMES
@@ -30,15 +32,6 @@ config = partial(config_with, {
     "train.eval_batches": 1, "train.clip": 0.1, "log.layers_every": 4,
     "runtime.device": "cpu", "runtime.threads": 1,
 })  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    """The compiled kernels."""
-    found = find_kernels(print)
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
 
 
 def first_step(given: Config, replay: Any) -> tuple[list[float], dict[str, Tensor], list[Any]]:
@@ -206,6 +199,35 @@ OPERATIONS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
 def test_a_kernel_gives_the_numbers_of_its_operation(
     name: str, strided: bool, kernels: Kernels
 ) -> None:
+    assert_numbers_of(name, strided, kernels)
+
+
+@pytest.fixture(scope="module", params=["-mno-avx512f", "-mno-avx"])
+def narrow_kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Kernels:
+    """Kernels for vectors of 256 or 128 bits, as processors without the extension have them."""
+    if platform.machine() != "x86_64":
+        pytest.skip("no x86 processor")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "FLAGS", (*compiler.FLAGS, request.param))
+        found = compiler.load_or_compile(tmp_path_factory.mktemp("narrow"), print)
+    bits = {"-mno-avx512f": "256 bits", "-mno-avx": "128 bits"}[request.param]
+    if bits not in found.description:
+        pytest.skip("this processor has no such vectors")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_kernels_of_narrow_vectors_give_the_same_numbers(
+    name: str, narrow_kernels: Kernels
+) -> None:
+    assert_numbers_of(name, False, narrow_kernels)
+
+
+def assert_numbers_of(name: str, strided: bool, kernels: Kernels) -> None:
+    """The kernels give an operation's numbers to rounding, and the same bytes by three threads."""
     function, shapes = OPERATIONS[name]
     inputs = drawn(*shapes)
     if strided:  # every second row of a larger tensor, or rows far apart

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.configs import config_with
+from helpers.kernels import kernels as kernels
 from helpers.sampling import some
 from helpers.small_runs import data_of
 from helpers.turns import by_turns
@@ -18,7 +19,7 @@ from torch import Tensor
 
 import deepstack
 from deepstack.config import Config, with_overrides
-from deepstack.fast.native import Kernels, find_kernels
+from deepstack.fast.native import Kernels
 from deepstack.fast.recording import Recording
 from deepstack.fast.replay import Bound, bind_recording
 from deepstack.schemes import SCHEMES
@@ -30,15 +31,6 @@ config = partial(config_with, {
     "train.eval_batches": 2, "train.clip": 0.1, "log.layers_every": 3, "log.probe_sequences": 2,
     "runtime.device": "cpu", "runtime.replay": "native",
 })  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    """The compiled kernels."""
-    found = find_kernels(print)
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
 
 
 def numbers_of(given: Config, threads: int) -> list[Tensor]:
@@ -154,7 +146,8 @@ def test_tables_that_run_at_the_same_time_do_not_disturb_each_other(kernels: Ker
 SCRIPT = """
 import os, sys
 sys.path.insert(0, "tests/fast")
-from test_threads import bind, find_kernels, inputs_of_mix, mix
+from deepstack.fast.native import find_kernels
+from test_threads import bind, inputs_of_mix, mix
 kernels = find_kernels(print)
 one, two = (bind(mix, inputs_of_mix(), kernels, threads) for threads in (1, 2))
 one.run()

@@ -1,4 +1,4 @@
-"""Kernels in tests: on a GPU, on a CPU by Triton's interpreter, or of oneDNN."""
+"""Kernels in tests: on a GPU, on a CPU by Triton's interpreter, of oneDNN, or compiled C++."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepstack.fast.native import Kernels, find_kernels
 from deepstack.fast.products import onednn_is_fp32
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -37,3 +38,12 @@ def error_of(found: Tensor, right: Tensor) -> float:
     assert found.dtype is torch.float32 and found.shape == right.shape
     distance = (found.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30)
     return float(distance) if bool(found.isfinite().all()) else float("inf")
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    """The C++ kernels that replay a step."""
+    found = find_kernels(print)
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found

@@ -22,6 +22,20 @@ constexpr int LENGTH = 256;
 // Larger operands would drive what is computed now out of the caches.
 constexpr int64_t MOST_PREFETCHED = 1 << 15;
 
+// A rounded vector: without it a compiler may fuse a product with a later sum in some tiles and not
+// in others, and numbers would depend on where threads divide the rows.
+static inline vec rounded(vec x) {
+    asm("" : "+m"(x));
+    return x;
+}
+// C of one vector; bias and c: its columns.
+static inline vec finish(vec s, const Product& g, const float* bias, const float* c) {
+    if (g.alpha != 1) s = rounded(s * g.alpha);
+    if (g.bias) s += load(bias);
+    if (g.beta != 0) s += g.beta == 1 ? load(c) : rounded(load(c) * g.beta);
+    return s;
+}
+
 template <int M, int NV>
 static inline void tile(const Product& g, int i, int j, int columns, const float* b, int64_t b_row) {
     vec s[M][NV] = {};
@@ -32,27 +46,22 @@ static inline void tile(const Product& g, int i, int j, int columns, const float
         for (int v = 0; v < NV; v++) y[v] = load(b + v * W);
         for (int r = 0; r < M; r++) {
             vec x = fill(a[r * row]);
-            for (int v = 0; v < NV; v++) s[r][v] += x * y[v];
+            for (int v = 0; v < NV; v++) s[r][v] = fused(s[r][v], x, y[v]);
         }
     }
     for (int r = 0; r < M; r++) {
         float* c = g.c + (i + r) * g.c_row + j;
+        const float* bias = g.bias ? g.bias + j : nullptr;
         if (columns == NV * W) {
-            for (int v = 0; v < NV; v++) {
-                vec z = s[r][v] * g.alpha;
-                if (g.bias) z += load(g.bias + j + v * W);
-                if (g.beta != 0) z += load(c + v * W) * g.beta;
-                store(c + v * W, z);
-            }
+            for (int v = 0; v < NV; v++) store(c + v * W, finish(s[r][v], g, bias + v * W, c + v * W));
         } else {
-            float z[NV * W];
-            for (int v = 0; v < NV; v++) store(z + v * W, s[r][v] * g.alpha);
+            float z[NV * W] = {}, added[NV * W] = {};
             for (int q = 0; q < columns; q++) {
-                float t = z[q];
-                if (g.bias) t += g.bias[j + q];
-                if (g.beta != 0) t += c[q] * g.beta;
-                c[q] = t;
+                if (g.bias) added[q] = bias[q];
+                if (g.beta != 0) z[q] = c[q];
             }
+            for (int v = 0; v < NV; v++) store(z + v * W, finish(s[r][v], g, added + v * W, z + v * W));
+            for (int q = 0; q < columns; q++) c[q] = z[q];
         }
     }
 }

@@ -6,6 +6,10 @@
 #include <utility>
 #include <vector>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -42,6 +46,18 @@ static inline void store(float* p, V v) {
     memcpy(p, &v, sizeof v);
 }
 static inline vec fill(float x) { return x - vec{}; }
+
+// s + x y, rounded once where the processor can: compilers leave some chains of them unfused, so
+// that numbers would depend on the shape of a tile.
+static inline vec fused(vec s, vec x, vec y) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)s);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)s);
+#else
+    return s + x * y;
+#endif
+}
 
 // The sum of a vector's numbers, and the largest.
 #define HALVES(v, add)                                                  \
