@@ -8,6 +8,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__clang__)
@@ -54,6 +56,8 @@ static inline vec fused(vec s, vec x, vec y) {
     return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)s);
 #elif defined(__AVX2__) && defined(__FMA__)
     return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)s);
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)s, (float32x4_t)x, (float32x4_t)y);
 #else
     return s + x * y;
 #endif
