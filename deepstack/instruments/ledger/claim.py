@@ -234,6 +234,10 @@ class Curves:
     log_y: bool = False
 
 
+class UnmeasuredError(Exception):
+    """The runs of an entry cannot show its number; the message says why."""
+
+
 Drawn = Mapping[str, Sequence[float] | Tensor]
 """The draws of every number that the rules of an entry name, one a seed."""
 

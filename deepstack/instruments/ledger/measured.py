@@ -20,6 +20,7 @@ from deepstack.instruments.ledger.claim import (
     Null,
     Part,
     Tier,
+    UnmeasuredError,
     Verdict,
 )  # fmt: skip
 from deepstack.records import ENDED, Run
@@ -93,7 +94,10 @@ def measure(
             return Measured(entry, reason=f"tier {entry.tier}: {lacking} of {len(cells)} runs lack")
         runs = Runs(Run(cell.folder.path) for cell in cells)
         seconds = sum(float(run.timing["step_ms"].sum()) for run in runs) / 1000
-        finding = entry.judge(entry.experiment(runs))
+        try:
+            finding = entry.judge(entry.experiment(runs))
+        except UnmeasuredError as error:
+            return Measured(entry, reason=str(error), seconds=seconds)
     else:
         finding = entry.measure(seed, thorough)
     return Measured(entry, finding, seconds=seconds + time.process_time() - began)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepstack.instruments.ledger.claim import UnmeasuredError
 from deepstack.instruments.ledger.draws import F64
 from deepstack.records import Run
 from deepstack.runs import Runs
@@ -58,12 +59,13 @@ def layers(run: Run, diagnostic: str, record: int = -1) -> np.ndarray:
 def best_rate(rates: list[float], losses: Tensor) -> float:
     """Return the rate of the lowest loss, by a parabola in ln rate through it and its neighbours.
 
-    Infinite or missing losses count as above all others; at an end of the grid it is that rate.
+    Infinite or missing losses count as above all others.  Raises UnmeasuredError at an end of the
+    grid, because the best rate may lie beyond.
     """
     values = torch.nan_to_num(losses, nan=1e9, posinf=1e9)
     at = int(values.argmin())
     if not 0 < at < len(rates) - 1:
-        return rates[at]
+        raise UnmeasuredError(f"the best of the rates is {rates[at]:g}, at an end of the grid")
     x, y = np.log(rates[at - 1 : at + 2]), values[at - 1 : at + 2].numpy()
     a, b, _ = np.polyfit(x, y, 2)
     return float(np.exp(np.clip(-b / (2 * a), x[0], x[-1]))) if a > 0 else rates[at]

@@ -1,16 +1,20 @@
 """`deepstack reproduce`: tiers, runs, kept results and the page of all entries."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.claim_parts import FAR
 from helpers.command_line import typed
 
 from deepstack.base.errors import PluginError
 from deepstack.instruments.ledger import measured as measuring
+from deepstack.instruments.ledger.claim import UnmeasuredError
 from deepstack.instruments.ledger.claims import CLAIMS, Null, Rule, claim
+from deepstack.instruments.ledger.run_values import best_rate
 from deepstack.instruments.ledger.sources import LAYER_CAKE
 from deepstack.records import Run
 from deepstack.runs import Runs
@@ -88,6 +92,14 @@ def test_an_entry_above_the_tier_is_not_measured(
     )
     higher = shown("C0", "--tier", "cpu", "--out", str(tmp_path))["verdict"]
     assert higher == ("agrees" if reason == "tier cpu" else "not measured")
+
+
+def test_no_rate_is_the_best_at_an_end_of_the_grid() -> None:
+    rates = [1e-3, 2e-3, 4e-3]
+    assert best_rate(rates, torch.tensor([2.0, 1.0, 2.0])) == pytest.approx(2e-3)
+    for losses in ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], [math.inf, math.nan, 1.0]):
+        with pytest.raises(UnmeasuredError, match="at an end of the grid"):
+            best_rate(rates, torch.tensor(losses))
 
 
 def test_draws_and_rules_name_the_same_numbers() -> None:
