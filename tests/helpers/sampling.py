@@ -59,12 +59,14 @@ def some(cases: Iterable[Any], every: int, first: int = 0) -> list[Any]:
     ]
 
 
+def turn(at: int, every: int) -> pytest.MarkDecorator:
+    """Return the mark slow at each `every`-th commit, and full at the others."""
+    return pytest.mark.full if (at + ROTATION) % every else pytest.mark.slow
+
+
 def rotating(cases: Iterable[Any], every: int) -> list[Any]:
     """The cases, of which each `every`-th is marked slow, and the rest full; ROTATION chooses."""
-    return [
-        pytest.param(case, marks=pytest.mark.full if (at + ROTATION) % every else pytest.mark.slow)
-        for at, case in enumerate(cases)
-    ]
+    return [pytest.param(case, marks=turn(at, every)) for at, case in enumerate(cases)]
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from helpers.command_line import TINY
-from helpers.sampling import FAST, ROTATION
+from helpers.sampling import FAST, ROTATION, turn
 
 PACKAGE = ROOT / "deepstack"
 FOLDERS = sorted(
@@ -106,7 +106,7 @@ def test_the_core_works_without_any_other_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "folder",
     [
-        pytest.param(name, marks=pytest.mark.full if at else pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.full if at else turn(0, 3))
         for at, name in enumerate(ORDER)
     ],
 )

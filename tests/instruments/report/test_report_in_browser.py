@@ -17,6 +17,7 @@ from deepstack.records import Run, RunFolder
 from deepstack.runs import Runs
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
 ]
@@ -218,7 +219,6 @@ def test_validation_losses_are_points_and_the_legend_names_every_line(
     assert len(set(named)) == 2 and set(named) <= set(drawn)
 
 
-@pytest.mark.slow
 def test_the_best_rate_of_a_depth_is_a_point_of_its_line(browser: Browser, tmp_path: Path) -> None:
     make_runs(
         tmp_path / "s", depth=(6, 48), lr=(1e-3, 1e-2, 1e-1),
@@ -232,7 +232,6 @@ def test_the_best_rate_of_a_depth_is_a_point_of_its_line(browser: Browser, tmp_p
     assert lines == [[True, "point", "best", "point"]] * 2
 
 
-@pytest.mark.slow
 def test_a_line_has_a_gap_where_a_value_is_missing(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def test_tables_come_first_and_each_chart_when_it_is_drawn(
     assert last == build_page([str(study)], None).text
 
 
+@pytest.mark.slow
 def test_the_command_prints_its_address_and_ends_with_an_interrupt(study: Path) -> None:
     words = [sys.executable, "-m", "deepstack", "serve", str(study), "--port"]
     pipe = subprocess.PIPE

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import succeed
+from helpers.sampling import turn
 from helpers.tracked_runs import by_key, pictured
 
 from deepstack.instruments.export.logs import export_logs
@@ -33,7 +34,7 @@ def test_mlflow_takes_its_own_names_and_any_folder(
     assert {path.name for path in tmp_path.iterdir()} == {"studies", to.name}
 
 
-@pytest.mark.slow
+@turn(0, 3)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's own code
 def test_mlflow_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
     pytest.importorskip("mlflow")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import refusal, succeed
+from helpers.sampling import turn
 from helpers.small_runs import interrupted
 from helpers.tracked_runs import by_key, first_pictures, pictured, settings
 
@@ -36,7 +37,7 @@ def test_a_missing_package_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@turn(1, 3)
 @needs_tensorboard
 def test_tensorboard_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
     words = "--logs", "tensorboard", "--to", tmp_path / "tb", "--json"

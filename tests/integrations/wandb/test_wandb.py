@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import succeed
+from helpers.sampling import turn
 from helpers.tracked_runs import assert_logged, pictured
 
 from deepstack.records import Run
@@ -27,7 +28,7 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
                 parts = b""
 
 
-@pytest.mark.slow
+@turn(2, 3)
 def test_wandb_reads_the_export(runs: dict[str, Run], tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     succeed("export", runs["done"].path.parent, "--logs", "wandb", "--to", tmp_path / "w")
