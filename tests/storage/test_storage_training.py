@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 from helpers import storage_trials as trials
-from helpers.sampling import ROTATION
+from helpers.sampling import ROTATION, rotating
 from helpers.storage_harness import Harness, rows_of
 from helpers.storage_run import STEPS
 
@@ -27,7 +27,7 @@ FEW: dict[str, Trials] = {
     ),
     "power cuts": lambda harness: trials.power_cuts(harness, trials.each(300)),
 }
-# One call of each kind: `pytest -m slow` tries another one at each commit.
+# One call of each kind, another one at each commit; the slow tests try every other line of these.
 SOME: dict[str, Trials] = {
     "a kill at a call of each kind": lambda harness: trials.kills(harness, trials.one_a_kind),
     "a second kill at a call of each kind": lambda harness: trials.kills_again(
@@ -57,7 +57,7 @@ MANY: dict[str, Trials] = {
 }
 KINDS = [
     *FEW,
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in SOME),
+    *rotating(SOME, 2),
     *(pytest.param(kind, marks=pytest.mark.full) for kind in MANY),
 ]
 
