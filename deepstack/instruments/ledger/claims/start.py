@@ -247,14 +247,14 @@ def signals_predict(runs: Runs) -> Drawn:
     }
 
 
-def fully_connected(seed: int, depth: int, start: float, steps: int) -> float:
-    """Return the loss after training over the loss at the start of x ← x + a ReLU(xW)."""
+def loss_ratio(seed: int, depth: int, steps: int) -> float:
+    """Return the loss after training over the loss at the start of x ← x + a ReLU(xW), a = 0."""
     rng, width = torch.Generator().manual_seed(seed), 16
     x, teacher = torch.randn(64, width, generator=rng), torch.randn(width, 4, generator=rng)
     labels = (torch.tanh(x @ torch.randn(width, width, generator=rng)) @ teacher).argmax(dim=1)
     scale = math.sqrt(2 / width)
     W = [(scale * torch.randn(width, width, generator=rng)).requires_grad_() for _ in range(depth)]
-    a = torch.full((depth,), start).requires_grad_()
+    a = torch.zeros(depth).requires_grad_()
     head = (torch.randn(width, 4, generator=rng) / math.sqrt(width)).requires_grad_()
     groups = [{"params": [a], "lr": 1 / depth}, {"params": [*W, head], "lr": 1e-2}]
     optimizer, losses = torch.optim.Adam(groups, foreach=True), []
@@ -270,28 +270,43 @@ def fully_connected(seed: int, depth: int, start: float, steps: int) -> float:
     return losses[-1] / losses[0]
 
 
+def finite_share(seed: int, depth: int) -> float:
+    """Return the share of the layers x ← x + ReLU(xW) up to the first state that is not finite."""
+    rng, width = torch.Generator().manual_seed(seed), 16
+    x = torch.randn(64, width, generator=rng)
+    for layer in range(depth):
+        W = math.sqrt(2 / width) * torch.randn(width, width, generator=rng)
+        x = x + torch.relu(x @ W)
+        if not x.isfinite().all():
+            return layer / depth
+    return 1.0
+
+
+FINITE = "a = 1: share of 10,000 layers whose state is finite"
+
+
 @claim(
     "RZ-1", REZERO, tier="cpu", place="section 4",
     published="ReZero trains fully connected networks of 10,000 layers",
     rules=(
         Rule("ReZero: loss after 15 steps over the first, 10,000 layers", 0.7, "<=",
              null=Null(1.0, "it learns nothing")),
-        Rule("a = 1: share of seeds with a finite loss, 10,000 layers", 0.0, tolerance=0.1,
-             stated=False, null=Null(1.0, "it stays finite")),
+        Rule(FINITE, 0.5, "<=", stated=False, null=Null(1.0, "all of them")),
     ),
 )  # fmt: skip
 def ten_thousand_layers(seed: int) -> Drawn:
     """ReZero trains fully connected networks of 10,000 layers.
 
     x ← x + a ReLU(xW) of width 16 on 64 examples of a random teacher with four classes, Adam, 1e-2
-    for the matrices and 1/depth for the scalars; three seeds. Beside it the same without ReZero.
+    for the matrices and 1/depth for the scalars; three seeds. Beside it the same with a = 1; a first rule counted
+    three seeds without a finite loss, whose share has no interval.
     """
     depth = 10_000
-    drawn = [fully_connected(s, depth, 0.0, 15) for s in seeds(seed, 3)]
-    plain = [float(math.isfinite(fully_connected(s, depth, 1.0, 0))) for s in seeds(seed, 3)]
     return {
-        "ReZero: loss after 15 steps over the first, 10,000 layers": drawn,
-        "a = 1: share of seeds with a finite loss, 10,000 layers": plain,
+        "ReZero: loss after 15 steps over the first, 10,000 layers": [
+            loss_ratio(s, depth, 15) for s in seeds(seed, 3)
+        ],
+        FINITE: [finite_share(s, depth) for s in seeds(seed, 3)],
     }
 
 
