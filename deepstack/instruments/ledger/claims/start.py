@@ -298,8 +298,8 @@ def ten_thousand_layers(seed: int) -> Drawn:
     """ReZero trains fully connected networks of 10,000 layers.
 
     x ← x + a ReLU(xW) of width 16 on 64 examples of a random teacher with four classes, Adam, 1e-2
-    for the matrices and 1/depth for the scalars; three seeds. Beside it the same with a = 1; a first rule counted
-    three seeds without a finite loss, whose share has no interval.
+    for the matrices and 1/depth for the scalars; three seeds. Beside it the same with a = 1. A
+    first rule counted the three seeds whose loss is finite, a share without an interval.
     """
     depth = 10_000
     return {
