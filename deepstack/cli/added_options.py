@@ -131,21 +131,26 @@ class Training(Protocol):
     def train(self, study: "Study", *, part: bool = False) -> "list[CellProgress]":
         """Train the runs of a study, and return how they ended.  part: whether others follow."""
 
+    def into(self, name: str) -> "Training":
+        """Return the training of another study beside it, within the same limits."""
+
     def finish(self, progress: "Sequence[CellProgress]") -> None:
         """Print the results; raise Interrupted or typer.Exit(3) if a run is not done."""
 
+    def end(self, progress: "Sequence[CellProgress]") -> None:
+        """Do the same as `finish`, without the results."""
+
 
 class SweepOption(AddedOptions):
-    """A task of `deepstack sweep` in place of training the grid of runs once.
-
-    uses_launchers: whether it trains with `training`, which knows the place and limits of the runs.
-    """
+    """A task of `deepstack sweep` in place of training the grid of runs once."""
 
     file = "sweep_option"
-    uses_launchers = False
 
     def run(self, order: SweepOrder, training: Training) -> None:
-        """Do the task, or with --dry-run print its size."""
+        """Do the task, or with --dry-run print its size.
+
+        training: trains its runs, at the place and within the limits that the user gave.
+        """
         raise NotImplementedError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,10 @@ def sweep_command(
     opt.load_plugins(plugin)
     order = SweepOrder(described, name, out, workers, max_hours, dry_run, quiet, json)
     tasks = SweepOption.chosen(added)
-    refuse_two_tasks(tasks, launchers)
+    if len(tasks) > 1:
+        raise ConfigError(
+            f"found {' and '.join(f'--{one.name}' for one in tasks)}; allowed one of them"
+        )
     for name, needed in SweepOption.idle(added).items():
         others = " or ".join(f"--{one}" for one in needed)
         raise ConfigError(f"--{name.replace('_', '-')}: found without {others}, which it needs")
@@ -105,12 +107,3 @@ def sweep_command(
             tasks[0].run(order, training)
     elif progress := training.train(described):
         training.finish(progress)
-
-
-def refuse_two_tasks(tasks: Sequence[SweepOption], launchers: Sequence[LauncherOption]) -> None:
-    """Raise ConfigError for two tasks in place of the grid, or a task that uses no launcher."""
-    flags = [f"--{one.name}" for one in tasks]
-    if tasks and not tasks[0].uses_launchers:
-        flags += [one.flag for one in launchers]
-    if len(flags) > 1:
-        raise ConfigError(f"found {' and '.join(flags)}; allowed one of them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import shutil
 import time
@@ -40,6 +41,7 @@ class SweepTraining:
     retried: states of runs that are run again.
     memory: of all runs together, as typed.
     launcher: the place for the runs, None for this machine.
+    left: number of runs that other sweeps of the study still train.
     """
 
     order: SweepOrder
@@ -50,8 +52,14 @@ class SweepTraining:
     run_timeout: float | None
     launcher: LauncherOption | None
     began: float = field(default_factory=time.monotonic)
-    signals: StopRequest | None = None
+    signals: StopRequest = field(default_factory=StopRequest)
     out_of_time: bool = False
+    left: int = 0
+
+    def into(self, name: str) -> SweepTraining:
+        """Return the training of another study, which shares limits and signals."""
+        order = dataclasses.replace(self.order, name=name)
+        return dataclasses.replace(self, order=order)
 
     def train(self, study: conf.Study, *, part: bool = False) -> list[CellProgress]:
         """Train the runs of a study, and return how they ended; finished ones are skipped.
@@ -82,38 +90,43 @@ class SweepTraining:
         seconds = None
         if order.hours is not None:
             seconds = 3600 * order.hours - (time.monotonic() - self.began) * part
-        with watch(order.quiet, cells) as show, stop_on_signal(self.signals) as self.signals:
+        with watch(order.quiet, cells) as show, stop_on_signal(self.signals):
             limits = (seconds, self.run_timeout)
             pool = sweeps.Pool(cells, launcher, self.retried, self.signals, show, *limits)
             progress = pool.run()
         self.out_of_time = pool.out_of_time
+        self.left += of_other_sweeps(progress)
         return progress
 
     def finish(self, progress: Sequence[CellProgress]) -> None:
-        """Print the results of all runs of the sweep, and why some have none.
-
-        Raises Interrupted after a signal, and typer.Exit(3) if a run is not done.
-        """
+        """Print the results of all runs of the sweep; then as `end`."""
         order, cells = self.order, [entry.cell for entry in progress]
-        left = of_other_sweeps(progress)
         emit(result_rows(progress, nested=order.json), order.json)
         study = shlex.quote(str(order.out / order.name))
         if not order.quiet and any(entry.state == "done" for entry in progress):
             for line in sweep_finding([Run(cell.folder.path) for cell in cells]):
                 log(line)
             log(f"what it found: deepstack answer {study}; report, compare and plot take it too")
+        self.end(progress)
+
+    def end(self, progress: Sequence[CellProgress]) -> None:
+        """Print why some runs of the sweep have no results.
+
+        Raises Interrupted after a signal, and typer.Exit(3) if a run is not done.
+        """
+        study = shlex.quote(str(self.order.out / self.order.name))
         for entry in progress:
             if entry.message:
                 log(f"{entry.cell.folder.path}: {entry.state}: {entry.message}")
         skipped = [
             cell
-            for cell in cells
+            for cell in (entry.cell for entry in progress)
             if cell.state in sweeps.RUN_AGAIN and not sweeps.is_wanted(cell, self.retried)
         ]
-        if left:
+        if self.left:
             log(
-                f"{counted('{} runs', left)} of another sweep into {study} still to end; repeat "
-                "the command when it has ended"
+                f"{counted('{} runs', self.left)} of another sweep into {study} still to end; "
+                "repeat the command when it has ended"
             )
         if skipped:
             log(
@@ -121,7 +134,7 @@ class SweepTraining:
                 f"(reasons: deepstack ls {study}); "
                 f"to run them again: --retry {','.join(sorted({c.state for c in skipped}))}"
             )
-        if self.signals and self.signals.signal is not None:
+        if self.signals.signal is not None:
             text = "interrupted, saved; repeat the command to continue"
             raise Interrupted(text, self.signals.signal)
         if self.out_of_time:

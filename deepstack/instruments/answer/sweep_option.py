@@ -21,7 +21,7 @@ growth = partial(option, panel="Study that grows")
 class UntilOption(SweepOption):
     """A study that trains further seeds and rates until `deepstack answer` has decided it."""
 
-    uses_launchers, place = True, 101
+    place = 101
 
     until: str | None = growth(
         "With the word decided: add seeds, and rates at the edge, until the question of the study "

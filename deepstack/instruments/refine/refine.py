@@ -106,15 +106,38 @@ def refine(
 
     Raises ConfigError for a key that is not a positive number, or a tolerance that is not above 1.
     """
-    described = as_study(study)
-    start = start_value(described, key)
+
+    def train(batch: conf.Study, reported: bool) -> list[Run]:
+        place = f"{name}_reported" if reported else name
+        return sweep(batch, study=place, out=out, workers=workers, show=show)
+
+    return find_optima(
+        as_study(study), key, train, tolerance=tolerance, max_runs=max_runs, select=select_seeds
+    )
+
+
+def find_optima(
+    study: conf.Study,
+    key: str,
+    train: Callable[[conf.Study, bool], list[Run]],
+    *,
+    tolerance: float,
+    max_runs: int | None,
+    select: Sequence[int] | None,
+) -> list[Optimum]:
+    """Search as `refine` does, with runs from anywhere.
+
+    train: trains a batch and returns its runs; its second argument says whether they are those
+        with the reported seeds.
+    select: the seeds that choose, None for the study's own.
+    """
+    start = start_value(study, key)
     if not tolerance > 1:
         raise ConfigError(f"--tolerance: found {tolerance:g}; allowed a ratio above 1, as in 1.26")
-    options: dict[str, Any] = {"out": out, "workers": workers, "show": show}
-    settings = settings_of(described, key)
-    own_seeds = described.grid.get(SEED, [described.base.seed])
-    seeds = list(select_seeds or own_seeds)
-    _, most = count_runs(described, key, seeds, max_runs)
+    settings = settings_of(study, key)
+    own_seeds = study.grid.get(SEED, [study.base.seed])
+    seeds = list(select or own_seeds)
+    _, most = count_runs(study, key, seeds, max_runs)
     searches = [Search(start, tolerance, most // len(settings) // len(seeds)) for _ in settings]
     while wanted := [
         (setting, search, index)
@@ -122,13 +145,13 @@ def refine(
         for index in search.wanted()
     ]:
         cells = [setting | {key: search.value(index)} for setting, search, index in wanted]
-        runs = run_cells(described, cells, seeds, study=name, **options)
+        runs = train(batch_of(study, cells, seeds), False)
         for cell, (_, search, index) in zip(cells, wanted, strict=True):
             search.losses[index] = mean_loss([run for run in runs if matches(run, cell)])
     optima = [search.optimum(setting) for setting, search in zip(settings, searches, strict=True)]
-    if select_seeds is not None:
+    if select is not None:
         chosen = [one.setting | {key: one.value} for one in optima if one.value is not None]
-        runs = run_cells(described, chosen, own_seeds, study=f"{name}_reported", **options)
+        runs = train(batch_of(study, chosen, own_seeds), True) if chosen else []
         optima = [
             one._replace(reported=mean_loss([run for run in runs if matches(run, one.setting)]))
             for one in optima
@@ -178,14 +201,12 @@ def settings_of(study: conf.Study, key: str) -> list[dict[str, Any]]:
     return settings
 
 
-def run_cells(
-    described: conf.Study, cells: Sequence[dict[str, Any]], seeds: Sequence[int], **options: Any
-) -> list[Run]:
-    """Train these settings with each seed and return the runs; options: of `sweep`."""
-    if not cells:
-        return []
+def batch_of(
+    study: conf.Study, cells: Sequence[dict[str, Any]], seeds: Sequence[int]
+) -> conf.Study:
+    """Return the study of these settings with each seed, with the rules of the whole one."""
     group = {key: [cell[key] for cell in cells] for key in cells[0]}
-    return sweep(replace(described, grid={SEED: list(seeds)}, zips=(group,)), **options)
+    return replace(study, grid={SEED: list(seeds)}, zips=(group,))
 
 
 def matches(run: Run, cell: dict[str, Any]) -> bool:

@@ -1,12 +1,19 @@
 """Adds `deepstack sweep --refine`."""
 
+from __future__ import annotations
+
 import shlex
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from deepstack.cli.added_options import SweepOption, SweepOrder, Training
 from deepstack.cli.options import option, whole_numbers
-from deepstack.cli.output import emit, emit_facts, log, show_runs
+from deepstack.cli.output import emit, emit_facts, log
+
+if TYPE_CHECKING:
+    from deepstack.config import Study
+    from deepstack.records import Run
+    from deepstack.sweeps import CellProgress
 
 best = partial(option, panel="Best value of a setting")
 
@@ -25,7 +32,8 @@ class RefineOption(SweepOption):
     )
 
     def run(self, order: SweepOrder, training: Training) -> None:
-        from deepstack.instruments.refine.refine import SEED, count_runs, refine
+        from deepstack.instruments.refine.refine import SEED, count_runs, find_optima
+        from deepstack.records import Run
 
         key, study, seeds = str(self.refine), order.study, self.select_seeds
         chosen = None if seeds is None else whole_numbers("--select-seeds", seeds)
@@ -35,10 +43,19 @@ class RefineOption(SweepOption):
             counts = {"least number of runs": fewest, "largest number of runs": most}
             emit_facts(counts, order.json)
             return
-        search: dict[str, Any] = {"tolerance": self.tolerance, "max_runs": self.max_runs}
-        search |= {"name": order.name, "out": order.out, "workers": order.workers}
-        with show_runs(f"refining {key}", order.quiet) as show:
-            optima = refine(study, key, select_seeds=chosen, show=show, **search)
+        places = (training, training.into(f"{order.name}_reported"))
+        entries: tuple[list[CellProgress], ...] = ([], [])
+
+        def train(batch: Study, reported: bool) -> list[Run]:
+            progress = places[reported].train(batch, part=True)
+            entries[reported].extend(progress)
+            if not all(map(has_ended, progress)):
+                places[reported].end(entries[reported])
+            return [Run(entry.cell.folder.path) for entry in progress]
+
+        optima = find_optima(
+            study, key, train, tolerance=self.tolerance, max_runs=self.max_runs, select=chosen
+        )
         rows = [
             one.setting
             | {key: one.value, "val_loss": one.loss}
@@ -50,3 +67,14 @@ class RefineOption(SweepOption):
         if not order.quiet:
             folder = shlex.quote(str(order.out / order.name))
             log(f"next: deepstack compare {folder} --transfer")
+        for place, progress in zip(places, entries, strict=True):
+            place.end(progress)
+
+
+def has_ended(entry: CellProgress) -> bool:
+    """Return whether a run is done, or its folder says why it cannot be: it then has no loss."""
+    from deepstack.records import ENDED, Run
+    from deepstack.sweeps import RUN_AGAIN
+
+    folder = entry.cell.folder
+    return folder.exists() and Run(folder.path).state in (*ENDED, *RUN_AGAIN)

@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from helpers import QUICK, small_runs
@@ -15,15 +16,56 @@ from deepstack.base.errors import ConfigError
 from deepstack.config import Study
 from deepstack.instruments.refine.refine import FEWEST, MOST, Search, count_runs, mean_loss, refine
 from deepstack.records import Run, find_runs
+from deepstack.sweeps import Cell, Launcher
 
 MATRICES = ("q", "k", "v", "o", "w1", "w2")
 # Learning rates and updates need neither evaluations nor records of layers.
 small = partial(small_runs.small, train__eval_every=0, log__layers_every=0)
 
 
+class Actor:
+    """A process that has ended, or that waits for a signal."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        self.code = 128 + number
+
+    def stderr_text(self) -> str:
+        return ""
+
+
+class Here(Launcher):
+    """Trains in this process.  hangs: whether runs at the study's rate only wait."""
+
+    hangs = False
+    budgets: ClassVar[list[int | None]] = []
+
+    def __init__(
+        self, cells: Sequence[Cell], name: str, out: Path, workers: int, *, budget: int | None
+    ) -> None:
+        self.name, self.out = name, out
+        self.budgets.append(budget)
+
+    def start(self, cell: Cell) -> Actor:
+        if self.hangs and cell.config.train.lr == 1e-3:
+            return Actor(None)
+        deepstack.train(cell.config, study=self.name, out=self.out)
+        return Actor(0)
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deepstack.instruments.refine.refine.sweep", small_runs.sweep_here)
+    monkeypatch.setattr("deepstack.sweeps.Local", Here)
+    monkeypatch.setattr("deepstack.sweeps.pool.POLL_SECONDS", 0.001)
 
 
 def search_for(loss: Callable[[float], float], limit: int = MOST) -> Search:
@@ -122,8 +164,42 @@ def test_only_a_positive_number_can_be_refined(key: str) -> None:
         refine(small(), key)
 
 
-def test_a_task_of_its_own_trains_alone_and_here() -> None:
+def searched(out: Path, *words: object) -> tuple[int, dict[str, Any] | None, str]:
+    """Return the exit code of a search at one depth, its row, and its stderr."""
+    whole = ["sweep", QUICK, *TINY, "--refine", "train.lr", "--max-runs", FEWEST, "--json"]
+    done = typed(*whole, "--out", out, *words)
+    return done.exit_code, json.loads(done.stdout)[0] if done.stdout else None, done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_over_its_time_has_no_loss_and_retry_runs_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Here, "hangs", True)
+    for words in (["--run-timeout", 0.01], []):
+        code, row, text = searched(tmp_path, *words)
+        assert code == 3 and row is not None and row["train.lr"] not in (None, 1e-3)
+        assert ("took longer than --run-timeout, 0.01 s" in text) is bool(words)
+    assert text.rstrip().endswith("to run them again: --retry failed")
+    monkeypatch.setattr(Here, "hangs", False)
+    assert searched(tmp_path, "--retry", "failed")[0] == 0
+    assert {run.state for run in find_runs(tmp_path)} == {"done"}
+
+
+@pytest.mark.slow
+def test_a_search_keeps_to_its_memory_and_hours_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Here, "budgets", [])
+    code, row, text = searched(tmp_path, "--max-hours", 0)
+    assert (code, row) == (3, None) and "--max-hours are over" in text
+    assert not list(tmp_path.glob("*/*/status.json"))
+    code, row, text = searched(tmp_path, "--memory", "3GB")
+    assert code == 0 and row is not None and row["tried"] == FEWEST
+    assert set(Here.budgets[1:]) == {3 * 10**9}
+
+
+def test_a_search_trains_alone() -> None:
     words = ["sweep", QUICK, "--refine", "train.lr", "--seeds", "0,1"]
-    for more in (["--until", "decided"], ["--slurm"]):
-        assert more[0] in (text := refusal(2, *words, *more)) and "--refine" in text
+    assert "found --refine and --until" in refusal(2, *words, "--until", "decided")
     assert "--tolerance: found without --refine" in refusal(2, "sweep", QUICK, "--tolerance", "2")
