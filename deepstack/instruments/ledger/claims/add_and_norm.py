@@ -90,7 +90,7 @@ def residual(seed: int) -> Finding:
 
     The same sublayers, Xavier's, joined as x ← G(x) and as x ← x + G(x), with norms and without.
     """
-    depth, draws = 20, repeats(40)
+    repetitions, depth = seeds(seed, 120), 20
 
     def sample(draw_seed: int) -> dict[str, Tensor]:
         trial = Trial(draw_seed, scheme="pre_ln", depth=depth)
@@ -103,7 +103,7 @@ def residual(seed: int) -> Finding:
             **{form: gradients_down(trial, x, joined) for form, joined in FORMS.items()},
         }
 
-    drawn = gather(map(sample, seeds(seed, 40)))
+    drawn = gather(map(sample, repetitions))
     diagonal, difference = drawn.pop("diagonal").flatten(), drawn.pop("difference").max().item()
     over = {form: g[:, 0] / g[:, -1] for form, g in drawn.items()}
     vanishing = "‖∂L/∂x‖ at the input over that at the output, x ← G(x)"
@@ -125,10 +125,10 @@ def residual(seed: int) -> Finding:
     lines = [Line.mean(form, at, g / g[:, -1:], measured=False) for form, g in drawn.items()]
     return Finding(
         parts,
-        f"{depth} layers, {2 * depth} sublayers, d = 32, {draws} seeds.  The plain sum makes the "
-        "gradient grow with depth; a norm in the branch tames that.  In the document's own form, "
-        "with a norm after the sum, the factor is a little below 1: the gradient falls in the "
-        "last sublayers and hardly changes further down, with the residual or without it.",
+        f"{depth} layers, {2 * depth} sublayers, d = 32, {len(repetitions)} seeds.  The plain sum "
+        "makes the gradient grow with depth; a norm in the branch tames that.  In the document's "
+        "own form, with a norm after the sum, the factor is a little below 1: the gradient falls "
+        "in the last sublayers and hardly changes further down, with the residual or without it.",
         Curves("sublayer, from the input", "‖∂L/∂x‖ over that of the last", lines, log_y=True),
     )
 

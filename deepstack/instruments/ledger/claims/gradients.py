@@ -61,7 +61,7 @@ def error_signals(seed: int) -> Finding:
     r = z + G(z), o = LN(r), δ the gradient of the loss, in every sublayer of a Post-LN
     encoder-decoder at its start and after a short training.
     """
-    repetitions, steps, depth = seeds(seed, 48), 10, 6
+    repetitions, steps, depth = seeds(seed, 96), 10, 6
 
     def sample(draw_seed: int) -> dict[str, Tensor | float]:
         stack = small_stack(draw_seed, depth=depth, family="encoder_decoder", task="reverse")
@@ -138,7 +138,7 @@ def no_warmup(seed: int) -> Finding:
     differ by less than 10%, and upper layers learn faster if theirs are larger by more.  Then a
     shallow stack whose tied table starts small.
     """
-    depth, batches, steps, repetitions = 12, 4, 10, seeds(seed, 16)
+    depth, batches, steps, repetitions = 12, 4, 10, seeds(seed, 40)
     moments = {"start": 0, "no warm-up": 1, "warm-up": 1000}
 
     def sample(draw_seed: int, moment: str) -> dict[str, Tensor]:

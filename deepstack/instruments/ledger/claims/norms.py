@@ -174,7 +174,7 @@ def unrolled(seed: int) -> Finding:
     l counts sublayers.  Stacks whose output matrices are scaled so that every branch starts with
     mean square 1.  The weight is the product of 1/√D, D the mean square of a norm's input.
     """
-    depth, repetitions = 8, seeds(seed, 96)
+    depth, repetitions = 8, seeds(seed, 200)
 
     def sample(draw_seed: int, scheme: str, start: str) -> dict[str, Tensor]:
         stack = small_stack(draw_seed, scheme=scheme, depth=depth)

@@ -83,7 +83,7 @@ def larger_rates(seed: int) -> Finding:
     Adam.  A rate trains if the last losses are below the loss of an even guess.  Beside it T-Fixup,
     which has no norms either, and a start that makes up for them.
     """
-    repetitions, steps, rates = seeds(seed, 6), 24, (1e-3, 3e-3, 1e-2, 1e-1)
+    repetitions, steps, rates = seeds(seed, 16), 24, (1e-3, 3e-3, 1e-2, 1e-1)
     even_guess, drawn, best_rates = math.log(small_stack(seed).task.vocab_size), {}, {}
     for label in ("Post-LN", "Pre-LN", "no norms", "T-Fixup"):
         changes = {"depth": 3, "optimizer": "adam", **STACKS[label]}
@@ -270,7 +270,7 @@ def penalties(seed: int) -> Finding:
     Pre-LN stacks on two batches, again and again, with and without λ/2 ‖W‖_F² (Adam)
     and λ/2 Σ‖W‖₂² in the loss.
     """
-    repetitions, steps = seeds(seed, 12), 32
+    repetitions, steps = seeds(seed, 24), 32
     kinds: dict[str, Keys] = {
         "L2, λ = 0.1": {"weight_decay": 0.1},
         "spectral, λ = 1": {"spectral_penalty": 1.0},
