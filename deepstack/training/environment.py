@@ -302,7 +302,7 @@ def bf16_support(device: torch.device) -> str:
     sets = cpu()["instruction_sets"].split()
     native = [name for name in sets if "bf16" in name]
     if native:
-        return f"faster from d_model 64 on: the CPU multiplies bf16 ({', '.join(native)})"
+        return f"faster from d_model 128 on: the CPU multiplies bf16 ({', '.join(native)})"
     return "slower than fp32: the CPU has no instructions for bf16"
 
 
