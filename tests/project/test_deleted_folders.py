@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from helpers.command_line import TINY
-from helpers.sampling import FAST, ROTATION, turn
+from helpers.sampling import FAST, ROTATION
 
 PACKAGE = ROOT / "deepstack"
 FOLDERS = sorted(
@@ -103,13 +103,8 @@ def test_the_core_works_without_any_other_folder(tmp_path: Path) -> None:
     check_folders(ORDER[len(ORDER) // 6 :], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        pytest.param(name, marks=pytest.mark.full if at else turn(0, 3))
-        for at, name in enumerate(ORDER)
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("folder", ORDER)
 def test_the_fast_tests_pass_without_a_folder(folder: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     hidden = shutil.ignore_patterns(".*", "__pycache__", "results", "site", "*.egg-info")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 
@@ -11,12 +12,16 @@ from helpers import ROOT
 
 import deepstack
 
-pytestmark = pytest.mark.slow
+OF_THE_TESTS = "with the packages of the tests"
+ENVIRONMENTS = [
+    pytest.param("with its own dependencies", marks=pytest.mark.full),
+    pytest.param(OF_THE_TESTS, marks=pytest.mark.slow),
+]
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands' folder of an environment that has only the wheel and its dependencies."""
+@pytest.fixture(params=ENVIRONMENTS)
+def installed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The commands' folder of an environment that has the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", folder, ROOT], check=True)
@@ -24,7 +29,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder / "env", with_pip=False)
     python = folder / "env/bin/python"
     install = [*pip, "--python", python, "install", "-c", ROOT / "constraints.txt", wheel]
+    if request.param == OF_THE_TESTS:
+        install.append("--no-deps")
+        (packages,) = folder.glob("env/lib/python3.*/site-packages")
+        beside = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+        (packages / "packages_of_the_tests.pth").write_text(beside, encoding="utf-8")
     subprocess.run(install, check=True)
+    where = [python, "-c", "import deepstack; print(deepstack.__file__)"]
+    assert subprocess.check_output(where, text=True, cwd=folder).startswith(f"{folder}/env/")
     return folder / "env/bin"
 
 

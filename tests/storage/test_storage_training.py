@@ -27,7 +27,7 @@ FEW: dict[str, Trials] = {
     ),
     "power cuts": lambda harness: trials.power_cuts(harness, trials.each(300)),
 }
-# One call of each kind, another one at each commit; the slow tests try every other line of these.
+# One call of each kind, another one at each commit; the slow tests try a third of these lines.
 SOME: dict[str, Trials] = {
     "a kill at a call of each kind": lambda harness: trials.kills(harness, trials.one_a_kind),
     "a second kill at a call of each kind": lambda harness: trials.kills_again(
@@ -57,7 +57,7 @@ MANY: dict[str, Trials] = {
 }
 KINDS = [
     *FEW,
-    *rotating(SOME, 2),
+    *rotating(SOME, 3),
     *(pytest.param(kind, marks=pytest.mark.full) for kind in MANY),
 ]
 
