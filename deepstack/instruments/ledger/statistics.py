@@ -1,7 +1,7 @@
 """Statistics of repeated draws."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from timeit import timeit
 
 import torch
@@ -76,3 +76,14 @@ def time_ratios(
         shortest, shortest_other = map(min, zip(*turns, strict=True))
         ratios.append(shortest / shortest_other)
     return ratios
+
+
+def crossing(values: Sequence[float], level: float) -> float:
+    """Return where values at steps 0, 1, … first cross the level, by a line between two steps.
+
+    A level that is not crossed counts as crossed one step after the last.
+    """
+    for step, (before, after) in enumerate(pairwise(values)):
+        if (before - level) * (after - level) <= 0:
+            return step + (level - before) / (after - before)
+    return float(len(values))

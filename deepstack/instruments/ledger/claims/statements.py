@@ -1,8 +1,6 @@
 """Statements of the documents on updates, gradients and norms of stacks at the start."""
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from deepstack.instruments.ledger.sources import (
     LAYER_CAKE,
     READING_NOTES,
 )  # fmt: skip
-from deepstack.instruments.ledger.statistics import exponents, gather
+from deepstack.instruments.ledger.statistics import crossing, exponents, gather
 from deepstack.model.banks import layer_norms, restored
 from deepstack.schemes import Tap
 from deepstack.schemes.tap import tapped
@@ -97,17 +95,6 @@ def vanishing(seed: int, steps: int = 20) -> dict[str, float]:
     trial.run(steps, after)
     lag = crossing(moved, 0.3 * unrelated) - crossing(gradients, gradients[0] / 2)
     return {"fall": math.log(gradients[-1] / gradients[0]), "lag": lag}
-
-
-def crossing(values: Sequence[float], level: float) -> float:
-    """Return where values at steps 0, 1, … first cross the level, by a line between two steps.
-
-    A level that is not crossed counts as crossed one step after the last.
-    """
-    for step, (before, after) in enumerate(pairwise(values)):
-        if (before - level) * (after - level) <= 0:
-            return step + (level - before) / (after - before)
-    return float(len(values))
 
 
 @claim(
@@ -383,10 +370,10 @@ def forward_is_enough(seed: int) -> Drawn:
     """Second moments that are stable forwards suffice for stable gradients and for training.
 
     Post-LN, whose norms fix the second moment of every layer: 24 layers, Adam at 3e-3 on a Markov
-    chain for 40 steps, d = 32, 8 seeds.
+    chain for 40 steps, d = 32, 40 seeds (8 were undecided and asked for 29).
     """
     rows = []
-    for draw_seed in seeds(seed, 8):
+    for draw_seed in seeds(seed, 40):
         trial = small_stack(draw_seed, depth=24, task="markov", optimizer="adam", lr=3e-3)
         (snapshot,) = trial.snapshots()
         sizes, gradients = snapshot.stream.square().mean(dim=1), layer_gradients(trial)
