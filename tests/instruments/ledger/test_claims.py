@@ -41,7 +41,7 @@ from deepstack.instruments.ledger.claims import (
 from deepstack.instruments.ledger.claims.gradients import signal_share
 from deepstack.instruments.ledger.claims.norms import fold
 from deepstack.instruments.ledger.sources import LAYER_CAKE
-from deepstack.instruments.ledger.statistics import agreement
+from deepstack.instruments.ledger.statistics import agreement, crossing
 from deepstack.plots.texts import typeset_index
 
 PAGE = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
@@ -344,3 +344,9 @@ def test_claims_are_listed() -> None:
     listed = json.loads(typed("list", "claims", "--json").stdout)
     assert [row["name"] for row in listed] == [one.id for one in all_claims()]
     assert {f"C{n}" for n in range(1, 49)} <= {row["name"] for row in listed}
+
+
+def test_a_crossing_lies_between_two_steps_or_after_the_last() -> None:
+    assert crossing([0.0, 1.0, 3.0], 2.0) == 1.5
+    assert crossing([4.0, 2.0, 1.0], 2.0) == 1.0
+    assert crossing([0.0, 1.0], 2.0) == 2.0

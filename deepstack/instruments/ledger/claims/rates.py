@@ -54,8 +54,8 @@ def complete_p_transfers(runs: Runs) -> Drawn:
 
     A masked Markov chain of 8 states, width 32, 50 steps of AdamW at eight rates a factor of two
     apart, the best one by a parabola for each seed; 12 seeds (five were undecided and asked for 19,
-    and of a second set one was best at the grid's old end, 0.032). A factor of 1.5 from 4 to 64 layers
-    (an exponent of 0.15) counts as the same. An earlier study was known.
+    and of a second set one was best at the grid's old end, 0.032). A factor of 1.5 from 4 to 64
+    layers (an exponent of 0.15) counts as the same. An earlier study was known.
     """
     return {
         f"CompleteP: {EXPONENT}": rate_exponents(runs, "complete_p"),
