@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import LogNorm, Normalize
 
 from deepstack.base.text import counted
 from deepstack.config.key import Key
@@ -14,11 +13,11 @@ from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.page import axis_label
-from deepstack.plots.panel import Panel, is_drawable, markers
-from deepstack.plots.style import COLOURS, DASHES, GREY, extent, layer_axis, shades
+from deepstack.plots.panel import Panel, is_drawable, markers, scale_of
+from deepstack.plots.style import COLOURS, DASHES, GREY, layer_axis, shades
 from deepstack.plots.texts import typeset
 from deepstack.records import Run
-from deepstack.runs.captions import diverged_note
+from deepstack.runs.captions import diverged_note, sides_note
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import evenly_spaced, require
 from deepstack.runs.tidy import array_statistics
@@ -98,11 +97,8 @@ def layer_step_heat_map(runs: Runs, *, options: Options) -> Chart:
     drawing = Drawing(runs_with(runs, name), options)
     picked = pick(drawing, name)
     everything = np.concatenate([values.ravel() for _, values in picked.values()])
-    finite = everything[np.isfinite(everything)]
-    require(len(finite), f"{name}: no value is finite")
-    log = bool((finite > 0).any() and (finite >= 0).all())
-    ends = extent(finite.tolist(), 0.0) if log else (float(finite.min()), float(finite.max()))
-    scale = LogNorm(*ends) if log else Normalize(*ends)
+    require(np.isfinite(everything).any(), f"{name}: no value is finite")
+    scale = scale_of(everything)
     for panel, records in drawing.arrange(picked.values(), list(picked), published=False):
         mesh = panel.heat_map(*records, scale)
     words = Key(name).words
@@ -131,16 +127,6 @@ def last_layer_vs_step(runs: Runs, *, options: Options) -> Chart:
         options=options,
         source=table_of,
     )
-
-
-def sides_note(runs: Sequence[Run]) -> list[str]:
-    """Return a note on the layers of encoder and decoder, if there are two stacks."""
-    sides = [run.columns.get("stacks", {}) for run in runs]
-    if not all(len(stacks) == 2 for stacks in sides):
-        return []
-    depths = {stacks["encoder"] for stacks in sides}
-    first = f"layers 1 to {min(depths)} are" if len(depths) == 1 else "the first layers are"
-    return [f"{first} the encoder's, those after them the decoder's"]
 
 
 def records_of(members: Sequence[Run], name: str) -> Records | None:

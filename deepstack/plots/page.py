@@ -73,11 +73,8 @@ class Page:
     def colour_bar(self, mappable: Any, label: str) -> None:
         """Add a colour bar to the right of all panels."""
         bar = self.figure.colorbar(mappable, ax=self.axes, aspect=25, pad=0.01).ax
-        bar.set(label="colour bar", ylabel=label)
-        bar.grid(False)
-        if isinstance(mappable.norm, LogNorm):
-            log_axis(bar, "y", *mappable.get_clim())
-        self._wrap_label(bar, self.rows * self.height)
+        bar.set(label="colour bar")
+        scale_colour_bar(bar, mappable, label, self.rows * self.height)
 
     def finish(
         self,
@@ -129,16 +126,11 @@ class Page:
             if i % self.columns and before.get_ylabel() == axes.get_ylabel():
                 axes.set_ylabel("")
                 axes.tick_params(labelleft=before.get_ylim() != axes.get_ylim())
-            self._wrap_label(axes, self.height)
+            wrap_label(axes, self.height)
         for axes, lower in zip(self.axes, self.axes[self.columns :], strict=False):
             axes.set_xlabel("" if axes.get_xlabel() == lower.get_xlabel() else axes.get_xlabel())
         for axes in self.axes:
             axes.set_xlabel(drawn(axes.get_xlabel()))
-
-    def _wrap_label(self, axes: Axes, inches: float) -> None:
-        """Break the label of a y axis of this length between words."""
-        lines = wrap(axes.get_ylabel(), STYLE["axes.labelsize"], inches, break_long_words=False)
-        axes.set_ylabel("\n".join(map(drawn, lines)))
 
     def _legend(self, handles: Sequence[Handle], width: float, title: str | None) -> Legend:
         """Return a legend with as many columns as fit into the width, the rows filled evenly.
@@ -176,6 +168,21 @@ class Page:
             style: Any = {"fontsize": size, "weight": weight, "color": colour, "va": "top"}
             self.figure.text(PAD / self.width, y / total, drawn(text), **style)
             y -= size * LINE / 72
+
+
+def scale_colour_bar(bar: Axes, mappable: Any, label: str, inches: float) -> None:
+    """Give the axes of a colour bar of this length a label, and readable ticks."""
+    bar.set(ylabel=label)
+    bar.grid(False)
+    if isinstance(mappable.norm, LogNorm):
+        log_axis(bar, "y", *mappable.get_clim())
+    wrap_label(bar, inches)
+
+
+def wrap_label(axes: Axes, inches: float) -> None:
+    """Break the label of a y axis of this length between words."""
+    lines = wrap(axes.get_ylabel(), STYLE["axes.labelsize"], inches, break_long_words=False)
+    axes.set_ylabel("\n".join(map(drawn, lines)))
 
 
 def _text_height(lines: Sequence[TextLine]) -> float:

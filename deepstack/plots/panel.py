@@ -12,12 +12,12 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import Normalize, to_hex
+from matplotlib.colors import LogNorm, Normalize, to_hex
 from matplotlib.transforms import ScaledTranslation
 
 from deepstack.plots.chart import LineStyle, Table
 from deepstack.plots.legend import Legend
-from deepstack.plots.style import DASHES, DIVERGED_MARKER, GREY, layer_axis
+from deepstack.plots.style import DASHES, DIVERGED_MARKER, GREY, extent, layer_axis
 from deepstack.runs.fit import Fit
 from deepstack.runs.settings import evenly_spaced
 
@@ -174,30 +174,10 @@ class Panel:
 
         rows: the layers, by default 1 to N.
         """
-        values = values.T
-        depth, count = values.shape
-        drawable = is_drawable(values, scale)
-        layers = np.arange(1, depth + 1) if rows is None else np.asarray(rows)
-        inner = (layers[1:] + layers[:-1]) / 2
-        edges = np.concatenate([layers[:1] - 0.5, inner, layers[-1:] + 0.5])
-        # An image rather than thousands of paths in the SVG.
-        mesh = self.axes.pcolormesh(
-            np.arange(count + 1) - 0.5,
-            edges,
-            np.ma.masked_array(values, ~drawable),
-            norm=scale,
-            cmap="viridis",
-            rasterized=True,
-        )
-        self.axes.set(facecolor="#DDDDDD", xlabel="step t of the snapshot")
-        self.axes.grid(False)
-        places = evenly_spaced(range(count), 6)
-        self.axes.set_xticks(places, [str(int(steps[i])) for i in places])
-        layer_axis(self.axes, depth, "y")
-        if rows is not None:
-            self.axes.set(ylim=(edges[0], edges[-1]), yticks=evenly_spaced(layers.tolist(), 6))
+        mesh = draw_cells(self.axes, steps, values, scale, rows)
+        layers = np.arange(1, values.shape[1] + 1) if rows is None else rows
         step, layer = (grid.ravel() for grid in np.meshgrid(steps, layers))
-        self.add(pd.DataFrame({"x": step, "y": layer, "value": values.ravel()}), kind="cell")
+        self.add(pd.DataFrame({"x": step, "y": layer, "value": values.T.ravel()}), kind="cell")
         return mesh
 
     def level(self, y: float, series: str | None, label: str, dash: Any = DASHES[1]) -> None:
@@ -275,6 +255,53 @@ def bar_places(x: np.ndarray, shift: float, log: bool) -> list[int]:
     at = np.log(x) if log else x
     targets = at[0] + (at[-1] - at[0]) * (np.arange(BARS) + shift) / BARS
     return sorted({int(np.abs(at - target).argmin()) for target in targets})
+
+
+def draw_cells(
+    axes: Axes,
+    steps: np.ndarray,
+    values: np.ndarray,
+    scale: Normalize,
+    rows: Sequence[int] | np.ndarray | None = None,
+) -> QuadMesh:
+    """Draw values (steps, layers) as cells; those that the scale hides are grey.
+
+    rows: the layers, by default 1 to N.
+    """
+    count, depth = values.shape
+    layers = np.arange(1, depth + 1) if rows is None else np.asarray(rows)
+    inner = (layers[1:] + layers[:-1]) / 2
+    edges = np.concatenate([layers[:1] - 0.5, inner, layers[-1:] + 0.5])
+    # An image rather than thousands of paths in the SVG.
+    mesh = axes.pcolormesh(
+        np.arange(count + 1) - 0.5,
+        edges,
+        drawable_cells(values, scale),
+        norm=scale,
+        cmap="viridis",
+        rasterized=True,
+    )
+    axes.set(facecolor="#DDDDDD", xlabel="step t of the snapshot")
+    axes.grid(False)
+    places = evenly_spaced(range(count), 6)
+    axes.set_xticks(places, [str(int(steps[i])) for i in places])
+    layer_axis(axes, depth, "y")
+    if rows is not None:
+        axes.set(ylim=(edges[0], edges[-1]), yticks=evenly_spaced(layers.tolist(), 6))
+    return mesh
+
+
+def drawable_cells(values: np.ndarray, scale: Normalize) -> np.ma.MaskedArray:
+    """Return values (steps, layers) as cells (layers, steps), those masked that a scale hides."""
+    return np.ma.masked_array(values.T, ~is_drawable(values.T, scale))
+
+
+def scale_of(values: np.ndarray) -> Normalize:
+    """Return the colour scale of a heat map: logarithmic if no finite value is below 0."""
+    finite = values[np.isfinite(values)]
+    if (finite > 0).any() and (finite >= 0).all():
+        return LogNorm(*extent(finite.tolist(), 0.0))
+    return Normalize(float(finite.min()), float(finite.max()))
 
 
 def is_drawable(values: np.ndarray, scale: Normalize) -> np.ndarray:

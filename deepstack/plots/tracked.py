@@ -49,15 +49,17 @@ def layer_summaries(run: Run, after: int = -1) -> list[tuple[int, Scalars]]:
 
 
 def heat_maps(run: Run) -> Iterator[tuple[str, int, bytes]]:
-    """Yield (key, last step, PNG) of the chart layer_step_heat_map of each diagnostic."""
-    from deepstack.plots import CHARTS, Options
-    from deepstack.plots.files import render
+    """Yield (key, last step, PNG) of a heat map of each diagnostic, over layers and steps."""
+    from deepstack.plots.heat_maps import HeatMap
 
+    figures: dict[tuple[int, ...], HeatMap] = {}
     for name in run.layer_names():
         steps, values = run.layers(name)
         if len(steps) and np.isfinite(values).any():
-            chart = CHARTS["layer_step_heat_map"]([run], options=Options(diagnostic=name))
-            yield f"layers/{name}", int(steps[-1]), render(chart, "png")
+            shape = (*steps.tolist(), values.shape[1])
+            if shape not in figures:
+                figures[shape] = HeatMap(run, steps, values.astype(float))
+            yield f"layers/{name}", int(steps[-1]), figures[shape].png(name, values.astype(float))
 
 
 def settings(run: Run) -> dict[str, Any]:

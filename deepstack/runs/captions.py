@@ -56,6 +56,16 @@ def depth_words(runs: Sequence[Run]) -> list[str]:
     return [" + ".join(map(str, depths)) for depths in sorted(depth_sets)]
 
 
+def sides_note(runs: Sequence[Run]) -> list[str]:
+    """Return a note on the layers of encoder and decoder, if there are two stacks."""
+    sides = [run.columns.get("stacks", {}) for run in runs]
+    if not all(len(stacks) == 2 for stacks in sides):
+        return []
+    depths = {stacks["encoder"] for stacks in sides}
+    first = f"layers 1 to {min(depths)} are" if len(depths) == 1 else "the first layers are"
+    return [f"{first} the encoder's, those after them the decoder's"]
+
+
 def caption_of(runs: Runs, depth_settings: Iterable[Key] = ()) -> list[str]:
     """Return a caption: shared settings, those that follow depth, the number of unfinished runs.
 

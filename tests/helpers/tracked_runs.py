@@ -35,7 +35,7 @@ def pictured(run: Run) -> set[str]:
 
 
 def first_pictures(run: Run) -> dict[str, bytes]:
-    """The first two pictures by key: drawing all of them takes twenty seconds."""
+    """The first two pictures by key: drawing all of them takes seconds."""
     return {key: png for key, _, png in islice(heat_maps(run), 2)}
 
 

@@ -26,3 +26,6 @@ def test_heat_maps_are_the_charts_of_diagnostics_with_values(tmp_path: Path) -> 
     maps = list(heat_maps(Run(folder.path)))
     assert [(key, step) for key, step, _ in maps] == [("layers/a", 12), ("layers/c", 12)]
     assert all(png.startswith(b"\x89PNG") for _, _, png in maps)
+    alone = RunFolder(make_run(tmp_path / "alone"))
+    alone.write_layers({"c": layers["c"]}, [0, 12])
+    assert maps[1] == next(heat_maps(Run(alone.path))), "nothing of the picture before stays"

@@ -8,8 +8,9 @@ import pandas as pd
 from deepstack.instruments.signal.table import SIGNALS, signal_layers
 from deepstack.plots.chart import Chart, Options, chart
 from deepstack.plots.drawing import Drawing
-from deepstack.plots.layers import runs_with, sides_note
+from deepstack.plots.layers import runs_with
 from deepstack.plots.page import axis_label
+from deepstack.runs.captions import sides_note
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import evenly_spaced, require
 from deepstack.runs.tidy import seed_statistics
