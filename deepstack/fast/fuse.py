@@ -21,7 +21,7 @@ from deepstack.fast.fused_sublayers import (
     Product,
     RootMeanSquare,
 )
-from deepstack.fast.gpu.head_norm import attention_of
+from deepstack.fast.gpu.heads import attention_of
 from deepstack.fast.gpu.norm import DeviceNorm, FusedLayer, FusedSum
 from deepstack.fast.gpu.sublayer import DeviceSublayer, heads_fit
 from deepstack.fast.products import Library
@@ -68,28 +68,38 @@ def fused_sublayer(module: nn.Module, library: Library = "mkl") -> FusedSublayer
 
 
 def has_plain_attention(module: nn.Module) -> TypeGuard[Attention]:
-    """Return whether attention is the standard one, without options, groups and documents."""
-    is_plain = type(module) is Attention and module.n_kv_heads == module.n_heads
-    return is_plain and not module.reads_memory
+    """Return whether attention is the standard one, without options and documents."""
+    return type(module) is Attention and not module.reads_memory
 
 
 def fused_attention(module: Attention, library: Library) -> FusedSublayer | None:
     """Return self-attention as one autograd node, or None if an operation of it has none."""
     if module.dropout or module.slots or not module.fused:
         return None
+    if module.o.is_cuda:
+        return device_attention(module)
+    if module.n_kv_heads != module.n_heads:
+        return None
     first, last = (module.qkv, module.qkv_bias), (module.o, module.o_bias)
     scaled = module.linear is scaled_linear
-    if module.o.is_cuda:
-        attention = attention_of(module.qk, module.n_heads, module.causal)
-        if attention is None or not heads_fit(module.o.shape[1] // module.n_heads):
-            return None
-        return DeviceSublayer(first, attention, last, scaled)
     before = query_operations(module.qk, module.n_heads) if module.qk else []
     if before is None:
         return None
     between = [*before, SelfAttention(module.n_heads, module.causal, library)]
     into, out = Product(*first, scaled, library), Product(*last, scaled, library)
     return FusedSublayer([into, *between, out])
+
+
+def device_attention(module: Attention) -> DeviceSublayer | None:
+    """Return self-attention as one autograd node by a GPU's kernels, or None without them."""
+    attention = attention_of(module)
+    if attention is None or not heads_fit(module.o.shape[1] // module.n_heads):
+        return None
+    is_grouped = module.n_kv_heads != module.n_heads
+    first = (module.q, module.q_bias) if is_grouped else (module.qkv, module.qkv_bias)
+    beside = (module.kv, module.kv_bias) if is_grouped else None
+    scaled, last = module.linear is scaled_linear, (module.o, module.o_bias)
+    return DeviceSublayer(first, attention, last, scaled, beside)
 
 
 def fused_feed_forward(module: FeedForward, library: Library) -> FusedSublayer | None:

@@ -298,15 +298,18 @@ def products_of(layers: Iterable[Any]) -> Iterator[Product]:
     for layer in layers:
         for sublayer in getattr(layer, "sublayer_functions", ()):
             for operation in getattr(sublayer, "operations", ()):
-                if isinstance(operation, Product):
-                    yield operation
+                for product in getattr(operation, "products", (operation,)):
+                    if isinstance(product, Product):
+                        yield product
 
 
 def by_shape(products: Iterable[P]) -> list[list[P]]:
-    """Group products by weight shape and whether they have a bias."""
+    """Group products by weight shape, bank of the weight and whether they have a bias."""
     groups: dict[Any, list[P]] = {}
     for product in products:
-        groups.setdefault((product.weight.shape, product.bias is None), []).append(product)
+        weight = product.weight
+        key = weight.shape, weight.untyped_storage().data_ptr(), product.bias is None
+        groups.setdefault(key, []).append(product)
     return list(groups.values())
 
 

@@ -13,7 +13,7 @@ from deepstack.config.estimate import FEW_STEPS
 from deepstack.fast.distributed import ALONE, RankGroup, parallelism
 from deepstack.fast.fuse import has_plain_attention
 from deepstack.fast.gpu.available import has_triton
-from deepstack.fast.gpu.head_norm import has_head_kernels
+from deepstack.fast.gpu.heads import has_head_kernels
 from deepstack.fast.gpu.sublayer import heads_fit
 from deepstack.fast.native import find_kernels
 from deepstack.fast.products import Library, choose_library
@@ -216,10 +216,7 @@ def two_layers(config: conf.Config) -> Transformer:
 def has_more_inside(model: Transformer) -> bool:
     """Return whether sublayers contain operations that fused GPU sublayers lack."""
     attentions = [module for module in model.modules() if isinstance(module, AttentionSublayer)]
-    others = any(
-        not has_plain_attention(one) or (one.qk is not None and not has_head_kernels(one.qk))
-        for one in attentions
-    )
+    others = any(not (has_plain_attention(one) and has_head_kernels(one)) for one in attentions)
     return others or any(len(scheme.slots) for scheme in model.schemes)
 
 

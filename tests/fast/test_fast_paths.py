@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT
 from helpers.configs import config_with, runs_with
 from helpers.papers import PAPERS
 from helpers.sampling import some
 
 import deepstack
 from deepstack.base.errors import ConfigError
-from deepstack.config import Config, with_overrides
+from deepstack.config import Config, load_config, with_overrides
 from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths
 from deepstack.fast.accelerate import in_parts
-from deepstack.fast.gpu import head_norm
+from deepstack.fast.gpu import heads
 from deepstack.fast.rule import is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.records import Run
@@ -291,16 +292,28 @@ def test_recomputed_dropout_is_not_captured_in_cuda_graphs() -> None:
         ({"model.family": "decoder"}, True),
         ({"model.family": "encoder_decoder"}, False),
         ({"train.lr_factors": {"q": 0.5}}, False),
-        ({"model.positions": "rotary"}, False),
+        ({"model.positions": "rotary"}, True),
         ({"model.qk_norm": True}, True),
         ({"model.qk_norm": True, "model.norm.kind": "rms"}, True),
-        ({"model.qk_norm": True, "model.positions": "rotary"}, False),
-        ({"model.qk_norm": True, "model.n_heads": 4, "model.n_kv_heads": 2}, False),
+        ({"model.qk_norm": True, "model.norm.kind": "dynamic_tanh"}, False),
+        ({"model.qk_norm": True, "model.positions": "rotary"}, True),
+        ({"model.n_heads": 4, "model.n_kv_heads": 2}, True),
+        ({"model.n_heads": 4, "model.n_kv_heads": 2, "train.lr_factors": {"k": 0.5}}, False),
+        ({"model.attention_options": {"window": 4}}, False),
+        ({"model.attention_options": {"soft_cap": 9.0}}, False),
     ],
     ids=str,
 )
 def test_layers_are_fully_fused_on_a_gpu_if_their_parts_have_kernels(
     changes: dict[str, Any], fusible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_norm, "kernels", lambda module: object())  # as with Triton
+    monkeypatch.setattr(heads, "kernels", lambda module: object())  # as with Triton
     assert is_fully_fused(two_layers(with_overrides(Config(), changes))) is fusible
+
+
+def test_the_modern_decoder_is_fully_fused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "kernels", lambda module: object())
+    given = load_config(ROOT / "configs/decoder_96.yaml")
+    assert is_fully_fused(two_layers(given))
+    monkeypatch.setattr(heads, "kernels", lambda module: None)
+    assert not is_fully_fused(two_layers(given))

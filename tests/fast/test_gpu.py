@@ -76,6 +76,12 @@ def test_divergence_is_found_though_rows_are_read_late(tmp_path: Path) -> None:
 
 
 BOTH: dict[str, Any] = {"model__family": "encoder_decoder"}
+GROUPED: dict[str, Any] = {"model__n_heads": 4, "model__n_kv_heads": 2}
+MODERN = GROUPED | {
+    "model__family": "decoder", "model__scheme": "pre_ln", "model__positions": "rotary",
+    "model__qk_norm": True, "model__norm__kind": "rms", "model__norm__bias": False,
+    "model__bias": False, "model__activation": "silu", "model__gated": True,
+}  # fmt: skip
 EAGER = {"runtime.compile": False, "runtime.cuda_graph": False}
 PLAIN = EAGER | {"runtime.fused": False}
 FUSED = EAGER | {"runtime.fused": True}
@@ -111,6 +117,11 @@ def apart(one: Run, two: Run) -> float:
         {"model__qk_norm": True},
         {"model__qk_norm": True, "model__norm__kind": "rms", "model__family": "decoder"},
         {"model__qk_norm": True, "model__d_model": 192, "train__precision": "bf16"},
+        {"model__positions": "rotary", "model__d_model": 192, "train__precision": "bf16"},
+        GROUPED,
+        GROUPED | {"model__d_model": 192, "task__seq_len": 100},
+        MODERN,
+        MODERN | {"model__d_model": 192, "task__seq_len": 100, "train__precision": "bf16"},
         {"model__bias": False},
         BOTH | {"model__decoder_attention": "merged", "model__scheme": "post_ln"},
         {"train__spectral_penalty": 0.1},

@@ -102,17 +102,20 @@ def test_the_rms_norm_of_a_sum_and_its_gradients(
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rms", [True, False], ids=["rms", "layer"])
-@pytest.mark.parametrize(("gain", "bias"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("gain", "bias", "keys"), [(True, False, 3), (True, True, 1), (False, False, 3)]
+)
 def test_heads_of_queries_and_keys_are_normed_and_values_kept(
-    gain: bool, bias: bool, rms: bool, kind: torch.dtype, device: str, kernels: Any
+    gain: bool, bias: bool, keys: int, rms: bool, kind: torch.dtype, device: str, kernels: Any
 ) -> None:
     tokens, heads, d_head = 23, 3, 24
-    x, dout = (torch.randn(tokens, 3 * heads, d_head, device=device).to(kind) for _ in range(2))
+    size = tokens, heads + 2 * keys, d_head
+    x, dout = (torch.randn(size, device=device).to(kind) for _ in range(2))
     g, b = (1 + torch.rand(2, d_head, device=device) for _ in range(2))
     own = {"g": g.double().requires_grad_(), "b": b.double().requires_grad_()}
     x64 = x.double().requires_grad_()
     parts = []
-    for i, h in enumerate(x64.split(heads, dim=1)):
+    for i, h in enumerate(x64.split([heads, keys, keys], dim=1)):
         if i < 2:
             centred = h if rms else h - h.mean(-1, keepdim=True)
             h = centred / torch.sqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
@@ -123,13 +126,15 @@ def test_heads_of_queries_and_keys_are_normed_and_values_kept(
     right.backward(dout.double())
 
     g_or_none, b_or_none = g if gain else None, b if bias else None
-    found = kernels.normed(x, g_or_none, b_or_none, 1e-5, rms=rms, heads=heads)
+    found = kernels.normed(x, g_or_none, b_or_none, 1e-5, rms=rms, heads=heads, keys=keys)
     rounding = 2e-6 if kind is torch.float32 else 4e-3
     assert found.out.dtype is kind and close(found.out, right, error=rounding)
-    assert torch.equal(found.out[:, 2 * heads :], x[:, 2 * heads :])
-    dx, _, sums = kernels.normed_backward(dout, found.saved, g_or_none, rms=rms, heads=heads)
+    assert torch.equal(found.out[:, heads + keys :], x[:, heads + keys :])
+    dx, _, sums = kernels.normed_backward(
+        dout, found.saved, g_or_none, rms=rms, heads=heads, keys=keys
+    )
     assert dx.dtype is kind and close(dx, x64.grad, error=rounding)
-    assert torch.equal(dx[:, 2 * heads :], dout[:, 2 * heads :])
+    assert torch.equal(dx[:, heads + keys :], dout[:, heads + keys :])
     of_q, of_k = sums.sum(0).split(2)
     for i, (gains, biases) in enumerate((of_q, of_k)):
         assert not gain or close(gains, own["g"].grad[i], error=1e-5)

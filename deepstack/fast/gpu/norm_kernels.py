@@ -3,8 +3,8 @@
 One launch and one pass over memory compute z = a x + y, norm(z) and its copy in bf16.  Another one
 computes the gradients of x and y and the sums over tokens for the gradients of gain and bias.
 
-The same kernels norm the heads of queries and keys.  [q, k, v], (tokens, 3 d), are then rows of
-d_head numbers, of which each third run of n_heads rows, v, stays as it is.
+The same kernels norm the heads of queries and keys.  [q, k, v] are then rows of d_head numbers: of
+every token `heads` rows of q and `keys` rows each of k and of v, which stays as it is.
 """
 
 from __future__ import annotations
@@ -22,10 +22,18 @@ PROGRAMS = 528  # of the backward pass, at most; each leaves a row of sums
 
 
 @triton.jit
+def _part(row, HEADS: tl.constexpr, KEYS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return whether rows of [q, k, v] are of q, 0, of k, 1, or of v, 2."""
+    head = row % (HEADS + 2 * KEYS)
+    return (head >= HEADS).to(tl.int64) + (head >= HEADS + KEYS).to(tl.int64)
+
+
+@triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     x, y, g, b, z, out, copy, mean, rstd, scale, eps, rows, width: tl.constexpr,
     SUM: tl.constexpr, GAIN: tl.constexpr, BIAS: tl.constexpr, COPY: tl.constexpr,
-    SAVE: tl.constexpr, RMS: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    SAVE: tl.constexpr, RMS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)
     column = tl.arange(0, D)[None, :]
@@ -44,7 +52,10 @@ def _forward(  # type: ignore[no-untyped-def]
     r = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
     normalised = centred * r[:, None]
     if HEADS:
-        part = (row // HEADS % 3)[:, None]  # 0: of q, 1: of k, 2: of v
+        if KEYS == HEADS:
+            part = (row // HEADS % 3)[:, None]  # 0: of q, 1: of k, 2: of v
+        else:
+            part = _part(row, HEADS, KEYS)[:, None]
         if GAIN:
             known = (column < width) & (part < 2)
             normalised *= tl.load(g + part * width + column, mask=known, other=0.0)
@@ -70,7 +81,8 @@ def _forward(  # type: ignore[no-untyped-def]
 def _backward(  # type: ignore[no-untyped-def]
     dout, z, mean, rstd, g, dx, dy, sums, scale, rows, width: tl.constexpr,
     SUM: tl.constexpr, GAIN: tl.constexpr, KINDS: tl.constexpr,
-    RMS: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    RMS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     first, step = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, D)
@@ -95,7 +107,10 @@ def _backward(  # type: ignore[no-untyped-def]
             r = tl.load(rstd + row, mask=row < rows, other=0.0)[:, None]
             normal = tl.where(inside, v - m, 0.0) * r
         if HEADS:
-            part = (row // HEADS % 3)[:, None]
+            if KEYS == HEADS:
+                part = (row // HEADS % 3)[:, None]
+            else:
+                part = _part(row, HEADS, KEYS)[:, None]
             given = d
             gain_sums += tl.where(part == 0, d * normal, 0.0)
             bias_sums += tl.where(part == 0, d, 0.0)
@@ -156,12 +171,13 @@ def normed(
     save: bool = True,
     rms: bool = False,
     heads: int = 0,
+    keys: int = 0,
 ) -> Normed:
     """Return LN(x), or LN(scale x + plus).  x: (…, d) fp32; plus: (…, d) in any precision.
 
     rms: the RMS norm in place of LN.
-    heads: x is [q, k, v] by head, (tokens, 3 heads, d_head), in any precision; gain and bias are
-        (2, d_head), of q and of k.
+    heads, keys: x is [q, k, v] by head, (tokens, heads + 2 keys, d_head), in any precision; gain
+        and bias are (2, d_head), of q and of k.  keys: 0 for as many as heads.
     copy: the precision of a copy of the result.
     save: keep tensors for the backward pass.
     """
@@ -179,7 +195,8 @@ def normed(
         x, y, x if gain is None else gain, x if bias is None else bias,
         z, out, out if second is None else second, mean, rstd, scale, eps, rows, width,
         SUM=plus is not None, GAIN=gain is not None, BIAS=bias is not None,
-        COPY=second is not None, SAVE=save, RMS=rms, HEADS=heads, R=R, D=D, num_warps=warps(D),
+        COPY=second is not None, SAVE=save, RMS=rms, HEADS=heads, KEYS=keys or heads, R=R, D=D,
+        num_warps=warps(D),
     )  # fmt: skip
     return Normed(out, second, (z, mean, rstd) if save else None)
 
@@ -193,10 +210,11 @@ def normed_backward(
     plus: torch.dtype | None = None,
     rms: bool = False,
     heads: int = 0,
+    keys: int = 0,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the gradients of x and of `plus` (in the precision `plus`), and sums over tokens.
 
-    rms, heads: as of `normed`.
+    rms, heads, keys: as of `normed`.
 
     sums: (programs, 2 or 3, d).  Added over programs they are the gradients of gain and of bias,
     and the sum over tokens of the gradient of `plus`.  With heads (programs, 4, d_head): gain and
@@ -215,8 +233,8 @@ def normed_backward(
     _backward[(programs,)](
         dout, z, mean, rstd, z if gain is None else gain, dx, dx if dy is None else dy, sums,
         scale, rows, width,
-        SUM=dy is not None, GAIN=gain is not None, KINDS=kinds, RMS=rms, HEADS=heads, R=R, D=D,
-        num_warps=warps(D),
+        SUM=dy is not None, GAIN=gain is not None, KINDS=kinds, RMS=rms,
+        HEADS=heads, KEYS=keys or heads, R=R, D=D, num_warps=warps(D),
     )  # fmt: skip
     return dx, dy, sums
 

@@ -70,9 +70,7 @@ class DeviceProduct(Product):
         self.transposed_weight: Tensor | None = None
 
     def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
-        half = torch.is_autocast_enabled("cuda")
-        if half:
-            x = x.to(torch.get_autocast_dtype("cuda"))
+        half, x = torch.is_autocast_enabled("cuda"), in_autocast_precision(x)
         if small := self.small_kernels(len(x)):
             saved += (x, self.weight)
             straight = self.transposed_weight is not None
@@ -163,6 +161,47 @@ class DeviceProduct(Product):
         if self.weight_grad is not None:
             with self.weight_gradient() as gradient:
                 add_product(gradient, dy.t(), x, self.scale)
+
+
+class DeviceProducts:
+    """y = [x W_1ᵀ + b_1, x W_2ᵀ + b_2, …], (tokens, n_1 + n_2 + …), by a product each."""
+
+    def __init__(self, products: Sequence[DeviceProduct]) -> None:
+        self.products = products
+
+    def forward(self, x: Tensor, seq: int, saved: list[Tensor]) -> Tensor:
+        x = in_autocast_precision(x)  # once for all products
+        return torch.cat([product.forward(x, seq, saved) for product in self.products], dim=1)
+
+    def backward_with_sums(
+        self,
+        dy: Gradient,
+        saved: list[Tensor],
+        wants_sums: bool,
+        add_to: Tensor | None = None,
+    ) -> Gradient:
+        """Return the gradient of x, without its sums; the arguments are those of a product."""
+        widths = [len(product.weight) for product in self.products]
+        values = dy.value.split(widths, dim=1)
+        sums = dy.sums.split(widths, dim=1) if dy.sums is not None else [None] * len(widths)
+        parts = zip(self.products, values, sums, strict=True)
+        first, *others = [
+            product.backward_with_sums(Gradient(*gradient), saved, False, add_to).value
+            for product, *gradient in reversed(list(parts))
+        ]
+        if add_to is None:  # otherwise all are this tensor
+            for other in others:
+                first.add_(other)
+        return Gradient(first)
+
+    def defers(self, tokens: int) -> bool:
+        """Return whether all gradients of so few tokens are deferred and need no sums of dy."""
+        return all(product.defers(tokens) for product in self.products)
+
+
+def in_autocast_precision(x: Tensor) -> Tensor:
+    """Return x in the precision of a GPU's products under autocast, otherwise x itself."""
+    return x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
 
 
 def add_products(deferred: Sequence[Deferred]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deepstack.fast.fused_sublayers import FUSED_ACTIVATIONS, FusedSublayer
 from deepstack.fast.gpu.available import kernels, since_ampere, splits_fp32
-from deepstack.fast.gpu.products import DeviceProduct, Gradient
+from deepstack.fast.gpu.products import DeviceProduct, DeviceProducts, Gradient
 
 aten = torch.ops.aten
 
@@ -116,11 +116,21 @@ class DeviceSublayer(FusedSublayer):
     """A fused sublayer that begins and ends with a product, with an operation between them.
 
     A ReLU between them is part of both products.
+
+    beside: of another first product, whose results follow those of `first`.
     """
 
-    def __init__(self, first: Weights, between: Any, last: Weights, scaled: bool) -> None:
+    def __init__(
+        self,
+        first: Weights,
+        between: Any,
+        last: Weights,
+        scaled: bool,
+        beside: Weights | None = None,
+    ) -> None:
         relu = between is FUSED_ACTIVATIONS["relu"]
-        into = DeviceProduct(*first, scaled, relu=relu)
+        firsts = [DeviceProduct(*w, scaled, relu=relu) for w in (first, beside) if w is not None]
+        into: Any = firsts[0] if beside is None else DeviceProducts(firsts)
         out = DeviceProduct(*last, scaled, after_relu=relu)
         super().__init__([into, out] if relu else [into, between, out])
         self.into, self.out, self.between = into, out, None if relu else between
