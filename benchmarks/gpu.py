@@ -1,5 +1,7 @@
 """Runs the GPU tests and measures every GPU row of the tables, in under eight minutes.
 
+The section `modern` comes on top; it has not been run yet.
+
 python benchmarks/gpu.py [--out FOLDER] [SECTION ...]
 python benchmarks/gpu.py studies [--minutes 10] [--plan]     (benchmarks/studies.py)
 
@@ -34,6 +36,7 @@ from deepstack.training import memory_limit, temporary_run, train
 
 ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"
+MODERN = ROOT / "configs" / "decoder_96.yaml"
 
 SHARED = {"runtime.cuda_graph": True, "runtime.compile": False, "runtime.fused": False}
 FAST_PATHS = {
@@ -126,6 +129,18 @@ def peers() -> dict[str, Any]:
     return {"rows": shares(result["rows"], matrix_rate()), "ratios": result["ratios"]}
 
 
+def modern() -> dict[str, Any]:
+    """Time four micro-batches of the modern decoder, in fused sublayers and compiled."""
+    config = load_config(MODERN, ["train.batch_size=64", "train.micro_batches=4"])
+    rows = []
+    for name in ("fused", "compiled"):
+        torch.cuda.reset_peak_memory_stats()
+        times = kernel_times(with_overrides(config, FAST_PATHS[name]))
+        peak = torch.cuda.max_memory_allocated() / 1e9
+        rows.append({"fast path": name} | times | {"peak GB": peak})
+    return {"rows": rows}
+
+
 def shares(rows: list[dict[str, Any]], rate: float) -> list[dict[str, Any]]:
     """Add to each row its share of a rate in TFLOP/s."""
     work = next(row["gflop"] for row in rows if row.get("gflop")) / 1e3
@@ -198,6 +213,7 @@ SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
     narrow: 110,
     wide: 100,
     peers: 150,
+    modern: 150,
     depths: 100,
     deep: 200,
 }

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from deepstack.config import Config, Init, Model, Train
 from deepstack.fast import make_step
 from deepstack.fast.fuse import device_attention
-from deepstack.fast.fused_sublayers import FUSED_ACTIVATIONS, products_of, stacked
+from deepstack.fast.fused_sublayers import (
+    FUSED_ACTIVATIONS,
+    Product,
+    by_shape,
+    products_of,
+    stacked,
+)
 from deepstack.fast.gpu import available, deferred_gradients, heads
 from deepstack.fast.gpu import norm as gpu_norm
 from deepstack.fast.gpu import products as gpu_products
@@ -237,6 +243,15 @@ def test_weights_that_lie_evenly_apart_are_no_copy() -> None:
         assert torch.equal(stacked(apart), torch.stack(apart))
     turned = [torch.randn(4, 3).t() for _ in range(2)]
     assert torch.equal(stacked(turned), torch.stack(turned))
+
+
+def test_products_of_two_banks_with_one_shape_are_two_groups() -> None:
+    banks = [torch.randn(3, 4, 4) for _ in range(2)]
+    of_layers = [Product(nn.Parameter(bank[i]), None) for i in range(3) for bank in banks]
+    groups = by_shape(of_layers)
+    assert groups == [of_layers[::2], of_layers[1::2]]
+    for group, bank in zip(groups, banks, strict=True):
+        assert stacked([product.weight for product in group]).data_ptr() == bank.data_ptr()
 
 
 def test_frozen_parameters_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
