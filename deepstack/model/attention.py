@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import Definition, Kind
 from deepstack.config.sizes import FP32
 from deepstack.model.query_key import QueriesAndKeys
-from deepstack.model.sublayers import Joins, LinearMaps, Slots
+from deepstack.model.sublayers import JOINED, Joins, LinearMaps, Slots
 
 Listener = Callable[..., None]
 """Receives q and k, (batch, head, seq, d_head), and which pairs are masked, if documents are."""
@@ -138,6 +138,10 @@ class AttentionSublayer(Heads, Definition, kind=ATTENTIONS):
 
     def project(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v, each (batch, head, seq, d_head), for positions from `first` on."""
+        return self.prepare(*self.products(x), first)
+
+    def products(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return x W_qᵀ + b_q, x W_kᵀ + b_k and x W_vᵀ + b_v, by head."""
         batch, seq, d = x.shape
         # Flatten x once: products of matrices then need no views in the backward pass.
         flat, d_head = x.flatten(0, 1), d // self.n_heads
@@ -149,6 +153,10 @@ class AttentionSublayer(Heads, Definition, kind=ATTENTIONS):
             q = self.by_head(self.apply_map("q", flat).view(batch, seq, d))
             heads = self.apply_map("kv", flat).view(batch, seq, 2, self.n_kv_heads, d_head)
             k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
+
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k, v after slots, norms and rotation, for all heads."""
         q, k, v = self.fill("q", q), self.fill("k", k), self.fill("v", v)
         if self.qk is not None:
             q, k = self.qk.q(q, first), self.qk.k(k, first)
@@ -173,14 +181,14 @@ class Attention(AttentionSublayer, name="softmax"):
     With the slot `logits` or `mixed_values`, the result also has the tensor for the next layer, and
     `before` is the tensor of the layer before, or None.  Logits are (batch, head, seq, seq)
     for all pairs of positions, without a causal mask, so that they are finite.  Values are (batch,
-    head, seq, d_head).
+    head, seq, d_head).  With the slot `inputs`, `before` is what its module reads beside x.
 
     cache: decodes one position, (batch, 1, d_model), after those in the cache.
     memory: with `model.document_end`, which positions are of one document, (batch, 1, seq, seq); a
         position reads its own document alone.
     """
 
-    SLOTS = ("q", "k", "v", "logits", "mixed_values", "heads", "before_out")
+    SLOTS = ("inputs", "q", "k", "v", "logits", "mixed_values", "heads", "before_out")
     window: Annotated[
         int | None, Field(ge=1, description="positions that a position reads to one side, with it")
     ] = None
@@ -199,7 +207,7 @@ class Attention(AttentionSublayer, name="softmax"):
     def forward(
         self,
         x: Tensor,
-        before: Tensor | None = None,
+        before: Any = None,
         cache: Cache | None = None,
         memory: Tensor | None = None,
     ) -> Any:
@@ -209,7 +217,13 @@ class Attention(AttentionSublayer, name="softmax"):
                 "decoding position by position, does not know the documents; allowed null",
                 key="model.document_end",
             )
-        q, k, v = self.project(x, cache.position if cache else 0)
+        first = cache.position if cache else 0
+        if "inputs" in self.slots:
+            inputs = self.slots["inputs"](x, before)
+            q, k, v = self.products_of_each(inputs)
+            q, k, v = self.prepare(q, k, v, first)
+        else:
+            q, k, v = self.project(x, first)
         passed_on = None
         if "mixed_values" in self.slots:
             v, passed_on = self.slots["mixed_values"](v, before)
@@ -234,6 +248,20 @@ class Attention(AttentionSublayer, name="softmax"):
             y = self.attend_masked(q, k, v, causal, ~memory)
         y = self.out(y)
         return y if passed_on is None else (y, passed_on)
+
+    def products_of_each(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return q, k and v by head, each the product of its own input, (batch, seq, d_model)."""
+        maps: list[tuple[Tensor, Tensor | None]] = []
+        for name in ("qkv",) if self.n_kv_heads == self.n_heads else ("q", "kv"):
+            weight, bias = self.matrix(name)
+            count = len(JOINED.get(name, (name,)))
+            biases = [None] * count if bias is None else bias.chunk(count)
+            maps += zip(weight.chunk(count), biases, strict=True)
+        heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
+        return [
+            self.linear(x.flatten(0, 1), *one).view(*x.shape[:2], n, -1).transpose(1, 2)
+            for x, one, n in zip(inputs, maps, heads, strict=True)
+        ]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
         """Return the heads' outputs, (batch, head, seq, d_head), of positions in the window."""

@@ -33,6 +33,8 @@ Slots = Mapping[str, nn.Module]
 
 | slot             | sublayer     | input (the output replaces it)                                |
 |------------------|--------------|---------------------------------------------------------------|
+| inputs           | attention    | x, (batch, seq, d_model), and what the scheme passes as       |
+|                  |              | `before`; returns the inputs of q, k and v, three like x      |
 | q, k, v          | attention    | queries, keys, values, (batch, head, seq, d_head)             |
 | logits           | attention    | q kᵀ / sqrt(d_head), (batch, head, seq, seq), and the tensor  |
 |                  |              | passed on by the layer before, of that shape, or None;        |
