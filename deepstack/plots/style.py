@@ -50,7 +50,7 @@ ORDER = (
     "post_ln_init",
 
     "looped", "frac_connections", "laurel", "siamese_norm", "mv_split", "deepnorm_power",
-    "deep_scale_lm", "orthogonal_update", "deep_delta", "parcae",
+    "deep_scale_lm", "orthogonal_update", "deep_delta", "parcae", "mudd",
 )  # fmt: skip
 DIVERGED_MARKER = "X"
 GREY = "#555555"

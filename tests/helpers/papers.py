@@ -297,6 +297,16 @@ PAPERS = Papers({
         literals.dense_former, enter=lambda x, **_: (x, (x,)), folds=True,
         options=({"dilation": 2}, {"period": 3}, {"dilation": 3, "period": 2}),
     ),
+    "mudd": Paper(
+        literals.mudd, enter=lambda x, multiway=True, **_: (*[x] * (4 if multiway else 1), x, (x,)),
+        options=(
+            {"dynamic": False}, {"multiway": False}, {"multiple": 0}, {"norms": True},
+            {"dynamic": False, "multiway": False, "norms": True},
+        ),
+        starts=(
+            (3, {}, ".b", 0.0), (3, {}, ".w_2", 0.0), (3, {"norms": True}, ".sum_norm.gain", 1e-3),
+        ),
+    ),
     "attn_res": Paper(
         literals.attn_res, enter=lambda x, **_: (x, None, (x,)), folds=True,
         options=tuple({"blocks": blocks} for blocks in (0, 1, 3, 99)),

@@ -93,6 +93,47 @@ def dense_former(p: Any, stream: Any, dilation: int = 1, period: int = 1) -> Any
     return y + sum(w * outputs[j] for w, j in zip(p.s.weights, read, strict=False)), outputs
 
 
+def mudd(
+    p: Any, stream: Any, dynamic: bool = True, multiway: bool = True, norms: bool = False,
+    multiple: int = 64,
+) -> Any:  # fmt: skip
+    """`LlamaDecoderLayer` and `Decoder` of the authors' code, a sum and an x_j at a time."""
+    r, *qkv, _, hids = stream
+    if multiway:
+        m, three = p.layer.attention, [p.a[0], *map(norm, p.slot("inputs").norms)]
+        maps = zip(qkv, three, m.qkv.chunk(3), m.qkv_bias.chunk(3), strict=True)
+        separate = [
+            (LN(z) @ W.T + b).unflatten(-1, (-1, 4)).transpose(1, 2) for z, LN, W, b in maps
+        ]
+        y = r + p.A(r, qkv=lambda _: separate)
+    else:
+        y = r + p.A(p.a[0](r))
+    x = y + p.F(p.f[0](y))
+    if norms:
+        hids = (norm(p.s.first_norm)(hids[0]),) if p.l == 1 else hids
+    hids = (*hids, norm(p.s.output_norm)(x) if norms else x)
+    C = 4 if multiway else 1
+    width = C * (p.l + 1)
+    width = (width // 64 + 1) * 64 if multiple else width
+    if dynamic:
+        normed = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-6)
+        normed = norm(p.s.weight_norm)(x) if norms else normed
+        hidden = F.gelu(normed @ p.s.w_1[:width].T)
+    C_l = 1 if p.l == p.N else C  # dynamic_dense_fix_last_layer
+    sums = []
+    for c in range(C_l):
+        total = torch.zeros_like(x)
+        for j, x_j in enumerate(hids):
+            a = p.s.b[c, j] + (1.0 if j == p.l and not norms else 0.0)
+            if dynamic:
+                a = a + (hidden @ p.s.w_2[c, j, :width])[..., None]
+            total = total + a * x_j
+        if norms:
+            total = x + (norm(p.s.sum_norm)(total) if c == 0 else total)
+        sums.append(total)
+    return *sums * (C // C_l), x, hids
+
+
 def attn_res(p: Any, stream: Any, blocks: int = 8) -> Any:
     """Full AttnRes where there are no more sublayers than blocks, else the sums of their blocks."""
     h, part, done = stream

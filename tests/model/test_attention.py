@@ -38,16 +38,18 @@ def model_of(options: dict[str, Any], family: str, **more: Any) -> Any:
     ).model
 
 
-def literal(attention: Any, options: dict[str, Any], x: Tensor) -> Tensor:
-    """Return G(x) head by head, from W_q, W_k, W_v and W_o."""
+def literal(attention: Any, options: dict[str, Any], x: Tensor, *of_k_and_v: Tensor) -> Tensor:
+    """Return G(x) head by head, from W_q, W_k, W_v and W_o; k and v may have their own inputs."""
     size, kv_heads = D // HEADS, options.get("n_kv_heads", HEADS)
     chosen = options.get("attention_options", {})
     cap, window = chosen.get("soft_cap"), chosen.get("window", math.inf)
+    of_k, of_v = of_k_and_v or (x, x)
     if kv_heads == HEADS:
-        q, k, v = (x @ attention.qkv.T + attention.qkv_bias).chunk(3, dim=-1)
+        maps = list(zip(attention.qkv.chunk(3), attention.qkv_bias.chunk(3), strict=True))
     else:
-        q = x @ attention.q.T + attention.q_bias
-        k, v = (x @ attention.kv.T + attention.kv_bias).chunk(2, dim=-1)
+        maps = list(zip(attention.kv.chunk(2), attention.kv_bias.chunk(2), strict=True))
+        maps.insert(0, (attention.q, attention.q_bias))
+    q, k, v = (z @ W.T + b for z, (W, b) in zip((x, of_k, of_v), maps, strict=True))
     heads = []
     for h in range(HEADS):
         group = h * kv_heads // HEADS
@@ -72,6 +74,31 @@ def test_attention_equals_its_equation(options: dict[str, Any], family: str) -> 
         torch.testing.assert_close(
             attention(x), literal(attention, options, x), rtol=1e-4, atol=1e-5
         )
+
+
+@every_option
+def test_q_k_and_v_have_separate_inputs_where_a_scheme_asks(options: dict[str, Any]) -> None:
+    attention = model_of(options, "decoder", model__scheme="mudd").layers[0].attention
+    x, k, v = torch.randn(3, 2, SEQ, D)
+    with torch.no_grad():
+        read = attention.slots["inputs"](x, (k, v))
+        expected = literal(attention, options, *read)
+        torch.testing.assert_close(attention(x, (k, v)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__init__distribution": "ntk"},
+        {"model__init__distribution": "ntk", "model__bias": False, "model__n_kv_heads": 2},
+        {"train__lr_factors": {"k": 0.5}},
+    ],
+    ids=str,
+)
+def test_separate_products_of_one_input_are_the_joint_product(changes: dict[str, Any]) -> None:
+    attention = model_of({}, "encoder", **changes).layers[0].attention
+    x = torch.randn(2, SEQ, D)
+    torch.testing.assert_close(attention.products_of_each((x, x, x)), list(attention.products(x)))
 
 
 @every_option

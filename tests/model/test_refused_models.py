@@ -32,6 +32,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
          "model.norm.gain": False},
         r"model.norm.gain: false.*allowed with",
     ),
+    (
+        {"model.scheme": "mudd", "model.scheme_options": {"norms": True}, "model.norm.gain": False},
+        r"no gain to start at 0.001; allowed with",
+    ),
     # initial values
     (
         PACKED | {"model.init.distribution": "orthogonal"},

@@ -144,8 +144,9 @@ def test_initial_standard_deviations(
     assert SCHEMES[name].constrains or matrices >= expected
 
 
-# Schemes whose gradients grow exponentially with depth, beyond the range of fp32 at 1000 layers.
-GROWING = ("deep_delta",)
+# Schemes whose gradients grow exponentially with depth, beyond the range of fp32 at 1000 layers, or
+# whose weights grow as N^3, to 64 GB.
+GROWING = ("deep_delta", "mudd")
 DEEP = [
     *some([(name, 100) for name in SCHEMES.names()], 6, 1),
     ("deepnorm", 1000),

@@ -46,7 +46,7 @@ HYPER = [
 ]
 ONE_STREAM = [
     (name, options, {})
-    for name in ("gpas", "dense_former", "laurel", "frac_connections")
+    for name in ("gpas", "dense_former", "laurel", "frac_connections", "mudd")
     for options in ({}, *PAPERS[name].options)
 ]
 
@@ -64,10 +64,23 @@ def test_the_stack_starts_as_pre_ln(name: str, options: Any, family: Any) -> Non
     )
     ours, theirs = gradients(one, tokens), gradients(pre_ln, tokens)
     for bank in one.banks:
-        if bank.start in ("matrix", "table") and PAPERS[name].differentiable:
+        drawn = bank.start in ("matrix", "table") and bank.key in theirs
+        if drawn and PAPERS[name].differentiable:
             expected = theirs[bank.key]
             tolerance = 2e-5 * expected.abs().max().item()
             torch.testing.assert_close(ours[bank.key], expected, rtol=1e-4, atol=tolerance)
+
+
+def test_one_static_sum_of_mudd_is_a_dense_former() -> None:
+    options = {"dynamic": False, "multiway": False}
+    mudd = built("mudd", 5, model__scheme_options=options).model
+    dense = perturbed("dense_former", 5)
+    values = {name.replace("scheme.weights", "scheme.b"): p for name, p in dense.named_parameters()}
+    with torch.no_grad():
+        for name, p in mudd.named_parameters():
+            p.copy_(values.pop(name).view(p.shape))
+    torch.testing.assert_close(mudd.hidden(TOKENS), dense.hidden(TOKENS), rtol=1e-5, atol=2e-5)
+    assert not values
 
 
 def test_dropout_falls_on_attention_weights_and_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
