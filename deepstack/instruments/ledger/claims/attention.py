@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from deepstack.instruments.ledger.claim import (
     Curves,
@@ -233,6 +232,8 @@ def decoders(seed: int, length: int) -> list[Callable[[], Tensor]]:
 
 def decoding_flops(seed: int, length: int) -> float:
     """Return the FLOPs of products with weights, separate attentions over merged ones."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, for a second
+
     counts = []
     for decode in decoders(seed, length):
         with FlopCounterMode(display=False) as counter:
