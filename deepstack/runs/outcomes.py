@@ -34,6 +34,7 @@ class Result(NamedTuple):
     rate: the learning rate.
     loss: final validation loss in nats, where [MASK] is shown if anywhere, or None.
     floor: loss in nats of the best predictor without context on the same positions, or None.
+    optimizer: name of the optimizer, '' if unknown.
     """
 
     setting: str
@@ -44,6 +45,7 @@ class Result(NamedTuple):
     state: str
     loss: float | None
     floor: float | None
+    optimizer: str = ""
 
     @property
     def margin(self) -> float | None:
@@ -88,6 +90,7 @@ def result_of(run: Run, setting: str = "") -> Result:
         run.state,
         last_row(row, column),
         floor,
+        str(run.get("train.optimizer") or ""),
     )
 
 

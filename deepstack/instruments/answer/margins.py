@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from deepstack.base.text import signed_text, value_text
-from deepstack.instruments.answer.found import More, digits_of, interval_text
+from deepstack.instruments.answer.found import More, depths_text, digits_of, interval_text
 from deepstack.instruments.answer.looks import FIXED, Looks
 from deepstack.instruments.answer.power import seeds_needed
 from deepstack.runs.intervals import LEAST_SEEDS
@@ -129,6 +129,40 @@ def margin_clause(gap: Gap, several_depths: bool) -> tuple[str, bool]:
         f"{at}it is undecided which of {leader.label} and {rival.label} is better: {leader.label} "
         f"ends {nats(gap.gap)} nats lower ({numbers})"
     ), False
+
+
+def between_clause(gap: Gap, depths: Sequence[int]) -> str:
+    """Return a clause on the depths between two compared ones, or ''."""
+    least, most = sorted((gap.leader.depth, gap.rival.depth))
+    between = [depth for depth in depths if least < depth < most]
+    if not between:
+        return ""
+    return f"{depths_text(between)} between them {'are' if between[1:] else 'is'} not compared"
+
+
+def one_rate_caveats(gap: Gap) -> tuple[str, str]:
+    """Return a clause and a sentence on a comparison at one learning rate of each setting, or ''.
+
+    The clause is for the sentence of an answer on two optimizers, the sentence is for two schemes.
+    """
+    cells = (gap.leader, gap.rival)
+    rates = [rate for cell in cells for rate in cell.tried if math.isfinite(rate)]
+    if len(rates) != 2 or any(len(cell.tried) != 1 for cell in cells):
+        return "", ""
+    at = f"at the rate {value_text(rates[0])}"
+    if rates[0] != rates[1]:
+        at += f" of {gap.leader.label} and {value_text(rates[1])} of {gap.rival.label}"
+    around = sorted({float(f"{rate * factor:.3g}") for rate in rates for factor in (0.5, 1, 2)})
+    add = f"add train.lr={','.join(map(value_text, around))}"
+    first, second = (next(iter(cell.by_seed.values())) for cell in cells)
+    if first.optimizer != second.optimizer:
+        return f"compared {at} alone, and an optimizer's best rate may differ: {add}", ""
+    if first.scheme != second.scheme:
+        return (
+            "",
+            f"The schemes are compared {at} alone, and a scheme's best rate may differ: {add}.",
+        )
+    return "", ""
 
 
 def runs_that_decide(gap: Gap) -> More | None:

@@ -21,9 +21,11 @@ from deepstack.instruments.answer.growth import OF_COUNTS, grown
 from deepstack.instruments.answer.looks import FIXED, SEEDS, Looks
 from deepstack.instruments.answer.margins import (
     Gap,
+    between_clause,
     gap_of,
     margin_clause,
     nats,
+    one_rate_caveats,
     runs_that_decide,
 )
 from deepstack.instruments.answer.power import MOST_SEEDS
@@ -128,7 +130,10 @@ def about_several(
     margin, is_clear = margin_clause(gap, len(depths) > 1) if gap else ("", True)
     where = where_clauses(judged, one_depth) if judged else ""
     clauses = [margin, where] if one_depth else [where, margin]
-    text = "; ".join(filter(None, clauses))
+    optimizers, schemes = one_rate_caveats(gap) if gap else ("", "")
+    text = "; ".join(
+        filter(None, [*clauses, between_clause(gap, depths) if gap else "", optimizers])
+    )
     text = text or "the losses of these settings cannot be compared"
     sentence = f"{as_sentence(text)}."
     has_interval = gap is not None and math.isfinite(gap.gap.low)
@@ -137,6 +142,7 @@ def about_several(
         sure.append(f"The best of {gap.others + 1} settings is compared with each other one.")
     if gap and any(cell.rate is not None for cell in every):
         sure.append(EACH_RATE if gap.looks.repeated else CHOSEN)
+    sure += filter(None, [schemes])
     agreeing = [cell for cell in every if cell.learnt in (0, cell.seeds)]
     if judged and agreeing:
         most = max(cell.seeds for cell in agreeing)

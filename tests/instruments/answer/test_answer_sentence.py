@@ -176,6 +176,38 @@ def test_at_one_depth_the_best_rate_is_named() -> None:
     assert "A at its best rate (0.004) learns (2 of 2 seeds)" in find(both).sentence
 
 
+def test_optimizers_at_one_rate_carry_a_caveat_and_schemes_have_one_beside() -> None:
+    def ends(**of_b: object) -> list[Result]:
+        every = [end(k, 6, s, 2.8 + (k == "B") / 2 + s / 100) for k in "AB" for s in range(3)]
+        return [
+            one._replace(
+                **{"optimizer": "adamw", "scheme": "A"} | (of_b if one.setting == "B" else {})
+            )
+            for one in every
+        ]
+
+    found = find(ends(optimizer="muon"))
+    caveat = "compared at the rate 0.001 alone, and an optimizer's best rate may differ: add "
+    assert found.sentence.endswith(f"; {caveat}train.lr=0.0005,0.001,0.002.")
+    other = find(ends(optimizer="muon", rate=0.02)).sentence
+    assert "compared at the rate 0.001 of A and 0.02 of B alone" in other
+    rates = [one._replace(rate=r, loss=one.loss) for one in ends(optimizer="muon") for r in RATES]
+    for plain in (ends(), ends(scheme="B"), rates):
+        assert "may differ" not in find(plain).sentence
+    assert "a scheme's best rate may differ" in " ".join(find(ends(scheme="B")).sure)
+    assert "may differ" not in " ".join(find(ends()).sure)
+
+
+def test_depths_between_the_compared_ones_are_named() -> None:
+    every = [end("A", n, s, 2.8 + s / 100) for n in (2, 6, 12, 24) for s in range(3)]
+    assert find(every).sentence.endswith("; N = 6 and 12 between them are not compared.")
+    assert (
+        "between" in find(every[:9]).sentence
+        and "6 between them is not" in find(every[:9]).sentence
+    )
+    assert "between them" not in find(every[:6]).sentence
+
+
 def test_losses_of_two_tasks_are_not_compared() -> None:
     found = find([end(k, 6, s, 2.8 + s / 10) for k in "AB" for s in range(3)], comparable=False)
     assert found.sentence == "A and B learn (3 of 3 seeds each)."
