@@ -26,6 +26,7 @@ class More:
     cells: the settings and depths that need them, with all their rates if `all_rates`.
     seeds: number of further seeds of each; 0 where rates are missing.
     rates: further learning rates, for the seeds that are there.
+    depth: a further depth of their settings, for so many of their seeds; None for their own.
     reason: the end of a sentence that begins with the number of runs.
     """
 
@@ -34,6 +35,7 @@ class More:
     reason: str
     rates: Sequence[float] = ()
     all_rates: bool = False
+    depth: int | None = None
 
     @property
     def runs(self) -> int:

@@ -70,9 +70,8 @@ def points_of(batch: Iterable[More]) -> Iterator[Point]:
         for cell in more.cells:
             rates = more.rates or (cell.tried if more.all_rates else [rate_of(cell)])
             seeds = list(cell.by_seed) if more.rates else paired_seeds(more)
-            yield from (
-                Point(cell.label, cell.depth, rate, seed) for rate in rates for seed in seeds
-            )
+            depth = cell.depth if more.depth is None else more.depth
+            yield from (Point(cell.label, depth, rate, seed) for rate in rates for seed in seeds)
 
 
 def rate_of(cell: Learning) -> float:
@@ -82,6 +81,8 @@ def rate_of(cell: Learning) -> float:
 
 def paired_seeds(more: More) -> list[int]:
     """Return the seeds that all cells have after a batch: shared ones, others in use, new ones."""
+    if more.depth is not None:
+        return sorted(more.cells[0].by_seed)[: more.seeds]
     used = [
         set(by_seed)
         for cell in more.cells

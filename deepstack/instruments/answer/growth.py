@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from deepstack.instruments.answer.found import Found, More
 from deepstack.instruments.answer.looks import Looks
@@ -13,6 +14,7 @@ from deepstack.instruments.answer.power import seeds_needed
 from deepstack.instruments.transfer.table import HIGHEST, LOWEST
 from deepstack.runs.learning import Learning
 
+WIDEST = 2  # ratio of two depths between which no further one is added
 MOST_RATES = 16  # of one setting and depth, beyond which none is added at an edge
 HOPELESS = 0.1  # probability below which the last look is not waited for
 FEWEST = 8  # seeds before a difference can be called too small to show
@@ -28,12 +30,15 @@ def grown(found: Found, cells: Sequence[Learning], gap: Gap | None, looks: Looks
     looks: those whose error the counts of learning seeds share.
 
     The study is decided if every setting is known to learn or not at every depth, the interval of
-    the comparison leaves out 0, and no compared setting is best at the edge of its rates.
+    the comparison leaves out 0, no compared setting is best at the edge of its rates, and, if
+    depths are added, it is known up to a factor of two where a setting ceases to learn.
     """
     if not looks.repeated:
         return found
     compared = [cell for cell in cells if len(cells) == 1 or (gap and is_compared(cell, gap))]
     rates = sum(len(cell.tried) for cell in cells)  # one of which may learn by chance
+    if looks.depths:
+        rates += sum(halvings(a, b) * len(a.tried) for a, b in neighbours(cells))
     edges = [more for cell in compared if (more := beyond_edge(cell))]
     unknown = [cell for cell in cells if missing(cell, rates, looks)]
     seeds = [
@@ -51,15 +56,55 @@ def grown(found: Found, cells: Sequence[Learning], gap: Gap | None, looks: Looks
         f"({cell.learnt} of {cell.seeds} seeds)."
         for cell in unknown
     ]
-    decided = not edges and not unknown and (gap is None or gap.is_clear)
+    between = [] if edges or unknown else depths_between(cells, looks.lead(rates), looks)
+    decided = not edges and not unknown and not between and (gap is None or gap.is_clear)
     judged = any(one.outcome for cell in cells for one in cell.by_seed.values())
     return replace(
         found,
         decided=decided,
         sure=[*found.sure, *([looks.counts_sentence(rates)] if judged else [])],
         details=[*found.details, *details],
-        batch=edges or seeds,
+        batch=edges or seeds or between,
     )
+
+
+def neighbours(cells: Sequence[Learning]) -> list[tuple[Learning, Learning]]:
+    """Return the pairs of one setting's neighbouring depths, the less deep one first."""
+    by_setting: dict[str, list[Learning]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.depth):
+        by_setting.setdefault(cell.label, []).append(cell)
+    return [pair for every in by_setting.values() for pair in pairwise(every)]
+
+
+def halvings(shallow: Learning, deep: Learning) -> int:
+    """Return the number of depths that would divide all of a range into parts of WIDEST at most."""
+    ratio = math.log(deep.depth / shallow.depth, WIDEST)
+    return 2 ** math.ceil(math.log2(ratio)) - 1 if ratio > 1 else 0
+
+
+def depths_between(cells: Sequence[Learning], seeds: int, looks: Looks) -> list[More]:
+    """Return the runs at a depth between two, a factor above WIDEST apart, where one alone learns.
+
+    seeds: number of seeds of the new depth; its rates are those of the less deep neighbour.
+    """
+    return [
+        More([shallow], seeds, TO_LOOK, all_rates=True, depth=middle(shallow, deep))
+        for shallow, deep in neighbours(cells)
+        if looks.depths
+        and deep.depth > WIDEST * shallow.depth
+        and all(any(one.outcome for one in cell.by_seed.values()) for cell in (shallow, deep))
+        and mostly_learns(shallow) != mostly_learns(deep)
+    ]
+
+
+def middle(shallow: Learning, deep: Learning) -> int:
+    """Return the depth between two in logarithms."""
+    return round(math.sqrt(shallow.depth * deep.depth))
+
+
+def mostly_learns(cell: Learning) -> bool:
+    """Return whether more than half of a setting's seeds learn."""
+    return 2 * cell.learnt > cell.seeds
 
 
 def is_compared(cell: Learning, gap: Gap) -> bool:

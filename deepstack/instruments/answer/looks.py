@@ -30,6 +30,7 @@ class Looks:
 
     number: number of looks; 1 for a study whose number of seeds was fixed.
     error: probability of a wrong statement over all looks.
+    depths: whether depths are added between one where a setting learns and one where not.
 
     Student's t is compared with the same nominal level at each look, so chosen that a study without
     a difference crosses it at any of the looks with probability `error`: the group-sequential test
@@ -38,6 +39,7 @@ class Looks:
 
     number: int = 1
     error: float = ERROR
+    depths: bool = False
 
     @property
     def repeated(self) -> bool:
@@ -112,9 +114,9 @@ def counted_looks(error: float) -> float:
 FIXED = Looks()
 
 
-def growing(error: float = ERROR) -> Looks:
-    """Return the looks at a study that grows."""
-    return Looks(len(SEEDS), error)
+def growing(error: float = ERROR, *, depths: bool = False) -> Looks:
+    """Return the looks at a study that grows, to which depths are added or not."""
+    return Looks(len(SEEDS), error, depths)
 
 
 def looks_at(studies: Iterable[Path]) -> Looks:
@@ -122,26 +124,28 @@ def looks_at(studies: Iterable[Path]) -> Looks:
 
     Raises ResourceError if a study's until.json is not the one that a sweep writes.
     """
-    errors = [error for study in studies if (error := error_of(study / FILE)) is not None]
-    return growing(min(errors)) if errors else FIXED
+    every = [looks for study in studies if (looks := read_looks(study / FILE)) is not None]
+    return min(every, key=lambda looks: looks.error, default=FIXED)
 
 
-def error_of(path: Path) -> float | None:
-    """Return the error in a study's until.json; None without the file."""
+def read_looks(path: Path) -> Looks | None:
+    """Return the looks in a study's until.json; None without the file."""
     text = read(path, LARGEST_TEXT)
     if text is None:
         return None
     try:
-        error = float(json.loads(text)["error"])
+        found = json.loads(text)
+        error, depths = float(found["error"]), found.get("depths", False) is True
     except (ValueError, TypeError, KeyError):
-        error = math.nan
+        error, depths = math.nan, False
     if not 0 < error < 1:
         raise ResourceError(
             f"{path}: found no error between 0 and 1; repeat the sweep with --until decided"
         )
-    return error
+    return growing(error, depths=depths)
 
 
-def write_error(study: Path, error: float) -> None:
-    """Record in a study's folder that it grows, and its error."""
-    write(study / FILE, f"{json.dumps({'error': error, 'seeds': SEEDS})}\n".encode())
+def write_looks(study: Path, looks: Looks) -> None:
+    """Record in a study's folder that it grows, and how."""
+    record = {"error": looks.error, "seeds": SEEDS, "depths": looks.depths}
+    write(study / FILE, f"{json.dumps(record)}\n".encode())

@@ -183,18 +183,18 @@ def where_clauses(settings: dict[str, list[Learning]], one_depth: bool) -> str:
     for label, cells in settings.items():
         pattern = tuple((cell.depth, cell.learnt, cell.seeds) for cell in cells)
         patterns.setdefault(pattern, []).append(label)
-    clauses = [pattern_clause(names, pattern) for pattern, names in patterns.items()]
+    every = [cell for cells in settings.values() for cell in cells]
+    depths = sorted({cell.depth for cell in every})
+    clauses = [pattern_clause(names, pattern, depths) for pattern, names in patterns.items()]
     if len(clauses) > MOST_NAMES:
         clauses = [*clauses[:MOST_NAMES], f"and {len(clauses) - MOST_NAMES} other patterns"]
-    every = [cell for cells in settings.values() for cell in cells]
     seeds = sorted({cell.seeds for cell in every})
     counts = (
         counted("{} seeds", seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     )
-    depths = depths_text(sorted({cell.depth for cell in every}))
     each = " each" if len(every) > 1 else ""
     rate = ", at the best rate of each" if rates else ""
-    return f"{'; '.join(clauses)} ({depths}, {counts}{each}{rate})"
+    return f"{'; '.join(clauses)} ({depths_text(depths)}, {counts}{each}{rate})"
 
 
 def one_depth_clauses(cells: Sequence[Learning], rates: bool) -> str:
@@ -216,18 +216,26 @@ def one_depth_clauses(cells: Sequence[Learning], rates: bool) -> str:
     return "; ".join(clauses)
 
 
-def pattern_clause(names: Sequence[str], pattern: Sequence[tuple[int, int, int]]) -> str:
-    """Return where these settings learn.  pattern: depth, seeds that learn, and all seeds."""
+def pattern_clause(
+    names: Sequence[str], pattern: Sequence[tuple[int, int, int]], depths: Sequence[int]
+) -> str:
+    """Return where these settings learn.
+
+    pattern: depth, seeds that learn, and all seeds.
+    depths: those of all settings.
+    """
     verb = "learns" if len(names) == 1 else "learn"
     whole = [depth for depth, learnt, seeds in pattern if learnt == seeds]
     none = [depth for depth, learnt, seeds in pattern if not learnt]
     some = [(depth, learnt, seeds) for depth, learnt, seeds in pattern if 0 < learnt < seeds]
     who = some_names(names)
-    if len(whole) == len(pattern):
+    if len(whole) == len(depths):
         return f"{who} {verb} at every depth"
-    if len(none) == len(pattern):
+    if len(none) == len(depths):
         return f"{who} {verb} at no depth"
     parts = [f"at {depths_text(whole)}"] if whole else []
     parts += [f"in {learnt} of {seeds} seeds at N = {depth}" for depth, learnt, seeds in some]
+    if none and not parts:
+        return f"{who} {'does' if len(names) == 1 else 'do'} not learn at {depths_text(none)}"
     parts += [f"not at {depths_text(none)}"] if none else []
     return f"{who} {verb} {joined(parts)}"

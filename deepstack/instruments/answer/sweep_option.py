@@ -11,6 +11,7 @@ from deepstack.base.text import counted
 from deepstack.cli.added_options import SweepOption, SweepOrder, Training
 from deepstack.cli.options import option
 from deepstack.cli.output import log
+from deepstack.config.key import DEPTH
 
 if TYPE_CHECKING:
     from deepstack.instruments.answer.grow import Growth
@@ -24,8 +25,8 @@ class UntilOption(SweepOption):
     place = 101
 
     until: str | None = growth(
-        "With the word decided: add seeds, and rates at the edge, until the question of the study "
-        "is decided; see deepstack answer.",
+        "With the word decided: add seeds, rates at the edge and depths between two until the "
+        "question of the study is decided; see deepstack answer.",
         metavar="decided",
     )
     error: float = growth(
@@ -47,10 +48,12 @@ class UntilOption(SweepOption):
                 f"--max-runs: found {self.max_runs}; allowed {order.study.size} or more, the runs "
                 "of the grid"
             )
-        study = GrowingStudy(order.study, training, growing(self.error))
+        # A depth that another setting follows, such as a rate, has no value of it in between.
+        looks = growing(self.error, depths=DEPTH in order.study.grid)
+        study = GrowingStudy(order.study, training, looks)
         if order.dry_run:
             training.train(order.study)
-            limit = f"{study.most_runs} runs, and rates beyond an edge"
+            limit = f"{study.most_runs} runs, rates beyond an edge and depths between two"
             most = limit if self.max_runs is None else counted("{} runs", self.max_runs)
             log(f"this is the first batch; further ones follow until decided, at most {most}")
             return

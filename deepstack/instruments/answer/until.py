@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from deepstack.base.errors import ConfigError
 from deepstack.config import Study
 from deepstack.instruments.answer.grow import Growth, Point, grow
-from deepstack.instruments.answer.looks import SEEDS, Looks, write_error
+from deepstack.instruments.answer.looks import SEEDS, Looks, write_looks
 from deepstack.records import ENDED, Run
 from deepstack.records.opened import followed
 from deepstack.runs.outcomes import Result
 from deepstack.runs.runs import Runs
-from deepstack.runs.settings import LR, SEED, TASK
+from deepstack.runs.settings import DEPTH, LR, SEED, TASK
 
 if TYPE_CHECKING:
     from deepstack.cli.added_options import Training
@@ -64,7 +64,7 @@ class GrowingStudy:
         if any(entry.state not in ENDED for entry in self.entries.values()):
             self.training.finish(list(self.entries.values()))
         order = self.training.order
-        write_error(followed(order.out / order.name), self.looks.error)
+        write_looks(followed(order.out / order.name), self.looks)
         runs = Runs(Run(entry.cell.folder.path) for entry in self.entries.values())
         readable = runs.keep(lambda run: run.damage() is None, "none of these runs can be read")
         for run, result in readable.results.items():
@@ -76,7 +76,14 @@ class GrowingStudy:
         """Return the study of some further runs, with the rules of the whole one."""
         rows = []
         for point in points:
-            row = self.values[point.setting, point.depth] | {SEED: point.seed}
+            row = self.values_of(point) | {SEED: point.seed}
             rows.append(row | ({LR: point.rate} if LR in row else {}))
         group = {key: [row[key] for row in rows] for key in rows[0]}
         return replace(self.study, grid={}, zips=(group,))
+
+    def values_of(self, point: Point) -> dict[str, Any]:
+        """Return the swept values of a run; those of its setting's other depths if it is new."""
+        known = self.values.get((point.setting, point.depth))
+        if known is None:
+            known = next(row for (label, _), row in self.values.items() if label == point.setting)
+        return known | ({DEPTH: point.depth} if DEPTH in known else {})
