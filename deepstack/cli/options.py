@@ -20,6 +20,7 @@ from deepstack.cli.completion import (
     complete_sort,
     complete_where,
 )
+from deepstack.cli.streams import log
 from deepstack.config import locate
 from deepstack.config.load import example_or_file
 
@@ -138,17 +139,18 @@ def whole_numbers(option: str, text: str) -> list[int]:
         raise ConfigError(f"{option}: found {text!r}; allowed whole numbers, as in 6,12") from None
 
 
-def seeds_of(text: str, first: int) -> list[int]:
-    """Return the seeds that --seeds lists, as in 0,1,2; a number alone is how many, from `first`.
+def listed_seeds(text: str, quiet: bool) -> list[int]:
+    """Return the seeds that --seeds lists, as in 0,1,2; log a line on a number alone.
 
-    Raises ConfigError for anything else, and for a number below 1.
+    Raises ConfigError for anything else.
     """
     seeds = whole_numbers("--seeds", text)
-    if len(seeds) > 1:
-        return seeds
-    if seeds[0] < 1:
-        raise ConfigError(f"--seeds: found {text!r}; allowed seeds, as in 0,1,2, or their number")
-    return list(range(first, first + seeds[0]))
+    if min(seeds) < 0:
+        raise ConfigError(f"--seeds: found {text!r}; allowed seeds from 0 on, as in 0,1,2")
+    if len(seeds) == 1 and seeds[0] > 1 and not quiet:
+        several = ",".join(map(str, range(min(seeds[0], 3))))
+        log(f"--seeds {text} is the one seed {text}; several are listed, as in --seeds {several}")
+    return seeds
 
 
 def load_plugins(paths: list[Path]) -> None:

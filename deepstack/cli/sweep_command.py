@@ -14,7 +14,6 @@ from deepstack.cli import options as opt
 from deepstack.cli.added_options import LauncherOption, SweepOption, SweepOrder, with_added
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_config_or_setting, complete_names
-from deepstack.cli.output import log
 from deepstack.config.load import example, example_or_file
 
 BUILT_IN = "depth_sweep"
@@ -80,9 +79,8 @@ def sweep_command(
     lists = {"model.depth": depths, "model.scheme": schemes, "seed": seeds}
     lists |= {"model.d_model": widths, "train.flops": flops}
     settings += [f"{key}={values}" for key, values in lists.items() if values is not None]
-    if seeds and seeds.isdecimal() and int(seeds) > 1 and not quiet:
-        several = ",".join(map(str, range(min(int(seeds), 3))))
-        log(f"--seeds {seeds} is the one seed {seeds}; several are listed, as in --seeds {several}")
+    if seeds and seeds.isdecimal():
+        opt.listed_seeds(seeds, quiet)
     described = conf.load_study(path, settings)
     name = conf.study_name(described.base, path, study)
     opt.load_plugins(plugin)

@@ -1,7 +1,7 @@
 """Calibrates schemes and finds their best learning rate at each depth, before and after.
 
     python experiments/calibrated_transfer/run.py [--schemes deepnorm,pre_ln] [--optimizers adamw]
-        [--depths 6,24,96] [--seeds 5] [--workers 2] [--out results]
+        [--depths 6,24,96] [--seeds 0,1,2,3,4] [--workers 2] [--out results]
 
 Writes ordinary run folders below --out and the table calibrated_transfer.csv.  A repeated call
 skips finished runs.
@@ -28,12 +28,12 @@ HERE = Path(__file__).parent
 
 def search(config: Config, name: str, given: argparse.Namespace) -> Losses:
     """Find the best rate at each depth and return the losses of all runs of the search."""
-    grid = {"model.depth": given.depths, "seed": list(range(given.seeds))}
+    grid = {"model.depth": given.depths, "seed": given.seeds}
     refine(
         Study(config, grid),
         "train.lr",
         tolerance=2**0.5,
-        max_runs=12 * len(given.depths) * given.seeds,
+        max_runs=12 * len(given.depths) * len(given.seeds),
         name=name,
         out=given.out,
         workers=given.workers,
@@ -46,11 +46,12 @@ def main() -> None:
     parser.add_argument("--schemes", default=SCHEMES)
     parser.add_argument("--optimizers", default="adamw")
     parser.add_argument("--depths", default="6,24,96")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("results"))
     args = parser.parse_args()
     args.depths = [int(depth) for depth in args.depths.split(",")]
+    args.seeds = [int(seed) for seed in args.seeds.split(",")]
     base = load_config(HERE / "study.yaml")
     rows = []
     for optimizer in args.optimizers.split(","):

@@ -1,10 +1,10 @@
 """Trains depths and widths at equal FLOPs, each with the rate that another seed has chosen.
 
     python experiments/depth_or_width/run.py [--flops 5e10,1.5e10] [--depths 1,2,4,12]
-        [--widths 32,64] [--seeds 3] [--workers 2] [--out results]
+        [--widths 32,64] [--seeds 0,1,2] [--workers 2] [--out results]
 
 Writes ordinary run folders to <out>/depth_or_width_rates (seed 10, every rate) and
-<out>/depth_or_width (seeds 0, 1, …, at the best of these rates).  A repeated call skips finished
+<out>/depth_or_width (the other seeds, at the best of these rates).  A repeated call skips finished
 runs.
 """
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--flops", type=numbers, default=[5e10, 1.5e10])
     parser.add_argument("--depths", type=numbers, default=[1, 2, 4, 12])
     parser.add_argument("--widths", type=numbers, default=[32, 64])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
     parser.add_argument("--workers", type=int)
     parser.add_argument("--out", type=Path, default=Path("results"))
     args = parser.parse_args()
@@ -61,7 +61,7 @@ def main() -> None:
         columns = zip(*best, strict=True)
         rows = {name: list(values) for name, values in zip(cell, columns, strict=True)}
         rows["train.lr"] = [run.get("train.lr") for run in best.values()]
-        grid = {"train.flops": [flops], "seed": list(range(args.seeds))}
+        grid = {"train.flops": [flops], "seed": [int(seed) for seed in args.seeds]}
         sweep(Study(base, grid, (rows,)), study="depth_or_width", **common)
 
 

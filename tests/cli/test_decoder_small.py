@@ -77,12 +77,12 @@ def test_every_command_reads_the_recipe(tmp_path: Path, monkeypatch: pytest.Monk
     few = [word for word in FEW if not word.startswith("model.depth")]
     run = succeed("train", FILE, *FEW, "log.attribution_every=4", *out, "--quiet")
     rows = json.loads(
-        succeed("calibrate", FILE, *few, "--depths", "2,4", "--seeds", "1", "--steps", "2",
+        succeed("calibrate", FILE, *few, "--depths", "2,4", "--seeds", "0", "--steps", "2",
                 *out, "--json", "--quiet")
     )["rows"]  # fmt: skip
     assert {"k", "v", "w3"} <= {row["role"] for row in rows}
     signals = json.loads(
-        succeed("signal", FILE, *few, "--depths", "2,4", "--seeds", "1", *out, "--json", "--quiet")
+        succeed("signal", FILE, *few, "--depths", "2,4", "--seeds", "0", *out, "--json", "--quiet")
     )
     assert signals
     analysis = json.loads(succeed("analyze", run, "--what", "lens,effects", "--json"))

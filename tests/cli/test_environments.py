@@ -26,8 +26,8 @@ RUN = [QUICK, *TINY, "log.layers_every=0"]
 COMMANDS: dict[str, list[str]] = {
     "train": ["train", *RUN, "--out", OUT],
     "sweep": ["sweep", *RUN, "--seeds", "0,1", "--workers", "1", "--out", OUT, "--json"],
-    "signal": ["signal", *RUN, "--depths", "2", "--seeds", "1", "--out", OUT, "--json"],
-    "calibrate": ["calibrate", *RUN, "--depths", "1,2", "--seeds", "1", "--out", OUT, "--json"],
+    "signal": ["signal", *RUN, "--depths", "2", "--seeds", "0", "--out", OUT, "--json"],
+    "calibrate": ["calibrate", *RUN, "--depths", "1,2", "--seeds", "0", "--out", OUT, "--json"],
     "plot": ["plot", "metric", "STUDY", "--x", "step", "--y", "loss", "--to", OUT],
     "report": ["report", "STUDY", "--to", f"{OUT}.html"],
     "compare": ["compare", "STUDY", "--json"],

@@ -18,6 +18,7 @@ import deepstack
 from deepstack.base import plugins
 from deepstack.base.errors import ConfigError
 from deepstack.cli import sweep_command
+from deepstack.cli.options import listed_seeds
 from deepstack.config import parse_config
 from deepstack.records import Run
 
@@ -175,7 +176,7 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         (["plot", "loss", STUDY], "did you mean final_loss_vs_depth, loss_vs_compute, loss_vs_lr"),
         (["plot", "loss_vs_step", STUDY, "--panels", "foo"], "panels: unknown key 'foo'; allowed"),
         (["export", STUDY, "--where", "depth=2", "--to", "x"], "--where: found without --logs"),
-        (["signal", QUICK, "--seeds", "0"], "--seeds: found '0'; allowed seeds, as in 0,1,2, or"),
+        (["signal", QUICK, "--seeds", "-1"], "--seeds: found '-1'; allowed seeds from 0 on, as in"),
         (["list", "scheme"], "unknown kind 'scheme'; did you mean 'schemes'? allowed: "),
         (["train", QUICK, "model.activation=swiglu"], "; swiglu is model.activation=silu with mod"),
         (["train", QUICK, "model.activation=GEGLU"], "GEGLU is model.activation=gelu with model."),
@@ -248,3 +249,12 @@ def test_an_export_prints_its_files_on_lines(trained: Path, tmp_path: Path) -> N
     assert exported.exit_code == 0 and "[" not in exported.stdout
     names = {"weights.safetensors", "weights.yaml", "weights.json"}
     assert names <= {Path(line.rstrip()).name for line in exported.stdout.splitlines()}
+
+
+@pytest.mark.parametrize("command", ["sweep", "signal", "calibrate"])
+def test_a_number_alone_is_one_seed_in_every_command(command: str, tmp_path: Path) -> None:
+    """Each ends at a depth that is not allowed."""
+    done = typed(command, QUICK, "--seeds", "3", "--depths", "0,1", "--out", tmp_path)
+    note = "--seeds 3 is the one seed 3; several are listed, as in --seeds 0,1,2"
+    assert done.exit_code == 2 and note in done.stderr
+    assert listed_seeds("3", quiet=True) == [3]

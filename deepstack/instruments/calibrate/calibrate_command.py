@@ -18,7 +18,9 @@ def calibrate_command(
     config: opt.ConfigFile,
     overrides: opt.Overrides = [],
     depths: str = opt.option("Depths to measure, as in 6,12,24,48,96.", default="6,12,24,48,96"),
-    seeds: str = opt.option("Seeds at each depth, as in 0,1,2, or their number.", default="3"),
+    seeds: str | None = opt.option(
+        "Seeds at each depth, as in 0,1,2 (default: three from the config's seed on)."
+    ),
     steps: str = opt.option("Steps at which the update is measured, as in 1,10.", default="1,10"),
     lr: float | None = opt.option(
         "Learning rate of the measurement (default: a hundredth of train.lr)."
@@ -56,7 +58,7 @@ def calibrate_command(
         measured = calibrate(
             settings,
             depths=opt.whole_numbers("--depths", depths),
-            seeds=opt.seeds_of(seeds, settings.seed),
+            seeds=3 if seeds is None else opt.listed_seeds(seeds, quiet),
             steps=opt.whole_numbers("--steps", steps),
             lr=lr,
             alone=alone,

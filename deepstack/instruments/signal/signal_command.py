@@ -23,7 +23,9 @@ def signal_command(
         [], metavar="KEY=A,B", help="Settings to change; several values make a grid, as in sweep."
     ),
     depths: str | None = opt.option("Depths to measure, as in 6,96,1000."),
-    seeds: str = opt.option("Seeds of each stack, as in 0,1,2, or their number.", default="3"),
+    seeds: str | None = opt.option(
+        "Seeds of each stack, as in 0,1,2 (default: three from the config's seed on)."
+    ),
     workers: int | None = opt.option("Runs at a time.", min=1),
     out: opt.Out = Path("results"),
     study: opt.StudyName = None,
@@ -46,7 +48,7 @@ def signal_command(
         measured = signal(
             described,
             depths=None if depths is None else opt.whole_numbers("--depths", depths),
-            seeds=opt.seeds_of(seeds, described.base.seed),
+            seeds=3 if seeds is None else opt.listed_seeds(seeds, quiet),
             study=name,
             out=out,
             workers=workers,

@@ -186,7 +186,7 @@ def test_a_run_without_steps_is_a_measurement(signals: Signals, tmp_path: Path) 
 @pytest.mark.slow
 def test_the_command_prints_rows_and_draws_the_chart(tmp_path: Path) -> None:
     words = ["signal", "quick", *TINY[1:], "model.scheme=post_ln,pre_ln", "runtime.threads=1"]
-    printed = succeed(*words, "--out", tmp_path, "--depths", "3", "--seeds", 2, "--json")
+    printed = succeed(*words, "--out", tmp_path, "--depths", "3", "--seeds", "0,1", "--json")
     rows = json.loads(printed)["rows"]
     found = [(row["setting"], row["depth"], row["seeds"]) for row in rows]
     assert found == [("Post-LN", 3, 2), ("Pre-LN", 3, 2)]
