@@ -100,10 +100,11 @@ class MUDD(Scheme, name="mudd", label="MUDD", paper="arXiv:2502.12170", static=T
     def extra_memory(cls, sizes: StackSizes) -> int:
         """Return the bytes of x_j and sums, and of the weights with gradients and Adam's moments.
 
-        A replayed step keeps the gradients of all x_j, before and after each addition.
+        A replayed step keeps the gradients of the stacked x_j, and of every x_j before and after
+        each addition.
         """
         N, ways = sizes.depth, cls.way_count()
-        streams = (1 + 2 * sizes.replayed) * N * (N + 3) // 2 + (2 * ways + 3 * cls.norms) * N
+        streams = (1 + 3 * sizes.replayed) * N * (N + 3) // 2 + (2 * ways + 3 * cls.norms) * N
         trained = N * cls.rows(N) * (sizes.d_model + ways * (N + 1)) * cls.dynamic
         tokens = sizes.batch * sizes.seq
         hidden = 2 * tokens * sum(map(cls.rows, range(1, N + 1))) * cls.dynamic

@@ -44,6 +44,7 @@ model.scheme=dense_former model.depth=200 task.seq_len=32 train.batch_size=4 : 2
 model.scheme=dense_former model.depth=200 task.seq_len=32 train.batch_size=4 model.scheme_options.dilation=4 model.scheme_options.period=5 : 967 763
 model.scheme=attn_res model.depth=48 : 1108 872
 model.scheme=attn_res model.depth=24 model.scheme_options.blocks=0 : 2481 1461
+model.scheme=mudd model.depth=48 train.batch_size=8 : 1498 796
 model.scheme=hyper_connections model.depth=48 : 1216 999
 model.scheme=frac_connections model.depth=24 train.batch_size=96 : 1386 1384
 model.scheme=mv_split model.depth=24 train.batch_size=96 : 1129 1128

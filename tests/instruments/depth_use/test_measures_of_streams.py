@@ -178,8 +178,13 @@ def assert_equal(one: Any, two: Any) -> None:
         torch.testing.assert_close(a, b)
 
 
-SEVERAL = ["attn_res", "dense_former", "dlcl", "mhc", "residual", "siamese_norm", "x0_lambdas"]
-OPTIONS = {"attn_res": {"blocks": 2}, "x0_lambdas": {"backout": 0.3}, "dense_former": {"period": 2}}
+SEVERAL = [
+    "attn_res", "dense_former", "dlcl", "mhc", "mudd", "residual", "siamese_norm", "x0_lambdas",
+]  # fmt: skip
+OPTIONS = {
+    "attn_res": {"blocks": 2}, "x0_lambdas": {"backout": 0.3}, "dense_former": {"period": 2},
+    "mudd": {"norms": True},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", SEVERAL)

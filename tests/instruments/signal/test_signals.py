@@ -204,8 +204,8 @@ def test_the_command_prints_rows_and_draws_the_chart(tmp_path: Path) -> None:
 
 def passed_by(layer: Any) -> dict[Any, Callable[..., Any]]:
     """Forward functions of modules with which a layer passes on the stream that it reads."""
-    if layer.scheme.name in ("dlcl", "dense_former"):  # whose later layers read its output as well
-        return dict.fromkeys((layer.attention, layer.feed_forward), torch.zeros_like)
+    if layer.scheme.name in ("dlcl", "dense_former", "mudd"):  # later layers read its output too
+        return dict.fromkeys((layer.attention, layer.feed_forward), lambda x, **_: x * 0)
     if layer.scheme.name != "attn_res":
         return {layer: lambda x, memory=None: x}
 
@@ -231,6 +231,7 @@ def passed_by(layer: Any) -> dict[Any, Callable[..., Any]]:
         ("hyper_connections", "encoder"),
         ("mhc", "encoder"),
         ("dense_former", "decoder"),
+        ("mudd", "decoder"),
         ("attn_res", "decoder"),
     ],
 )
