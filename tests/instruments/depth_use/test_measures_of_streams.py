@@ -220,6 +220,23 @@ def test_a_removal_is_the_one_of_the_diagnostic_of_skipped_layers(scheme: str) -
     assert result.arrays["loss_without"] == pytest.approx(losses.numpy(), rel=1e-5)
 
 
+@pytest.mark.parametrize("scheme", ["dense_former", "dlcl", "mudd"])
+@torch.no_grad()
+def test_a_layer_whose_sublayers_add_nothing_is_passed_over(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = stack(scheme, model__scheme_options=OPTIONS.get(scheme, {}))
+    (x,) = model.model.inputs(sample(model).inputs)
+    with model.ready():
+        before = model.stack.enter(x)
+        for index, layer in enumerate(model.stack.layers):
+            passed, after = model.pass_over(index, before), layer(before)
+            for module in (layer.attention, layer.feed_forward):
+                monkeypatch.setattr(module, "forward", lambda x, **_: x * 0)
+            assert_equal(layer(before), passed)
+            before = after
+
+
 @torch.no_grad()
 def test_a_removed_middle_layer_of_x0_lambdas_leaves_the_stream_that_enters_it_as_x_m() -> None:
     model = stack("x0_lambdas", model__scheme_options={"backout": 0.3})  # m = 2
