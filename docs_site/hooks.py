@@ -28,6 +28,7 @@ OWN = {"extra.css": "stylesheets/extra.css", "iframe_worker.js": "javascripts/if
 # The front page of the site is its own; the README is the page after it.
 PLACES = {"docs/index.md": "index.html", "README.md": "readme.html"}
 SHIM = "https://unpkg.com/iframe-worker/shim"
+BLOCK = re.compile(r'<div class="language-text highlight">.*?</pre>', re.S)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 
 
@@ -62,6 +63,18 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 def on_post_template(output: str, template_name: str, config: Any) -> str:
     """Do the same in the page for missing addresses, which lies at the top."""
     return output.replace(SHIM, OWN["iframe_worker.js"])
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Mark blocks with a rule of dashes: their lines have columns, and scroll."""
+    return BLOCK.sub(
+        lambda block: (
+            block[0].replace("language-text", "language-text aligned", 1)
+            if "──" in block[0]
+            else block[0]
+        ),
+        html,
+    )
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
