@@ -54,10 +54,10 @@ function shortNumber(value) {
     : `${Number(digits)}e${Number(power)}`;
 }
 
-function readable(colour) {  // a dark line on a dark page is made lighter
+function readable(colour) {  // a dark line on a dark page gets white, up to half of white's light
   const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
-  const isDim = isDark() && (0.3 * r + 0.59 * g + 0.11 * b) / 255 < 0.45;
-  return isDim ? `color-mix(in srgb, ${colour} 45%, white)` : colour;
+  const light = (0.3 * r + 0.59 * g + 0.11 * b) / 255, share = Math.round(50 / (1 - Math.min(light, 0.5)));
+  return isDark() ? `color-mix(in srgb, ${colour} ${share}%, white)` : colour;
 }
 
 function limitsOf(values, log) {  // with a margin
