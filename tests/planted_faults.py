@@ -59,7 +59,7 @@ FAULTS = (
     ),
     Fault(
         "heat_map_upside_down", "plots",
-        "np.ma.masked_array(values, ~drawable)", "np.ma.masked_array(values, ~drawable)[::-1]",
+        "~is_drawable(values.T, scale))", "~is_drawable(values.T, scale))[::-1]",
         f"{DRAWN}[layer_step_heat_map]",
     ),
     Fault(
