@@ -19,8 +19,10 @@ TYPESET = re.compile(rf"{OPEN}((?:10|[A-Za-z]?)[_^]{{[^\\$%#&^_{{}}{OPEN}{CLOSE}
 
 
 def typeset(symbol: str) -> str:
-    """Return a symbol whose indices are subscripts: ‖F_0‖_F, θ_{t−1}."""
-    return re.sub(r"_(?:\{([^}]*)\}|(\w))", lambda m: typeset_index(m[1] or m[2] or ""), symbol)
+    """Return a symbol whose indices are subscripts: ‖F_0‖_F, θ_{t−1}, d_head."""
+    return re.sub(
+        r"_(?:\{([^}]*)\}|([a-z]{2,}|\w))", lambda m: typeset_index(m[1] or m[2] or ""), symbol
+    )
 
 
 def typeset_index(text: str) -> str:

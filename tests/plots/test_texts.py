@@ -63,6 +63,7 @@ def test_dollar_signs_are_letters_and_indices_are_typeset(tmp_path: Path) -> Non
     assert labels == ["step 1", "step 5"]
     with deepstack_style():
         assert drawn(typeset("‖ΔF_{role}‖")) == "‖ΔF$_{role}$‖"
+        assert drawn(typeset("q_i/√d_head, θ_l,t")) == "q$_{i}$/√d$_{head}$, θ$_{l}$,t"
         assert drawn(number(2e-5)) == "2·$10^{-5}$"
         assert not is_typeset(typeset(r"x_{\frac}")) and not is_typeset("10^{2}, x_0")
 
