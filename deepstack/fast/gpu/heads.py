@@ -20,6 +20,8 @@ from deepstack.model.attention import Attention
 from deepstack.model.query_key import Rotation
 from deepstack.schemes.norms import LayerNorm, RMSNorm
 
+NORMS = (LayerNorm, RMSNorm)  # those with a kernel for the heads
+
 
 class DeviceHeadNorm:
     """h -> norm(h) for every head h of q and k, in [q, k, v], (tokens, n), by one kernel.
@@ -138,9 +140,6 @@ def attention_of(module: Attention) -> DeviceAttention | None:
     if operations:
         return PreparedAttention(operations, n_heads, module.causal)
     return DeviceAttention(n_heads, module.causal)
-
-
-NORMS = (LayerNorm, RMSNorm)
 
 
 def has_head_kernels(module: Attention) -> bool:
