@@ -16,7 +16,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 from deepstack import config as conf
-from deepstack.fast.capture import CapturedStep
+from deepstack.fast.capture import CapturedPass, CapturedStep, PassMemory
 from deepstack.fast.fuse import fuse
 from deepstack.fast.fused_sublayers import half_weights, products_of
 from deepstack.fast.gpu.available import makes_kernels
@@ -161,29 +161,54 @@ def compiled(notify: Callable[[str], None]) -> LayerRunner:
     return run
 
 
-def forward_recorder(
-    forward: Callable[[Tensor], Tensor], paths: FastPaths, threads: int
-) -> Callable[..., Tensor]:
-    """Return a model's forward pass without gradients, replayed where C++ kernels replay steps."""
-    kernels = find_kernels(lambda line: None) if paths.executor else ""
-    return forward if isinstance(kernels, str) else ReplayedPass(forward, kernels, threads)
+class PassRecorder:
+    """Makes the passes of a run that are not steps as fast as its steps: replayed, or captured.
 
-
-def snapshot_recorder(
-    passes: Callable[[Tensor], Any], paths: FastPaths, records: int, threads: int
-) -> Callable[[Tensor], Any]:
-    """Return the passes of a snapshot, replayed where steps are and where there are enough records.
-
-    records: number of snapshots of the whole run.
-    threads: of the run.
+    notify: receives why a pass cannot be captured.
+    threads: of the run, which replay a pass.
     """
-    if not paths.replayed or records < FEW_RECORDS:
-        return passes
-    kernels = find_kernels(lambda line: None) if paths.executor else None
-    assert not isinstance(kernels, str), kernels
-    replayed = ReplayedPass(passes, kernels, threads)
-    # Diagnostics may keep the tensors, which the next replay overwrites.
-    return lambda tokens: map_nested(replayed(tokens), torch.clone)
+
+    def __init__(
+        self, paths: FastPaths, threads: int, notify: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.paths, self.threads, self.notify = paths, threads, notify
+        self.memory = PassMemory() if paths.captured else None
+        self.captured: list[CapturedPass] = []
+
+    def forward(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return a forward pass without gradients, replayed where C++ kernels replay steps."""
+        kernels = find_kernels(lambda line: None) if self.paths.executor else ""
+        if not isinstance(kernels, str):
+            return ReplayedPass(function, kernels, self.threads)
+        return self.capture(function)
+
+    def snapshot(self, passes: Callable[[Tensor], Any], records: int) -> Callable[[Tensor], Any]:
+        """Return the passes of a snapshot, replayed where there are enough records.
+
+        records: number of snapshots of the whole run.
+
+        Diagnostics may keep the tensors of the result.
+        """
+        fast = self.capture(passes)
+        if self.paths.replayed and records >= FEW_RECORDS:
+            kernels = find_kernels(lambda line: None) if self.paths.executor else None
+            assert not isinstance(kernels, str), kernels
+            fast = ReplayedPass(passes, kernels, self.threads)
+        if fast is passes:
+            return passes
+        return lambda tokens: map_nested(fast(tokens), torch.clone)  # the next call overwrites them
+
+    def capture(self, function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        """Return the function, captured if steps are."""
+        if self.memory is None:
+            return function
+        self.captured.append(CapturedPass(function, self.memory, self.notify))
+        return self.captured[-1]
+
+    def release(self) -> None:
+        """Free the graphs of captured passes."""
+        for one in self.captured:
+            one.release()
 
 
 def step_recorder(

@@ -20,8 +20,8 @@ from deepstack.diagnostics import Culprit, ModelUpdate, culprit, evaluating
 from deepstack.fast import (
     BatchSum,
     Measured,
+    PassRecorder,
     enable_fast_paths,
-    forward_recorder,
     make_step,
     step_recorder,
 )
@@ -170,7 +170,6 @@ class TrainingRun:
         self.model.train(self.config.model.dropout > 0)
         self._make_step(resources, measures)
         self.evaluation = Evaluation(self.task, self.config.train, self.device)
-        self.forward = forward_recorder(self.logits, prepared.paths, prepared.threads)
         resumed = load_state(prepared, self.state)
         if prepared.paths.replayed:
             create_optimizer_state(self.optimizer, self.built.trained)
@@ -192,7 +191,11 @@ class TrainingRun:
         enable_fast_paths(self.model, paths, notify, micro_batches=config.train.parts)
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
-        self.snapshots = SnapshotWriter(self.of_ranks, probe, self.update, self.optimizer)
+        passes = PassRecorder(paths, self.prepared.threads, notify)
+        resources.callback(passes.release)
+        self.forward = passes.forward(self.logits)
+        parts = self.of_ranks, probe, self.update, self.optimizer
+        self.snapshots = SnapshotWriter(*parts, passes)
         resources.callback(self.snapshots.close)
         records = self.snapshots.records
         self.state = TrainingState(self.built, self.optimizer, self.update, records)

@@ -12,7 +12,7 @@ from deepstack.config.instruments import Columns
 from deepstack.diagnostics import INSTRUMENTS, Instrument, ModelUpdate, RunState, evaluate, take
 from deepstack.diagnostics.instrument import checked_row
 from deepstack.diagnostics.snapshot import run_passes
-from deepstack.fast import snapshot_recorder
+from deepstack.fast import PassRecorder
 from deepstack.model.build import Built
 from deepstack.model.loss import mean_loss
 from deepstack.records import AppendLog, RunFolder
@@ -87,6 +87,7 @@ class SnapshotWriter:
         probe: tuple[Tensor, Tensor],
         update: ModelUpdate,
         optimizer: torch.optim.Optimizer,
+        fast: PassRecorder,
     ) -> None:
         config, built = model.prepared.config, model.built
         self.model, self.config = model, config
@@ -110,9 +111,7 @@ class SnapshotWriter:
         self._loss = partial(mean_loss, targets=self.targets)
         records = count_due(every, config.train.steps)
         passes = partial(run_passes, built.model, loss=self._loss)
-        self._passes = snapshot_recorder(
-            passes, model.prepared.paths, records, model.prepared.threads
-        )
+        self._passes = fast.snapshot(passes, records)
         self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
         if any(type(one).begin is not Instrument.begin for one in used):
             if copy := model.whole():
