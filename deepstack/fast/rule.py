@@ -10,6 +10,7 @@ from deepstack import config as conf
 from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import definition_of
 from deepstack.config.estimate import FEW_STEPS
+from deepstack.config.sizes import layer_counts
 from deepstack.fast.distributed import ALONE, RankGroup, parallelism
 from deepstack.fast.fuse import has_plain_attention
 from deepstack.fast.gpu.available import has_triton
@@ -25,6 +26,12 @@ from deepstack.schemes.norms import RMSNorm
 
 # Largest tokens * d_model * d_ff at which kernel launches dominate a layer's time on a GPU.
 SMALL_LAYER = 2**26
+# Seconds that torch's compiler takes for the layers of a stack, forward, backward and without
+# gradients (benchmarks/log.md: 4 to 6 for an encoder and a decoder whose kernels are in its cache).
+COMPILING = 5.0
+# Seconds that a compiled layer saves in a captured step: fixed, and for each byte of activations
+# that it does not read and write, at about the speed of memory of a GPU.
+SAVED, SAVED_PER_BYTE = 5e-5, 4e-13
 
 
 @dataclass(frozen=True)
@@ -86,8 +93,9 @@ def choose_fast_paths(
     | path     | where                                              | why                         |
     |----------|----------------------------------------------------|-----------------------------|
     | fused    | no dropout, nothing sharded; GPU: fusible          | see benchmarks/log.md       |
-    | compiled | GPU with Triton and a C compiler, not fused, not   | on a CPU it is not faster   |
-    |          | sharded                                            |                             |
+    | compiled | GPU with Triton and a C compiler, not fused, not   | on a CPU it is not faster;  |
+    |          | sharded, and more time saved than the compiler     | in a short run the compiler |
+    |          | takes (`compiling_pays`); else fused               | takes longer than it saves  |
     | captured | GPU, one process, static, dropout not recomputed   | launches cost more than work |
     | replayed | CPU, one process, static, nothing compiled,        | the same                    |
     |          | dropout not recomputed, 50 steps or more           |                             |
@@ -104,10 +112,11 @@ def choose_fast_paths(
     redrawn = dropout and recompute_every > 0
     compiled = runtime.compile is True
     optimizer = definition_of(config, "train.optimizer")
+    compiles, pays = gpu and has_triton(), compiling_pays(config)
 
     fused = PathRule(
         "fused",
-        not gpu or fusible,
+        not gpu or fusible or (compiles and not pays),
         {
             "model.dropout=0": not dropout,
             "runtime.parallel=data": not sharded,
@@ -116,7 +125,7 @@ def choose_fast_paths(
     ).decide(runtime)
     compiled = PathRule(
         "compile",
-        gpu and not fused and has_triton(),
+        compiles and pays and not fused,
         {"runtime.parallel=data": not sharded, "a scheme whose layers are alike": scheme.uniform},
     ).decide(runtime)
     captured = PathRule(
@@ -142,6 +151,19 @@ def choose_fast_paths(
         },
     ).decide(runtime)
     return FastPaths(fused, compiled, captured, replayed, recompute_every=recompute_every)
+
+
+def compiling_pays(config: conf.Config) -> bool:
+    """Return whether compiled layers save more seconds of a run on a GPU than compiling takes.
+
+    A function of shape and steps, so that a run that continues chooses the same path.
+    """
+    layers, tokens = layer_counts(config), config.train.batch_size * config.task.seq_len
+    # The stream is read and written about 20 times a layer, the inside of a feed-forward 6 times.
+    unfused = 4 * tokens * (20 * config.model.d_model + 6 * conf.width_inside(config))
+    saved = SAVED + SAVED_PER_BYTE * unfused
+    stacks = 2 if layers.decoder else 1
+    return config.train.steps * layers.all * saved > stacks * COMPILING
 
 
 def fast_paths_of(
@@ -221,15 +243,19 @@ def has_more_inside(model: Transformer) -> bool:
 
 
 def is_fully_fused(model: Transformer) -> bool:
-    """Return whether every sublayer and norm has a fused GPU kernel and there is one stream.
+    """Return whether wide layers of this model are faster fused than compiled on a GPU.
 
-    Operations between fused sublayers are launched one by one.
+    So they are if every sublayer and norm has a fused kernel and there is one stream: operations
+    between fused sublayers are launched one by one.  A gate, a rotation and grouped queries are
+    such operations: with all three, fused layers take 1.14 of compiled ones (benchmarks/log.md).
     """
 
     def is_fusible(module: nn.Module) -> bool:
         if has_plain_attention(module):
-            return module.fused and heads_fit(module.o.shape[1] // module.n_heads)
-        return type(module) is FeedForward and module.fused
+            is_rotated = module.qk is not None and module.qk.rotation is not None
+            is_plain = module.n_kv_heads == module.n_heads and not is_rotated
+            return is_plain and module.fused and heads_fit(module.o.shape[1] // module.n_heads)
+        return type(module) is FeedForward and module.fused and not module.gated
 
     sublayers = [module for layer in model.layers for module in layer.modules_in_order()]
     norms = [m for scheme in model.schemes for m in scheme.modules() if isinstance(m, StackNorm)]

@@ -337,6 +337,8 @@ def step_seconds(config: conf.Config, depth: int) -> float:
     few = min(max(config.train.steps, 1), FEW_STEPS)  # enough for the same fast paths as the run
     changes: dict[str, Any] = {f"model.{key}": value for key, value in OF_OTHER_DEPTHS.items()}
     changes["runtime.threads"] = choose_threads(config)  # other runs have the other cores
+    if paths.compiled:  # whose rule reads depth and steps
+        changes["runtime.compile"] = True
     shallow = conf.with_overrides(config, changes | {"model.depth": depth, "train.steps": few})
     first = UNSETTLED if paths.compiled or paths.captured or paths.replayed else 0
     with closing(timed_steps(shallow)) as steps:

@@ -20,10 +20,10 @@ from helpers.sampling import some
 import deepstack
 from deepstack.base.errors import ConfigError
 from deepstack.config import Config, load_config, with_overrides
-from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths
+from deepstack.fast import FastPaths, choose_fast_paths, compiled, enable_fast_paths, rule
 from deepstack.fast.accelerate import in_parts
 from deepstack.fast.gpu import heads
-from deepstack.fast.rule import is_fully_fused, two_layers
+from deepstack.fast.rule import fast_paths_of, is_fully_fused, two_layers
 from deepstack.model import build_model
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES, Scheme
@@ -292,12 +292,13 @@ def test_recomputed_dropout_is_not_captured_in_cuda_graphs() -> None:
         ({"model.family": "decoder"}, True),
         ({"model.family": "encoder_decoder"}, False),
         ({"train.lr_factors": {"q": 0.5}}, False),
-        ({"model.positions": "rotary"}, True),
+        ({"model.positions": "rotary"}, False),
+        ({"model.gated": True, "model.activation": "silu"}, False),
         ({"model.qk_norm": True}, True),
         ({"model.qk_norm": True, "model.norm.kind": "rms"}, True),
         ({"model.qk_norm": True, "model.norm.kind": "dynamic_tanh"}, False),
-        ({"model.qk_norm": True, "model.positions": "rotary"}, True),
-        ({"model.n_heads": 4, "model.n_kv_heads": 2}, True),
+        ({"model.qk_norm": True, "model.positions": "rotary"}, False),
+        ({"model.n_heads": 4, "model.n_kv_heads": 2}, False),
         ({"model.n_heads": 4, "model.n_kv_heads": 2, "train.lr_factors": {"k": 0.5}}, False),
         ({"model.attention_options": {"window": 4}}, False),
         ({"model.attention_options": {"soft_cap": 9.0}}, False),
@@ -311,9 +312,25 @@ def test_layers_are_fully_fused_on_a_gpu_if_their_parts_have_kernels(
     assert is_fully_fused(two_layers(with_overrides(Config(), changes))) is fusible
 
 
-def test_the_modern_decoder_is_fully_fused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("file", "changes", "compiles"),
+    [
+        ("decoder_96", {}, True),
+        ("decoder_96", {"train.steps": 3}, False),
+        ("decoder_small", {}, False),
+        ("deepnorm_1000_gpu", {}, False),  # every part has a fused kernel
+        ("deepnorm_1000_gpu", {"model.scheme": "hyper_connections"}, True),
+        ("deepnorm_1000_gpu", {"model.scheme": "hyper_connections", "train.steps": 20}, False),
+        ("deepnorm_1000", {}, False),
+        ("encoder_decoder", {"model.d_model": 512, "train.steps": 30}, False),
+        ("encoder_decoder", {"model.d_model": 512, "model.depth": 20, "train.steps": 9000}, True),
+    ],
+)
+def test_layers_compile_where_that_saves_more_time_than_it_takes(
+    file: str, changes: dict[str, Any], compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heads, "kernels", lambda module: object())
-    given = load_config(ROOT / "configs/decoder_96.yaml")
-    assert is_fully_fused(two_layers(given))
-    monkeypatch.setattr(heads, "kernels", lambda module: None)
-    assert not is_fully_fused(two_layers(given))
+    monkeypatch.setattr(rule, "has_triton", lambda: True)
+    given = load_config(ROOT / f"configs/{file}.yaml", [f"{k}={v}" for k, v in changes.items()])
+    paths = fast_paths_of(given, torch.device("cuda"))
+    assert (paths.compiled, paths.fused, paths.captured) == (compiles, not compiles, True)

@@ -199,7 +199,7 @@ def test_a_compiled_layer_trains_as_the_eager_one(
 def test_a_step_that_cannot_be_captured_is_launched_kernel_by_kernel(
     dropout: float, tmp_path: Path
 ) -> None:
-    class Waits(PostLN, name="waits", label="Waits", paper="none"):
+    class Waits(PostLN, name="waits", label="Waits", paper="none", static=True):
         """x <- LN(x + G(x)), and the host reads x."""
 
         def residual(self, x: Any, G: Any, norm: Any) -> Any:
