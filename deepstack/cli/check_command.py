@@ -52,6 +52,7 @@ def facts_of(settings: Config) -> dict[str, Any]:
     refuse_cut_settings(settings, ALONE)
     memory = memory_needed(settings, task)
     flops = flops_of(settings, task)
+    final, disk = conf.disk_estimate(settings, task.vocab_size)
     device = choose_device(settings.runtime) if device_is_here(settings.runtime) else None
     where = "GPU" if device is not None and device.type == "cuda" else "machine"
     limit = conf.machine_memory() if device is None else memory_limit(device)
@@ -87,4 +88,6 @@ def facts_of(settings: Config) -> dict[str, Any]:
         **({"layers computed twice, at once": every} if every else {}),
         "memory estimate (MB)": round(memory / 1e6),
         f"memory of this {where} (MB)": round(limit / 1e6),
+        "disk while it is trained (MB)": round(disk / 1e6, 1),
+        "disk when it is done (MB)": round(final / 1e6, 1),
     }

@@ -170,8 +170,9 @@ def moments(config: Config, by_role: Mapping[str, int]) -> int:
 def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[int, int]:
     """Bytes on the disk: of the finished run, and at the most while it is being trained.
 
-    The first are its weights and logs, with runtime.keep_optimizer also the optimizer's state; the
-    second are two checkpoints and the draft of a third.
+    The first are its logs and, with runtime.keep_final_weights, its weights, with
+    runtime.keep_optimizer also the optimizer's state; the second are two checkpoints and the draft
+    of a third.
     """
     by_role = parameter_count(config, vocab_size)
     weights = FP32 * sum(by_role.values())
@@ -183,7 +184,8 @@ def disk_estimate(config: Config, vocab_size: int = BYTES_VOCABULARY) -> tuple[i
         logs += int(LAYER_FILES * FP32 * layer_counts(config).all * (snapshots + 2))
     optimizer = moments(config, by_role)
     checkpoint = (optimizer + logs) * config.runtime.keep_optimizer
-    return weights + logs + kept + checkpoint, 3 * (weights + optimizer + logs) + logs + kept
+    final = weights * config.runtime.keep_final_weights + logs + kept + checkpoint
+    return final, 3 * (weights + optimizer + logs) + logs + kept
 
 
 def count_kept(train: Train) -> int:

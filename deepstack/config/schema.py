@@ -295,10 +295,15 @@ class Runtime(Section):
     """How processes of torchrun share the work: split the batch, or the parameters too."""
     checkpoint_seconds: Annotated[float, Field(ge=0, le=1e9)] = 120.0
     """Seconds between checkpoints."""
+    keep_final_weights: bool = True
+    """Whether a finished run keeps its weights; without them `analyze`, `export` and `model.start`
+    have nothing to read."""
     keep_optimizer: bool = False
     """Whether a finished run keeps the state of its optimizer too, as `train --extend` needs."""
     deterministic: bool = True
     """Whether only deterministic kernels are allowed."""
+
+    _check_kept = unused_without(keep_optimizer={"runtime.keep_final_weights": ()})
 
 
 class Config(Section):

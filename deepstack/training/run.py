@@ -362,7 +362,8 @@ class TrainingRun:
     def finish(self) -> Run:
         """Write the pending rows, the weights of a completed run and its status; return the run.
 
-        With runtime.keep_optimizer the last checkpoint is a full one.
+        With runtime.keep_optimizer the last checkpoint is a full one, without
+        runtime.keep_final_weights there is none.
         """
         self.recorder.flush()
         self.snapshots.records.write()
@@ -375,6 +376,9 @@ class TrainingRun:
             facts = divergence.facts() | found
             record_end(self.prepared, "diverged", divergence.step, logs=logs, **facts)
             ckpt.keep_only(self.folder, -1)  # last: until then a killed run resumes
+        elif not self.config.runtime.keep_final_weights:
+            record_end(self.prepared, "done", self.config.train.steps, logs=logs)
+            ckpt.keep_only(self.folder, -1)
         else:
             step = self.config.train.steps
             if step > 0 or self.config.runtime.keep_optimizer:  # else the seed gives the weights

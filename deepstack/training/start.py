@@ -161,13 +161,13 @@ def start_of(config: conf.Config, vocab_size: int) -> StartingPoint | None:
         return None
     folder = finished_run(config.model.start, KEY)
     there = conf.load_config(folder.config_path)
-    step = there.train.steps
+    step, sum_of_weights = there.train.steps, start_sha256(config)
     try:
         weights = whole_weights(folder, there, step)
     except (KeyError, ValueError) as error:
         text = f"{KEY}: {folder.path}: its weights cannot be read: {error}"
         raise ConfigError(text, key=KEY) from error
-    start = StartingPoint(config.model.start, there, start_sha256(config) or "", weights)
+    start = StartingPoint(config.model.start, there, sum_of_weights or "", weights)
     built = build_model(config, vocab_size=vocab_size, device="meta")
     return replace(start, fresh=start.check(config, built))
 
