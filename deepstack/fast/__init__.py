@@ -7,6 +7,7 @@ its training step.
 from deepstack.fast.accelerate import (
     PassRecorder,
     compiled,
+    compiled_shape,
     enable_fast_paths,
     step_recorder,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Update",
     "choose_fast_paths",
     "compiled",
+    "compiled_shape",
     "enable_fast_paths",
     "executor_notice",
     "fast_paths_of",

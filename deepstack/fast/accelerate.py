@@ -6,7 +6,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -33,6 +33,9 @@ from deepstack.schemes import Stream
 
 # Snapshots of a run from which on they are replayed: recording takes as long as four eager ones.
 FEW_RECORDS = 8
+# Compiled layers by `compiled_shape`, and the largest number of shapes that are kept.
+MOST_COMPILED = 16
+_compiled: dict[str, dict[Any, Callable[..., Stream]]] = {}
 
 
 def run_fused(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
@@ -109,11 +112,13 @@ def enable_fast_paths(
     notify: Callable[[str], None],
     *,
     micro_batches: int = 1,
+    shape: str = "",
 ) -> None:
     """Make the model run its layers by the chosen fast paths; its numbers stay the same.
 
     micro_batches: of a batch, whose gradients are added.
     notify: receives a line before something that takes long.
+    shape: a key of the layers, see `compiled`.
     """
     on_gpu = model.embedding.is_cuda
     if paths.fused:
@@ -125,7 +130,7 @@ def enable_fast_paths(
     if paths.compiled and on_gpu:  # tell torch's compiler too
         torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
     plain = run_fused if paths.fused else run_layers
-    runner = compiled(notify) if paths.compiled else plain
+    runner = compiled(notify, shape) if paths.compiled else plain
     model.infers = runner is run_fused and not paths.recompute_every
     if paths.recompute_every:
         runner = recomputing(runner, paths.recompute_every, model.training)
@@ -133,19 +138,23 @@ def enable_fast_paths(
         stack.runner = runner
 
 
-def compiled(notify: Callable[[str], None]) -> LayerRunner:
+def compiled(notify: Callable[[str], None], shape: str = "") -> LayerRunner:
     """Return a function that runs every layer by torch.compile of the forward they share.
 
     Equal layers share one graph per mode (with and without gradients).  Its inputs are parameters,
     and constants that differ by layer are 0-d buffers.
 
     notify: receives a line before a compilation.
+    shape: a key of the layers: later runs of this process with an equal one use the same graphs.
+        '' compiles anew.
     """
     # While compiling, torch reads the gradients of inputs and warns about its own access.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+    known: dict[Any, Callable[..., Stream]] = _compiled.setdefault(shape, {}) if shape else {}
+    while len(_compiled) > MOST_COMPILED:
+        del _compiled[next(iter(_compiled))]
 
-    @cache  # also by whether it reads a memory: torch limits the graphs of a code object
     def prepare(kind: Any, reads_memory: bool) -> Callable[..., Stream]:
         notify("compiling a layer; this takes up to a minute, once for all layers")
         # A new code object: another stack of this process would use up the limit of this one.
@@ -154,11 +163,20 @@ def compiled(notify: Callable[[str], None]) -> LayerRunner:
 
     def run(layers: Layers, x: Stream, memory: Tensor | None = None) -> Stream:
         for layer in layers:
-            kind: Any = type(layer)
-            x = prepare(kind, memory is not None)(layer, x, memory)
+            key = type(layer), memory is not None  # torch limits the graphs of a code object
+            if key not in known:
+                known[key] = prepare(*key)
+            x = known[key](layer, x, memory)
         return x
 
     return run
+
+
+def compiled_shape(config: conf.Config) -> str:
+    """Return a key of all settings on which the graphs of compiled layers depend."""
+    train, task = config.train, config.task
+    batches = train.batch_size, train.parts, train.eval_batches, config.log.probe_sequences
+    return repr((config.model, task, batches, train.precision, config.runtime.deterministic))
 
 
 class PassRecorder:

@@ -21,6 +21,7 @@ from deepstack.fast import (
     BatchSum,
     Measured,
     PassRecorder,
+    compiled_shape,
     enable_fast_paths,
     make_step,
     step_recorder,
@@ -188,14 +189,15 @@ class TrainingRun:
         every = paths.recompute_every
         if every and config.runtime.recompute_every == "auto":
             notify(f"memory is short: layers are computed twice (runtime.recompute_every={every})")
-        enable_fast_paths(self.model, paths, notify, micro_batches=config.train.parts)
+        shape = compiled_shape(config)
+        parts = config.train.parts
+        enable_fast_paths(self.model, paths, notify, micro_batches=parts, shape=shape)
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
         passes = PassRecorder(paths, self.prepared.threads, notify)
         resources.callback(passes.release)
         self.forward = passes.forward(self.logits)
-        parts = self.of_ranks, probe, self.update, self.optimizer
-        self.snapshots = SnapshotWriter(*parts, passes)
+        self.snapshots = SnapshotWriter(self.of_ranks, probe, self.update, self.optimizer, passes)
         resources.callback(self.snapshots.close)
         records = self.snapshots.records
         self.state = TrainingState(self.built, self.optimizer, self.update, records)

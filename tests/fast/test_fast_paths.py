@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.configs import config_with, runs_with
+from helpers.listeners import Listens
 from helpers.papers import PAPERS
 from helpers.sampling import some
 
@@ -178,6 +179,31 @@ def test_one_graph_for_all_layers_of_a_kind_in_each_mode(
         model(tokens).mean().backward()
     kinds = PAPERS[name].kinds if family == "encoder" else len(model.stacks)
     assert len(graphs) == 2 * kinds, "with gradients and without"
+
+
+@pytest.mark.filterwarnings("ignore:::torch")  # it warns of its own functions
+@pytest.mark.parametrize("name", ["deepnorm", "hyper_connections"])
+def test_equal_runs_of_a_process_compile_once(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+    heard = Listens()
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
+    given = config(model__scheme=name, train__steps=3, runtime__compile=True, model__d_model=24)
+    counts = []
+    for seed in range(12):
+        one = with_overrides(given, {"seed": seed})
+        deepstack.train(one, out=tmp_path, observer=heard)
+        counts.append(len(graphs))
+    assert counts == [counts[0]] * 12 and counts[0] > 0
+    assert sum("compiling" in line for line in heard.lines) == 1
+    deepstack.train(with_overrides(given, {"model.d_ff": 40}), out=tmp_path, observer=heard)
+    assert sum("compiling" in line for line in heard.lines) == 2
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.configs import config_with, runs_with
+from helpers.listeners import Listens
 from helpers.small_runs import data_of, interrupted
 from torch import nn
 
@@ -18,7 +19,7 @@ from deepstack.fast.gpu.products import DeviceProduct
 from deepstack.records import Run
 from deepstack.schemes import SCHEMES
 from deepstack.schemes.post_norm import PostLN
-from deepstack.training import Observer, temporary_run
+from deepstack.training import temporary_run
 
 # torch warns of its settings and functions while it compiles
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:::torch")]
@@ -241,16 +242,6 @@ def test_a_relu_in_a_librarys_product_keeps_nan() -> None:
         y = product.forward(torch.ones(512, 128, device="cuda"), 512, [])
     assert y.dtype is torch.bfloat16
     assert bool(y[:, 3].isnan().all()) and bool((y[:, :3] == 129).all())
-
-
-class Listens(Observer):
-    """Keeps the notices."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def notify(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @pytest.mark.parametrize("width", [32, 512])

@@ -16,7 +16,13 @@ from typing import Any
 from deepstack.base import torchrun
 from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.records import files
-from deepstack.sweeps.plan import Cell, config_yaml, requirements_of, train_arguments
+from deepstack.sweeps.plan import (
+    Cell,
+    Requirements,
+    config_yaml,
+    requirements_of,
+    train_arguments,
+)
 
 # Slurm signals the script this many seconds before its time is up, so that the run can save.
 SAVE_SECONDS = 60
@@ -134,9 +140,11 @@ def write_array(
     folder = (out / study / "slurm").absolute()
     if not str(folder).isprintable() or '"' in str(folder):
         raise ConfigError(f"--out: Slurm cannot write its log to {str(folder)!r}")
-    for cell in cells:
+    required = requirements(cells)
+    for cell, needed in zip(cells, required, strict=True):
         cell.claim()
-        files.replace(folder / f"{cell.folder.name}.yaml", config_yaml(cell).encode())
+        text = config_yaml(cell, needed.cores)
+        files.replace(folder / f"{cell.folder.name}.yaml", text.encode())
     # An earlier array may still be queued.
     names = (folder / f"array-{number}.sh" for number in itertools.count(1))
     script = next(path for path in names if not path.exists())
@@ -150,7 +158,7 @@ def write_array(
         "--open-mode=append",
         "--requeue",
         f"--signal=B:USR1@{SAVE_SECONDS}",
-        *resources(cells, directives),
+        *resources(required, directives),
         *([] if hours is None else [f"--time={max(1, math.ceil(60 * hours))}"]),
         *directives,
     ]
@@ -171,16 +179,22 @@ def write_array(
     return script
 
 
-def resources(cells: Sequence[Cell], directives: Sequence[str] = ()) -> list[str]:
+def requirements(cells: Sequence[Cell]) -> list[Requirements]:
+    """Return the requirements of the cells; 'auto' takes a GPU if this machine has one.
+
+    Nothing is known of the nodes.
+    """
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    return [requirements_of(cell, has_gpu=has_gpu) for cell in cells]
+
+
+def resources(required: Sequence[Requirements], directives: Sequence[str] = ()) -> list[str]:
     """Return sbatch options for the cores, memory (MiB) and GPU of the largest cell.
 
     directives: the user's options; the resources that they name are left out.
     """
-    import torch
-
-    # Of the nodes nothing is known, so 'auto' takes a GPU if this machine has one.
-    has_gpu = torch.cuda.is_available()
-    required = [requirements_of(cell, has_gpu=has_gpu) for cell in cells]
     asked = {re.split(r"[= ]", line)[0] for line in directives}
     options = [f"--cpus-per-task={max(run.cores for run in required)}"]
     if asked.isdisjoint(MEMORY_OPTIONS):
