@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import studies
+from benchmarks import studies, waits
 from benchmarks.peers import bench, report
 from deepstack.cli.output import emit
 from deepstack.config import Config, load_config, memory_estimate, with_overrides
@@ -36,7 +37,8 @@ from deepstack.training import memory_limit, temporary_run, train
 
 ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"
-MODERN = ROOT / "configs" / "decoder_96.yaml"
+MODERN, DEEP = ROOT / "configs" / "decoder_96.yaml", ROOT / "configs" / "deepnorm_1000.yaml"
+STUDY = ROOT / "experiments" / "model_update_vs_depth" / "study_gpu.yaml"
 
 SHARED = {"runtime.cuda_graph": True, "runtime.compile": False, "runtime.fused": False}
 FAST_PATHS = {
@@ -74,6 +76,27 @@ def stepping(config: Config) -> Iterator[Callable[[], None]]:
             run.step(*run.batch(1), run.learning_rate(1))
 
         yield step
+
+
+def user() -> dict[str, Any]:
+    """Time what a user waits for: a run of 1000 layers, and the runs of a short sweep."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        whole = waits.command_seconds("train", DEEP, "--quiet", "--out", out / "whole")
+        rows = waits.phases(load_config(DEEP), out / "phases")
+        sweep = ["sweep", STUDY, "model.depth=6", "--seeds", ",".join(map(str, range(12)))]
+        sweep += ["--schemes", "post_ln", "--quiet", "--out", out / "sweep"]
+        seconds = waits.command_seconds(*sweep)
+        runs = waits.sweep_rows(out / "sweep")
+    beside = [run["beside, s"] for run in runs if run["beside, s"] is not None]
+    return {
+        "rows": rows,
+        "deepstack train configs/deepnorm_1000.yaml, s": whole,
+        "sweep of 12 runs, s": seconds,
+        "workers": len({run["worker"] for run in runs}),
+        "s a run beside its steps, median": statistics.median(beside) if beside else None,
+        "runs": runs,
+    }
 
 
 def narrow() -> dict[str, Any]:
@@ -210,6 +233,7 @@ def say(line: str) -> None:
 # section -> time limit in seconds
 SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
     correctness: 150,
+    user: 170,
     narrow: 110,
     wide: 100,
     peers: 150,

@@ -200,14 +200,20 @@ class PassRecorder:
             return ReplayedPass(function, kernels, self.threads)
         return self.capture(function)
 
-    def snapshot(self, passes: Callable[[Tensor], Any], records: int) -> Callable[[Tensor], Any]:
+    def snapshot(
+        self,
+        passes: Callable[[Tensor], Any],
+        records: int,
+        warm_up: Callable[[Tensor], object] | None = None,
+    ) -> Callable[[Tensor], Any]:
         """Return the passes of a snapshot, replayed where there are enough records.
 
         records: number of snapshots of the whole run.
+        warm_up: the passes of a shallow model, see `CapturedPass`.
 
         Diagnostics may keep the tensors of the result.
         """
-        fast = self.capture(passes)
+        fast = self.capture(passes, warm_up)
         if self.paths.replayed and records >= FEW_RECORDS:
             kernels = find_kernels(lambda line: None) if self.paths.executor else None
             assert not isinstance(kernels, str), kernels
@@ -216,11 +222,15 @@ class PassRecorder:
             return passes
         return lambda tokens: map_nested(fast(tokens), torch.clone)  # the next call overwrites them
 
-    def capture(self, function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-        """Return the function, captured if steps are."""
+    def capture(
+        self,
+        function: Callable[[Tensor], Any],
+        warm_up: Callable[[Tensor], object] | None = None,
+    ) -> Callable[[Tensor], Any]:
+        """Return the function, captured if steps are; see `CapturedPass`."""
         if self.memory is None:
             return function
-        self.captured.append(CapturedPass(function, self.memory, self.notify))
+        self.captured.append(CapturedPass(function, self.memory, self.notify, warm_up))
         return self.captured[-1]
 
     def release(self) -> None:

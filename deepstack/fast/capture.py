@@ -207,13 +207,19 @@ class CapturedPass:
         stays.
     notify: receives the reason of the last failure.
     memory: shared by passes that never run at the same time.
+    warm_up: a small function with the same kernels.  Libraries initialize in it, since they cannot
+        while a graph is captured.
     """
 
     def __init__(
-        self, function: Callable[[Tensor], Any], memory: PassMemory, notify: Callable[[str], None]
+        self,
+        function: Callable[[Tensor], Any],
+        memory: PassMemory,
+        notify: Callable[[str], None],
+        warm_up: Callable[[Tensor], object] | None = None,
     ) -> None:
         self.function, self.memory, self.notify = function, memory, notify
-        self.failures = 0
+        self.warm_up, self.failures = warm_up, 0
         self.captured: dict[torch.Size, tuple[Tensor, Graphs, Any]] = {}
 
     def __call__(self, inputs: Tensor) -> Any:
@@ -228,6 +234,10 @@ class CapturedPass:
 
     def capture(self, inputs: Tensor) -> None:
         """Capture the function for inputs of this shape; this launches nothing."""
+        if self.warm_up is not None:
+            with on(self.memory.stream):
+                self.warm_up(inputs)
+            self.warm_up = None
         own, random = inputs.clone(), torch.cuda.get_rng_state()
         torch.cuda.synchronize()
         try:
@@ -247,10 +257,11 @@ class CapturedPass:
         self.captured[inputs.shape] = own, graphs, results
 
     def release(self) -> None:
-        """Free the graphs and their memory."""
+        """Free the graphs and their memory, and forget the function, which may hold a run."""
         for _, graphs, _ in self.captured.values():
             graphs.reset()
         self.captured.clear()
+        del self.function
 
 
 def weakly(method: Callable[[], None]) -> Callable[[], None]:

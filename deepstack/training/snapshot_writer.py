@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -111,12 +112,20 @@ class SnapshotWriter:
         self._loss = partial(mean_loss, targets=self.targets)
         records = count_due(every, config.train.steps)
         passes = partial(run_passes, built.model, loss=self._loss)
-        self._passes = fast.snapshot(passes, records)
+        self._passes = fast.snapshot(passes, records, self._run_shallow_passes)
         self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
         if any(type(one).begin is not Instrument.begin for one in used):
             if copy := model.whole():
                 for one in used:
                     one.begin(self._state(copy, 0))
+
+    def _run_shallow_passes(self, tokens: Tensor) -> None:
+        """Run the passes of a snapshot of two layers, whose values do not matter."""
+        shallow = deepcopy(self.model.prepared.shallow).to_empty(device=tokens.device)
+        with torch.no_grad():
+            for tensor in (*shallow.parameters(), *shallow.buffers()):
+                tensor.zero_()
+        run_passes(shallow, tokens, loss=self._loss)
 
     def columns(self) -> dict[str, Columns]:
         """Return symbol, unit and description of each column of the logs that this writes."""

@@ -2,19 +2,24 @@
 
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.cuda_graphs import CpuGraph, pretend
+from helpers.listeners import Listens
 from helpers.sampling import some
+from helpers.small_runs import data_of, small
 from helpers.snapshots import ToyModel
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import deepstack
 from deepstack.diagnostics.snapshot import run_passes
 from deepstack.fast import FastPaths, PassRecorder
 from deepstack.schemes import SCHEMES
+from deepstack.training import preflight
 
 CAPTURED = FastPaths(fused=False, compiled=False, captured=True)
 
@@ -104,3 +109,28 @@ def test_a_pass_that_cannot_be_captured_runs_kernel_by_kernel(
     reason = "kernels of a pass are launched one by one; it is not captured: aten._local_scalar"
     assert len(graphs) == 2
     assert [line.startswith(reason) for line in lines] == [True] * (failures >= 2)
+
+
+@pytest.mark.parametrize("settings", some(SETTINGS, 6, 1), ids=str)
+def test_a_captured_run_writes_the_bytes_of_an_eager_one(
+    settings: dict[str, Any],
+    graphs: list[CpuGraph],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    given = small(
+        runtime__fused=False,
+        runtime__replay=False,
+        log__layers_every=3,
+        train__eval_every=4,
+        **settings,
+    )
+    eager = deepstack.train(given, out=tmp_path / "eager")
+    assert not graphs
+    heard = Listens()
+    monkeypatch.setattr(preflight, "fast_paths_of", lambda *_: CAPTURED)
+    captured = deepstack.train(given, out=tmp_path / "captured", observer=heard)
+    assert data_of(captured) == data_of(eager) and len(data_of(eager)) > 20
+    assert [line for line in heard.lines if "one by one" in line] == []
+    # a record, an evaluation; gradients, update and probe of a step
+    assert len(graphs) == 5 and [graph.replays for graph in graphs] == [5, 4, 11, 11, 11]

@@ -18,7 +18,10 @@ HOST = {aten.lift_fresh.default, aten._local_scalar_dense.default, aten.nonzero.
 
 
 class CpuGraph(TorchDispatchMode):
-    """A graph of the operations inside its block, which write into the same tensors again."""
+    """A graph of the operations inside its block, which write into the same tensors again.
+
+    The block itself changes no tensor from outside of it, as a capture launches nothing.
+    """
 
     begun: ClassVar[list["CpuGraph"]] = []
 
@@ -26,6 +29,8 @@ class CpuGraph(TorchDispatchMode):
         super().__init__()
         self.operations: list[tuple[Any, Any, Any, list[Tensor | None]]] = []
         self.replays = 0
+        self.saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self.new: set[int] = set()  # addresses of memory that the block has allocated
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -33,15 +38,37 @@ class CpuGraph(TorchDispatchMode):
         if function in HOST:
             raise RuntimeError(f"{function} reads the host's memory in a capture")
         kwargs = kwargs or {}
+        self.save(function, args, kwargs)
         result = function(*args, **kwargs)
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        known = {x.untyped_storage().data_ptr() for x in given}  # of views and in-place results
+        known = {address(x) for x in given}  # of views and in-place results
         kept = [
-            x if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in known else None
+            x if isinstance(x, Tensor) and address(x) not in known else None
             for x in tree_leaves(result)
         ]
+        self.new |= {address(x) for x in kept if x is not None}
         self.operations.append((function, args, kwargs, kept))
         return result
+
+    def save(self, function: Any, args: Any, kwargs: Any) -> None:
+        """Keep what an operation overwrites outside of the block."""
+        named = zip(function._schema.arguments, args, strict=False)
+        pairs = [
+            *named,
+            *((a, kwargs[a.name]) for a in function._schema.arguments if a.name in kwargs),
+        ]
+        for argument, value in pairs:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for x in tree_leaves(value):
+                    if isinstance(x, Tensor) and address(x) not in (*self.new, *self.saved):
+                        whole = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+                        self.saved[address(x)] = whole, whole.clone()
+
+    def restore(self) -> None:
+        """Undo the changes of the block."""
+        for whole, before in self.saved.values():
+            whole.copy_(before)
+        self.saved.clear()
 
     def replay(self) -> None:
         """Run the operations again, unseen by modes as a GPU's graph is."""
@@ -57,12 +84,20 @@ class CpuGraph(TorchDispatchMode):
         self.operations.clear()
 
 
+def address(x: Tensor) -> int:
+    """The address of a tensor's memory."""
+    return x.untyped_storage().data_ptr()
+
+
 @contextmanager
 def graph(one: CpuGraph, **how: Any) -> Iterator[None]:
     """Record into the graph, as torch.cuda.graph does."""
     CpuGraph.begun.append(one)
-    with one:
-        yield
+    try:
+        with one:
+            yield
+    finally:
+        one.restore()
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> list[CpuGraph]:
