@@ -1,13 +1,12 @@
-"""Runs the GPU tests and measures every GPU row of the tables, in under eight minutes.
-
-The section `modern` comes on top; it has not been run yet.
+"""Runs the GPU tests and measures every GPU row of the tables.
 
 python benchmarks/gpu.py [--out FOLDER] [SECTION ...]
 python benchmarks/gpu.py studies [--minutes 10] [--plan]     (benchmarks/studies.py)
 
-Each section runs in its own process with a time limit, prints a table and writes its numbers to
-<out>/<section>.json. The script prints a failure or a timeout and starts the next section.
-Nothing is downloaded; `correctness` runs pytest (pip install -e '.[test]').
+The sections `peers` and `depths` run only if they are named.  Each section runs in its own process
+with a time limit, prints a table and writes its numbers to <out>/<section>.json. The script prints
+a failure or a timeout and starts the next section.  Nothing is downloaded; `correctness` runs
+pytest (pip install -e '.[test]').
 """
 
 import argparse
@@ -37,6 +36,7 @@ from deepstack.training import memory_limit, temporary_run, train
 
 ROOT = Path(__file__).resolve().parents[1]
 NARROW, WIDE = ROOT / "configs" / "bench_narrow.yaml", ROOT / "configs" / "bench_wide.yaml"
+MIDDLE = ROOT / "configs" / "deepnorm_1000_gpu.yaml"
 MODERN, DEEP = ROOT / "configs" / "decoder_96.yaml", ROOT / "configs" / "deepnorm_1000.yaml"
 STUDY = ROOT / "experiments" / "model_update_vs_depth" / "study_gpu.yaml"
 
@@ -100,9 +100,9 @@ def user() -> dict[str, Any]:
 
 
 def narrow() -> dict[str, Any]:
-    """Time the narrow size beside an eager peer, with every fast path, and its kernels."""
+    """Time the narrow size beside torch and JAX, with every fast path, and its kernels."""
     config = with_overrides(load_config(NARROW), {"runtime.device": "cuda"})
-    measured = bench(config, steps=3, peers=["torch"], say=say)
+    measured = bench(config, steps=3, peers=["torch", "jax"], say=say)
     result = report(config, measured, " ".join(sys.argv), str(NARROW))
     paths = {name: kernel_times(with_overrides(config, keys)) for name, keys in FAST_PATHS.items()}
     return {"rows": result["rows"], "ratios": result["ratios"], **paths}
@@ -150,6 +150,13 @@ def peers() -> dict[str, Any]:
     measured = bench(config, steps=5, say=say)
     result = report(config, measured, " ".join(sys.argv), str(WIDE))
     return {"rows": shares(result["rows"], matrix_rate()), "ratios": result["ratios"]}
+
+
+def middle() -> dict[str, Any]:
+    """Time 1000 layers of width 256 beside JAX."""
+    measured = bench(load_config(MIDDLE), steps=5, peers=["jax"], say=say)
+    result = report(load_config(MIDDLE), measured, " ".join(sys.argv), str(MIDDLE))
+    return {"rows": result["rows"], "ratios": result["ratios"]}
 
 
 def modern() -> dict[str, Any]:
@@ -236,6 +243,7 @@ SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
     user: 170,
     narrow: 110,
     wide: 100,
+    middle: 120,
     peers: 150,
     modern: 150,
     depths: 100,
@@ -244,6 +252,8 @@ SECTIONS: dict[Callable[[], dict[str, Any]], int] = {
 
 
 UNTIMED = ("correctness", "deep")
+BY_NAME = ("peers", "depths")
+"""Sections that run only if they are named: the others take less than eight minutes together."""
 
 
 def show(result: dict[str, Any]) -> None:
@@ -263,7 +273,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/gpu"))
     parser.add_argument("--here", action="store_true", help="run the section in this process")
     arguments = parser.parse_args()
-    arguments.sections = arguments.sections or list(names)
+    arguments.sections = arguments.sections or [name for name in names if name not in BY_NAME]
     if unknown := set(arguments.sections) - set(names):
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(names)}")
     if not torch.cuda.is_available():
