@@ -26,7 +26,6 @@ from deepstack.config.model_schema import Family as Family
 from deepstack.config.model_schema import Init as Init
 from deepstack.config.model_schema import Model as Model
 from deepstack.config.roles import ROLES as ROLES
-from deepstack.config.schema import MAX_RUNS as MAX_RUNS
 from deepstack.config.schema import Config as Config
 from deepstack.config.schema import Runtime as Runtime
 from deepstack.config.schema import Task as Task
@@ -42,6 +41,7 @@ from deepstack.config.study import Combination as Combination
 from deepstack.config.study import Study as Study
 from deepstack.config.study import load_study as load_study
 from deepstack.config.study import parse_study as parse_study
+from deepstack.config.study_schema import MAX_RUNS as MAX_RUNS
 from deepstack.config.write import annotated_defaults as annotated_defaults
 from deepstack.config.write import to_yaml as to_yaml
 from deepstack.config.write import yaml_of as yaml_of

@@ -10,6 +10,16 @@ from deepstack.base.errors import PluginError
 from deepstack.model import Transformer
 
 
+def token_distance(change: Tensor, kept: int = 0) -> Tensor:
+    """Return the mean over tokens of ‖change‖₂, the distance that every measure of ‖ΔF‖ uses.
+
+    change: (…, width), one row per token.
+    kept: number of first dimensions over which the mean is not taken, such as layers.
+    """
+    lengths = change.norm(dim=-1)
+    return lengths.mean(dim=tuple(range(kept, lengths.ndim)))
+
+
 def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> dict[str, Tensor]:
     """Return the values of MODEL_UPDATE_COLUMNS from F_t, F_0, F_{t−1} and ‖F_0‖_F.
 
@@ -20,8 +30,8 @@ def model_update(F: Tensor, initial: Tensor, previous: Tensor, size: Tensor) -> 
     moved = F - initial
     frobenius = torch.linalg.vector_norm(moved)
     return {
-        "model_update": moved.norm(dim=-1).mean(),
-        "model_update_step": (F - previous).norm(dim=-1).mean(),
+        "model_update": token_distance(moved),
+        "model_update_step": token_distance(F - previous),
         "model_update_fro": frobenius,
         "model_update_rel": frobenius / size,
     }

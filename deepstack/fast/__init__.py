@@ -7,7 +7,6 @@ its training step.
 from deepstack.fast.accelerate import (
     PassRecorder,
     compiled,
-    compiled_shape,
     enable_fast_paths,
     step_recorder,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "Update",
     "choose_fast_paths",
     "compiled",
-    "compiled_shape",
     "enable_fast_paths",
     "executor_notice",
     "fast_paths_of",

@@ -110,26 +110,24 @@ def enable_fast_paths(
     model: Transformer,
     paths: FastPaths,
     notify: Callable[[str], None],
-    *,
-    micro_batches: int = 1,
-    shape: str = "",
+    config: conf.Config | None = None,
 ) -> None:
     """Make the model run its layers by the chosen fast paths; its numbers stay the same.
 
-    micro_batches: of a batch, whose gradients are added.
     notify: receives a line before something that takes long.
-    shape: a key of the layers, see `compiled`.
+    config: of the run, whose batches may have parts and whose layers other runs may share.
     """
     on_gpu = model.embedding.is_cuda
     if paths.fused:
         fuse(model.layers, paths.products)
         for product in products_of(model.layers):
-            product.adds_parts = micro_batches > 1
+            product.adds_parts = config is not None and config.train.parts > 1
         if on_gpu and makes_kernels():
             notify("Triton makes kernels; seconds, once on a machine")
     if paths.compiled and on_gpu:  # tell torch's compiler too
         torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
     plain = run_fused if paths.fused else run_layers
+    shape = "" if config is None else compiled_shape(config)
     runner = compiled(notify, shape) if paths.compiled else plain
     model.infers = runner is run_fused and not paths.recompute_every
     if paths.recompute_every:

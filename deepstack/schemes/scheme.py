@@ -92,8 +92,7 @@ class Optim(NamedTuple):
     eps: float = 1.0
 
 
-# Subclasses made by `Scheme.configure`, by its arguments; a sweep over depths makes many.
-MOST_CONFIGURED = 256
+MOST_CONFIGURED = 256  # subclasses that are kept: a sweep over depths makes many
 _configured: dict[tuple[type, str, StackPosition], Any] = {}
 
 
@@ -219,7 +218,7 @@ class Scheme(nn.Module):
     ) -> type[Self]:
         """Return a subclass whose attributes have these values of options, at this position.
 
-        Equal arguments give the same class, for which a compiled layer need not be compiled again.
+        Equal arguments give the same class, so that compiled layers serve later runs too.
         """
         chosen = {
             key: value for key, value in (options or {}).items() if key in cls.attribute_options
@@ -228,9 +227,9 @@ class Scheme(nn.Module):
         if key not in _configured:
             named = {key: getattr(cls, key) for key in ("__module__", "__qualname__", "__doc__")}
             values = {**named, **chosen, "place": place}
-            if len(_configured) >= MOST_CONFIGURED:
-                _configured.clear()
             _configured[key] = type(cls.__name__, (cls,), values, registered=False)
+        while len(_configured) > MOST_CONFIGURED:
+            del _configured[next(iter(_configured))]
         return _configured[key]
 
     def __init__(self, layer: int, depth: int, parts: Parts) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from deepstack import config as conf
 from deepstack.base import plugins
 from deepstack.config.instruments import specs
-from deepstack.diagnostics import describe
+from deepstack.diagnostics import describe, token_distance
 from deepstack.model import flops_of, option_defaults
 from deepstack.model.build import Built
 from deepstack.records import STEPS_COLUMNS, TIMING_COLUMNS
@@ -195,5 +195,5 @@ def resolution_notice(columns: Mapping[str, Any]) -> str | None:
 
 def f0_norm(initial: Tensor) -> dict[str, float]:
     """Return the mean over tokens of ‖F_0‖₂ for columns.json, or nothing if it is not finite."""
-    size = float(initial.norm(dim=-1).mean())
+    size = float(token_distance(initial))
     return {"f0_norm": size} if math.isfinite(size) else {}

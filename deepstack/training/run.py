@@ -21,7 +21,6 @@ from deepstack.fast import (
     BatchSum,
     Measured,
     PassRecorder,
-    compiled_shape,
     enable_fast_paths,
     make_step,
     step_recorder,
@@ -189,9 +188,7 @@ class TrainingRun:
         every = paths.recompute_every
         if every and config.runtime.recompute_every == "auto":
             notify(f"memory is short: layers are computed twice (runtime.recompute_every={every})")
-        shape = compiled_shape(config)
-        parts = config.train.parts
-        enable_fast_paths(self.model, paths, notify, micro_batches=parts, shape=shape)
+        enable_fast_paths(self.model, paths, notify, config)
         probe = to_device(self.task.probe_batch(config.log.probe_sequences), self.device)
         self.update = ModelUpdate(self.model, probe[0])
         passes = PassRecorder(paths, self.prepared.threads, notify)
@@ -362,11 +359,7 @@ class TrainingRun:
         raise Interrupted(f"interrupted at step {step}, saved; the same command goes on", signal)
 
     def finish(self) -> Run:
-        """Write the pending rows, the weights of a completed run and its status; return the run.
-
-        With runtime.keep_optimizer the last checkpoint is a full one, without
-        runtime.keep_final_weights there is none.
-        """
+        """Write the pending rows, the weights of a completed run and its status; return the run."""
         self.recorder.flush()
         self.snapshots.records.write()
         logs = sync_logs(self.logs.values(), ended=True)
@@ -378,15 +371,15 @@ class TrainingRun:
             facts = divergence.facts() | found
             record_end(self.prepared, "diverged", divergence.step, logs=logs, **facts)
             ckpt.keep_only(self.folder, -1)  # last: until then a killed run resumes
-        elif not self.config.runtime.keep_final_weights:
-            record_end(self.prepared, "done", self.config.train.steps, logs=logs)
-            ckpt.keep_only(self.folder, -1)
         else:
-            step = self.config.train.steps
-            if step > 0 or self.config.runtime.keep_optimizer:  # else the seed gives the weights
-                save_state(self.prepared, self.state, step, self.logs.values())
-            ckpt.keep_only(self.folder, step)  # the checksums list the remaining files
+            step, runtime = self.config.train.steps, self.config.runtime
+            if runtime.keep_final_weights:
+                if step > 0 or runtime.keep_optimizer:  # else the seed gives the weights
+                    save_state(self.prepared, self.state, step, self.logs.values())
+                ckpt.keep_only(self.folder, step)  # the checksums list the remaining files
             record_end(self.prepared, "done", step, logs=logs)
+            if not runtime.keep_final_weights:
+                ckpt.keep_only(self.folder, -1)
         self.ranks.barrier()  # until the status is written
         return Run(self.prepared.path)
 

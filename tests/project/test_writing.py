@@ -43,7 +43,7 @@ ALLOWED = {
     ("training/checkpoint.py", "shutil.copymode"): "in a new folder that is open",
     ("fast/native/compiler.py", "os.open"): "a lock in a folder of this user alone",
     ("fast/native/compiler.py", "write_text"): "in a new folder of this user alone",
-    ("sweeps/fork_server.py", "open"): "in a temporary folder of this user alone",
+    ("sweeps/worker.py", "open"): "in a temporary folder of this user alone",
     ("sweeps/fork_server.py", "write_text"): "in a temporary folder of this user alone",
     ("sweeps/fork_server.py", "touch"): "in a temporary folder of this user alone",
     ("integrations/ray/node.py", "write_bytes"): "in a temporary folder of this user alone",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
+from deepstack.diagnostics import token_distance
 from deepstack.model.module_calls import (
     Layers,
     call_model,
@@ -189,7 +190,7 @@ class ExternalModel:
             unexplained -= alone
             norms[name] = alone
         norms |= {"whole": moved, "unexplained": unexplained}
-        return {name: change.norm(dim=-1).mean() for name, change in norms.items()}
+        return {name: token_distance(change) for name, change in norms.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the parameters and the persistent buffers, by name.
