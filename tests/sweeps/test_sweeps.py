@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -30,7 +29,6 @@ from deepstack.records import RunFolder, find_runs
 from deepstack.schemes import SCHEMES, Scheme
 from deepstack.sweeps import Cell, CellProgress, Local, expand, is_wanted, plan, seconds_per_run
 from deepstack.sweeps.plan import CellCache
-from deepstack.sweeps.worker import Worker
 from deepstack.training import run_name
 
 BASE = parse_config("", overrides=TINY)
@@ -145,25 +143,6 @@ def test_a_fork_server_reports_ends_of_runs_and_is_replaced_if_it_dies(
         until(lambda: None not in (second.poll(), refused.poll()))
         assert (second.poll(), refused.poll()) == (128 + signal.SIGINT, 2)
         assert refused.stderr_text().startswith("deepstack: depth: found the unknown key")
-
-
-def test_a_run_that_hangs_is_killed_when_its_sweep_has_died(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def hang() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a run whose step never ends
-        (tmp_path / "began").touch()
-        time.sleep(60)
-
-    monkeypatch.setattr(deepstack.sweeps.fork_server, "GRACE_SECONDS", 0.1)
-    hanging = Worker(hang, [])
-    errors = str(tmp_path / "errors")
-    hanging.assign(
-        {"arguments": [], "errors": errors, "environment": {}, "memory": None, "keep": False}
-    )
-    until((tmp_path / "began").exists)
-    deepstack.sweeps.fork_server.end([hanging])
-    assert hanging.exit_code() == -signal.SIGKILL
 
 
 def test_a_plan_ends_with_the_memory_and_time_of_all_runs(

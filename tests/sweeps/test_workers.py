@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,8 +18,9 @@ import deepstack
 from deepstack.base import plugins
 from deepstack.config import Config, to_yaml
 from deepstack.records import Run, find_runs
-from deepstack.sweeps import Local, Pool, local, plan
+from deepstack.sweeps import Local, Pool, fork_server, local, plan
 from deepstack.sweeps.fork_server import ForkedProcess, ForkServer
+from deepstack.sweeps.worker import Worker
 
 LONG = small(train__steps=100_000)
 
@@ -194,3 +196,22 @@ def test_a_run_over_its_time_and_plugins_leave_no_worker_to_the_next_run(
     deepstack.load_plugins([plugin])
     runs = swept(small(train__steps=2), tmp_path / "with")
     assert len({pid_of(run) for run in runs}) == len(runs) == 12
+
+
+def test_a_run_that_hangs_is_killed_when_its_sweep_has_died(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def hang() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a run whose step never ends
+        (tmp_path / "began").touch()
+        time.sleep(60)
+
+    monkeypatch.setattr(fork_server, "GRACE_SECONDS", 0.1)
+    hanging = Worker(hang, [])
+    errors = str(tmp_path / "errors")
+    hanging.assign(
+        {"arguments": [], "errors": errors, "environment": {}, "memory": None, "keep": False}
+    )
+    until((tmp_path / "began").exists)
+    fork_server.end([hanging])
+    assert hanging.exit_code() == -signal.SIGKILL
