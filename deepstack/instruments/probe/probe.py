@@ -49,9 +49,9 @@ class Probe:
                 optimizer.step()
                 probe.step(loss)
 
-    Training is the same with it and without it, bit for bit.  To go on after a kill, keep
-    `probe.state_dict()` in your checkpoint, and before the context give it to
-    `probe.load_state_dict`; `probe.at` is then the last step.
+    Training is the same with it and without it, bit for bit: after each pass it puts back all that
+    the modules hold.  To go on after a kill, keep `probe.state_dict()` in your checkpoint, and
+    before the context give it to `probe.load_state_dict`; `probe.at` is then the last step.
 
     Each process of a loop may have a probe, and process 0 writes.  A model that fully_shard cuts
     over processes needs one in each of them, whose values are those of the whole model.
@@ -76,8 +76,8 @@ class Probe:
     config: other settings of the run, which may vary within a study, by dotted key: {"task.name":
         "copy", "model.d_ff": 256}.
 
-    Raises ConfigError, with a remedy, for a model or batch that it cannot read, and if `out`
-    already holds a run that it is not to go on with.
+    Raises ConfigError, with a remedy, for a model or batch that it cannot read, for random numbers
+    in evaluation mode, and if `out` already holds a run that it is not to go on with.
     """
 
     def __init__(
