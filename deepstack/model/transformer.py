@@ -300,4 +300,5 @@ def sinusoidal(seq_len: int, d: int) -> Tensor:
     at = torch.arange(seq_len, dtype=torch.float64, device="cpu")[:, None]
     rate = 10000 ** (-torch.arange(0, d, 2, dtype=torch.float64, device="cpu") / d)
     pairs = torch.stack([torch.sin(at * rate), torch.cos(at * rate)], dim=2)
-    return (pairs.flatten(1)[:, :d] * math.sqrt(2 / d)).float()
+    table = pairs.flatten(1)[:, :d] * math.sqrt(2 / d)
+    return table.to(torch.promote_types(torch.get_default_dtype(), torch.float32))
