@@ -64,7 +64,9 @@ class Instrument:
 
     `measure` returns a row of the log <name>.csv.  `of_layers` returns values of layers for the
     snapshot of the step, which diagnostics read.  An instrument has one of the two, or both.  A run
-    makes one object of each instrument that its configuration turns on.
+    makes one object of each instrument that its configuration turns on.  Its methods run inside of
+    `measuring`: in evaluation mode, without autocast, with plain layers, whose hooks see every
+    call.  One that needs no hooks may enter `state.model.with_fast_paths()`.
 
     columns: columns of the log: symbol, unit and one sentence each.
     every: key in `log` of the interval; by default the instrument's entry in log.instruments.

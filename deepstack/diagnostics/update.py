@@ -87,6 +87,17 @@ def random_state(device: torch.device) -> Tensor:
 
 
 @contextmanager
+def measuring(model: Transformer) -> Iterator[None]:
+    """Set evaluation mode, plain layers and full precision inside the block.
+
+    Hooks and taps then see every call of a module.  Every method of an instrument runs inside.
+    """
+    full = torch.autocast(model.embedding.device.type, enabled=False)
+    with evaluating(model), model.unfused(), full:
+        yield
+
+
+@contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Set evaluation mode inside the block and restore the mode afterwards."""
     was_training = model.training

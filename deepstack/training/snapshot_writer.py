@@ -10,7 +10,15 @@ from torch import Tensor
 
 from deepstack.base.errors import ResourceError
 from deepstack.config.instruments import Columns
-from deepstack.diagnostics import INSTRUMENTS, Instrument, ModelUpdate, RunState, evaluate, take
+from deepstack.diagnostics import (
+    INSTRUMENTS,
+    Instrument,
+    ModelUpdate,
+    RunState,
+    evaluate,
+    measuring,
+    take,
+)
 from deepstack.diagnostics.instrument import checked_row
 from deepstack.diagnostics.snapshot import run_passes
 from deepstack.fast import PassRecorder
@@ -79,7 +87,8 @@ class LayerRecords:
 class SnapshotWriter:
     """Takes snapshots and runs instruments on the probe batch, without disturbing training.
 
-    Create it before a checkpoint is loaded: it keeps the present parameters as θ_0.
+    Instruments run inside of `measuring`.  Create it before a checkpoint is loaded: it keeps the
+    present parameters as θ_0.
     """
 
     def __init__(
@@ -116,8 +125,9 @@ class SnapshotWriter:
         self.logs: Mapping[str, AppendLog] = {}  # of `columns`, opened after a checkpoint is loaded
         if any(type(one).begin is not Instrument.begin for one in used):
             if copy := model.whole():
-                for one in used:
-                    one.begin(self._state(copy, 0))
+                with measuring(copy.model):
+                    for one in used:
+                        one.begin(self._state(copy, 0))
 
     def _run_shallow_passes(self, tokens: Tensor) -> None:
         """Run the passes of a snapshot of two layers, whose values do not matter."""
@@ -160,7 +170,9 @@ class SnapshotWriter:
             before = None
         for one in self.measuring:
             if self._is_due(*self._interval(one), step):
-                row = checked_row(one, one.measure(state), one.columns_of(copy))
+                with measuring(copy.model):
+                    values = one.measure(state)
+                row = checked_row(one, values, one.columns_of(copy))
                 self.logs[one.name].write({"step": step, **row})
 
     def _state(self, whole: Built, step: int) -> RunState:
@@ -179,6 +191,8 @@ class SnapshotWriter:
 
     def _take_layers(self, state: RunState, before: list[Tensor] | None) -> None:
         banks = [bank for bank in state.built.banks if bank.in_layers]
+        with measuring(state.model):
+            added = {one.adds: one.of_layers(state) for one in self.adding}
         snapshots = take(
             state.model,
             banks,
@@ -186,7 +200,7 @@ class SnapshotWriter:
             self._loss,
             before=before,
             initial=[self._initial[bank.key] for bank in banks],
-            added={one.adds: one.of_layers(state) for one in self.adding},
+            added=added,
             passes=self._passes(self.inputs) if state.built is self.built else None,
         )
         self.records.add(state.step, evaluate(snapshots, self.config.model))

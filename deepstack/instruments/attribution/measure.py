@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deepstack import config as conf
 from deepstack.config.instruments import Columns
 from deepstack.diagnostics.instrument import Instrument, Row, RunState
-from deepstack.diagnostics.update import evaluating, token_distance
+from deepstack.diagnostics.update import evaluating, measuring, token_distance
 from deepstack.fast import ReplayedPass
 from deepstack.instruments.attribution.settings import AttributionSettings
 from deepstack.model import Transformer
@@ -41,7 +41,8 @@ class Attribution(Instrument, name="attribution"):
         parts, start = parts_of(state.built), state.update.initial
         origin = own_settings(state).attribution_from
         hidden = self.hidden_of(state)
-        row = attribute(state.built, state.initial, state.inputs, parts, start, origin, hidden)
+        with state.model.with_fast_paths():  # as F_0 and F_t of steps.csv
+            row = attribute(state.built, state.initial, state.inputs, parts, start, origin, hidden)
         # Use the probe's values after the step, so that the number equals the one in steps.csv.
         row[WHOLE] = token_distance(state.update.previous - start)
         return row
@@ -193,7 +194,7 @@ def first_order(
     """
     vectors: dict[str, Tensor] = {}
     model, banks = built.model, built.banks.all
-    with restored(banks) as present, torch.no_grad(), evaluating(model), model.unfused():
+    with restored(banks) as present, torch.no_grad(), measuring(model):
         put(banks, initial)
         moved = {bank.key: present[bank.key] - bank.values() for bank in banks}
         zero = {key: torch.zeros_like(value) for key, value in moved.items()}

@@ -4,7 +4,6 @@ import inspect
 import math
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
+from deepstack.instruments.conform.guard import guarded
 from deepstack.instruments.conform.reference import STEP, Reference, double_precision
-from deepstack.instruments.conform.weights import Key, Piece, Weights, at_layer, pieces_of
+from deepstack.instruments.conform.weights import PATTERN, Key, Piece, Weights, at_layer, pieces_of
 
 Patterns = str | Sequence[str]
 BIASES = ("q.bias", "k.bias", "v.bias", "o.bias", "w1.bias", "w2.bias", "w3.bias")
@@ -74,17 +74,17 @@ class Block:
         module = self.module(reference, seed)
 
         def run(x: Tensor) -> Tensor:
-            try:
-                y = module(x)
-            except Exception as error:
-                raise ConfigError(f"{self.name}: module(x): {problem_in(error)}") from error
+            given = x.clone()  # the module may write into it
+            with guarded(f"{self.name}: module(x)"):
+                y = module(given)
             y = y if isinstance(y, Tensor) else y[0]
             if y.shape != x.shape:
                 raise ConfigError(
                     f"{self.name}: the module returned {tuple(y.shape)} for x of {tuple(x.shape)}; "
                     "allowed F of the same shape, the stream after the last layer and final norm"
                 )
-            return y
+            own.input_change = max(own.input_change, relative_change(given, x))
+            return y.clone() if y is given else y
 
         own = Weights(module, run, self._pieces(module, reference))
         for key in reference.entries.keys() - own.pieces.keys():
@@ -97,11 +97,8 @@ class Block:
         assert self.build is not None
         model, depth = reference.config.model, reference.depth
         torch.manual_seed(0 if seed is None else seed)
-        try:
-            with double_precision():
-                module = self.build(depth, model.d_model, model.n_heads, model.d_ff)
-        except Exception as error:
-            raise ConfigError(f"{self.name}: build({depth}, …): {problem_in(error)}") from error
+        with guarded(f"{self.name}: build({depth}, …)"), double_precision():
+            module = self.build(depth, model.d_model, model.n_heads, model.d_ff)
         if not isinstance(module, nn.Module):
             raise ConfigError(
                 f"{self.name}: build returned {type(module).__name__}; allowed a torch.nn.Module"
@@ -141,10 +138,37 @@ class Block:
         for name, layer in reference.entries:
             if name in patterns:
                 where = f"{self.name}: PARAMETERS[{name!r}]"
+                refuse_computed(patterns[name], module, layer, where)
                 parts = pieces_of(patterns[name], named, layer, where)
                 refuse_shape(parts, reference.entries[name, layer].shape, where)
                 pieces[name, layer] = parts
         return pieces
+
+
+def refuse_computed(patterns: Patterns, module: nn.Module, layer: int, where: str) -> None:
+    """Raise ConfigError for the name of a tensor that a module computes, as weight norm does."""
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        match = PATTERN.fullmatch(at_layer(pattern, layer).strip())
+        if match is None:
+            continue
+        path, _, leaf = match["name"].rpartition(".")
+        try:
+            owner = module.get_submodule(path)
+        except AttributeError:
+            continue
+        if leaf not in owner._parameters and isinstance(getattr(owner, leaf, None), Tensor):
+            own = [name for name, _ in owner.named_parameters()]
+            made_of = f"computed from {' and '.join(own)}" if own else "no parameter"
+            raise ConfigError(
+                f"{where}: {match['name']} is {made_of}; conform sets the matrix itself, so build "
+                "the module without weight norm or another parametrization of it"
+            )
+
+
+def relative_change(now: Tensor, before: Tensor) -> float:
+    """Return ‖now − before‖ / ‖before‖ of an input, the number that stays 0 if none writes it."""
+    with torch.no_grad():
+        return float((now - before).norm() / before.norm())
 
 
 def refuse_shape(parts: Sequence[Piece], shape: tuple[int, ...], where: str) -> None:
@@ -247,18 +271,7 @@ def run_file(path: Path) -> ModuleType:
     module = ModuleType(f"conform_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
+    with guarded(str(path)):
+        sys.path.insert(0, str(path.resolve().parent))
         exec(compile(content, str(path), "exec"), module.__dict__)
-    except Exception as error:
-        raise ConfigError(f"{path}: {problem_in(error)}") from error
-    finally:
-        sys.path.pop(0)
     return module
-
-
-def problem_in(error: BaseException) -> str:
-    """Return `file:line: ValueError: …`: the innermost line of the traceback, and the message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-    return f"{at}{type(error).__name__}: {error}"
