@@ -39,6 +39,7 @@ from deepstack.config.sizes import chunk_rows as chunk_rows
 from deepstack.config.sizes import parameter_count as parameter_count
 from deepstack.config.sizes import width_inside as width_inside
 from deepstack.config.study import Combination as Combination
+from deepstack.config.study import Override as Override
 from deepstack.config.study import Study as Study
 from deepstack.config.study import load_study as load_study
 from deepstack.config.study import parse_study as parse_study

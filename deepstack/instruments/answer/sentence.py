@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from deepstack.base.text import counted
+from deepstack.base.text import counted, value_text
 from deepstack.instruments.answer.found import (
     MOST_NAMES,
     Found,
@@ -34,8 +35,9 @@ from deepstack.runs.outcomes import Result
 from deepstack.runs.settings import require
 
 T_TEST = (
-    "The interval is Student's t over the differences of runs with equal seeds: it leaves out 0 "
-    "in 5 % of studies without any difference."
+    "The interval is Student's t over the differences of runs with equal seeds: if these are "
+    "normal, it leaves out 0 in 5 % of studies without any difference. With rare bad seeds or a "
+    "long tail in one setting it does so in up to 25 % (docs/answer.md)."
 )
 EACH_RATE = (
     "The best rate of a setting has to beat each rate of the others, and a setting's rates share "
@@ -58,13 +60,25 @@ def find(results: Iterable[Result], *, comparable: bool = True, looks: Looks = F
     for cell in cells:
         settings.setdefault(cell.label, []).append(cell)
     if found := movement(settings, MOST_NAMES, looks):
-        return found
+        return named(found, looks)
     if len(cells) == 1:
         return grown(about_one(cells[0], looks), cells, None, looks)
     depths = sorted({cell.depth for cell in cells})
     gap = compared_cells(settings, depths, looks.part(1 - OF_COUNTS)) if comparable else None
     found = about_several(settings, depths, gap)
-    return grown(found, cells, gap, looks.part(OF_COUNTS))
+    return named(grown(found, cells, gap, looks.part(OF_COUNTS)), looks)
+
+
+def named(found: Found, looks: Looks) -> Found:
+    """Return a statement whose sentence names the settings that added depths were given."""
+    values: dict[tuple[int, str], list[str]] = {}
+    for depth, key, value in looks.interpolated:
+        values.setdefault((depth, key), []).append(value_text(value))
+    if not values:
+        return found
+    settings = [f"{key} = {joined(texts)} at N = {depth}" for (depth, key), texts in values.items()]
+    text = f"interpolated between neighbouring depths: {some_names(settings)}"
+    return replace(found, sentence=f"{found.sentence.removesuffix('.')}; {text}.")
 
 
 def about_several(
