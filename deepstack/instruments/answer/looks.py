@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from deepstack.base.errors import ResourceError
-from deepstack.records.files import LARGEST_TEXT, read
+from deepstack.records.files import LARGEST_TEXT, parse_object, read
 from deepstack.records.files import replace as write
 from deepstack.runs.intervals import LEAST_SEEDS, Interval, student
 from deepstack.runs.statistics import Mean
@@ -167,10 +167,10 @@ def read_looks(path: Path) -> Looks | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        found = parse_object(text)
         error, depths = float(found["error"]), found.get("depths", False) is True
         made = [(int(n), str(key), float(v)) for n, key, v in found.get("interpolated", [])]
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         error, depths, made = math.nan, False, []
     if not 0 < error < 1:
         raise ResourceError(

@@ -247,9 +247,17 @@ def test_an_interrupted_study_asks_for_the_same_runs_again() -> None:
 
 def test_a_broken_record_of_a_growing_study_is_refused(tmp_path: Path) -> None:
     assert not looks_at([tmp_path]).repeated
-    (tmp_path / "until.json").write_text('{"error": 2}')
-    with pytest.raises(ResourceError, match=r"until\.json: found no error between 0 and 1; repeat"):
-        looks_at([tmp_path])
+    for text in (
+        '{"error": 2}',
+        "[" * 100_000,
+        '{"error": 0.05, "interpolated": 3}',
+        '{"error": []}',
+    ):
+        (tmp_path / "until.json").write_text(text)
+        with pytest.raises(
+            ResourceError, match=r"until\.json: found no error between 0 and 1; rep"
+        ):
+            looks_at([tmp_path])
 
 
 def test_wrong_options_of_a_growing_study_are_refused() -> None:
