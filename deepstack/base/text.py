@@ -108,7 +108,7 @@ def bytes_text(size: float) -> str:
     """Return a size in bytes as text: '3.2 GiB'."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
-            return f"{size:.3g} {unit}"
+            return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
         size /= 1024
     return f"{size:,.0f} PiB"
 

@@ -2,6 +2,7 @@
 
 from deepstack.config.estimate import count_kept as count_kept
 from deepstack.config.estimate import disk_estimate as disk_estimate
+from deepstack.config.estimate import largest_size as largest_size
 from deepstack.config.estimate import memory_estimate as memory_estimate
 from deepstack.config.estimate import memory_terms as memory_terms
 from deepstack.config.estimate import recompute_every as recompute_every

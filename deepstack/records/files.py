@@ -292,7 +292,7 @@ def locked(path: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
     with trouble(path):
         new = make_folder(path.parent)
         with opened.open_folder(path.parent) as parent:
-            descriptor = opened.open_regular(path.name, parent, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = opened.open_regular(path.name, parent, os.O_RDWR | os.O_CREAT)
     _lock_descriptors.add(descriptor)
     deadline = time.monotonic() + patience
     try:

@@ -46,6 +46,8 @@ GRACE_SECONDS = 60.0
 # The least that any limit leaves, because libraries and their threads must start.
 LEAST_BYTES = 64 * 2**20
 PR_SET_PDEATHSIG = 1
+OF_THE_GROUP = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
+"""Signals that go to the processes that a run has started, such as a compiler, too."""
 # The exit code of a run whose server has died: the kernel has sent SIGTERM, nobody has the code.
 SERVER_DIED = 128 + signal.SIGTERM
 # As under `deepstack`, nothing is imported from the present folder (-P).
@@ -207,15 +209,18 @@ def end(processes: Sequence[ForkProcess]) -> None:
 
 
 def send_signal(process: ForkProcess, number: int) -> None:
-    """Send a signal to a child; SIGKILL also to the processes that it has started.
+    """Send a signal to a child; OF_THE_GROUP also to the processes that it has started.
 
     Nothing is sent to a child that has been waited for, whose id may belong to another process.
+    A stopped child continues at any other signal, so that it acts on it.
     """
     if process.exitcode is None and process.pid is not None:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, number)
-            if number == signal.SIGKILL:
+            if number in OF_THE_GROUP:
                 os.killpg(process.pid, number)
+            else:
+                os.killpg(process.pid, signal.SIGCONT)
 
 
 def run(
