@@ -137,35 +137,48 @@ static inline float* buffer(int which, size_t n) {
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(b.data()) + 63) / 64 * 64);
 }
 
-// Sums of terms(j) for j < n, which gives W terms from j on, in four vectors in turn; j ends behind
-// the last whole vector.
+// Most terms that are added one after the other; longer sums are added by halves, because rounding
+// errors grow with the terms of a chain.
+constexpr int64_t CHAIN = 128 * W, SCALAR_CHAIN = 128;
+
+// The sum of sum(first, end), which adds at most `block` terms, by halves.
 template <class F>
-static inline vec sum_vectors(int n, int& j, F terms) {
+static float sum_halves(int64_t first, int64_t end, int64_t block, F sum) {
+    if (end - first <= block) return sum(first, end);
+    const int64_t middle = first + (end - first + 2 * block - 1) / (2 * block) * block;
+    return sum_halves(first, middle, block, sum) + sum_halves(middle, end, block, sum);
+}
+
+// Sums of terms(j) from j on for j < end, which gives W terms, in four vectors in turn; j ends
+// behind the last whole vector.
+template <class J, class F>
+static inline vec sum_vectors(J& j, J end, F terms) {
     vec s[4] = {};
-    for (; j + 4 * W <= n; j += 4 * W)
+    for (; j + 4 * W <= end; j += 4 * W)
         for (int u = 0; u < 4; u++) s[u] += terms(j + u * W);
-    for (; j + W <= n; j += W) s[0] += terms(j);
+    for (; j + W <= end; j += W) s[0] += terms(j);
     return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
 // Sum of terms for j < n, where terms(j) gives W of them and term(j) one.
 template <class F, class G>
-static inline float sum_terms(int n, F terms, G term) {
-    int j = 0;
-    const vec sums = sum_vectors(n, j, terms);
-    float rest = 0;
-    for (; j < n; j++) rest += term(j);
-    return total(sums) + rest;
+static inline float sum_terms(int64_t n, F terms, G term) {
+    return sum_halves(0, n, CHAIN, [&](int64_t j, int64_t end) {
+        const vec sums = sum_vectors(j, end, terms);
+        float rest = 0;
+        for (; j < end; j++) rest += term(j);
+        return total(sums) + rest;
+    });
 }
 
-// The same sums of W rows, by terms(r, j) and term(r, j).
+// The same sums of W rows, by terms(r, j) and term(r, j), of at most a few thousand terms.
 template <class F, class G>
 static inline vec sum_rows(int n, F terms, G term) {
     vec rows[W];
     float rest[W] = {};
     for (int r = 0; r < W; r++) {
         int j = 0;
-        rows[r] = sum_vectors(n, j, [&](int j) { return terms(r, j); });
+        rows[r] = sum_vectors(j, n, [&](int j) { return terms(r, j); });
         for (; j < n; j++) rest[r] += term(r, j);
     }
     return fold(rows, sum2<vec>) + load(rest);
