@@ -169,7 +169,7 @@ class TrainingRun:
         self.model = self.built.model
         self.model.train(self.config.model.dropout > 0)
         self._make_step(resources, measures)
-        self.evaluation = Evaluation(self.task, self.config.train, self.device)
+        self.evaluation = Evaluation.of_run(prepared)
         self.forward = forward_recorder(self.logits, prepared.paths, prepared.threads)
         resumed = load_state(prepared, self.state)
         if prepared.paths.replayed:
@@ -218,7 +218,7 @@ class TrainingRun:
             self.prepared,
             self.built,
             self.update.initial,
-            answers=self.evaluation.answer_columns,
+            self.evaluation,
             logs=snapshot_logs,
         )
         exact = self.config.runtime.deterministic and "environment_changed" not in meta
@@ -245,7 +245,7 @@ class TrainingRun:
                 first_step=self.first_step,
                 steps=self.config.train.steps,
                 device=str(self.device),
-                references=self.task.references,
+                references=self.evaluation.references,
             )
         )
         if self.first_step == 1:
