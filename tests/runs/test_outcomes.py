@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from helpers.command_line import typed
+from helpers.configs import config_with
 from helpers.plot_runs import caption, make_chart, make_run, rows, words
 from helpers.report_pages import draw_only
 
+import deepstack
 from deepstack.records import EVALS_COLUMNS, Run
-from deepstack.runs.outcomes import CLEAR, margin, outcome
+from deepstack.runs.outcomes import CLEAR, FAR, LEARNT, margin, outcome, result_of
 from deepstack.runs.statistics import context_free_loss
 
 UNIGRAM = 2.5
@@ -40,15 +42,62 @@ def evaluated(run: Run, masked: float | None, unigram: float | None, loss: float
 # --- the criterion -------------------------------------------------------------------------
 
 
-def test_the_outcome_depends_on_the_distance_from_the_unigram(tmp_path: Path) -> None:
+def test_the_outcome_of_earlier_runs_depends_on_the_distance_from_the_unigram(
+    tmp_path: Path,
+) -> None:
+    """They have no standard error."""
     run = Run(make_run(tmp_path))
     shares = {-1.01: "trained", -0.99: "stalled", 0.99: "stalled", 1.01: "above"}
     for share, expected in shares.items():
-        end = evaluated(run, UNIGRAM + share * CLEAR, UNIGRAM)
-        assert margin(end) == pytest.approx(share * CLEAR) and outcome(end) == expected
+        end = evaluated(run, UNIGRAM + share * FAR, UNIGRAM)
+        assert margin(end) == pytest.approx(share * FAR) and outcome(end) == expected
     diverged = Run(make_run(tmp_path, state="diverged"))  # whatever its losses
     assert margin(diverged) is not None and outcome(diverged) == "diverged"
     assert outcome(Run(make_run(tmp_path, state="interrupted"))) is None
+
+
+@pytest.mark.parametrize(
+    ("difference", "error", "start", "expected"),
+    [
+        (-CLEAR - 0.202, 0.1, 9.0, "trained"),  # t = 2.0096 with 49 degrees of freedom
+        (-CLEAR - 0.200, 0.1, 9.0, "stalled"),
+        (-CLEAR - 0.001, 0.0, 9.0, "trained"),
+        (-0.3, 0.01, UNIGRAM - 0.3 + CLEAR - 0.001, "stalled"),  # hardly below its own start
+        (-0.3, 0.01, UNIGRAM - 0.3 + CLEAR + 0.001, "trained"),
+        (FAR + 0.202, 0.1, 9.0, "above"),
+        (FAR + 0.200, 0.1, 9.0, "stalled"),
+    ],
+)
+def test_a_run_has_learnt_if_its_interval_over_blocks_lies_below_chance(
+    difference: float, error: float, start: float, expected: str, tmp_path: Path
+) -> None:
+    run = Run(make_run(tmp_path))
+    loss = UNIGRAM + difference
+    ends = {"step": 5, "loss": loss, "loss_masked": loss, "unigram_loss": UNIGRAM}
+    run.folder.evals_path.unlink()
+    with run.folder.log("evals", (*EVALS_COLUMNS, "unigram_loss", "margin_se")) as log:
+        log.write(ends | {"step": 0, "loss": start, "loss_masked": start})
+        log.write(ends | {"margin_se": error})
+    run.folder.write_meta(run.meta | {"validation": {"blocks": 50}})
+    assert outcome(Run(run.path)) == expected
+    # A run that starts with trained weights need not fall any further.
+    run.folder.write_meta(run.meta | {"validation": {"blocks": 50}, "start": {"run": "other"}})
+    end = result_of(Run(run.path))
+    assert end.start is None and end.error == pytest.approx(error)
+    assert end.outcome == ("trained" if difference == -0.3 else expected)
+
+
+def test_an_untrained_stack_with_a_tied_head_has_not_learnt(tmp_path: Path) -> None:
+    """It repeats the token that it reads, which is the answer of `copy`."""
+    settings = {
+        "model.head": "tied", "model.scheme": "pre_ln", "model.depth": 2, "model.d_model": 16,
+        "task.name": "copy", "task.seq_len": 8,
+    }  # fmt: skip
+    for steps, rate in ((0, 1e-3), (2, 1e-30)):
+        config = config_with(settings, train__steps=steps, train__lr=rate)
+        end = result_of(deepstack.train(config, out=tmp_path))
+        assert end.margin is not None and end.half_width is not None
+        assert end.margin + end.half_width < -CLEAR and end.outcome == "stalled"
 
 
 def test_the_unigram_counts_the_same_positions(tmp_path: Path) -> None:
@@ -83,8 +132,7 @@ def test_a_cell_counts_its_seeds(tmp_path: Path) -> None:
             run_with(tmp_path / "study", result, scheme="post_ln", depth=48, lr=lr, seed=seed)
     make_run(tmp_path / "study", scheme="rezero", state="interrupted")
     chart = make_chart("outcomes", tmp_path)
-    meaning = f"more than {CLEAR:g} nats below the best predictor without context on the same"
-    assert meaning in caption(chart)
+    assert f"of the final validation loss, {LEARNT}; worse" in caption(chart)
     assert "left out: 1 run without an outcome" in caption(chart)
     assert "ReZero" not in set(chart.data["series"])
     (axes,) = chart.figure.axes

@@ -32,7 +32,7 @@ from deepstack.instruments.answer.power import MOST_SEEDS
 from deepstack.instruments.answer.rates import movement
 from deepstack.runs.intervals import LEAST_SEEDS
 from deepstack.runs.learning import Learning, learning_of
-from deepstack.runs.outcomes import CLEAR, Result
+from deepstack.runs.outcomes import Result
 from deepstack.runs.settings import require
 from deepstack.runs.statistics import Mean, mean_of
 
@@ -90,15 +90,16 @@ def about_one(cell: Learning) -> Found:
         text = f"{name} ends at a validation loss of {nats(loss)} nats"
         return Found("run", f"{text} ({interval_text(loss, 'seeds')}).", True, [], more=more)
     numbers = f"{interval_text(gain, 'seeds')}; loss {nats(loss)}"
-    if gain.low <= 0 < gain.high and gain.value > CLEAR:
+    clear = max(one.clear for one in ends)
+    if gain.low <= 0 < gain.high and gain.value > clear:
         text = (
             f"Undecided: {name} ends {nats(gain)} nats below a predictor without context, and "
             f"the interval includes 0 ({numbers})."
         )
         return Found("run", text, False, sure, more=more)
-    if gain.value > CLEAR:
+    if gain.value > clear:
         text = f"{name} learns from context: it ends {nats(gain)} nats below a predictor without"
-    elif gain.value < -CLEAR:
+    elif gain.value < -clear:
         text = f"{name} ends {nats(-gain.value)} nats above a predictor without"
         numbers = f"{interval_text(negative(gain), 'seeds')}; loss {nats(loss)}"
     else:
