@@ -121,8 +121,12 @@ def memory_terms(
     return terms
 
 
-def predicted_positions(config: Config, length: int) -> int:
-    """Return about how many of the target's positions a task predicts: those that it masks."""
+def predicted_positions(config: Config, length: int | None = None) -> int:
+    """Return about how many positions of a sequence a task predicts: those that it masks.
+
+    length: of the target; None: seq_len.
+    """
+    length = length or config.task.seq_len
     rate = config.task.options().get("mask_rate", 0.15)
     is_masked = config.model.family == "encoder" and isinstance(rate, int | float)
     return max(1, round(min(rate, 1) * length)) if is_masked else length

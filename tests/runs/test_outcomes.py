@@ -11,9 +11,12 @@ from helpers.command_line import typed
 from helpers.configs import config_with
 from helpers.plot_runs import caption, make_chart, make_run, rows, words
 from helpers.report_pages import draw_only
+from scipy.stats import t
 
 import deepstack
+from deepstack.cli.finding import run_finding
 from deepstack.records import EVALS_COLUMNS, Run
+from deepstack.runs.intervals import student
 from deepstack.runs.outcomes import CLEAR, FAR, LEARNT, margin, outcome, result_of
 from deepstack.runs.statistics import context_free_loss
 
@@ -85,6 +88,37 @@ def test_a_run_has_learnt_if_its_interval_over_blocks_lies_below_chance(
     end = result_of(Run(run.path))
     assert end.start is None and end.error == pytest.approx(error)
     assert end.outcome == ("trained" if difference == -0.3 else expected)
+
+
+@pytest.mark.parametrize("intervals", [1, 3, 20])
+def test_the_quantiles_of_many_degrees_of_freedom_are_students(intervals: int) -> None:
+    for count in (100, 101, 128, 1000, 8192):
+        expected = t.ppf(1 - 0.025 / intervals, count - 1)
+        assert student(count, intervals) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "start", "sentence"),
+    [
+        (2.2, 0.05, 9.0, "has learned from context: 0.30 ± 0.05 nats below the unigram (2.20 ag"),
+        (2.42, 0.05, 9.0, "has not clearly learned from context: 0.08 ± 0.05 nats below the uni"),
+        (2.48, 0.05, 9.0, "has learned nothing from context: it ends level with the unigram (2."),
+        (2.53, 0.01, 9.0, "has learned nothing from context: it ends level with the unigram (2."),
+        (2.9, 0.01, 9.0, "ends 0.40 ± 0.01 nats above the unigram (2.90 against 2.50 nats)."),
+        (2.2, 0.05, 2.21, "has learned nothing: its loss ends as it began (2.20 against 2.50 na"),
+    ],
+)
+def test_a_run_is_described_by_its_outcome(
+    loss: float, error: float, start: float, sentence: str, tmp_path: Path
+) -> None:
+    run = Run(make_run(tmp_path))
+    ends = {"step": 5, "loss": loss, "loss_masked": loss, "unigram_loss": UNIGRAM}
+    run.folder.evals_path.unlink()
+    with run.folder.log("evals", (*EVALS_COLUMNS, "unigram_loss", "margin_se")) as log:
+        log.write(ends | {"step": 0, "loss": start, "loss_masked": start})
+        log.write(ends | {"margin_se": error})
+    run.folder.write_meta(run.meta | {"validation": {"blocks": 500}})
+    assert (run_finding(Run(run.path)) or "").startswith(f"DeepNorm with 6 layers {sentence}")
 
 
 def test_an_untrained_stack_with_a_tied_head_has_not_learnt(tmp_path: Path) -> None:
