@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from deepstack.records import Run
 from deepstack.records.run import visible_folders
 from deepstack.runs.learning import Learning, by_success, learning_of
-from deepstack.runs.outcomes import CLEAR, result_of
+from deepstack.runs.outcomes import CLEAR, Result, result_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import COMPARED_WITH
 from deepstack.runs.settings import scheme_label
@@ -27,13 +27,23 @@ def run_finding(run: Run) -> str | None:
     values, guess = f"{loss:.2f} against {floor:.2f} nats", guess_of(run)
     if end.share is not None:
         values += f"; {100 * end.share:.0f} % of what can be learnt".replace("-", "−")
-    if end.outcome == "stalled" and loss < floor - CLEAR:
-        return f"{subject} has learned nothing: its untrained stack begins as low ({values})."
-    if abs(loss - floor) <= CLEAR:
-        return f"{subject} has learned nothing from context: it ends level with {guess} ({values})."
-    if loss > floor:
-        return f"{subject} ends {loss - floor:.2f} nats above {guess} ({values})."
-    return f"{subject} has learned from context: {floor - loss:.2f} nats below {guess} ({values})."
+    if end.outcome == "above":
+        return f"{subject} ends {by(loss - floor, end)} above {guess} ({values})."
+    if end.outcome == "trained":
+        gain = by(floor - loss, end)
+        return f"{subject} has learned from context: {gain} below {guess} ({values})."
+    if end.start is not None and loss < floor and abs(loss - end.start) < CLEAR:
+        return f"{subject} has learned nothing: its loss ends as it began ({values})."
+    if end.error is not None and floor - loss > end.error:
+        less = by(floor - loss, end)
+        return f"{subject} has not clearly learned from context: {less} below {guess} ({values})."
+    return f"{subject} has learned nothing from context: it ends level with {guess} ({values})."
+
+
+def by(nats: float, end: Result) -> str:
+    """Return a distance from the loss without context, with its error: '0.47 ± 0.02 nats'."""
+    error = "" if end.error is None else f" ± {end.error:.2f}"
+    return f"{nats:.2f}{error} nats"
 
 
 def next_command(run: Run, words: Sequence[str]) -> str:

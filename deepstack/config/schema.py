@@ -79,7 +79,7 @@ class Train(Section):
     """Optimisation and evaluation.  Times are in steps."""
 
     steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 300
-    """The number of optimizer steps; 0: measure the start and write no weights."""
+    """The number of optimizer steps; 0: measure the start, and write no weights but kept ones."""
     tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
     """Instead of steps: the tokens that the model reads in all batches, rounded to steps."""
     flops: Annotated[float, Field(gt=0, le=1e30)] | None = None
@@ -154,8 +154,8 @@ class Train(Section):
     """A training loss above this ends the run as diverged."""
     eval_every: Annotated[int, Field(ge=0, le=1_000_000_000)] = 50
     """Steps between evaluations on held-out batches; 0: only at the start and the end."""
-    eval_batches: Annotated[int, Field(ge=1, le=100_000)] = 4
-    """Held-out batches in an evaluation."""
+    eval_batches: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = "auto"
+    """Held-out batches in an evaluation; 'auto': 1,024 to 8,192 predicted positions."""
 
     keep_weights: (
         Annotated[

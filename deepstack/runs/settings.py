@@ -13,7 +13,7 @@ from deepstack.config.key import STEPS as STEPS
 from deepstack.config.key import TASK as TASK
 from deepstack.config.key import WIDTH as WIDTH
 from deepstack.config.key import Key
-from deepstack.records import ENDED, Run
+from deepstack.records import ENDED, Run, data_identity
 
 T = TypeVar("T")
 # Not a key of the config: the data of a task, which can vary like a setting.
@@ -49,9 +49,9 @@ def scheme_label(run: Run) -> str:
 
 
 def setting_value(run: Run, key: str) -> Any:
-    """Return the config value at a dotted key; for DATA the first digits of its hash."""
+    """Return the config value at a dotted key; for DATA the first digits of its identity."""
     if key == DATA:
-        return str(run.meta.get("data", {}).get("sha256") or "")[:6] or None
+        return (data_identity(run.meta.get("data", {})) or "")[:6] or None
     return run.flat_config.get(key)
 
 

@@ -168,6 +168,8 @@ def preflight(
         )
         if is_new:
             notices += [*task.notices, *(locked.start.fresh if locked.start else ())]
+            if times := task.times_read(config):
+                notices.append(conf.reading_text([times]))
             if parent and ranks.is_rank0:
                 parent.begin(folder, task.data)
         for notice in notices:  # after the last refusal: the first notice writes log.txt

@@ -17,7 +17,7 @@ from deepstack.base.errors import NothingMatchedError, ResourceError
 from deepstack.diagnostics import ModelUpdate
 from deepstack.model import without_defaults
 from deepstack.model.build import Built, build_model
-from deepstack.records import AppendLog, RunFolder
+from deepstack.records import AppendLog, RunFolder, data_identity
 from deepstack.tasks import Task, task_of
 from deepstack.training import checkpoint as ckpt
 from deepstack.training.extension import recorded_config
@@ -145,6 +145,12 @@ def load_trained(
     task = task_of(config)
     built = build_model(config, vocab_size=task.vocab_size, draw=False)
     damaged: list[str] = []
+    recorded = folder.read_meta().get("data", task.data)
+    if data_identity(recorded) != data_identity(task.data):
+        notify(
+            f"{folder.path}: the text, or the part of it that is held out, differs from the run's: "
+            "held-out sequences may be of its training text"
+        )
     owner = ckpt.Owner(conf.digest(without_defaults(config)), built.state(), sys.maxsize)
     if step is not None:
         path = kept_weights(folder, step)

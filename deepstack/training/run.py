@@ -166,7 +166,7 @@ class TrainingRun:
         self.built, self.model = self.of_ranks.built, self.of_ranks.built.model
         self.model.train(self.config.model.dropout > 0)
         passes = self._make_step(resources, measures)
-        self.evaluation = Evaluation(self.task, self.config.train, self.device)
+        self.evaluation = Evaluation.of_run(prepared)
         self.forward = passes.forward(self.logits)
         resumed = load_state(prepared, self.state)
         if prepared.paths.executor and not resumed:
@@ -220,7 +220,7 @@ class TrainingRun:
             self.prepared,
             self.built,
             self.update.initial,
-            answers=self.evaluation.answer_columns,
+            self.evaluation,
             logs=snapshot_logs,
         )
         exact = self.config.runtime.deterministic and "environment_changed" not in meta
@@ -247,7 +247,7 @@ class TrainingRun:
                 first_step=self.first_step,
                 steps=self.config.train.steps,
                 device=str(self.device),
-                references=self.task.references,
+                references=self.evaluation.references,
             )
         )
         if self.first_step == 1:

@@ -126,3 +126,16 @@ def test_the_disk_estimate_counts_no_final_weights(tmp_path: Path) -> None:
     kept, without = (disk_estimate(small(runtime__keep_final_weights=k)) for k in (True, False))
     parameters = sum(deepstack.build_model(small(), vocab_size=257).banks.count().values())
     assert kept[0] - without[0] == 4 * parameters and kept[1] == without[1]
+
+
+@pytest.mark.parametrize("chosen", [[0], 5, "log"])
+def test_a_run_of_no_steps_keeps_its_start(chosen: list[int] | int | str, tmp_path: Path) -> None:
+    """It has no checkpoint of a last step."""
+    config = small(train__steps=0, train__keep_weights=chosen, model__depth=1)
+    run = deepstack.train(config, out=tmp_path)
+    assert run.folder.kept_steps() == [0] and problems(run.folder) == []
+    assert load_trained(run.folder, print, 0).step == 0 and not run.folder.checkpoints()
+    longer = deepstack.train(small(train__keep_weights=[0], model__depth=1), out=tmp_path)
+    assert [*kept_files(run.path).values()] == [*kept_files(longer.path).values()]
+    kept, none = (disk_estimate(one)[0] for one in (config, small(train__steps=0, model__depth=1)))
+    assert kept > none

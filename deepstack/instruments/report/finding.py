@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepstack.base.text import counted, value_text
+from deepstack.config import reading_text
 from deepstack.runs.choice import Choice
 from deepstack.runs.fit import Fit
 from deepstack.runs.intervals import NO_INTERVAL
 from deepstack.runs.learning import learning_of, rate_sentence
-from deepstack.runs.outcomes import CLEAR, result_of
+from deepstack.runs.outcomes import result_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, SEED, TASK, depth_of, scheme_label
 from deepstack.runs.statistics import (
@@ -36,12 +37,14 @@ class Candidate:
 
     losses: seed -> final validation loss in nats.
     floor: mean loss of a predictor without context.
+    learns: whether some seed learns from context, or nothing is known of it.
     """
 
     scheme: str
     label: str
     losses: dict[int, float]
     floor: float
+    learns: bool
 
     @property
     def mean(self) -> float:
@@ -72,6 +75,7 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
         sentences.append(f"{count} of {every} diverged: {listed(diverged)}.")
     else:
         sentences.append("No run diverged." if len(runs) > 1 else "The run did not diverge.")
+    sentences += reading_sentence(runs)
     return {
         "sentences": sentences,
         "depths": depths,
@@ -79,6 +83,14 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
         "exponents": exponents,
         "diverged": diverged,
     }
+
+
+def reading_sentence(runs: Runs) -> list[str]:
+    """Return a sentence on how often the runs read their text; none if no run has such a record."""
+    times = [run.meta.get("data", {}).get("times_read") for run in runs]
+    known = [number for number in times if number]
+    text = reading_text(known) if known else ""
+    return [f"{text[0].upper()}{text[1:]}."] if text else []
 
 
 def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -107,6 +119,7 @@ def best_of_depths(runs: Runs, best: Sequence[str] = ()) -> list[dict[str, Any]]
                 "depth": depth,
                 "leader": leader.label,
                 "loss": leader.mean,
+                "learns": any(one.learns for one in candidates),
                 "below": finite_or_none(leader.floor - leader.mean),
                 "second": second.label,
                 "margin": gap.value,
@@ -126,10 +139,12 @@ def candidate_of(label: str, choice: Choice, column: str) -> Candidate | None:
     is_done = choice.complete and all(run.state == "done" for run in choice.runs)
     if not is_done or not all(map(math.isfinite, losses.values())):
         return None
-    floor = mean_of([result_of(run).floor for run in choice.runs]).value
+    ends = [result_of(run) for run in choice.runs]
+    floor = mean_of([end.floor for end in ends]).value
+    learns = any(end.outcome in (None, "trained") for end in ends)
     for key, value in choice.values.items():
         label += f", {key.rpartition('.')[2]} {value_text(value)}"
-    return Candidate(scheme_label(choice.runs[0]), label, losses, floor)
+    return Candidate(scheme_label(choice.runs[0]), label, losses, floor, learns)
 
 
 def margin_of(leader: Candidate, second: Candidate) -> Mean:
@@ -148,10 +163,10 @@ def verdict_of(gap: Mean) -> str:
 
 def leader_sentence(row: dict[str, Any]) -> str:
     """Return the sentence on the best setting of the greatest depth."""
-    if row["below"] is not None and row["below"] <= CLEAR:
+    if not row["learns"]:
         return (
-            f"At N = {row['depth']}, no setting is more than {CLEAR} nats below a predictor "
-            f"without context; the lowest loss is {row['loss']:.3f} ({row['leader']})."
+            f"At N = {row['depth']}, no run learns from context; the lowest loss is "
+            f"{row['loss']:.3f} ({row['leader']})."
         )
     interval, unclear = row["verdict"], row["low"] is not None and row["low"] <= 0
     if row["low"] is not None:
@@ -207,8 +222,8 @@ def failed_runs(runs: Runs) -> tuple[list[tuple[str, str]], list[tuple[str, str]
             if ends:
                 at = f"step {min(ends)}" + (f" to {max(ends)}" if len(set(ends)) > 1 else "")
                 diverged.append((name, f"{len(ends)} of {len(there)}, at {at}"))
-            margins = [result_of(run).margin for run in there if run.state == "done"]
-            if count := sum(value is not None and value >= -CLEAR for value in margins):
+            outcomes = [result_of(run).outcome for run in there]
+            if count := sum(outcome in ("stalled", "above") for outcome in outcomes):
                 without_context.append((name, f"{count} of {len(there)}"))
     return diverged, without_context
 

@@ -90,8 +90,7 @@ def test_a_study_in_which_nothing_learns_has_no_best_scheme(tmp_path: Path) -> N
     make_run(tmp_path, scheme="pre_ln", masked=3.3)
     sentences = finding_of(Runs.below(tmp_path), (), None)["sentences"]
     assert sentences == [
-        "At N = 6, no setting is more than 0.1 nats below a predictor without context; the lowest "
-        "loss is 3.200 (DeepNorm).",
+        "At N = 6, no run learns from context; the lowest loss is 3.200 (DeepNorm).",
         "No better than a predictor without context: DeepNorm, N = 6 (1 of 1); Pre-LN, N = 6 "
         "(1 of 1).",
         "No run diverged.",
