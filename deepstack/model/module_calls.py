@@ -184,7 +184,7 @@ def undisturbed(
     written: parameters that the model changes.
     """
     reshard(model)
-    state = KeptState([*model.modules(), *values], written)
+    state = KeptState(model, values, written)
     training = [module for module in model.modules() if module.training]
     devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
     device = next((t.device.type for t in model.parameters()), "cpu")
