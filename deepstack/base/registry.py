@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -16,6 +17,12 @@ LONGEST_WORD = 40
 MOST_CHOICES = 8  # the number of names that a message lists after a suggestion
 # The least similarity (`difflib`, 0 to 1) of a suggestion; one mistake weighs more in a short word.
 SIMILAR, SIMILAR_SHORT, SHORT = 0.65, 0.5, 3
+SIMILAR_MIDDLE, MIDDLE = 0.72, 6  # of words up to so many letters
+LISTED = {
+    **{kind: f"{kind}s" for kind in ("scheme", "task", "chart", "diagnostic", "claim")},
+    "analysis": "analyses",
+}
+"""Kinds whose names `deepstack list` prints, and the word for it."""
 
 PREFIX = "deepstack_plugin_"
 """Prefix of the names of plugins' modules."""
@@ -49,9 +56,14 @@ class Registry(Mapping[str, T]):
     def __getitem__(self, name: str) -> T:
         if name in self:
             return self._objects[name]
-        far = nearest(str(name), self) is None
-        plugin_hint = f"; a {self.kind} of your own comes with --plugin FILE" if far else ""
-        raise ConfigError(unknown(self.kind, name, self) + plugin_hint)
+        if nearest(str(name), self) is not None:
+            raise ConfigError(unknown(self.kind, name, self))
+        files = [one.removeprefix(PREFIX) + ".py" for one in sys.modules if one.startswith(PREFIX)]
+        hint = f"a {self.kind} of your own comes with --plugin FILE"
+        if files:
+            hint = f"{', '.join(sorted(files))} of --plugin defines no {self.kind} of that name"
+        command = f"deepstack list {LISTED[self.kind]}" if self.kind in LISTED else ""
+        raise ConfigError(f"{unknown(self.kind, name, self, command)}; {hint}")
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._objects
@@ -143,10 +155,12 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     """
     if len(word) > LONGEST_WORD:
         return None
-    is_short = len(word) <= SHORT
-    cutoff, longer = (SIMILAR_SHORT, 1) if is_short else (SIMILAR, LONGEST_WORD)
+    cutoff, longer = (SIMILAR_SHORT, 1) if len(word) <= SHORT else (SIMILAR, LONGEST_WORD)
     by_form = {_normal(name): name for name in choices if len(name) - len(word) <= longer}
-    matches = get_close_matches(_normal(word), by_form, 1, cutoff)
+    normal = _normal(word)
+    matches = get_close_matches(normal, by_form, 1, cutoff)
+    if matches and SHORT < len(word) <= MIDDLE and not matches[0].startswith(normal):
+        matches = get_close_matches(normal, by_form, 1, SIMILAR_MIDDLE)
     return by_form[matches[0]] if matches else None
 
 

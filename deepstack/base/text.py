@@ -13,6 +13,9 @@ from typing import Any
 _CONTROLS = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
+# Letters of East Asian scripts, which have no spaces between words, or other words.
+_WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60"
+_PARTS = re.compile(f" ?(?:[{_WIDE}]|[^ {_WIDE}]+)")
 
 
 def printable(text: str) -> str:
@@ -40,6 +43,27 @@ def short_text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the parts between which a line may end: words, and letters two cells wide.
+
+    A part after a space begins with it.
+    """
+    return _PARTS.findall(" ".join(text.split()))
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Return a paragraph in lines of at most so many cells of a terminal; words stay whole."""
+    from rich.cells import cell_len
+
+    lines: list[str] = []
+    for word in words_of(text):
+        if lines and cell_len(lines[-1] + word) <= width:
+            lines[-1] += word
+        else:
+            lines.append(word.lstrip(" "))
+    return lines
 
 
 def distinct_texts(values: Iterable[Any]) -> dict[Any, str]:
@@ -84,7 +108,7 @@ def bytes_text(size: float) -> str:
     """Return a size in bytes as text: '3.2 GiB'."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
-            return f"{size:.3g} {unit}"
+            return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
         size /= 1024
     return f"{size:,.0f} PiB"
 

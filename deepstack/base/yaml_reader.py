@@ -38,6 +38,9 @@ _FORBIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]"
 )
 
+# Signs that look like those of YAML, as word processors and other keyboards write them.
+_LOOKALIKES = re.compile("[\u00a0\u2000-\u200a\u202f\u3000\uff1a]")
+
 # libyaml reads 64 KiB in milliseconds; PyYAML's own parser gives the same events, more slowly
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -114,14 +117,14 @@ def read(data: bytes | str, source: str) -> tuple[Node, list[Problem]]:
 
     source: the name of the text in messages.
     """
-    reader = _Reader(source)
+    reader, text = _Reader(source), ""
     try:
-        events = yaml.parse(_decode(data, source), Loader=_LOADER)
-        return reader.read(events), reader.problems
+        text = _decode(data, source)
+        return reader.read(yaml.parse(text, Loader=_LOADER)), reader.problems
     except Problem as error:
         problem = error
     except yaml.YAMLError as error:
-        problem = _syntax_problem(error, source)
+        problem = _syntax_problem(error, source, text)
     return Node({}, source), [*reader.problems, problem]
 
 
@@ -164,9 +167,40 @@ def _position(before: str, source: str) -> str:
     return f"{source}:{len(lines)}:{len(lines[-1])}"
 
 
-def _syntax_problem(error: yaml.YAMLError, source: str) -> Problem:
+def _sign_problem(lines: list[str], last: int, source: str) -> Problem | None:
+    """Return the mistake in the signs of a line or the one before it, which YAML reports late."""
+    for i in (last, last - 1):
+        line = lines[i] if 0 <= i < len(lines) else ""
+        before = line[: len(line) - len(line.lstrip())]
+        plain = re.sub(r"'[^']*'|\"[^\"]*\"|#.*", lambda part: " " * len(part[0]), line)
+        joined = re.match(r"\s*([\w.]+):([^\s:/]\S*)$", plain)
+        if "\t" in before:
+            column, text = before.index("\t"), "found a tab before the text; allowed spaces"
+        elif found := _LOOKALIKES.search(plain):
+            column, text = found.start(), lookalike(found[0])
+        elif joined:
+            pair = f"{joined[1]}: {joined[2]}"
+            column, text = joined.start(1), f"found {quote(joined[0].strip())}; write {quote(pair)}"
+        else:
+            continue
+        return Problem(f"{source}:{i + 1}:{column + 1}", "", text)
+    return None
+
+
+def lookalike(sign: str) -> str:
+    """Return the message on a sign that only looks like one of YAML."""
+    if sign == "\uff1a":
+        return "found a full-width colon (U+FF1A); allowed a colon and a space"
+    name = "a no-break space" if sign == "\u00a0" else "an unusual space"
+    return f"found {name} (U+{ord(sign):04X}); allowed a space"
+
+
+def _syntax_problem(error: yaml.YAMLError, source: str, content: str) -> Problem:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return Problem(source, "", f"found what is not YAML: {shorten(str(error), 100)!r}")
+    found = _sign_problem(content.splitlines(), error.problem_mark.line, source)
+    if found is not None:
+        return found
     message, mark = f"{error.context or ''} {error.problem or ''}".strip(), error.problem_mark
     if error.context_mark and re.search(r"end of stream|',' or '[]}]'", message):
         mark = error.context_mark  # where it was opened, and not the end of the file
@@ -219,6 +253,8 @@ class _Reader:
                 raise self._problem(event, text, path)
             key, key_where = event.value, self._place(event)
             inner = f"{path}.{key}".strip(".")
+            if sign := _LOOKALIKES.search(key):
+                raise self._problem(event, lookalike(sign[0]), path)
             if key in section:
                 line = section[key].key_where.rsplit(":", 2)[1]
                 text = f"found the key twice (first on line {line}); allowed once"

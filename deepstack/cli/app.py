@@ -8,8 +8,9 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -105,8 +106,9 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0].lower()
-        if word in COMMANDS_ELSEWHERE and not ctx.resilient_parsing:  # set by a completion
-            ctx.fail(f"No such command {args[0]!r}; {COMMANDS_ELSEWHERE[word]}")
+        if word not in COMMANDS and not ctx.resilient_parsing:  # set by a completion
+            if hint := COMMANDS_ELSEWHERE.get(word) or hint_for_no_command(args):
+                ctx.fail(f"No such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -138,6 +140,32 @@ class Command(TyperCommand):
                     formatter.write_dl(groups[heading])
 
 
+def hint_for_no_command(words: Sequence[str]) -> str:
+    """Return the text to type for a configuration or a folder in place of a command, or ''."""
+    from deepstack.config.load import example_paths
+
+    path = Path(words[0])
+    if path.is_dir():
+        return f"it is a folder: deepstack ls {shlex.join(words)}"
+    file = path if path.is_file() else example_paths().get(words[0])
+    if file is None or file.suffix not in (".yaml", ".yml"):
+        return ""
+    is_sweep = "\nsweep:" in f"\n{file.read_text(encoding='utf-8', errors='replace')}"
+    return (
+        f"it is a configuration: deepstack {'sweep' if is_sweep else 'train'} {shlex.join(words)}"
+    )
+
+
+def name_missing(error: Any) -> None:
+    """Add the allowed words, or the command's example, to the message of a missing argument."""
+    if error.param is not None and error.param.metavar == "KIND":
+        from deepstack.cli.listing import listings
+
+        error.message = f"One of: {', '.join(listings())}"
+    elif error.ctx is not None and (example := (error.ctx.command.epilog or "")):
+        error.message = f"For example: {example.removeprefix('Example: ')}"
+
+
 def suggest_for_extra_words(error: Any) -> None:
     """Add the text to type to the message of words that a command does not take."""
     match = re.search(r"unexpected extra argument\S* \((\S*).*\)", error.message)
@@ -146,6 +174,9 @@ def suggest_for_extra_words(error: Any) -> None:
         error.message += f"; to select runs: --where {shlex.quote(match[1])}"
     elif "text" in options:
         error.message += '; put the text in quotes: note RUN "TEXT"'
+    elif match and "study" in options and "question" in options:
+        error.message += "; one study at a time: deepstack answer STUDY; studies side by side: "
+        error.message += "deepstack compare STUDY STUDY"
     elif "directory" in options:
         error.message += "; allowed one folder, and the folder above several has the runs of all"
 
@@ -185,6 +216,7 @@ CORRECTIONS = {
     "NoSuchOption": suggest_option,
     "UsageError": suggest_for_extra_words,
     "BadParameter": drop_prefix,
+    "MissingParameter": name_missing,
 }
 """The functions that improve an error's message, by its class, which is private to typer."""
 

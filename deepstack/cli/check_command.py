@@ -5,7 +5,15 @@ from typing import Any
 from deepstack import config as conf
 from deepstack.base.gc_control import gc_paused
 from deepstack.cli.commands import command
-from deepstack.cli.options import ConfigFile, Json, Overrides, Plugins, load_plugins, located
+from deepstack.cli.options import (
+    ConfigFile,
+    Json,
+    Overrides,
+    Plugins,
+    load_plugins,
+    located,
+    note_empty,
+)
 from deepstack.cli.output import emit_facts, show_work
 from deepstack.config import Config
 
@@ -19,6 +27,7 @@ def check_command(
 ) -> None:
     """Check a config and print its coefficients, parameters, memory and FLOPs; train nothing."""
     settings = conf.load_config(config, overrides)
+    note_empty(config)
     load_plugins(plugin)
     with located(config, overrides), gc_paused(), show_work("building the model"):
         facts = facts_of(settings)

@@ -25,6 +25,10 @@ def run_finding(run: Run) -> str | None:
     if not trained or loss is None or floor is None:
         return None
     values, guess = f"{loss:.2f} against {floor:.2f} nats", guess_of(run)
+    if end.share is not None:
+        values += f"; {100 * end.share:.0f} % of what can be learnt".replace("-", "−")
+    if end.outcome == "stalled" and loss < floor - CLEAR:
+        return f"{subject} has learned nothing: its untrained stack begins as low ({values})."
     if abs(loss - floor) <= CLEAR:
         return f"{subject} has learned nothing from context: it ends level with {guess} ({values})."
     if loss > floor:

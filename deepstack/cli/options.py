@@ -22,7 +22,7 @@ from deepstack.cli.completion import (
 )
 from deepstack.cli.streams import log
 from deepstack.config import locate
-from deepstack.config.load import example_or_file
+from deepstack.config.load import example_or_file, is_empty
 
 
 def option(
@@ -169,6 +169,12 @@ def load_plugins(paths: list[Path]) -> None:
 def command_line() -> str:
     """Return the command that the user has typed, quoted for a shell."""
     return shlex.join(["deepstack", *sys.argv[1:]])
+
+
+def note_empty(config: Path) -> None:
+    """Log a line if a configuration file has no setting."""
+    if is_empty(config):
+        log(f"{config} has no settings: all but those on the command line have their defaults")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from deepstack.base.errors import NothingMatchedError
 from deepstack.base.latex import HEAD, Rows, table, tabular
+from deepstack.base.markdown import table as markdown_table
 from deepstack.base.progress import LineView, View
 from deepstack.base.text import plain
 from deepstack.cli.streams import Terminal, raw
@@ -181,15 +182,10 @@ def emit(
         emit_json(list(rows))
         return
     if latex:
-        texts = [{str(k): cell_of(v).replace("\n", "; ") for k, v in row.items()} for row in rows]
-        print_latex(texts)
+        print_latex(in_cells(rows))
         return
     if markdown:
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        table = [names, ["---"] * len(names), *([row.get(name) for name in names] for row in rows)]
-        for line in table:
-            cells = [cell_of(value).replace("|", "\\|") for value in line]
-            print(f"| {' | '.join(cells)} |")
+        print(markdown_table(in_cells(rows)))
         return
     console = Console()
     layout = lay_out(rows, terminal_width(), answer, first)
@@ -200,6 +196,11 @@ def emit(
     if layout.omitted:
         titles = ", ".join(layout.omitted)
         log(f"omitted on this narrow terminal: {titles}; --json or a pipe has all")
+
+
+def in_cells(rows: Sequence[Mapping[Any, Any]]) -> list[dict[str, str]]:
+    """Return rows as texts, the values of a list in one line."""
+    return [{str(k): cell_of(v).replace("\n", "; ") for k, v in row.items()} for row in rows]
 
 
 def print_latex(

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -57,6 +57,30 @@ def stop_on_signal(request: StopRequest | None = None) -> Iterator[StopRequest]:
         yield request
     finally:
         request()  # a library may turn SystemExit into another exception
+
+
+@contextmanager
+def paused_by_ctrl_z() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns True once after each Ctrl-Z in the block.
+
+    The block stops this process itself, after it has stopped what it has started.  Where SIGTSTP is
+    ignored at the start, as in a shell without job control, it stays so.
+    """
+    requests: list[int] = []
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGTSTP, lambda number, frame: requests.append(number))
+
+    def pause() -> bool:
+        found = bool(requests)
+        requests.clear()
+        return found
+
+    try:
+        yield pause
+    finally:
+        signal.signal(signal.SIGTSTP, before)
 
 
 @contextmanager

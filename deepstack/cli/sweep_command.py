@@ -39,7 +39,9 @@ def sweep_command(
     seeds: str | None = grid("Values of seed, as in 0,1,2."),
     widths: str | None = grid("Values of model.d_model, as in 32,64."),
     flops: str | None = grid("Values of train.flops instead of train.steps, as in 1e12,1e13."),
-    workers: int | None = resources("Runs at a time (default: by cores, memory, GPUs).", min=1),
+    workers: int | None = resources(
+        "Runs at a time (default: by cores, memory, GPUs).", min=1, max=conf.MAX_RUNS
+    ),
     memory: str | None = resources(
         "Memory for all runs together: 8GB, or a share of the free memory (default: 0.9)."
     ),
@@ -82,6 +84,8 @@ def sweep_command(
     if seeds and seeds.isdecimal():
         opt.listed_seeds(seeds, quiet)
     described = conf.load_study(path, settings)
+    if not quiet:
+        opt.note_empty(path)
     name = conf.study_name(described.base, path, study)
     opt.load_plugins(plugin)
     order = SweepOrder(described, name, out, workers, max_hours, dry_run, quiet, json)

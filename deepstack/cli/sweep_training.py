@@ -16,11 +16,11 @@ import typer
 from deepstack import config as conf
 from deepstack import sweeps
 from deepstack.base.errors import Interrupted, ResourceError
-from deepstack.base.text import counted
+from deepstack.base.text import bytes_text, counted
 from deepstack.cli import options as opt
 from deepstack.cli.finding import sweep_finding
 from deepstack.cli.output import emit, log
-from deepstack.cli.signals import StopRequest, stop_on_signal
+from deepstack.cli.signals import StopRequest, paused_by_ctrl_z, stop_on_signal
 from deepstack.cli.sweep_output import emit_plan, plan_rows, result_rows, watch
 from deepstack.records import ENDED, Run
 from deepstack.records.files import LARGEST_TEXT, make_folder, read, replace
@@ -90,8 +90,12 @@ class SweepTraining:
         seconds = None
         if order.hours is not None:
             seconds = 3600 * order.hours - (time.monotonic() - self.began) * part
-        with watch(order.quiet, cells) as show, stop_on_signal(self.signals):
-            limits = (seconds, self.run_timeout)
+        with (
+            watch(order.quiet, cells) as show,
+            stop_on_signal(self.signals),
+            paused_by_ctrl_z() as pause,
+        ):
+            limits = (seconds, self.run_timeout, pause)
             pool = sweeps.Pool(cells, launcher, self.retried, self.signals, show, *limits)
             progress = pool.run()
         self.out_of_time = pool.out_of_time
@@ -164,16 +168,16 @@ def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
     needed = sum(final for final, _ in sizes) + max((peak for _, peak in sizes), default=0)
     try:
         existing = next(folder for folder in (study, *study.absolute().parents) if folder.exists())
-        free = shutil.disk_usage(existing).free
-        if needed > free:
+        total, _, free = shutil.disk_usage(existing)
+        if needed > free and total:  # /proc and its like have no size, and take no folder
             raise ResourceError(
-                f"{study}: the sweep needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
-                "free; give another folder with --out"
+                f"{study}: the sweep needs about {bytes_text(needed)} on the disk, "
+                f"{bytes_text(free)} are free; give another folder with --out"
             )
         make_folder(followed(study))
     except OSError as error:
         raise ResourceError(
-            f"{study}: no folder can be made ({error.strerror}); give another one with --out"
+            f"{study}: no folder can be made ({error.strerror}); give another folder with --out"
         ) from error
     reference = path.with_suffix(".reference.csv")
     if reference.is_file():

@@ -6,14 +6,13 @@ left out.  Where they do not fit, each row is a block with a line for each value
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
-from deepstack.base.text import one_line, short_text
+from deepstack.base.text import one_line, short_text, words_of, wrap
 
 SENTENCE = 30  # minimal width of a column of sentences, which is folded at words
 NARROWEST = 20  # letters of a value in a record
@@ -41,7 +40,7 @@ class Column:
     """A column of a table, with lists of lines as cells; widths count the cells of a terminal.
 
     is_number: whether it is aligned on the right.
-    least: the width to which it can shrink; only cells with spaces are folded.
+    least: the width to which it can shrink; only cells of several words are folded.
     """
 
     def __init__(self, name: Any, values: Sequence[Any]) -> None:
@@ -50,9 +49,10 @@ class Column:
         self.cells = [cell_of(value).split("\n") for value in values]
         lines = [self.title, *chain(*self.cells)]
         self.width = self.least = max(map(cell_len, lines))
-        if any(" " in line for line in lines[1:]):
-            words = [self.title, *" ".join(lines).split()]
-            self.least = min(self.width, max(SENTENCE, *map(cell_len, words)))
+        words = [word for line in lines[1:] for word in words_of(line)]
+        if len(words) > len(lines) - 1:
+            widths = [cell_len(word.strip()) for word in (self.title, *words)]
+            self.least = min(self.width, max(SENTENCE, *widths))
 
     def align(self, line: str) -> str:
         """Return a line of a cell with spaces up to the column's width."""
@@ -144,9 +144,7 @@ def shrink(columns: Sequence[Column], width: int) -> None:
 
 def fold(line: str, width: int) -> list[str]:
     """Return the lines of a line of a cell, folded at words where it is wider."""
-    if cell_len(line) <= width:
-        return [line]
-    return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+    return [line] if cell_len(line) <= width else wrap(line, width)
 
 
 def table_lines(columns: Sequence[Column]) -> list[str]:

@@ -13,7 +13,6 @@ from deepstack.cli.commands import command
 from deepstack.cli.output import log, show_work
 from deepstack.cli.signals import stop_on_signal
 from deepstack.config import load_config, study_name
-from deepstack.config.load import is_empty
 from deepstack.records import RunFolder
 
 
@@ -42,8 +41,8 @@ def train_command(
     if extend is not None and RunFolder(config).exists():
         config = RunFolder(config).config_path
     settings = load_config(config, overrides)
-    if is_empty(config) and is_rank0 and not quiet:
-        log(f"{config} has no settings: all but those on the command line have their defaults")
+    if is_rank0 and not quiet:
+        opt.note_empty(config)
     study = study_name(settings, config, study)
     opt.load_plugins(plugin)
     with gc_paused(), show_work("loading PyTorch", quiet or not is_rank0):

@@ -2,6 +2,7 @@
 
 from deepstack.config.estimate import count_kept as count_kept
 from deepstack.config.estimate import disk_estimate as disk_estimate
+from deepstack.config.estimate import largest_size as largest_size
 from deepstack.config.estimate import memory_estimate as memory_estimate
 from deepstack.config.estimate import memory_terms as memory_terms
 from deepstack.config.estimate import recompute_every as recompute_every
@@ -38,6 +39,7 @@ from deepstack.config.sizes import chunk_rows as chunk_rows
 from deepstack.config.sizes import parameter_count as parameter_count
 from deepstack.config.sizes import width_inside as width_inside
 from deepstack.config.study import Combination as Combination
+from deepstack.config.study import Override as Override
 from deepstack.config.study import Study as Study
 from deepstack.config.study import load_study as load_study
 from deepstack.config.study import parse_study as parse_study

@@ -316,8 +316,34 @@ def refuse_absurd(config: Config, scheme_memory: SchemeMemory = no_more) -> None
     if "d_ff" not in config.model.model_fields_set:
         del sizes["model.d_ff"]
     key = max(sizes, key=lambda key: sizes[key] / (attrgetter(key)(usual) or usual.model.depth))
+    most = largest_size(
+        config, key, lambda one: memory_estimate(one, scheme_memory=scheme_memory) <= memory
+    )
+    allowed = f"at most about {most}, which fits" if most else "less, so that it fits"
     raise ConfigError(
         f"{key}: found {sizes[key]}, a run of about {bytes_text(needed)}; "
-        f"allowed what fits into {bytes_text(memory)}",
+        f"allowed {allowed} into {bytes_text(memory)}",
         key=key,
     )
+
+
+def largest_size(config: Config, key: str, fits: Callable[[Config], bool]) -> int:
+    """Return the largest size below the configuration's that fits, to two digits; 0 for none.
+
+    key: of the size, as in model.depth.
+    """
+    section, name = key.split(".")
+    inner = getattr(config, section)
+
+    def with_size(size: int) -> Config:
+        sizes = {name: size}
+        if key == "model.d_model" and "d_ff" not in inner.model_fields_set:
+            sizes["d_ff"] = 4 * size  # which follows
+        return config.model_copy(update={section: inner.model_copy(update=sizes)})
+
+    low, high = 0, int(getattr(inner, name))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(with_size(middle)) else (low, middle)
+    step = 10 ** max(len(str(low)) - 2, 0)
+    return low // step * step

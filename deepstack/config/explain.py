@@ -19,6 +19,8 @@ from deepstack.config.schema import Config
 from deepstack.config.section import Section
 
 MAX_PROBLEMS = 20
+LATER_TRACKERS = ("wandb", "mlflow", "trackio")
+"""Trackers to which `deepstack export` copies the logs of finished runs."""
 
 _NUMBERS: dict[Any, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
 _LIMITS = {"minimum": ge, "exclusiveMinimum": gt, "maximum": le, "exclusiveMaximum": lt}
@@ -151,6 +153,8 @@ def _wrong_value(path: KeyPath, node: Node) -> str:
         return f"{text}; did you mean {number}?"
     if not isinstance(value, str):
         return text
+    if dotted_key(path[:2]) == "log.to" and value in LATER_TRACKERS:
+        return f"{text}; {value} gets finished runs: deepstack export RUN --logs {value}"
     choices = [str(choice) for option in alternatives(schema) for choice in literals(option)]
     text += hint_for(nearest(value, choices))
     if "command line" in node.where and _SEVERAL.fullmatch(value):

@@ -129,7 +129,7 @@ def read_tree(
 
 def is_empty(path: str | os.PathLike[str]) -> bool:
     """Return whether a configuration file has no key."""
-    return read(read_file(path), printable_path(path))[0].value is None
+    return not read(read_file(path), printable_path(path))[0].value
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Node]:

@@ -29,6 +29,7 @@ from deepstack.config.model_schema import Model
 from deepstack.config.roles import Role, in_order
 from deepstack.config.section import (
     LONGEST_NAME,
+    Device,
     Fraction,
     Identifier,
     Interval,
@@ -43,7 +44,6 @@ from deepstack.config.section import (
 
 # Settings of which one says how long a run trains; `deepstack.model.with_steps` counts its steps.
 LENGTHS = ("steps", "tokens", "flops")
-
 # The least number that fp32 holds with all its digits, and the least divisor of norms up to 3e8.
 LEAST, LEAST_CLIP = 1.2e-38, 1e-30
 
@@ -270,8 +270,8 @@ else:
 class Runtime(Section):
     """The device and the fast paths; nothing here is part of the experiment."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """The device; 'auto' takes a GPU when there is one."""
+    device: Device = "auto"
+    """The device; 'auto' takes a GPU when there is one; gpu is another word for cuda."""
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     """CPU threads; 'auto' means all cores for C++ kernels and for large matrices, else one; one a
     shard with train.shards; one in a sweep, unless matrices are large."""

@@ -35,6 +35,14 @@ def _readable(value: Any) -> Any:
 Scalar = Annotated[bool | int | float | str, AfterValidator(_readable)]
 
 
+def _in_torch(value: Any) -> Any:
+    # people say gpu, torch says cuda
+    return "cuda" if value == "gpu" else value
+
+
+Device = Annotated[Literal["auto", "cpu", "cuda"], BeforeValidator(_in_torch)]
+
+
 def as_tuple(value: Any) -> Any:
     # YAML knows lists only; the models are immutable and hold tuples
     return tuple(value) if isinstance(value, list) else value

@@ -4,7 +4,6 @@ Any program can read names such as `encoder.layers.0.attention.q.weight`.  Layer
 as in a ModuleList, and matrices that the model joins (q, k and v) are separate tensors.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.model.build import Built, build_model
 from deepstack.model.sublayers import JOINED
 from deepstack.model.transformer import Transformer
+from deepstack.records.files import mapping
 from deepstack.schemes import BatchNorm
 from deepstack.schemes.role import has_role
 
@@ -104,7 +104,7 @@ def load_export(to: str | Path) -> Built:
     config = conf.load_config(paths.config, [])
     try:
         plain = load_file(paths.weights)
-        about = json.loads(paths.about.read_text(encoding="utf-8"))
+        about = mapping(paths.about)
         vocab_size, step = len(plain["embedding.weight"]), int(about["step"])
     except (OSError, ValueError, TypeError, SafetensorError, KeyError) as error:
         raise ConfigError(f"{to} is not an export of deepstack: {error}") from error

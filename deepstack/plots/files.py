@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from deepstack.base.csv_text import csv_text
 from deepstack.base.errors import (
     BrokenChartError,
     ConfigError,
@@ -240,8 +241,7 @@ def render(chart: Chart, kind: str, options: Options = DEFAULT_OPTIONS) -> bytes
 
 def csv_bytes(chart: Chart) -> bytes:
     """Return the values of a chart as CSV."""
-    table = chart.data.to_csv(index=False, float_format="%.9g", lineterminator="\n")
-    return table.encode("utf-8", "backslashreplace")
+    return csv_text(chart.data).encode("utf-8", "backslashreplace")
 
 
 def figure(runs: AnyRuns, name: str, /, **options: Any) -> Figure:

@@ -33,8 +33,9 @@ OUTCOME_COLOURS = {
 }
 MEANING = (
     f"learnt: final validation loss more than {CLEAR:g} nats below the best predictor without "
-    f"context on the same positions; at chance: within {CLEAR:g} nats of it; worse: further above "
-    "it; diverged: the loss left the finite numbers or train.max_loss"
+    "context on the same positions, and below the untrained stack; at chance: within "
+    f"{CLEAR:g} nats of one of them; worse: further above the predictor; diverged: the loss left "
+    "the finite numbers or train.max_loss"
 )
 NO_OUTCOME = "no finished run has a validation loss that can be compared with one without context"
 ROW, GAP = 0.13, 0.07  # height of a map's row in inches; free margin of a cell

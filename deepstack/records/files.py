@@ -71,10 +71,13 @@ def read(path: Path, largest: float = math.inf) -> bytes | None:
     return None
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
-    """Return the JSON object that these bytes hold; raises ValueError for anything else."""
+def parse_object(data: bytes, *, constants: bool = False) -> dict[str, Any]:
+    """Return the JSON object that these bytes hold; raises ValueError for anything else.
+
+    constants: whether NaN and Infinity are allowed, which Python writes.
+    """
     try:
-        value = json.loads(data, parse_constant=_refuse_constant)
+        value = json.loads(data, parse_constant=None if constants else _refuse_constant)
     except RecursionError:
         raise ValueError("is too deeply nested") from None
     except ValueError as error:
@@ -289,7 +292,7 @@ def locked(path: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
     with trouble(path):
         new = make_folder(path.parent)
         with opened.open_folder(path.parent) as parent:
-            descriptor = opened.open_regular(path.name, parent, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = opened.open_regular(path.name, parent, os.O_RDWR | os.O_CREAT)
     _lock_descriptors.add(descriptor)
     deadline = time.monotonic() + patience
     try:

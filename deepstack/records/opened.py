@@ -135,7 +135,15 @@ class Draft:
             os.fsync(self.descriptor)
 
     def publish(self) -> None:
-        """Give the draft its name, in place of any file or link of that name."""
+        """Give the draft its name, in place of any file or link of that name.
+
+        A device or a pipe is refused: the superuser could rename over /dev/null.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            about = os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
+            if not stat.S_ISREG(about.st_mode) and not stat.S_ISLNK(about.st_mode):
+                why = "found something that is not a file; it is not written to"
+                raise OSError(errno.EINVAL, why)
         os.replace(self.path, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
         self.path = ""
 

@@ -17,7 +17,7 @@ from deepstack.config.write import one_line
 from deepstack.records import Run
 from deepstack.runs.captions import depth_words
 from deepstack.runs.choice import Choice
-from deepstack.runs.conditions import Where, sort_rows
+from deepstack.runs.conditions import Where, is_equal, sort_rows
 from deepstack.runs.outcomes import result_of
 from deepstack.runs.runs import Runs, best_keys
 from deepstack.runs.series import undetermined
@@ -198,6 +198,11 @@ def comparison(
     return rows
 
 
+def means(value: Any, word: str, text: str) -> bool:
+    """Return whether a word means a setting's value, whose text is given."""
+    return word == text or (not isinstance(value, str) and is_equal(value, word))
+
+
 def pair_runs(
     choices: Sequence[Choice], against: str, chosen: Sequence[Key] = ()
 ) -> Callable[[Run], Run | None]:
@@ -212,6 +217,9 @@ def pair_runs(
     varying = [other for other in runs.varying if other not in chosen]
     key = runs.key(name or SCHEME, "against", varying)
     values = {run: one_line(setting_value(run, key)) for run in runs}
+    # The number of a setting may be written otherwise: 2e-3, or 0.002.
+    alike = [text for run, text in values.items() if means(setting_value(run, key), value, text)]
+    value = alike[0] if alike else value
     if value not in values.values():
         other = "" if name else "; another setting: --against KEY=VALUE"
         raise ConfigError(f"against: {unknown(key, value, dict.fromkeys(values.values()))}{other}")

@@ -35,6 +35,8 @@ class Result(NamedTuple):
     loss: final validation loss in nats, where [MASK] is shown if anywhere, or None.
     floor: loss in nats of the best predictor without context on the same positions, or None.
     optimizer: name of the optimizer, '' if unknown.
+    start: loss in nats of the untrained stack on the same positions, or None.
+    optimum: least possible loss in nats on the same positions, or None.
     """
 
     setting: str
@@ -46,6 +48,8 @@ class Result(NamedTuple):
     loss: float | None
     floor: float | None
     optimizer: str = ""
+    start: float | None = None
+    optimum: float | None = None
 
     @property
     def margin(self) -> float | None:
@@ -54,15 +58,38 @@ class Result(NamedTuple):
 
     @property
     def outcome(self) -> str | None:
-        """One of OUTCOMES for a finished run with a known floor, or None."""
+        """One of OUTCOMES for a finished run with a known floor, or None.
+
+        A run has learnt if its loss is below the floor and below its untrained stack's, both by
+        more than CLEAR: a tied head may begin below the floor, since its stack passes tokens on.
+        """
         if self.state == "diverged":
             return "diverged"
         difference = self.margin if self.state == "done" else None
-        if difference is None:
+        if difference is None or self.gain is None:
             return None
-        if difference < -CLEAR:
+        if self.gain > CLEAR:
             return "trained"
         return "stalled" if difference <= CLEAR else "above"
+
+    @property
+    def gain(self) -> float | None:
+        """The distance in nats of the loss below the floor, or below a lower start; None without.
+
+        A loss above the floor has a negative gain.
+        """
+        if self.loss is None or self.floor is None:
+            return None
+        known = [self.floor] if self.start is None else [self.floor, self.start]
+        return (min(known) if self.loss < self.floor else self.floor) - self.loss
+
+    @property
+    def share(self) -> float | None:
+        """The part that was learnt of the distance from floor to optimum; None if unknown."""
+        if self.loss is None or self.floor is None or self.optimum is None:
+            return None
+        learnable = self.floor - self.optimum
+        return (self.floor - self.loss) / learnable if learnable > 0 else None
 
     @property
     def final_loss(self) -> float:
@@ -81,6 +108,8 @@ def result_of(run: Run, setting: str = "") -> Result:
     column = "loss" if last_row(row, "loss_masked") is None else "loss_masked"
     floor = context_free_loss(run, column) if len(row) else None
     rate = run.get(LR)
+    is_untrained = run.get("model.start") is None  # its first evaluation is one of fresh weights
+    start = last_row(run.evals[run.evals["step"] == 0], column) if is_untrained else None
     return Result(
         setting,
         scheme_label(run),
@@ -91,6 +120,8 @@ def result_of(run: Run, setting: str = "") -> Result:
         last_row(row, column),
         floor,
         str(run.get("train.optimizer") or ""),
+        start,
+        last_row(row, "optimal_loss"),
     )
 
 

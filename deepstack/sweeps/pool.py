@@ -1,5 +1,6 @@
 """Runs the cells of a plan in order, with any launcher, and skips finished ones."""
 
+import os
 import signal
 import time
 from collections import deque
@@ -85,6 +86,7 @@ class Pool:
     retry: the states (failed, out_of_memory) that are run again.
     max_seconds: time limit, after which nothing new starts, and running cells save and end.
     run_timeout: seconds of one start of a run, which is then ended and counts as failed.
+    pause: returns True once after Ctrl-Z: the runs stop, and continue with this process.
     """
 
     cells: Sequence[Cell]
@@ -94,6 +96,7 @@ class Pool:
     show: Callable[[Sequence[CellProgress]], None] = lambda progress: None
     max_seconds: float | None = None
     run_timeout: float | None = None
+    pause: Callable[[], bool] = lambda: False
     progress: list[CellProgress] = field(init=False)
     out_of_time: bool = field(init=False, default=False)
 
@@ -127,6 +130,8 @@ class Pool:
                     while waiting and self._start(waiting[0]):
                         waiting.popleft()
                     time.sleep(POLL_SECONDS)
+                    if self.pause():
+                        self._pause()
                     for entry in self._running():
                         self._check(entry)
                     self.show(self.progress)
@@ -135,6 +140,23 @@ class Pool:
                     assert entry.process is not None
                     entry.process.send_signal(signal.SIGKILL)
         return self.progress
+
+    def _pause(self) -> None:
+        """Stop the runs and this process; continue them when a shell's `fg` continues it.
+
+        The time in between counts for no limit of a single run.
+        """
+        for entry in self._running():
+            assert entry.process is not None
+            entry.process.send_signal(signal.SIGSTOP)
+        before = time.monotonic()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        paused = time.monotonic() - before
+        for entry in self._running():
+            assert entry.process is not None
+            entry.process.send_signal(signal.SIGCONT)
+            entry.began += paused
+            entry.kill_at = None if entry.kill_at is None else entry.kill_at + paused
 
     def _running(self) -> list[CellProgress]:
         return [entry for entry in self.progress if entry.process is not None]

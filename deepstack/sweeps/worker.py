@@ -25,6 +25,8 @@ from deepstack.base.ending import SIGNALS
 # The least that any limit leaves, because libraries and their threads must start.
 LEAST_BYTES = 64 * 2**20
 PR_SET_PDEATHSIG = 1
+OF_THE_GROUP = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
+"""Signals that go to the processes that a run has started, such as a compiler, too."""
 
 
 class Worker:
@@ -62,16 +64,16 @@ class Worker:
         return self.process.exitcode is None
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process; SIGKILL also to the processes that it has started.
+        """Send a signal to the process; OF_THE_GROUP also to the processes that it has started.
 
         Nothing is sent to a process that has been waited for, whose id may belong to another one.
+        A stopped process continues at any other signal, so that it acts on it.
         """
         process = self.process
         if process.exitcode is None and process.pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, number)
-                if number == signal.SIGKILL:
-                    os.killpg(process.pid, number)
+                os.killpg(process.pid, number if number in OF_THE_GROUP else signal.SIGCONT)
 
 
 def work(

@@ -39,12 +39,16 @@ def locked_folder(
             try:
                 stack.enter_context(folder.lock())
             except ResourceError as error:
-                if getattr(error.__cause__, "errno", None) not in READ_ONLY:
+                cause = error.__cause__
+                if not isinstance(cause, OSError) or cause.errno not in READ_ONLY:
                     raise
                 with suppress(ResourceError):
                     if (state := folder.read_state()) in ENDED:  # nothing to write
                         return [str(folder.path), state]
-                raise ResourceError(f"{error}; give another folder with --out") from error
+                what = str(error)
+                if not study.is_dir():
+                    what = f"{study}: no folder can be made ({cause.strerror})"
+                raise ResourceError(f"{what}; give another folder with --out") from error
             try:
                 return [str(folder.path), folder.read_state()]
             except ResourceError as error:

@@ -64,9 +64,11 @@ def memory_notices(config: conf.Config, device: torch.device, task: Task) -> lis
     needed, here = memory_needed(config, task), memory_limit(device)
     if needed <= here:
         return []
+    deepest = conf.largest_size(config, "model.depth", lambda one: memory_needed(one, task) <= here)
+    depth = f"model.depth of at most about {deepest}" if deepest else "smaller model.depth"
     short = (
         f"about {needed / 1e6:,.0f} MB of memory are needed and {here / 1e6:,.0f} MB are here; "
-        "to need less: more train.micro_batches, a smaller train.batch_size or model.depth, or "
+        f"to need less: a {depth}, a smaller train.batch_size, more train.micro_batches, or "
         "runtime.recompute_every=10"
     )
     if device.type == "cpu" and needed > OVERESTIMATE * conf.machine_memory():

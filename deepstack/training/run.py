@@ -152,25 +152,25 @@ class TrainingRun:
     """A run in its locked folder, with the model, optimizer and logs that fill it.
 
     A new instance has loaded the newest checkpoint, if there is one.
-
     resources: closes the logs and frees the step's memory.
     """
 
     def __init__(
         self, prepared: Prepared, progress: RunProgress, resources: ExitStack, *, measures: bool
     ) -> None:
-        self.prepared = prepared
+        self.prepared, self.progress = prepared, progress
         self.config, self.task, self.folder = prepared.config, prepared.task, prepared.folder
-        self.device, self.ranks = prepared.device, prepared.ranks
-        self.observer, self.progress = prepared.observer, progress
+        self.device, self.ranks, self.observer = prepared.device, prepared.ranks, prepared.observer
         self.folder.write_config(conf.to_yaml(with_defaults(self.config)))
         self.of_ranks = build_for_ranks(prepared)
-        self.built = self.of_ranks.built
-        self.model = self.built.model
+        self.built, self.model = self.of_ranks.built, self.of_ranks.built.model
         self.model.train(self.config.model.dropout > 0)
-        self._make_step(resources, measures)
+        passes = self._make_step(resources, measures)
         self.evaluation = Evaluation(self.task, self.config.train, self.device)
+        self.forward = passes.forward(self.logits)
         resumed = load_state(prepared, self.state)
+        if prepared.paths.executor and not resumed:
+            self.update.begin(passes.forward(self.update.hidden))
         if prepared.paths.replayed:
             create_optimizer_state(self.optimizer, self.built.trained)
         progress.step = progress.resumed_from = resumed.step if resumed else 0
@@ -178,8 +178,8 @@ class TrainingRun:
         self._open_logs(resources, resumed)
         self._saved = time.monotonic()
 
-    def _make_step(self, resources: ExitStack, measures: bool) -> None:
-        """Make the optimizer, the fast paths, the measurements and the training step."""
+    def _make_step(self, resources: ExitStack, measures: bool) -> PassRecorder:
+        """Make the optimizer, the measurements and the training step; return its fast paths."""
         config, paths, notify = self.config, self.prepared.paths, self.observer.notify
         self.penalty = SpectralPenalty(config, self.built, self.ranks)
         self.count: float | None = None  # divisor of the loss of this rank's share of a batch
@@ -193,11 +193,10 @@ class TrainingRun:
         self.update = ModelUpdate(self.model, probe[0])
         passes = PassRecorder(paths, self.prepared.threads, notify)
         resources.callback(passes.release)
-        self.forward = passes.forward(self.logits)
         self.snapshots = SnapshotWriter(self.of_ranks, probe, self.update, self.optimizer, passes)
         resources.callback(self.snapshots.close)
-        records = self.snapshots.records
-        self.state = TrainingState(self.built, self.optimizer, self.update, records)
+        of_run = self.built, self.optimizer, self.update
+        self.state = TrainingState(*of_run, self.snapshots.records)
         share, norm_of = self.of_ranks.reductions()
         step = make_step(
             self.loss,
@@ -212,6 +211,7 @@ class TrainingRun:
         )
         resources.callback(step.release)
         self.step = refuse_buffer_writes(step, self.model)
+        return passes
 
     def _open_logs(self, resources: ExitStack, resumed: ckpt.Checkpoint | None) -> None:
         """Write meta.json and open the logs, whose rows after the checkpoint are compared."""

@@ -79,6 +79,15 @@ def test_rows_are_a_table_or_blocks(width: int) -> None:
     assert lay_out(ROWS, None).lines[1].split() == ["name", "count", "note", "x"]
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_wide_letters_count_two_cells_and_fold(width: int) -> None:
+    name, note = "深层网络训练稳定性研究 " * 4 + "数据" * 30, "学习 abc " * 20
+    layout = lay_out([{"setting": name, "note": note, "x": 0.5}], width, ["x"])
+    assert max(map(cell_len, layout.lines)) <= width
+    letters = "".join("".join(layout.lines).split())
+    assert all(letters.count(one) == name.count(one) for one in "深数据研")
+
+
 def test_the_study_is_named_where_there_are_several() -> None:
     row = {"setting": "A" * 20, "val_loss": 2.5} | dict.fromkeys("bcdefg", 1.0)
     rows = [{"study": study} | row for study in "xy"]

@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_written_asks_for_another(run: Path, tmp_path: P
     for words, end in (
         (["plot", "loss_vs_step", run.parent], "give another folder with --to"),
         (["train", QUICK, *TINY, "--out", run / "config.yaml"], "give another folder with --out"),
-        (["sweep", QUICK, "--out", run / "config.yaml"], "give another one with --out"),
+        (["sweep", QUICK, "--out", run / "config.yaml"], "give another folder with --out"),
     ):
         result = typed(*words)
         assert result.exit_code == 5 and result.stderr.rstrip().endswith(end)
@@ -177,7 +177,7 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         (["plot", "loss_vs_step", STUDY, "--panels", "foo"], "panels: unknown key 'foo'; allowed"),
         (["export", STUDY, "--where", "depth=2", "--to", "x"], "--where: found without --logs"),
         (["signal", QUICK, "--seeds", "-1"], "--seeds: found '-1'; allowed seeds from 0 on, as in"),
-        (["list", "scheme"], "unknown kind 'scheme'; did you mean 'schemes'? allowed: "),
+        (["list", "shemes"], "unknown kind 'shemes'; did you mean 'schemes'? allowed: "),
         (["train", QUICK, "model.activation=swiglu"], "; swiglu is model.activation=silu with mod"),
         (["train", QUICK, "model.activation=GEGLU"], "GEGLU is model.activation=gelu with model."),
         (["ls", STUDY, "depth=6"], "extra argument(s) (depth=6); to select runs: --where depth=6"),
@@ -208,7 +208,7 @@ def test_before_any_run_the_first_one_is_named(words: str, exists: bool, here: P
         # After a suggestion no long list follows.
         (["train", QUICK, "model.scheme=deepnrm"], "'deepnrm'; did you mean 'deepnorm'?\n"),
         (["plot", "loss_vs_tsep", STUDY], "chart 'loss_vs_tsep'; did you mean 'loss_vs_step'?\n"),
-        (["plot", "zzz", STUDY], "unknown chart 'zzz'; allowed: attribution_vs_depth, "),
+        (["plot", "zzz", STUDY], "more (deepstack list charts); a chart of your own"),
         (["plot", STUDY, "--x", "depth"], "--x belongs to the charts metric and map"),
         (["plot", STUDY, "--diagnostic", "gradnorm"], "'gradnorm'; did you mean 'grad_norm'?"),
         (

@@ -95,7 +95,8 @@ def make_run(
     )  # fmt: skip
     cells = {"loss": 2.0, "loss_masked": masked, "optimal_loss": optimal, "solved": solved}
     kept = {k: v for k, v in cells.items() if v is not None or k in EVALS_COLUMNS}
-    ends = [(step, *kept.values()) for step in (0, len(values))]
+    untrained = {k: 2 * v if v and k.startswith("loss") else v for k, v in kept.items()}
+    ends = [(0, *untrained.values()), (len(values), *kept.values())]
     write_table(folder, "evals", ("step", *kept), ends)
     if layers is not None:
         parts = product(("bound", "beta_ln", "beta_rc"), ("attention", "feed_forward"))

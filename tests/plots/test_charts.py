@@ -46,7 +46,7 @@ def test_each_loss_has_the_reference_of_its_positions(
     } | ({OF_TRAINING: 2.98} if masked else {})  # fmt: skip
     for kind, points in (
         ("training", [[1, 3.9], [2, 3.8], [3, 3.7], [4, 3.6], [5, 3.5]]),
-        ("validation", [[0, expected], [5, expected]]),
+        ("validation", [[0, 2 * expected], [5, expected]]),
     ):
         drawn = rows(chart, kind=kind, series="DeepNorm, N = 6")[["x", "y"]]
         assert drawn.to_numpy() == pytest.approx(np.array(points))
@@ -307,6 +307,38 @@ def test_published_values_are_drawn_and_listed(tmp_path: Path) -> None:
     reference.write_text("chart,x,label\n")
     with pytest.raises(ConfigError, match=r"reference\.csv: no column y; expected"):
         draw(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("chart,x,y,label\nupdate_vs_dept,6,1,a\n", r":2: unknown chart .*'update_vs_depth'"),
+        ("# a\nchart,x,y,label\nupdate_vs_depth,6,1,a, b\n", r":3: found 5 values; quote a label"),
+        ("chart,x,y,label\nupdate_vs_depth,6,0;1,a\n", r":2: y: found '0;1'; allowed a number"),
+        ("chart,x,y,label\nupdate_vs_depth,6\n", r":2: found 2 values; allowed 4"),
+    ],
+)
+def test_a_wrong_row_of_published_values_is_refused_by_line(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    make_runs(tmp_path / "study", depth=(6, 18))
+    (tmp_path / "study" / "reference.csv").write_text(text)
+    with pytest.raises(ConfigError, match=rf"reference\.csv{reason}"):
+        draw(tmp_path, ["update_vs_depth"], formats=("csv",))
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_columns_of_published_values_have_the_separator_of_the_first_line(
+    tmp_path: Path, separator: str
+) -> None:
+    make_runs(tmp_path / "study", depth=(6, 18))
+    rows_ = ["chart;x;y;label", "update_vs_depth;6;0,018;a, b"]
+    text = "\n".join(rows_).replace(";", separator)
+    (tmp_path / "study" / "reference.csv").write_text(text)
+    draw(tmp_path, ["update_vs_depth"], tmp_path / "out", formats=("csv",))
+    table = pd.read_csv(tmp_path / "out" / "update_vs_depth.csv")
+    found = table[table["kind"] == "reference"].iloc[0]
+    assert (found["series"], found["x"], found["y"]) == ("a, b", 6, 0.018)
 
 
 def test_published_values_are_drawn_beside_a_fitted_law(tmp_path: Path) -> None:

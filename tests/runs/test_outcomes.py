@@ -10,7 +10,10 @@ import pytest
 from helpers.command_line import typed
 from helpers.plot_runs import caption, make_chart, make_run, rows, words
 from helpers.report_pages import draw_only
+from helpers.small_runs import small
 
+import deepstack
+from deepstack.cli.finding import run_finding
 from deepstack.records import EVALS_COLUMNS, Run
 from deepstack.runs.outcomes import CLEAR, margin, outcome
 from deepstack.runs.statistics import context_free_loss
@@ -49,6 +52,26 @@ def test_the_outcome_depends_on_the_distance_from_the_unigram(tmp_path: Path) ->
     diverged = Run(make_run(tmp_path, state="diverged"))  # whatever its losses
     assert margin(diverged) is not None and outcome(diverged) == "diverged"
     assert outcome(Run(make_run(tmp_path, state="interrupted"))) is None
+
+
+@pytest.mark.parametrize(("start", "expected"), [(9.0, "trained"), (2.1, "stalled")])
+def test_a_run_that_ends_as_it_began_has_not_learnt(
+    tmp_path: Path, start: float, expected: str
+) -> None:
+    run = Run(make_run(tmp_path))
+    run.folder.evals_path.unlink()
+    with run.folder.log("evals", (*EVALS_COLUMNS, "unigram_loss")) as log:
+        for step, loss in ((0, start), (5, 2.1)):
+            log.write({"step": step, "loss": loss, "loss_masked": loss, "unigram_loss": UNIGRAM})
+    assert outcome(Run(run.path)) == expected
+
+
+def test_an_untrained_stack_with_a_tied_head_is_at_chance_on_copying(tmp_path: Path) -> None:
+    tied = {"task.name": "copy", "model.head": "tied", "model.scheme": "pre_ln", "train.lr": 1e-12}
+    run = deepstack.train(small(**tied, **{"train.steps": 1}), study="s", out=tmp_path)
+    assert margin(run) < -CLEAR and outcome(run) == "stalled"  # type: ignore[operator]
+    sentence = run_finding(run)
+    assert sentence is not None and "its untrained stack begins as low" in sentence
 
 
 def test_the_unigram_counts_the_same_positions(tmp_path: Path) -> None:

@@ -4,16 +4,25 @@
 
 constexpr int BLOCK = 128;  // rows that are added before their sum is added to the rest
 
-static inline float sum_row(const float* x, int n) {
-    return sum_terms(n, [&](int j) { return load(x + j); }, [&](int j) { return x[j]; });
+static inline float sum_row(const float* x, int64_t n) {
+    return sum_terms(n, [&](int64_t j) { return load(x + j); }, [&](int64_t j) { return x[j]; });
 }
-static inline float squares(const float* x, int n) {
-    return sum_terms(n, [&](int j) { vec v = load(x + j); return v * v; },
-                     [&](int j) { return x[j] * x[j]; });
+static inline float squares(const float* x, int64_t n) {
+    return sum_terms(n, [&](int64_t j) { vec v = load(x + j); return v * v; },
+                     [&](int64_t j) { return x[j] * x[j]; });
 }
-static inline float dot(const float* x, const float* y, int n) {
-    return sum_terms(n, [&](int j) { return load(x + j) * load(y + j); },
-                     [&](int j) { return x[j] * y[j]; });
+static inline float dot(const float* x, const float* y, int64_t n) {
+    return sum_terms(n, [&](int64_t j) { return load(x + j) * load(y + j); },
+                     [&](int64_t j) { return x[j] * y[j]; });
+}
+// The sum of term(j), whose numbers do not lie side by side.
+template <class F>
+static inline float sum_scattered(int64_t n, F term) {
+    return sum_halves(0, n, SCALAR_CHAIN, [&](int64_t j, int64_t end) {
+        float sum = 0;
+        for (; j < end; j++) sum += term(j);
+        return sum;
+    });
 }
 
 // part[j] = the sum over rows q from `first` to `end` of f(q, j), for j < n, where f(q, j, vec) gives
@@ -37,6 +46,22 @@ static inline void sum_columns(int first, int end, int n, float* part, F f) {
         part[j] = a;
     }
 }
+// sums[j] = what add(first, end, sums, spare) writes for at most `block` rows, added by halves.
+// spare: n numbers for each of `halvings`, and those that `add` needs.
+template <class F>
+static void add_halves(int64_t first, int64_t end, int64_t block, int n, float* sums, float* spare, F add) {
+    if (end - first <= block) return add(first, end, sums, spare);
+    const int64_t middle = first + (end - first + 2 * block - 1) / (2 * block) * block;
+    add_halves(first, middle, block, n, sums, spare, add);
+    add_halves(middle, end, block, n, spare, spare + n, add);
+    INDEPENDENT
+    for (int j = 0; j < n; j++) sums[j] += spare[j];
+}
+static inline int halvings(int64_t rows, int64_t block) {
+    int count = 0;
+    for (int64_t blocks = (rows + block - 1) / block; blocks > 1; blocks = (blocks + 1) / 2) count++;
+    return count;
+}
 static inline void read(const float* p, vec& v) { v = load(p); }
 static inline void read(const float* p, float& v) { v = *p; }
 
@@ -51,43 +76,29 @@ static void reduce(const Op& op) {
     auto finish = [&](float t) { return NORM ? sqrtf(t) : t / divisor; };
     for (int64_t a = 0; a < n[0]; a++) {
         if (s[1] == 1 && n[1] > 1 && so[1] == 1) {  // sums of columns
-            float* sums = buffer(1, 2 * n[1]);
-            float* part = sums + n[1];
-            memset(sums, 0, 4 * n[1]);
-            for (int64_t r = 0; r < n[2]; r++)
-                for (int first = 0; first < n[3]; first += BLOCK) {
-                    const int end = first + BLOCK < n[3] ? first + BLOCK : n[3];
-                    const float* rows = x + a * s[0] + r * s[2];
+            const int levels = halvings(n[2], 1) + halvings(n[3], BLOCK);
+            float* sums = buffer(1, size_t(n[1]) * (1 + levels));
+            add_halves(0, n[2], 1, n[1], sums, sums + n[1], [&](int64_t r, int64_t, float* to, float* spare) {
+                const float* rows = x + a * s[0] + r * s[2];
+                add_halves(0, n[3], BLOCK, n[1], to, spare, [&](int64_t first, int64_t end, float* part, float*) {
                     sum_columns(first, end, n[1], part, [&](int64_t q, int j, auto v) {
                         read(rows + q * s[3] + j, v);
                         return NORM ? v * v : v;
                     });
-                    INDEPENDENT
-                    for (int j = 0; j < n[1]; j++) sums[j] += part[j];
-                }
+                });
+            });
             for (int j = 0; j < n[1]; j++) y[a * so[0] + j] = finish(sums[j]);
             continue;
         }
-        for (int64_t b = 0; b < n[1]; b++) {
-            float t = 0;
-            for (int64_t r = 0; r < n[2]; r++) {
+        for (int64_t b = 0; b < n[1]; b++)
+            y[a * so[0] + b * so[1]] = finish(sum_scattered(n[2], [&](int64_t r) {
                 const float* row = x + a * s[0] + b * s[1] + r * s[2];
-                if (s[3] == 1) {
-                    for (int first = 0; first < n[3]; first += 65536) {
-                        const int m = n[3] - first < 65536 ? n[3] - first : 65536;
-                        t += NORM ? squares(row + first, m) : sum_row(row + first, m);
-                    }
-                } else {
-                    float u = 0;
-                    for (int64_t q = 0; q < n[3]; q++) {
-                        float v = row[q * s[3]];
-                        u += NORM ? v * v : v;
-                    }
-                    t += u;
-                }
-            }
-            y[a * so[0] + b * so[1]] = finish(t);
-        }
+                if (s[3] == 1) return NORM ? squares(row, n[3]) : sum_row(row, n[3]);
+                return sum_scattered(n[3], [&](int64_t q) {
+                    const float v = row[q * s[3]];
+                    return NORM ? v * v : v;
+                });
+            }));
     }
 }
 
@@ -115,7 +126,8 @@ static void layer_norm(const Op& op) {
         store(rstd, sum_rows(
             n, [&](int r, int j) { vec v = load(x[r] + j) - mean[r]; return v * v; },
             [&](int r, int j) { float v = x[r][j] - mean[r]; return v * v; }) / float(n) + eps);
-        for (int r = 0; r < W; r++) rstd[r] = 1.0f / sqrtf(rstd[r]);
+        // NaN, not 0, for squares beyond the largest number: a norm of zeros would look sound.
+        for (int r = 0; r < W; r++) rstd[r] = 1.0f / sqrtf(rstd[r]) + 0.0f * rstd[r];
         memcpy(means + first, mean, 4 * count), memcpy(rstds + first, rstd, 4 * count);
         for (int r = 0; r < count; r++) {
             float* out = y + (int64_t(first) + r) * n;
@@ -139,7 +151,7 @@ static void layer_norm_gradient(const Op& op) {
     const float *means = (float*)op.p[5], *rstds = (float*)op.p[6], *gain = (float*)op.p[7];
     auto dy_at = [&](int64_t r) { return (float*)op.p[3] + row_at(r, op.i + 2, op.i + 8); };
     auto x_at = [&](int64_t r) { return (float*)op.p[4] + row_at(r, op.i + 2, op.i + 5); };
-    float *part = buffer(1, 2 * size_t(n)), *ones = part + n;
+    float *ones = buffer(1, size_t(n) * (1 + halvings(rows, BLOCK))), *spare = ones + n;
     for (int j = 0; j < n; j++) ones[j] = 1;
     if (!gain) gain = ones;
     for (int64_t r = 0; r < rows && dx; r++) {
@@ -153,26 +165,20 @@ static void layer_norm_gradient(const Op& op) {
         INDEPENDENT
         for (int j = 0; j < n; j++) out[j] = rstd * (dy[j] * gain[j] - a - b * (x[j] - mean));
     }
-    if (dgain) memset(dgain, 0, 4 * n);
-    if (dbias) memset(dbias, 0, 4 * n);
-    for (int first = 0; first < rows && (dgain || dbias); first += BLOCK) {
-        const int end = first + BLOCK < rows ? first + BLOCK : rows;
-        if (dgain) {
-            sum_columns(first, end, n, part, [&](int64_t r, int j, auto dy) {
-                auto x = dy;
-                read(dy_at(r) + j, dy), read(x_at(r) + j, x);
-                return dy * ((x - means[r]) * rstds[r]);
-            });
-            for (int j = 0; j < n; j++) dgain[j] += part[j];
-        }
-        if (dbias) {
-            sum_columns(first, end, n, part, [&](int64_t r, int j, auto dy) {
-                read(dy_at(r) + j, dy);
-                return dy;
-            });
-            for (int j = 0; j < n; j++) dbias[j] += part[j];
-        }
-    }
+    auto add = [&](float* sums, auto term) {
+        add_halves(0, rows, BLOCK, n, sums, spare, [&](int64_t first, int64_t end, float* part, float*) {
+            sum_columns(first, end, n, part, term);
+        });
+    };
+    if (dgain) add(dgain, [&](int64_t r, int j, auto dy) {
+        auto x = dy;
+        read(dy_at(r) + j, dy), read(x_at(r) + j, x);
+        return dy * ((x - means[r]) * rstds[r]);
+    });
+    if (dbias) add(dbias, [&](int64_t r, int j, auto dy) {
+        read(dy_at(r) + j, dy);
+        return dy;
+    });
 }
 
 // p: y, contiguous, and x.  i: outer size, length, inner size, and the three strides of x.
@@ -187,8 +193,9 @@ static void softmax(const Op& op) {
             const float top = max_row(e, n);
             INDEPENDENT
             for (int j = 0; j < n; j++) e[j] = exp1(e[j] - top);
-            const float sum = sum_row(e, n), shift = top + logf(sum);
-            for (int64_t j = 0; j < n; j++) y[j * inner] = LOG ? x[j * s] - shift : e[j] / sum;
+            const float sum = sum_row(e, n), log_sum = logf(sum);
+            // x - (top + ln sum) would lose the digits of x - top if all of x are large.
+            for (int64_t j = 0; j < n; j++) y[j * inner] = LOG ? (x[j * s] - top) - log_sum : e[j] / sum;
         }
 }
 
@@ -209,7 +216,7 @@ static void softmax_gradient(const Op& op) {
                 for (int j = 0; j < n; j++)
                     dx[j] = LOG ? dy[j] - exp1(y[j]) * sum : y[j] * (dy[j] - sum);
             } else {
-                for (int64_t j = 0; j < n; j++) sum += LOG ? dy[j * sn] : dy[j * sn] * y[j * inner];
+                sum = sum_scattered(n, [&](int64_t j) { return LOG ? dy[j * sn] : dy[j * sn] * y[j * inner]; });
                 for (int64_t j = 0; j < n; j++)
                     dx[j * inner] = LOG ? dy[j * sn] - exp1(y[j * inner]) * sum
                                         : y[j * inner] * (dy[j * sn] - sum);

@@ -25,6 +25,18 @@ static inline float exp1(float x) {
     return p * bits((half + 127) << 23) * bits((k - half + 127) << 23);
 }
 
+// e^x - 1 without cancellation: |x| below ln 2 / 2 has its own polynomial.
+static inline float expm1_1(float x) {
+    float p = 1.9875691500e-4f;
+    p = p * x + 1.3981999507e-3f;
+    p = p * x + 8.3334519073e-3f;
+    p = p * x + 4.1665795894e-2f;
+    p = p * x + 1.6666665459e-1f;
+    p = p * x + 5.0000001201e-1f;
+    const float small = p * (x * x) + x;
+    return fabsf(x) < 0.34657359f ? small : exp1(x) - 1.0f;
+}
+
 // ln x of a normal number > 0, to 1 unit in the last place.
 static inline float log1(float x) {
     int32_t n;
@@ -78,5 +90,7 @@ static inline float erf1(float x) {
     q = q * z + 0.11098505178285362f;
     q = q * z + 0.49746925110067538f;
     q = q * z + 1.0f;
-    return y * p / q;
+    const float ratio = y * p / q;  // may round beyond 1
+    const float low = ratio < -1.0f ? -1.0f : ratio;
+    return low > 1.0f ? 1.0f : low;
 }

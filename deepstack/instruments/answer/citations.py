@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack import __version__
+from deepstack.base import bibtex
 from deepstack.records import Run
 from deepstack.runs.settings import scheme_label
 
@@ -47,21 +48,15 @@ def entry_of(label: str, paper: str) -> tuple[str, str] | None:
     number = ARXIV.search(paper)
     if number and number[1] in known_entries():
         return known_entries()[number[1]]
-    key = re.sub(r"\W+", "_", f"{label} {number[1] if number else ''}".strip()).lower()
-    fields = {"title": f"{{Source of the scheme {escaped(label)}}}"}
+    key = re.sub(r"[^a-z0-9]+", "_", f"{label} {number[1] if number else ''}".strip().lower())
+    fields = {"title": f"Source of the scheme {label}"}
     if number:
         fields |= {"eprint": number[1], "archivePrefix": "arXiv"}
         fields["url"] = f"https://arxiv.org/abs/{number[1]}"
     else:
-        fields["howpublished"] = escaped(paper)
+        fields["howpublished"] = paper
     fields["note"] = "Author and title are not recorded by deepstack"
-    lines = "".join(f"  {name} = {{{value}}},\n" for name, value in fields.items())
-    return key, f"@misc{{{key},\n{lines}}}"
-
-
-def escaped(text: str) -> str:
-    """Return a text without letters that end a field of BibTeX."""
-    return re.sub(r"([&%$#_])", r"\\\1", re.sub(r"[{}\\]", " ", text))
+    return key, bibtex.entry("misc", key, fields, whole=["title"])
 
 
 def keys_of(runs: Sequence[Run]) -> dict[str, str]:
@@ -76,12 +71,13 @@ def bibtex_of(runs: Sequence[Run]) -> str:
     texts = {entry[0]: entry[1] for entry in entries.values() if entry is not None}
     versions = {section(run.meta, "environment").get("deepstack") or __version__ for run in runs}
     commits = {str(section(run.meta, "git").get("commit") or "")[:12] for run in runs} - {""}
-    note = f"  note = {{commit {', '.join(sorted(commits))}}},\n" if commits else ""
-    texts[DEEPSTACK] = (
-        f"@software{{{DEEPSTACK},\n  author = {{{{The deepstack authors}}}},\n"
-        "  title = {deepstack: depth-scaling studies of Transformers},\n"
-        f"  version = {{{', '.join(sorted(map(str, versions)))}}},\n{note}}}"
-    )
+    fields = {
+        "author": "The deepstack authors",
+        "title": "deepstack: depth-scaling studies of Transformers",
+        "version": ", ".join(sorted(map(str, versions))),
+    }
+    fields |= {"note": f"commit {', '.join(sorted(commits))}"} if commits else {}
+    texts[DEEPSTACK] = bibtex.entry("software", DEEPSTACK, fields, whole=["author"])
     return "\n\n".join(texts.values())
 
 

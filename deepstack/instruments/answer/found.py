@@ -9,7 +9,6 @@ from typing import Literal
 
 from deepstack.base.text import counted, signed_text
 from deepstack.instruments.answer.looks import FIXED, Looks
-from deepstack.runs.intervals import LEAST_SEEDS
 from deepstack.runs.learning import Learning
 from deepstack.runs.statistics import Mean
 
@@ -106,7 +105,7 @@ def interval_text(mean: Mean, unit: str = "pairs of seeds", looks: Looks = FIXED
     if unit == "pairs of seeds" and mean.n == 1:
         number = "1 pair of seeds"
     if not math.isfinite(mean.low):
-        return f"{number}, no interval below {LEAST_SEEDS}"
+        return f"{number}, no interval below {looks.least}"
     digits = digits_of(mean)
     low, high = (signed_text(end, digits) for end in (mean.low, mean.high))
     return f"{looks.name} {low} to {high}, {number}"

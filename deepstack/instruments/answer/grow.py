@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -42,12 +42,14 @@ def grow(
     most: int | None = None,
     *,
     comparable: bool = True,
+    refusal: Callable[[Point], str] = lambda point: "",
 ) -> Growth:
     """Add runs to a study until it is decided, or nothing more can be shown.
 
     measure: trains further runs, at first none, and returns the results of all runs.
     most: the largest number of runs.
     comparable: whether losses of two settings can be compared.
+    refusal: returns why a run has no settings; such runs are left out, and the question stays open.
 
     The runs asked for depend on the results alone, so a study that was interrupted goes on as if it
     had not been.
@@ -59,6 +61,10 @@ def grow(
         found = find(results, comparable=comparable, looks=looks)
         known = {Point(one.setting, one.depth, one.rate, one.seed) for one in results}
         points = [] if found.decided else sorted(set(points_of(found.batch)) - known)
+        if refused := {point: reason for point in points if (reason := refusal(point))}:
+            points = [point for point in points if point not in refused]
+            reasons = [f"{reason}." for reason in dict.fromkeys(refused.values())]
+            found = replace(found, details=[*found.details, *reasons])
         too_many = most is not None and len(known) + len(points) > most
         if not points or too_many or len(known) == before:
             return Growth(found, len(known), points)

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from deepstack.instruments.answer.found import Found, More
 from deepstack.instruments.answer.looks import Looks
-from deepstack.instruments.answer.margins import Gap, is_same
+from deepstack.instruments.answer.margins import Gap, far_seed_sentence, is_same
 from deepstack.instruments.answer.power import seeds_needed
 from deepstack.instruments.transfer.table import HIGHEST, LOWEST
 from deepstack.runs.learning import Learning
@@ -56,6 +56,7 @@ def grown(found: Found, cells: Sequence[Learning], gap: Gap | None, looks: Looks
         f"({cell.learnt} of {cell.seeds} seeds)."
         for cell in unknown
     ]
+    details += filter(None, [far_seed_sentence(gap) if gap else ""])
     between = [] if edges or unknown else depths_between(cells, looks.lead(rates), looks)
     decided = not edges and not unknown and not between and (gap is None or gap.is_clear)
     judged = any(one.outcome for cell in cells for one in cell.by_seed.values())
@@ -144,7 +145,7 @@ def until_look(
     From eight seeds on, runs end if the last look would show an effect of this size with a
     probability below 10 %: a stop for futility, which makes wrong statements rarer.
     """
-    target = looks.after(seeds)
+    target = looks.after(seeds, compared=True)
     known = seeds >= FEWEST and math.isfinite(effect)
     if target is None or (known and seeds_needed(effect, deviation, HOPELESS, looks) is None):
         return None

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from deepstack.base.text import signed_text, value_text
 from deepstack.instruments.answer.found import More, depths_text, digits_of, interval_text
-from deepstack.instruments.answer.looks import FIXED, Looks
+from deepstack.instruments.answer.looks import FAR, FIXED, Looks
 from deepstack.instruments.answer.power import seeds_needed
-from deepstack.runs.intervals import LEAST_SEEDS
+from deepstack.runs.intervals import student
 from deepstack.runs.learning import Learning
 from deepstack.runs.statistics import Mean, mean_of
 
@@ -34,6 +34,19 @@ class Gap:
     def is_clear(self) -> bool:
         """Whether the interval leaves out 0."""
         return math.isfinite(self.gap.low) and self.gap.low > 0
+
+
+def far_seed_sentence(gap: Gap) -> str:
+    """Return the sentence on a difference that only normal differences would decide, or ''."""
+    mean, looks = gap.gap, gap.looks
+    if gap.is_clear or not looks.repeated or not math.isfinite(mean.se):
+        return ""
+    if not abs(mean.value) > student(mean.n, looks.intervals) * mean.se:
+        return ""
+    return (
+        "Undecided: the differences between seeds may not be normal. Student's t would decide it, "
+        f"and one further pair of seeds {FAR} standard deviations away would level it."
+    )
 
 
 def gap_of(cells: Sequence[Learning], looks: Looks = FIXED) -> Gap | None:
@@ -168,8 +181,8 @@ def one_rate_caveats(gap: Gap) -> tuple[str, str]:
 def runs_that_decide(gap: Gap) -> More | None:
     """Return the further seeds of both settings that would show a difference of this size."""
     cells, n = [gap.leader, gap.rival], gap.gap.n
-    if n < LEAST_SEEDS:
-        return More(cells, LEAST_SEEDS - n, "would give an interval")
+    if n < gap.looks.least:
+        return More(cells, gap.looks.least - n, "would give an interval")
     wanted = seeds_needed(gap.gap.value, gap.gap.sd, looks=gap.looks)
     if wanted is None:
         return None

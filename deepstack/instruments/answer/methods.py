@@ -62,7 +62,7 @@ def methods_of(runs: Runs, found: Found, keys: Mapping[str, str]) -> str:
     sentences.append(
         "Losses are means over held-out batches at the end of training; a run counts as learning "
         f"from context if its loss is more than {CLEAR} nats below the one of the best predictor "
-        "without context on the same positions."
+        "without context on the same positions, and below its own at step 0."
     )
     sentences += found.sure
     sentences.append(software(runs))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import re
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from deepstack.base import latex as latex_writer
-from deepstack.base.text import printable, short_text
+from deepstack.base import markdown as markdown_writer
+from deepstack.base.text import printable, short_text, wrap
 from deepstack.cli.table import lay_out
 from deepstack.instruments.answer.content import PAPER, Content
 from deepstack.plots.files import render
@@ -79,52 +79,40 @@ def terminal(answer: Content, figure: str, width: int | None = WIDTH) -> str:
 
 def wrapped(text: str) -> list[str]:
     """Return a paragraph in lines."""
-    return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return wrap(text, WIDTH)
 
 
 def markdown(answer: Content, figure: str) -> str:
     """Return the page as Markdown, with pandoc's citations.  figure: path without ending."""
     text, commands = answer.next_runs
-    parts = [f"# {markdown_text(answer.question or answer.title)}"]
-    parts += [f"**{markdown_text(answer.sentence)}**"]
-    parts += map(markdown_text, (*answer.found.details, *answer.found.sure))
+    parts = [f"# {cited(answer.question or answer.title)}", f"**{cited(answer.sentence)}**"]
+    parts += map(cited, (*answer.found.details, *answer.found.sure))
     if text:
-        parts += [markdown_text(text), code(commands)]
+        parts += [cited(text), markdown_writer.code(commands)]
     if answer.chart:
-        parts.append(f"![{markdown_text(answer.caption)}]({figure}.png)")
+        parts.append(f"![{cited(answer.caption)}]({figure}.png)")
     for rows in (table_rows(answer), rate_cells(answer)):
-        parts += [markdown_table(rows)] if rows else []
-    parts += ["## Settings of all runs", code([answer.settings.rstrip()], "yaml")]
-    parts += ["## Commands", code(answer.repeat)]
-    parts += ["## Methods", markdown_text(answer.methods)] if answer.methods else []
-    parts += ["## References", code([answer.bibtex], "bibtex")]
-    return printable("\n\n".join(parts) + "\n")
+        parts += [markdown_writer.table(rows)] if rows else []
+    settings = [answer.settings.rstrip()]
+    parts += ["## Settings of all runs", markdown_writer.code(settings, "yaml")]
+    parts += ["## Commands", markdown_writer.code(answer.repeat)]
+    parts += ["## Methods", cited(answer.methods)] if answer.methods else []
+    parts += ["## References", markdown_writer.code([answer.bibtex], "bibtex")]
+    return "\n\n".join(parts) + "\n"
 
 
-def markdown_text(text: str) -> str:
-    """Return a text in which no letter of it is Markdown's, apart from citations."""
-    return re.sub(r"([\\`*_<|#]|!(?=\[)|\[(?!@\w+\]))", r"\\\1", text)
-
-
-def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return rows as a Markdown table."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [names, ["---"] * len(names)]
-    lines += [[markdown_text(row.get(name, "")) for name in names] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def code(lines: Sequence[str], language: str = "") -> str:
-    """Return a block of code; its fence is longer than any in the lines."""
-    text = "\n".join(lines)
-    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
-    return f"{fence}{language}\n{text}\n{fence}"
+def cited(text: str) -> str:
+    """Return a text as Markdown, with its citations as pandoc reads them."""
+    parts = CITED.split(text)
+    cites = [f" [@{key}]" for key in parts[1::2]]
+    words = [markdown_writer.paragraph(parts[0]), *map(markdown_writer.escaped, parts[2::2])]
+    return "".join(part + cite for part, cite in zip(words, [*cites, ""], strict=True))
 
 
 def tex(text: str) -> str:
     """Return a text as LaTeX, with `\\cite` for its citations."""
     parts = CITED.split(text)
-    cites = [f"~\\cite{{{key}}}" for key in parts[1::2]]
+    cites = [latex_writer.cite(key) for key in parts[1::2]]
     words = map(latex_writer.tex, parts[::2])
     return "".join(part + cite for part, cite in zip(words, [*cites, ""], strict=True))
 
@@ -132,50 +120,21 @@ def tex(text: str) -> str:
 def latex(answer: Content, figure: str) -> str:
     """Return the page as a LaTeX document; answer.bib beside it has the references."""
     text, commands = answer.next_runs
-    parts = [r"\section*{" + tex(answer.question or answer.title) + "}"]
-    parts += [r"\textbf{" + tex(answer.sentence) + "}"]
+    parts = [latex_writer.heading(tex(answer.question or answer.title))]
+    parts += [latex_writer.strong(tex(answer.sentence))]
     parts += map(tex, (*answer.found.details, *answer.found.sure))
     if text:
-        parts += [tex(text), listing(commands)]
+        parts += [tex(text), latex_writer.verbatim(commands)]
     if answer.chart:
-        parts.append(
-            "\\begin{figure}[h]\n\\centering\n"
-            "\\includegraphics[width=\\linewidth,height=.4\\textheight,keepaspectratio]"
-            f"{{{figure}{FIGURE}}}\n"
-            f"\\caption{{{tex(answer.caption)}}}\n\\end{{figure}}"
-        )
+        parts.append(latex_writer.figure(f"{figure}{FIGURE}", tex(answer.caption)))
     for rows in (table_rows(answer), rate_cells(answer)):
-        parts += [latex_table(rows)] if rows else []
+        parts += [latex_writer.centred(latex_writer.tabular(rows))] if rows else []
     if answer.methods:
-        parts += [r"\subsection*{Methods}", tex(answer.methods)]
-    parts += [r"\subsection*{Settings of all runs}", listing(answer.settings.splitlines())]
-    parts += [r"\subsection*{Commands}", listing(answer.repeat)]
-    head = (
-        "\\documentclass{article}\n\\usepackage[T1]{fontenc}\n\\usepackage[utf8]{inputenc}\n"
-        "\\usepackage{graphicx,booktabs}\n\\begin{document}\n"
-    )
-    foot = f"\n\n\\bibliographystyle{{plain}}\n\\bibliography{{{figure}}}\n\\end{{document}}\n"
-    return printable(head + "\n\n".join(parts) + foot)
-
-
-def latex_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return rows as a LaTeX table with booktabs."""
-    lines = [r"\begin{center}\footnotesize", latex_writer.tabular(rows), r"\end{center}"]
-    return "\n".join(lines)
-
-
-def listing(lines: Sequence[str]) -> str:
-    """Return lines as they are, broken where a page of LaTeX ends."""
-    folded = [
-        part
-        for line in lines
-        for part in textwrap.wrap(
-            line, 84, subsequent_indent="    ", drop_whitespace=False, break_on_hyphens=False
-        )
-    ]
-    ascii_lines = "\n".join(folded).encode("ascii", "replace").decode()
-    shown = ascii_lines.replace(r"\end{verbatim}", "")
-    return f"{{\\footnotesize\n\\begin{{verbatim}}\n{shown}\n\\end{{verbatim}}\n}}"
+        parts += [latex_writer.heading("Methods", 2), tex(answer.methods)]
+    settings = answer.settings.splitlines()
+    parts += [latex_writer.heading("Settings of all runs", 2), latex_writer.verbatim(settings)]
+    parts += [latex_writer.heading("Commands", 2), latex_writer.verbatim(answer.repeat)]
+    return latex_writer.document(parts, figure)
 
 
 def html(answer: Content, *, whole: bool) -> str:

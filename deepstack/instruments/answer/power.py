@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from deepstack.instruments.answer.looks import FIXED, SEEDS, Looks
-from deepstack.runs.intervals import LEAST_SEEDS, student
+from deepstack.instruments.answer.looks import COMPARED, FIXED, Looks
+from deepstack.runs.intervals import LEAST_SEEDS
 
 POWER = 0.8
 MOST_SEEDS = 64  # beyond this number no further runs are advised
@@ -25,7 +25,7 @@ def power_of(seeds: int, effect: float, deviation: float, looks: Looks = FIXED) 
     if deviation == 0:
         return float(effect != 0)
     shift = math.sqrt(seeds) * abs(effect) / deviation
-    return 1 - float(nctdtr(seeds - 1, shift, student(seeds, looks.intervals)))
+    return 1 - float(nctdtr(seeds - 1, shift, looks.critical(seeds)))
 
 
 def seeds_needed(
@@ -36,6 +36,6 @@ def seeds_needed(
     effect and deviation: as measured so far, taken for the true ones.
     """
     if not (math.isfinite(effect) and math.isfinite(deviation)):
-        return LEAST_SEEDS
-    numbers = SEEDS if looks.repeated else range(LEAST_SEEDS, MOST_SEEDS + 1)
+        return looks.least
+    numbers = COMPARED if looks.repeated else range(LEAST_SEEDS, MOST_SEEDS + 1)
     return next((n for n in numbers if power_of(n, effect, deviation, looks) >= power), None)

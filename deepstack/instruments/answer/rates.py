@@ -107,7 +107,7 @@ def clause_of(label: str, result: Transfer, exponent: Interval | None, looks: Lo
     value, low, high = (signed_text(number, 2) for number in exponent)
     ends = f"{looks.name} {low} to {high}, {seeds}"
     if math.isnan(exponent.low):
-        ends = f"{seeds}, no interval below {LEAST_SEEDS}"
+        ends = f"{seeds}, no interval below {looks.least}"
     numbers = f"{value} ({ends}, {depths})"
     if not is_decided(exponent):
         return (

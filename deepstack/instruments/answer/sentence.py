@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from deepstack.base.text import counted
+from deepstack.base.text import counted, value_text
 from deepstack.instruments.answer.found import (
     MOST_NAMES,
     Found,
-    More,
     as_sentence,
     depths_text,
-    interval_text,
     joined,
     share_text,
     some_names,
@@ -28,17 +27,17 @@ from deepstack.instruments.answer.margins import (
     one_rate_caveats,
     runs_that_decide,
 )
+from deepstack.instruments.answer.one_setting import about_one, shares_sentence
 from deepstack.instruments.answer.power import MOST_SEEDS
 from deepstack.instruments.answer.rates import movement
-from deepstack.runs.intervals import LEAST_SEEDS
 from deepstack.runs.learning import Learning, learning_of
-from deepstack.runs.outcomes import CLEAR, Result
+from deepstack.runs.outcomes import Result
 from deepstack.runs.settings import require
-from deepstack.runs.statistics import Mean, mean_of
 
 T_TEST = (
-    "The interval is Student's t over the differences of runs with equal seeds: it leaves out 0 "
-    "in 5 % of studies without any difference."
+    "The interval is Student's t over the differences of runs with equal seeds: if these are "
+    "normal, it leaves out 0 in 5 % of studies without any difference. With rare bad seeds or a "
+    "long tail in one setting it does so in up to 25 % (docs/answer.md)."
 )
 EACH_RATE = (
     "The best rate of a setting has to beat each rate of the others, and a setting's rates share "
@@ -61,55 +60,25 @@ def find(results: Iterable[Result], *, comparable: bool = True, looks: Looks = F
     for cell in cells:
         settings.setdefault(cell.label, []).append(cell)
     if found := movement(settings, MOST_NAMES, looks):
-        return found
+        return named(found, looks)
     if len(cells) == 1:
-        return grown(about_one(cells[0]), cells, None, looks)
+        return grown(about_one(cells[0], looks), cells, None, looks)
     depths = sorted({cell.depth for cell in cells})
     gap = compared_cells(settings, depths, looks.part(1 - OF_COUNTS)) if comparable else None
     found = about_several(settings, depths, gap)
-    return grown(found, cells, gap, looks.part(OF_COUNTS))
+    return named(grown(found, cells, gap, looks.part(OF_COUNTS)), looks)
 
 
-def about_one(cell: Learning) -> Found:
-    """Return the statement on the seeds of one setting at one depth."""
-    ends = list(cell.by_seed.values())
-    name = f"{cell.label} with {cell.depth} layers"
-    if cell.rate is not None:
-        name += f", at its best rate ({cell.rate_text}),"
-    sure = list(filter(None, [share_text(cell.learnt, cell.seeds)]))
-    more = None
-    if cell.seeds < LEAST_SEEDS:
-        more = More([cell], LEAST_SEEDS - cell.seeds, "would give an interval")
-    if diverged := sum(one.state == "diverged" for one in ends):
-        where = f"in {diverged} of {counted('{} seeds', cell.seeds)}"
-        rest = f" and learns in {cell.learnt}" if cell.learnt else ""
-        return Found("run", f"{name} diverges {where}{rest}.", True, sure, more=more)
-    loss = mean_of([one.loss for one in ends])
-    gain = mean_of([None if one.margin is None else -one.margin for one in ends])
-    if not gain.n:
-        text = f"{name} ends at a validation loss of {nats(loss)} nats"
-        return Found("run", f"{text} ({interval_text(loss, 'seeds')}).", True, [], more=more)
-    numbers = f"{interval_text(gain, 'seeds')}; loss {nats(loss)}"
-    if gain.low <= 0 < gain.high and gain.value > CLEAR:
-        text = (
-            f"Undecided: {name} ends {nats(gain)} nats below a predictor without context, and "
-            f"the interval includes 0 ({numbers})."
-        )
-        return Found("run", text, False, sure, more=more)
-    if gain.value > CLEAR:
-        text = f"{name} learns from context: it ends {nats(gain)} nats below a predictor without"
-    elif gain.value < -CLEAR:
-        text = f"{name} ends {nats(-gain.value)} nats above a predictor without"
-        numbers = f"{interval_text(negative(gain), 'seeds')}; loss {nats(loss)}"
-    else:
-        text = f"{name} has learned nothing from context: it ends level with a predictor without"
-        text, numbers = text, f"{nats(gain)} nats below it, {numbers}"
-    return Found("run", f"{text} context ({numbers}).", True, sure, more=more)
-
-
-def negative(mean: Mean) -> Mean:
-    """Return the mean of the negative values."""
-    return mean._replace(value=-mean.value, low=-mean.high, high=-mean.low)
+def named(found: Found, looks: Looks) -> Found:
+    """Return a statement whose sentence names the settings that added depths were given."""
+    values: dict[tuple[int, str], list[str]] = {}
+    for depth, key, value in looks.interpolated:
+        values.setdefault((depth, key), []).append(value_text(value))
+    if not values:
+        return found
+    settings = [f"{key} = {joined(texts)} at N = {depth}" for (depth, key), texts in values.items()]
+    text = f"interpolated between neighbouring depths: {some_names(settings)}"
+    return replace(found, sentence=f"{found.sentence.removesuffix('.')}; {text}.")
 
 
 def about_several(
@@ -149,6 +118,7 @@ def about_several(
         sure += filter(None, [share_text(most, most)])
     more = runs_that_decide(gap) if gap and not is_clear else None
     details = [nothing_more(gap)] if gap and not is_clear and more is None else []
+    details += filter(None, [shares_sentence([c for c in every if c.depth == depths[-1]])])
     return Found("settings" if one_depth else "depths", sentence, is_clear, sure, details, more)
 
 

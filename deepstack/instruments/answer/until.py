@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from deepstack.base.errors import ConfigError
 from deepstack.config import Study
+from deepstack.instruments.answer.between import with_depth
 from deepstack.instruments.answer.grow import Growth, Point, grow
 from deepstack.instruments.answer.looks import SEEDS, Looks, write_looks
+from deepstack.instruments.answer.sentence import named
 from deepstack.records import ENDED, Run
 from deepstack.records.opened import followed
 from deepstack.runs.outcomes import Result
@@ -51,7 +53,12 @@ class GrowingStudy:
     def grow(self, most: int | None) -> Growth:
         """Train batches until the study is decided.  most: the largest number of runs."""
         comparable = len(set(map(str, self.study.grid.get(TASK, [])))) < 2
-        return grow(self.measure, self.looks, most, comparable=comparable)
+        grown = grow(self.measure, self.looks, most, comparable=comparable, refusal=self.refusal)
+        return replace(grown, found=named(grown.found, self.looks))
+
+    def refusal(self, point: Point) -> str:
+        """Return why the depth of a run has no settings, or ''."""
+        return with_depth(self.study, self.values_of(point)).refusal
 
     def measure(self, points: Sequence[Point]) -> list[Result]:
         """Train further runs, at first those of the study, and return the results of all.
@@ -74,12 +81,17 @@ class GrowingStudy:
 
     def batch(self, points: Sequence[Point]) -> Study:
         """Return the study of some further runs, with the rules of the whole one."""
-        rows = []
+        rows, study = [], self.study
         for point in points:
             row = self.values_of(point) | {SEED: point.seed}
             rows.append(row | ({LR: point.rate} if LR in row else {}))
+            between = with_depth(self.study, rows[-1])
+            new = [one for one in between.study.overrides if one not in study.overrides]
+            study = replace(study, overrides=(*study.overrides, *new))
+            for key, value in between.settings.items():
+                self.looks = self.looks.with_interpolated(point.depth, key, value)
         group = {key: [row[key] for row in rows] for key in rows[0]}
-        return replace(self.study, grid={}, zips=(group,))
+        return replace(study, grid={}, zips=(group,))
 
     def values_of(self, point: Point) -> dict[str, Any]:
         """Return the swept values of a run; those of its setting's other depths if it is new."""

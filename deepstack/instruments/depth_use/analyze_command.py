@@ -61,6 +61,8 @@ def analyze_command(
     from deepstack.instruments.depth_use.runs import analyze_run
 
     names = [name.strip() for name in what.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"--what: found no name; allowed some of {', '.join(MEASURES)}")
     for name in names:
         MEASURES[name]
     readers = {run: reader_of(run, text) for run in runs}

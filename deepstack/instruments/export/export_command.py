@@ -10,7 +10,7 @@ from deepstack.base.errors import ConfigError, ResourceError
 from deepstack.cli.commands import command
 from deepstack.cli.options import Json, Plugins, RunPath, Where, load_plugins, option
 from deepstack.cli.output import emit_facts, log
-from deepstack.records import Run, existing_run
+from deepstack.records import Run, RunFolder, existing_run
 from deepstack.records.files import replace_all
 from deepstack.records.opened import followed
 from deepstack.runs.runs import Runs
@@ -59,6 +59,12 @@ def export_command(
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name with --to")
+    target = paths.weights.parent.absolute()
+    if inside := next((p for p in (target, *target.parents) if RunFolder(p).exists()), None):
+        raise ConfigError(
+            f"--to {to}: found the run {inside.name}, whose files stay as they are; "
+            "give a new folder elsewhere"
+        )
     trained = load_trained(folder, log, step)
     config, built = trained.config, trained.built
     facts: dict[str, Any] = {

@@ -24,7 +24,7 @@ from deepstack.instruments.ledger.claim import (
     Verdict,
 )  # fmt: skip
 from deepstack.records import ENDED, Run
-from deepstack.records.files import LARGEST_TEXT, make_folder, read
+from deepstack.records.files import LARGEST_TEXT, make_folder, parse_object, read
 from deepstack.records.files import replace as write
 from deepstack.records.opened import followed
 from deepstack.runs import Runs
@@ -146,7 +146,7 @@ def recorded(entry: Claim, out: Path, seed: int = 0) -> Measured:
         reason = f"needs {entry.needs}" if entry.needs else f"tier {entry.tier}"
         return Measured(entry, reason=reason)
     try:
-        content = json.loads(text)
+        content = parse_object(text, constants=True)
         seconds = float(content["seconds"])
         if entry.rules:
             if content["draws"] and set(content["draws"]) == {rule.what for rule in entry.rules}:

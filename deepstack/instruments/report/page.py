@@ -118,6 +118,8 @@ def file_of(
     path = writable(Path(folders[0]) / name) if to is None else Path(to)
     if to is not None and path.is_dir():
         path = path / name
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"--to {path}: found a device or a pipe; allowed a file such as {name}")
     return followed(path.parent) / path.name
 
 

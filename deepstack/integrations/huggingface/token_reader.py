@@ -1,6 +1,5 @@
 """Reads data sets saved by Hugging Face datasets, for the task `tokens`."""
 
-import json
 import mmap
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from deepstack.base.errors import needs_package
+from deepstack.records.files import mapping
 from deepstack.tasks.files import MOST_TEXT
 from deepstack.tasks.token_files import Reading
 from deepstack.tasks.windows import Part, Tokens
@@ -32,8 +32,8 @@ def files_of(folder: Path, path: str, reading: Reading) -> list[Path] | None:
 
 def saved_files(folder: Path, reading: Reading) -> list[Path]:
     """Return the arrow files of a data set that was saved by Hugging Face datasets, in order."""
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    with suppress(KeyError, TypeError):
+    with suppress(KeyError, TypeError, ValueError):
+        state = mapping(folder / STATE)
         names = [entry["filename"] for entry in state["_data_files"]]
         plain = all(Path(name).name == name for name in names)
         if names and plain and not state.get("_indices_data_files"):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -32,6 +33,8 @@ MAX_ARRAY_SIZE = 1001
 # Output in UTF-8, whatever the locale.
 AS_TEXT: Any = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
 # Options of sbatch for the same resource: Slurm refuses some pairs of them, and adds up others.
+COMPILER_BYTES = 512 * 2**20
+"""The memory of a compilation of the C++ kernels beside its run: 366 MB with GCC 12."""
 MEMORY_OPTIONS = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 GPU_OPTIONS = ("-G", "--gres", "--gpus", "--gpus-per-node", "--gpus-per-socket", "--gpus-per-task")
 
@@ -182,12 +185,17 @@ def write_array(
 def requirements(cells: Sequence[Cell]) -> list[Requirements]:
     """Return the requirements of the cells; 'auto' takes a GPU if this machine has one.
 
-    Nothing is known of the nodes.
+    Nothing is known of the nodes.  The first run on a node may compile the C++ kernels.
     """
     import torch
 
     has_gpu = torch.cuda.is_available()
-    return [requirements_of(cell, has_gpu=has_gpu) for cell in cells]
+    required = []
+    for cell in cells:
+        one = requirements_of(cell, has_gpu=has_gpu)
+        may_compile = not one.gpu_memory and cell.config.runtime.replay not in (False, "python")
+        required.append(replace(one, memory=one.memory + COMPILER_BYTES * may_compile))
+    return required
 
 
 def resources(required: Sequence[Requirements], directives: Sequence[str] = ()) -> list[str]:

@@ -133,7 +133,7 @@ def test_runs_of_a_plugin_scheme_have_a_page(tmp_path: Path) -> None:
     columns["scheme"] |= {"label": "My_{own}", "paper": "arXiv:2601.99999"}
     run.folder.write_columns(columns)
     answer = deepstack.answer(run.path)
-    assert "title = {{Source of the scheme My\\_ own }}" in answer.bibtex
+    assert "title = {{Source of the scheme My\\_ own}}" in answer.bibtex
     assert answer.page("latex").count(r"My\_\{own\}") >= 1
 
 

@@ -110,17 +110,69 @@ def test_the_number_of_seeds_is_the_tables() -> None:
     assert power_of(MOST_SEEDS, 0.0, 1.0) == pytest.approx(0.025, abs=1e-4)
 
 
-def test_one_run_says_what_it_learned() -> None:
-    assert find([end()]).sentence == (
-        "A with 6 layers learns from context: it ends 0.45 nats below a predictor without context "
-        "(1 seed, no interval below 3; loss 2.80)."
+def seeds_of(*losses: float, **others: float) -> list[Result]:
+    """Results of one setting, a seed for each loss."""
+    return [end(seed=i, loss=loss)._replace(**others) for i, loss in enumerate(losses)]
+
+
+def test_one_run_says_what_it_learned_and_decides_nothing() -> None:
+    one = find([end()])
+    assert one.sentence == (
+        "A with 6 layers learns in 1 of 1 seed: it ends 0.45 nats below a predictor without "
+        "context (1 seed, no interval below 3; loss 2.80)."
     )
-    level = find([end(loss=3.2, seed=seed) for seed in range(3)])
-    assert "has learned nothing from context" in level.sentence and level.decided
+    assert not one.decided and one.more is not None and one.more.seeds == 2
     gone = find([end(loss=math.inf), end(seed=1)])
     assert gone.sentence == "A with 6 layers diverges in 1 of 2 seeds and learns in 1."
     with pytest.raises(NothingMatchedError, match="no finished run has a validation loss"):
         find([end()._replace(state="interrupted")])
+
+
+# Losses of three seeds beside 3.25 without context, whether their interval decides anything, and
+# the words for it.  Intervals: Student's t of 2 degrees, 4.303 standard errors.
+VERDICTS = [
+    ((2.8, 2.9, 2.7), True, "learns from context: it ends 0.45 nats below"),
+    ((3.1599, 3.1592, 3.1606), True, "learns less than the 0.1 nats that count as learning: it"),
+    ((3.16, 3.155, 3.10), True, "below a predictor without context (95 % interval 0.029 to 0.194"),
+    ((3.4, 3.19, 3.1), False, "Undecided: the interval of A with 6 layers includes 0: it ends 0.0"),
+    ((3.25, 3.90, 2.57), False, "0.01 nats below a predictor without context (95 % interval −1.6"),
+    ((3.25, 3.26, 3.24), True, "learned nothing from context: it ends level, within 0.1 nats"),
+    ((3.25, 3.33, 3.17), False, "Undecided"),  # the interval is wider than 0.1
+    ((3.5, 3.52, 3.49), True, "does not learn from context: it ends 0.253 nats above"),
+]
+
+
+@pytest.mark.parametrize(("losses", "decided", "words"), VERDICTS)
+def test_the_sentence_on_one_setting_follows_its_interval(
+    losses: tuple[float, ...], decided: bool, words: str
+) -> None:
+    found = find(seeds_of(*losses))
+    assert words in found.sentence and found.decided is decided, found.sentence
+    if "level" in words:
+        half = 4.303 * np.std(losses, ddof=1) / math.sqrt(3)
+        assert abs(np.mean(losses) - CHANCE) + half < 0.1
+
+
+def test_the_sentence_names_seeds_that_end_otherwise() -> None:
+    found = find(seeds_of(3.16, 3.155, 3.10))
+    assert found.sentence.endswith("; it learns in 1 of 3 seeds.")
+
+
+def test_a_known_optimum_gives_the_share_of_what_can_be_learnt() -> None:
+    losses = seeds_of(2.9, 2.91, 2.89, optimum=CHANCE - 0.7)
+    assert "50 % of what can be learnt" in find(losses).sentence
+    others = [one._replace(setting="B", loss=CHANCE - 0.07) for one in losses]
+    shares = find([*losses, *others]).details
+    assert "At N = 6 the settings have learnt of what can be learnt: A 50 %, B 10 %." in shares
+    assert "what can be learnt" not in find(seeds_of(2.9, 2.91, 2.89)).sentence
+
+
+def test_an_untrained_stack_has_not_learnt_however_low_it_begins() -> None:
+    """A tied head over a residual stream gives the token that is shown a high logit."""
+    found = find(seeds_of(2.8, 2.81, 2.79, start=2.8))
+    assert "has learned nothing" in found.sentence and "its untrained stack" in found.sentence
+    lower = find(seeds_of(2.3, 2.31, 2.29, start=2.8))
+    assert "learns from context: it ends 0.500 nats below its untrained stack" in lower.sentence
 
 
 def test_settings_that_learn_at_the_same_depths_share_a_clause() -> None:
@@ -171,7 +223,7 @@ def test_a_best_rate_at_the_edge_has_no_exponent_and_asks_for_rates() -> None:
 
 def test_at_one_depth_the_best_rate_is_named() -> None:
     results = [end("A", 6, s, 2.8 if r == 4e-3 else 3.2, r) for s in range(2) for r in RATES[:4]]
-    assert "at its best rate (0.004), learns from context" in find(results).sentence
+    assert "at its best rate (0.004), learns in 2 of 2 seeds" in find(results).sentence
     both = results + [one._replace(setting="B", loss=3.3) for one in results]
     assert "A at its best rate (0.004) learns (2 of 2 seeds)" in find(both).sentence
 

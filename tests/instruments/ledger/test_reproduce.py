@@ -65,9 +65,10 @@ def test_a_recorded_result_is_judged_by_the_present_rule(tmp_path: Path) -> None
     entry(rules=(Rule("another number", 2.0, null=FAR),))
     changed = shown("C0", "--recorded", "--out", str(tmp_path))
     assert changed["verdict"] == "not measured" and "rules have changed" in changed["reason"]
-    (tmp_path / "ledger" / "C0.json").write_text("{}")
-    result = typed("reproduce", "C0", "--recorded", "--out", tmp_path)
-    assert result.exit_code == 5 and "delete the file and measure C0 again" in result.stderr
+    for text in ("{}", "[" * 100_000):
+        (tmp_path / "ledger" / "C0.json").write_text(text)
+        result = typed("reproduce", "C0", "--recorded", "--out", tmp_path)
+        assert result.exit_code == 5 and "delete the file and measure C0 again" in result.stderr
 
 
 @pytest.mark.parametrize(

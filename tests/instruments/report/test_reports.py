@@ -85,6 +85,15 @@ def test_a_row_is_the_mean_and_the_spread_of_its_seeds(study: Path) -> None:
     assert shown.stdout.startswith("| setting | depth |") and len(shown.stdout.splitlines()) == 6
 
 
+@pytest.mark.parametrize("word", ["train.lr=2e-3", "train.lr=0.002", "lr=.002"])
+def test_a_baseline_is_found_by_its_value(tmp_path: Path, word: str) -> None:
+    make_runs(tmp_path / "s", lr=(1e-3, 2e-3), seed=(0, 1, 2))
+    table = compare(tmp_path / "s", against=word)
+    assert table["pairs"].tolist() == [3, 0]  # the baseline has no pairs
+    with pytest.raises(ConfigError, match="against: "):
+        compare(tmp_path / "s", against="train.lr=3e-3")
+
+
 def test_only_what_is_done_has_a_loss(tmp_path: Path) -> None:
     for seed, state in enumerate(("done", "diverged", "failed", "interrupted")):
         make_run(tmp_path / "states", seed=seed, state=state, masked=1.0 + seed)

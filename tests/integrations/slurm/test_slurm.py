@@ -47,7 +47,10 @@ def test_the_array_has_what_its_largest_run_needs(tmp_path: Path) -> None:
         "--time=61",
         *more,
     ]
-    assert "--mem=1200M" in directives(write_array([small, large], "s", tmp_path))
+    # 1.5 times the estimate, and a compilation of the kernels in the first task of a node
+    assert "--mem=1712M" in directives(write_array([small, large], "s", tmp_path))
+    plain = cell_of(tmp_path, "plain", 800 * MEBI, runtime__replay="python")
+    assert "--mem=1200M" in directives(write_array([plain], "s", tmp_path))
     assert load_config(tmp_path / "s" / "slurm" / "large.yaml") == large.config
     gpu = cell_of(tmp_path, "gpu", runtime__device="cuda")
     assert "--gres=gpu:1" in directives(write_array([small, gpu], "s", tmp_path))
