@@ -174,8 +174,8 @@ def undisturbed(
     """Disable training mode, gradients, autocast, compilation and torch's fused encoder kernels.
 
     Afterwards modes, random states and all that the modules and these values hold are as they were
-    (`KeptState`).  The flag `training` is set on each module: the methods `train` and `eval` of
-    some layers merge weights, and round them.  Compiled code keeps the hooks of the call that
+    (`KeptState`).  The flag `training` is set on each module: some layers merge weights, and round
+    them, in the methods that switch the mode.  Compiled code keeps the hooks of the call that
     compiled it, and fused encoders turn a padded batch into a nested tensor: neither can be read.
     Modules of DistributedDataParallel run without the other processes; a model of fully_shard needs
     them, and is sharded again afterwards.
@@ -184,7 +184,7 @@ def undisturbed(
     written: parameters that the model changes.
     """
     reshard(model)
-    state = KeptState([*model.modules(), *values], written)
+    state = KeptState(model, values, written)
     training = [module for module in model.modules() if module.training]
     devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
     device = next((t.device.type for t in model.parameters()), "cpu")

@@ -70,12 +70,26 @@ class Block:
         seed: of torch, before the block is built; None: a fixed one.
         """
         if self.residual is not None:
-            return residual_stack(self.residual, reference)
+            with guarded(f"{self.name}: residual"):
+                stack = residual_stack(self.residual, reference)
+            stack.run = self.watched(stack, stack.stack, "residual(x, G)")
+            return stack
         module = self.module(reference, seed)
+        own = Weights(module, module, self._pieces(module, reference))
+        own.run = self.watched(own, module, "module(x)")
+        for key in reference.entries.keys() - own.pieces.keys():
+            if reference.entries[key].role == "bias":
+                reference.assign(key, torch.zeros(reference.size(key), dtype=torch.float64))
+        return own
+
+    def watched(
+        self, weights: Weights, module: Callable[..., Any], call: str
+    ) -> Callable[[Tensor], Tensor]:
+        """Return x_0 -> F by a call of the user's code, which notes whether it changes x_0."""
 
         def run(x: Tensor) -> Tensor:
-            given = x.clone()  # the module may write into it
-            with guarded(f"{self.name}: module(x)"):
+            given = x.clone()  # the code may write into it
+            with guarded(f"{self.name}: {call}"):
                 y = module(given)
             y = y if isinstance(y, Tensor) else y[0]
             if y.shape != x.shape:
@@ -83,14 +97,10 @@ class Block:
                     f"{self.name}: the module returned {tuple(y.shape)} for x of {tuple(x.shape)}; "
                     "allowed F of the same shape, the stream after the last layer and final norm"
                 )
-            own.input_change = max(own.input_change, relative_change(given, x))
+            weights.input_change = max(weights.input_change, relative_change(given, x))
             return y.clone() if y is given else y
 
-        own = Weights(module, run, self._pieces(module, reference))
-        for key in reference.entries.keys() - own.pieces.keys():
-            if reference.entries[key].role == "bias":
-                reference.assign(key, torch.zeros(reference.size(key), dtype=torch.float64))
-        return own
+        return run
 
     def module(self, reference: Reference, seed: int | None = None) -> nn.Module:
         """Return the module at the reference's depth and sizes, in double precision."""
@@ -105,7 +115,8 @@ class Block:
             )
         module = module.double().eval()
         if self.at_step is not None:
-            self.at_step(module, STEP)
+            with guarded(f"{self.name}: at_step"):
+                self.at_step(module, STEP)
         return module
 
     def expanded(self, reference: Reference) -> "Block":
@@ -191,7 +202,7 @@ def undeclared(weights: Weights) -> list[str]:
     return [name for name, p in weights.module.named_parameters() if p not in declared]
 
 
-def residual_stack(function: Callable[..., Tensor], reference: Reference) -> Weights:
+def residual_stack(function: Callable[..., Tensor], reference: Reference) -> Reference:
     """Return the reference's stack with a user's function in the place of `Scheme.residual`.
 
     The function gets, by name: x, G, norm (the first), norms (all), layer, depth, sublayer, and

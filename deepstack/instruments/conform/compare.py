@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepstack.base.errors import ConfigError
 from deepstack.instruments.conform.block import Block
+from deepstack.instruments.conform.guard import guarded
 from deepstack.instruments.conform.reference import Reference, draw_input
 from deepstack.instruments.conform.weights import Key, Weights
 from deepstack.training.optimizer import avoid_compiler_import
@@ -62,7 +64,10 @@ def gradients(weights: Weights, x: Tensor, scale: float = 1.0) -> dict[Key, Tens
     weights.clear()
     start = x.clone().requires_grad_()
     F = weights.run(start)
-    (scale * direction(F) * F).sum().backward()
+    try:
+        (scale * direction(F) * F).sum().backward()
+    except RuntimeError as error:  # of autograd, as after a change in place
+        raise ConfigError(f"the backward pass fails: {' '.join(str(error).split())}") from error
     found: dict[Key, Tensor | None] = {("x_0", 0): start.grad}
     return found | {key: weights.gradient(key) for key in weights.pieces}
 
@@ -133,7 +138,8 @@ def compare_updates(
     gradients(own, x, scale)
     avoid_compiler_import()
     if block.optimizer is not None:
-        optimizer = block.optimizer(own.module, kind, LR, EPS)
+        with guarded(f"{block.name}: optimizer"):
+            optimizer = block.optimizer(own.module, kind, LR, EPS)
     else:
         kinds: Any = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
         more = {"eps": EPS} if kind == "adam" else {}

@@ -63,7 +63,7 @@ class ExternalLayers(Layered):
     @contextmanager
     def one_pass(self, sample: Sample) -> Iterator[None]:
         """Restore after the block all that the model and the batch held before."""
-        state = KeptState([*self.model.modules(), sample.inputs], self.written)
+        state = KeptState(self.model, [sample.inputs], self.written)
         try:
             yield
         finally:

@@ -352,8 +352,12 @@ def refuse_reading_ahead(path: Path, model: nn.Module, tokens: Tensor) -> None:
     some = tokens[:1].clone()
     changed = some.clone()
     changed[:, -1] = (some[:, -1] + 1) % max(2, int(tokens.max()) + 1)
-    with undisturbed(model), refusing(path):
-        one, two = (model(input_ids=x, use_cache=False).logits[:, :-1] for x in (some, changed))
+
+    def logits(x: Tensor) -> Tensor:
+        with undisturbed(model), refusing(path):
+            return model(input_ids=x, use_cache=False).logits[:, :-1].clone()
+
+    one, two = logits(some), logits(changed)
     if not one.isfinite().all():
         raise ConfigError(f"{path}: the logits are not finite; allowed finite weights")
     if not torch.allclose(one, two, rtol=0.0, atol=1e-3 * float(one.abs().max())):

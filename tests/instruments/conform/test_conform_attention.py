@@ -1,5 +1,6 @@
 """Attention in `conform`: rotary positions, grouped queries, and faults that have a name."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -86,6 +87,41 @@ def test_a_fault_of_attention_is_named(fault: str, settings: dict[str, Any], wor
 def test_a_mask_that_is_added_to_the_logits_is_named_too() -> None:
     found = examine(block("added", **DECODER), "pre_ln", checks=["forward"]).difference
     assert found is not None and found.key == "mask off by one, before"
+
+
+def test_a_residual_that_writes_into_its_input_is_told_so() -> None:
+    def residual(x: Tensor, G: Any, norm: Any) -> Tensor:
+        x += G(norm(x.clone()))
+        return x
+
+    found = examine(residual, "pre_ln", checks=["forward"]).difference
+    assert found is not None and found.key == "in place"
+
+
+def test_errors_in_functions_of_the_user_are_refused_with_their_line() -> None:
+    def residual(x: Tensor, G: Any) -> Tensor:
+        return 1 / 0  # type: ignore[return-value]
+
+    def ends(x: Tensor, G: Any) -> Tensor:
+        sys.exit(3)
+
+    def in_place(x: Tensor, G: Any, norm: Any) -> Tensor:
+        y = norm(x)
+        z = x + G(y)
+        y.mul_(2)
+        return z
+
+    for function, message in (
+        (residual, r"residual\(x, G\): .*test_conform_attention.py:\d+: ZeroDivisionError"),
+        (ends, r"test_conform_attention.py:\d+: sys.exit\(3\) ends Python"),
+        (in_place, "the backward pass fails: one of the variables needed for gradient"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            deepstack.conform(function, "pre_ln", checks=["gradients"])
+    given = block()
+    given.optimizer = lambda module, name, lr, eps: sys.exit(0)
+    with pytest.raises(ConfigError, match=r"optimizer: .*sys.exit\(0\) ends Python"):
+        deepstack.conform(given, "pre_ln", checks=["update"])
 
 
 # -- blocks in single precision --------------------------------------------------------------------
