@@ -15,7 +15,7 @@ from deepstack.plots.page import axis_label
 from deepstack.plots.panel import Panel
 from deepstack.plots.style import DASHES, number, shades, tried_axis
 from deepstack.records import Run
-from deepstack.runs.learning import runs_by_rate
+from deepstack.runs.cells import runs_by_rate
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, TASK, depths_of, require
 from deepstack.runs.statistics import (

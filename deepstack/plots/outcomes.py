@@ -18,7 +18,7 @@ from deepstack.plots.panel import Panel
 from deepstack.plots.style import LETTER, STYLE, number
 from deepstack.plots.texts import drawn
 from deepstack.records import Run
-from deepstack.runs.learning import runs_by_rate
+from deepstack.runs.cells import runs_by_rate
 from deepstack.runs.outcomes import FAR, LEARNT, OUTCOME_WORDS, margin, outcome
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import Series

@@ -71,6 +71,7 @@ class Result(NamedTuple):
     start: loss in nats at step 0 on the same positions; None for a run that starts with trained
         weights.
     optimum: least possible loss in nats on the same positions, or None.
+    run: the run itself, None for results without files.
     """
 
     setting: str
@@ -86,6 +87,7 @@ class Result(NamedTuple):
     half_width: float | None = None
     start: float | None = None
     optimum: float | None = None
+    run: Run | None = None
 
     @property
     def margin(self) -> float | None:
@@ -165,6 +167,7 @@ def result_of(run: Run, setting: str = "") -> Result:
         student(blocks) * error if has_interval and error is not None else None,
         first_row(run.evals, column) if is_new else None,
         last_row(row, "optimal_loss"),
+        run,
     )
 
 

@@ -1,7 +1,7 @@
 """Settings of single runs: their values, the order of values, and their texts."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from deepstack.base.errors import NothingMatchedError
@@ -89,14 +89,6 @@ def by_value(runs: Sequence[Run], value: Callable[[Run], Any]) -> dict[float, li
     for run in runs:
         members.setdefault(float(value(run)), []).append(run)
     return {value: one_run_per_seed(members[value]) for value in sorted(members)}
-
-
-def edge_of(value: float, tried: Iterable[float]) -> str:
-    """Return 'lowest' or 'highest' if a value is a limit of several that were tried, else ''."""
-    values = set(tried)
-    if len(values) < 2 or value not in (min(values), max(values)):
-        return ""
-    return "lowest" if value == min(values) else "highest"
 
 
 def left_out_note(labels: Sequence[str]) -> list[str]:

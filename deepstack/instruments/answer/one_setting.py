@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from deepstack.base.text import counted
 from deepstack.instruments.answer.found import MOST_NAMES, Found, More, interval_text, share_text
 from deepstack.instruments.answer.looks import FIXED, Looks
-from deepstack.instruments.answer.margins import nats
+from deepstack.runs.best import Best
 from deepstack.runs.intervals import LEAST_SEEDS
-from deepstack.runs.learning import Learning
 from deepstack.runs.outcomes import Result
 from deepstack.runs.statistics import Mean, mean_of
+from deepstack.runs.words import nats
 
 CONTEXT = "a predictor without context"
 UNTRAINED = "its untrained stack, which begins below a predictor without context"
 
 
-def about_one(cell: Learning, looks: Looks = FIXED) -> Found:
+def about_one(cell: Best, looks: Looks = FIXED) -> Found:
     """Return the statement on the seeds of one setting at one depth.
 
     looks: of a growing study, whose verdict is the count of seeds that learn.
     """
     ends = list(cell.by_seed.values())
     name = f"{cell.label} with {cell.depth} layers"
-    if cell.rate is not None:
-        name += f", at its best rate ({cell.rate_text}),"
+    if cell.is_chosen:
+        name += f", at its best rate ({cell.value_text}),"
     sure = list(filter(None, [share_text(cell.learnt, cell.seeds)]))
     more, few = None, cell.seeds < LEAST_SEEDS
     if few:
@@ -90,7 +90,7 @@ def reference_of(ends: Sequence[Result]) -> str:
     return UNTRAINED if 2 * len(lower) > len(ends) else CONTEXT
 
 
-def shares_sentence(cells: Sequence[Learning]) -> str:
+def shares_sentence(cells: Sequence[Best]) -> str:
     """Return the sentence on the parts of what can be learnt of settings, or ''."""
     known = [(one.label, mean_of([end.share for end in one.by_seed.values()])) for one in cells]
     parts = [f"{label} {100 * share.value:.0f} %" for label, share in known if share.n]
