@@ -182,18 +182,14 @@ def record_attention(module: Heads, values: list[Tensor]) -> Callable[[], None]:
     """
     causal = getattr(module, "causal", False)
 
-    def record_logits(slot: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> None:
-        values.append(entropy_and_largest(module.limited(output[0].detach()), causal))
-
-    def record_product(q: Tensor, k: Tensor, masked: Tensor | None = None) -> None:
-        logits = module.limited(module.logits(q.detach(), k.detach()))
+    def record(q: Tensor, k: Tensor, masked: Any = None, logits: Any = None) -> None:
+        logits = module.logits(q.detach(), k.detach()) if logits is None else logits.detach()
+        logits = module.limited(logits)
         if masked is not None:
             logits = logits.masked_fill(masked, float("-inf"))
         values.append(entropy_and_largest(logits, causal))
 
-    if "logits" in module.slots:
-        return module.slots["logits"].register_forward_hook(record_logits).remove
-    module.listener = record_product
+    module.listener = record
     return partial(setattr, module, "listener", None)
 
 

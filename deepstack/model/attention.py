@@ -18,7 +18,11 @@ from deepstack.model.query_key import QueriesAndKeys
 from deepstack.model.sublayers import JOINED, Joins, LinearMaps, Slots
 
 Listener = Callable[..., None]
-"""Receives q and k, (batch, head, seq, d_head), and which pairs are masked, if documents are."""
+"""Receives q and k, (batch, head, seq, d_head), and two keywords where an attention has them.
+
+masked: pairs of positions of two documents.
+logits: those that the softmax gets in place of q kᵀ / sqrt(d_head), before soft cap and masks.
+"""
 
 
 class Cache:
@@ -234,8 +238,8 @@ class Attention(AttentionSublayer, name="softmax"):
             logits = self.logits(q, k)
             if "logits" in self.slots:
                 logits, passed_on = self.slots["logits"](logits, before)
-            elif self.listener is not None:
-                self.listener(q, k, *(() if memory is None else (~memory,)))
+            if self.listener is not None:
+                self.listener(q, k, masked=None if memory is None else ~memory, logits=logits)
             logits = self.limited(logits)
             if memory is not None:
                 logits = logits.masked_fill(~memory, float("-inf"))
@@ -274,7 +278,7 @@ class Attention(AttentionSublayer, name="softmax"):
     ) -> Tensor:
         """Return the heads' outputs under a mask; others: pairs of positions of two documents."""
         if self.listener is not None:
-            self.listener(q, k, *(() if others is None else (others,)))
+            self.listener(q, k, masked=others)
         unread = self.outside(q.shape[2], k.shape[2], q.device)
         if causal:
             unread = unread | torch.ones_like(unread).triu(1)

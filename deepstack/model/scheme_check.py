@@ -13,7 +13,7 @@ from deepstack.model.stack import Stack
 from deepstack.schemes import Scheme, Tap, defined_at, stack_schemes, visible
 
 WIDEST = 1024  # beyond it even two layers take long
-TOKENS = 5  # of two sequences
+TOKENS = 5  # of two sequences, at most
 
 
 def check_scheme(config: conf.Config) -> None:
@@ -33,11 +33,12 @@ def check_scheme(config: conf.Config) -> None:
     random = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = build_model(shallow(config), vocab_size=2, draw=False).model.eval()
-        x = torch.randn(2, TOKENS, width, generator=random)
+        tokens = min(TOKENS, config.task.seq_len)  # rotary positions have so many angles
+        x = torch.randn(2, tokens, width, generator=random)
         for parameter in model.parameters():
             parameter.normal_(0.0, width**-0.5, generator=random)
         for stack in model.stacks.values():
-            memory = model.first_memory(torch.zeros(2, TOKENS, dtype=torch.int64))
+            memory = model.first_memory(torch.zeros(2, tokens, dtype=torch.int64))
             check_layer(stack, x.clone(), x.clone() if memory is None else memory)
 
 

@@ -62,6 +62,8 @@ class Products(TorchFunctionMode):
             logits = q @ k.mT / math.sqrt(q.shape[-1])
             if more.get("is_causal"):
                 logits = logits + torch.full(logits.shape[-2:], -math.inf).triu(1)
+            if (mask := more.get("attn_mask")) is not None:
+                logits = logits.masked_fill(~mask, -math.inf)
             self.add(logits, logits.softmax(-1))
         elif func is torch.softmax and result.ndim == 4:
             self.add(args[0].detach().double(), result.detach().double())
@@ -381,3 +383,25 @@ def test_attention_statistics_follow_the_logits_in_every_scheme(scheme: str) -> 
             files = (f"attention_entropy_{name}", f"largest_logit_{name}")
             values = [logged[file][index].item() for file in files]
             assert values == pytest.approx(wanted, rel=1e-4), (family, index, name)
+
+
+@pytest.mark.parametrize("mask", ["documents", "window", "both"])
+@pytest.mark.parametrize("scheme", ["real_former", "post_ln"])
+def test_attention_statistics_see_documents_and_windows(scheme: str, mask: str) -> None:
+    """The reference is the argument of the softmax itself, or its mask."""
+    changes: dict[str, Any] = {"model__family": "decoder", "model__scheme": scheme}
+    changes |= {"model__document_end": 3} if mask != "window" else {}
+    changes |= {"model__attention_options": {"window": 2}} if mask != "documents" else {}
+    toy = ToyModel(**changes)
+    toy.tokens[:, ::3] = 3  # ends of documents
+    with Products() as products, torch.no_grad():
+        toy.model(toy.tokens)
+    logged = toy.values()
+    for name, wanted in (
+        ("attention_entropy_attention", products.entropies),
+        ("largest_logit_attention", products.largest),
+    ):
+        assert logged[name].tolist() == pytest.approx(wanted, rel=1e-4), name
+    open_toy = ToyModel(model__family="decoder", model__scheme=scheme)
+    entropy = open_toy.values()["attention_entropy_attention"]
+    assert (logged["attention_entropy_attention"] < entropy).all()  # fewer positions are read

@@ -13,8 +13,10 @@ from helpers.gradients import assert_same_gradients
 from helpers.scheme_literals import norm
 from torch import Tensor
 
+from deepstack.config import Config, with_overrides
 from deepstack.fast.fuse import fused_sublayer
 from deepstack.fast.fused_sublayers import FusedSublayer
+from deepstack.model import check_scheme
 from deepstack.model.query_key import Rotation
 from deepstack.model.transformer import sinusoidal
 
@@ -132,3 +134,11 @@ def test_queries_and_keys_across_are_normed_and_not_turned() -> None:
     y = F.scaled_dot_product_attention(q, k, v)
     expected = y.transpose(1, 2).reshape(2, 5, 16) @ cross.o.T + cross.o_bias
     torch.testing.assert_close(cross(x, memory), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seq_len", [2, 3, 4, 5])
+@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
+def test_rotary_positions_allow_short_sequences(seq_len: int, family: str) -> None:
+    sizes = {"model.depth": 2, "model.d_model": 8, "model.n_heads": 1, "task.seq_len": seq_len}
+    kind = {"model.positions": "rotary", "model.family": family, "task.name": "copy"}
+    check_scheme(with_overrides(Config(), sizes | kind))
