@@ -18,6 +18,10 @@
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
+// Compiled into its caller, whose loop can then become vector code.
+#define IN_CALLER __attribute__((always_inline))
+#define INLINE IN_CALLER static inline
+
 // One operation.  p: addresses, the output first.  nd: dimensions, if they vary.  i: sizes and
 // strides, in elements.  c: constants.  The translator (translate.py) proves every bound.
 struct Op {
@@ -137,35 +141,60 @@ static inline float* buffer(int which, size_t n) {
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(b.data()) + 63) / 64 * 64);
 }
 
-// Sums of terms(j) for j < n, which gives W terms from j on, in four vectors in turn; j ends behind
-// the last whole vector.
+// Most terms that are added one after the other.  The sums of such blocks are added in pairs, pairs
+// of pairs and so on, because rounding errors grow with the length of a chain.
+constexpr int64_t CHAIN = 128 * W, SCALAR_CHAIN = 128;
+
+// After block number `block`, call merge for each two sums of equally many blocks.
 template <class F>
-static inline vec sum_vectors(int n, int& j, F terms) {
+INLINE void merge_pairs(int64_t block, F merge) {
+    for (; block & 1; block >>= 1) merge();
+}
+// The sum over n terms, where sum(first, end) adds at most `size` of them.
+template <class F>
+INLINE float sum_blocks(int64_t n, int64_t size, F sum) {
+    if (n <= size) return sum(0, n);
+    float parts[64];
+    int depth = 0;
+    const auto merge = [&] { depth--, parts[depth - 1] += parts[depth]; };
+    for (int64_t block = 0, first = 0; first < n; block++, first += size) {
+        parts[depth++] = sum(first, n - first < size ? n : first + size);
+        merge_pairs(block, merge);
+    }
+    while (depth > 1) merge();
+    return parts[0];
+}
+
+// Sums of terms(j) from j on for j < end, which gives W terms, in four vectors in turn; j ends
+// behind the last whole vector.
+template <class J, class F>
+INLINE vec sum_vectors(J& j, J end, F terms) {
     vec s[4] = {};
-    for (; j + 4 * W <= n; j += 4 * W)
+    for (; j + 4 * W <= end; j += 4 * W)
         for (int u = 0; u < 4; u++) s[u] += terms(j + u * W);
-    for (; j + W <= n; j += W) s[0] += terms(j);
+    for (; j + W <= end; j += W) s[0] += terms(j);
     return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
 // Sum of terms for j < n, where terms(j) gives W of them and term(j) one.
 template <class F, class G>
-static inline float sum_terms(int n, F terms, G term) {
-    int j = 0;
-    const vec sums = sum_vectors(n, j, terms);
-    float rest = 0;
-    for (; j < n; j++) rest += term(j);
-    return total(sums) + rest;
+INLINE float sum_terms(int64_t n, F terms, G term) {
+    return sum_blocks(n, CHAIN, [&](int64_t j, int64_t end) {
+        const vec sums = sum_vectors(j, end, terms);
+        float rest = 0;
+        for (; j < end; j++) rest += term(j);
+        return total(sums) + rest;
+    });
 }
 
-// The same sums of W rows, by terms(r, j) and term(r, j).
+// The same sums of W rows, by terms(r, j) and term(r, j), of at most a few thousand terms.
 template <class F, class G>
 static inline vec sum_rows(int n, F terms, G term) {
     vec rows[W];
     float rest[W] = {};
     for (int r = 0; r < W; r++) {
         int j = 0;
-        rows[r] = sum_vectors(n, j, [&](int j) { return terms(r, j); });
+        rows[r] = sum_vectors(j, n, [&](int j) { return terms(r, j); });
         for (; j < n; j++) rest[r] += term(r, j);
     }
     return fold(rows, sum2<vec>) + load(rest);
