@@ -1,6 +1,6 @@
 """The model update ‖ΔF‖ on a fixed probe batch, measured after every step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -38,7 +38,7 @@ class ModelUpdate:
     def __init__(self, model: Transformer, tokens: Tensor) -> None:
         self.model, self.tokens = model, tokens
         state = random_state(tokens.device)
-        self.initial = self.hidden()
+        self.initial = self.hidden(tokens)
         if not torch.equal(state, random_state(tokens.device)):
             name = model.schemes[0].name
             raise PluginError(
@@ -48,17 +48,26 @@ class ModelUpdate:
         self.size = torch.linalg.vector_norm(self.initial)
         self.previous = self.initial.clone()
 
-    def hidden(self) -> Tensor:
-        """Return F on the probe batch, (batch, seq, d_model), without a graph."""
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Return F of these tokens, (batch, seq, d_model), without a graph."""
         with torch.no_grad(), evaluating(self.model):
-            return self.model.hidden(self.tokens)
+            return self.model.hidden(tokens)
 
     def measure(self) -> dict[str, Tensor]:
         """Return the columns as 0-d tensors on the device, without waiting for it."""
-        current = self.hidden()
+        current = self.hidden(self.tokens)
         values = model_update(current, self.initial, self.previous, self.size)
         self.previous.copy_(current)  # in place: a captured step reads the same tensor every time
         return values
+
+    def begin(self, measure: Callable[[Tensor], Tensor]) -> None:
+        """Measure F_0 anew by `measure`, which computes F from the tokens as the steps will.
+
+        Otherwise ‖ΔF‖ of weights that do not move would be the rounding between two codes, not 0.
+        """
+        with torch.no_grad():
+            F = measure(self.tokens)
+            self.load({"initial": F, "previous": F})
 
     def state(self) -> dict[str, Tensor]:
         """Return F_0 and F_{t−1}, which a checkpoint must store."""

@@ -152,7 +152,6 @@ class TrainingRun:
     """A run in its locked folder, with the model, optimizer and logs that fill it.
 
     A new instance has loaded the newest checkpoint, if there is one.
-
     resources: closes the logs and frees the step's memory.
     """
 
@@ -170,8 +169,11 @@ class TrainingRun:
         self.model.train(self.config.model.dropout > 0)
         self._make_step(resources, measures)
         self.evaluation = Evaluation(self.task, self.config.train, self.device)
-        self.forward = forward_recorder(self.logits, prepared.paths, prepared.threads)
+        record = partial(forward_recorder, paths=prepared.paths, threads=prepared.threads)
+        self.forward = record(self.logits)
         resumed = load_state(prepared, self.state)
+        if prepared.paths.executor and not resumed:
+            self.update.begin(record(self.update.hidden))
         if prepared.paths.replayed:
             create_optimizer_state(self.optimizer, self.built.trained)
         progress.step = progress.resumed_from = resumed.step if resumed else 0
