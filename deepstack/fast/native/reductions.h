@@ -25,24 +25,24 @@ INLINE float sum_scattered(int64_t n, F term) {
     });
 }
 
-// part[j] = the sum over rows q from `first` to `end` of f(q, j), for j < n, where f(q, j, vec) gives
-// the terms of W columns and f(q, j, float) one; the sums stay in registers.
+// part[j] = the sum over rows q from `first` to `end`, for j < n, where f(q, j, sum) adds the terms
+// of W columns to a vector, or of one to a float; the sums stay in registers.
 template <class F>
 INLINE void sum_columns(int first, int end, int n, float* part, F f) {
     int j = 0;
     for (; j + 2 * W <= n; j += 2 * W) {
         vec a = {}, b = {};
-        for (int q = first; q < end; q++) a += f(q, j, vec{}), b += f(q, j + W, vec{});
+        for (int q = first; q < end; q++) a = f(q, j, a), b = f(q, j + W, b);
         store(part + j, a), store(part + j + W, b);
     }
     for (; j + W <= n; j += W) {
         vec a = {};
-        for (int q = first; q < end; q++) a += f(q, j, vec{});
+        for (int q = first; q < end; q++) a = f(q, j, a);
         store(part + j, a);
     }
     for (; j < n; j++) {
         float a = 0;
-        for (int q = first; q < end; q++) a += f(q, j, 0.0f);
+        for (int q = first; q < end; q++) a = f(q, j, a);
         part[j] = a;
     }
 }
@@ -58,7 +58,7 @@ struct ColumnSums {
     static int levels(int64_t blocks) { return blocks > 1 ? 1 + levels((blocks + 1) / 2) : 1; }
     static int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
 
-    // Add rows, where f(q, j, …) gives terms as in `sum_columns`.
+    // Add rows, whose terms f(q, j, sum) adds as in `sum_columns`.
     template <class F>
     IN_CALLER inline void add(int64_t rows, F f) {
         for (int64_t first = 0; first < rows; first += BLOCK) {
@@ -95,9 +95,10 @@ static void reduce(const Op& op) {
             ColumnSums sums(n[1], n[2] * ColumnSums::blocks_of(n[3]));
             for (int64_t r = 0; r < n[2]; r++) {
                 const float* rows = x + a * s[0] + r * s[2];
-                sums.add(n[3], [&](int64_t q, int j, auto v) {
+                sums.add(n[3], [&](int64_t q, int j, auto sum) {
+                    auto v = sum;
                     read(rows + q * s[3] + j, v);
-                    return NORM ? v * v : v;
+                    return NORM ? fused(sum, v, v) : sum + v;
                 });
             }
             const float* total = sums.total();
@@ -185,18 +186,19 @@ static void layer_norm_gradient(const Op& op) {
     }
     if (dgain) {
         ColumnSums sums(n, ColumnSums::blocks_of(rows));
-        sums.add(rows, [&](int64_t r, int j, auto dy) {
-            auto x = dy;
+        sums.add(rows, [&](int64_t r, int j, auto sum) {
+            auto x = sum, dy = sum;
             read(dy_at(r) + j, dy), read(x_at(r) + j, x);
-            return dy * ((x - means[r]) * rstds[r]);
+            return fused(sum, dy, (x - means[r]) * rstds[r]);
         });
         memcpy(dgain, sums.total(), 4 * size_t(n));
     }
     if (dbias) {
         ColumnSums sums(n, ColumnSums::blocks_of(rows));
-        sums.add(rows, [&](int64_t r, int j, auto dy) {
+        sums.add(rows, [&](int64_t r, int j, auto sum) {
+            auto dy = sum;
             read(dy_at(r) + j, dy);
-            return dy;
+            return sum + dy;
         });
         memcpy(dbias, sums.total(), 4 * size_t(n));
     }

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__FMA__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -73,14 +73,23 @@ static inline void store(float* p, V v) {
 static inline vec fill(float x) { return x - vec{}; }
 
 // s + x y, rounded once where the processor can: compilers leave some chains of them unfused, so
-// that numbers would depend on the shape of a tile.
+// that numbers would depend on the shape of a tile, or on the columns of a thread.
 static inline vec fused(vec s, vec x, vec y) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)s);
 #elif defined(__AVX2__) && defined(__FMA__)
     return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)s);
+#elif defined(__FMA__)
+    return (vec)_mm_fmadd_ps((__m128)x, (__m128)y, (__m128)s);
 #elif defined(__aarch64__)
     return (vec)vfmaq_f32((float32x4_t)s, (float32x4_t)x, (float32x4_t)y);
+#else
+    return s + x * y;
+#endif
+}
+static inline float fused(float s, float x, float y) {
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(x, y, s);
 #else
     return s + x * y;
 #endif
