@@ -1,12 +1,14 @@
 """Chooses the fast paths of a run by a fixed rule, so that a resumed run uses the same ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from deepstack import config as conf
+from deepstack.base.ending import Stop
 from deepstack.base.errors import ConfigError
 from deepstack.base.kinds import definition_of
 from deepstack.config.estimate import FEW_STEPS
@@ -16,7 +18,7 @@ from deepstack.fast.fuse import has_plain_attention
 from deepstack.fast.gpu.available import has_triton
 from deepstack.fast.gpu.heads import has_head_kernels
 from deepstack.fast.gpu.sublayer import heads_fit
-from deepstack.fast.native import find_kernels
+from deepstack.fast.native import Kernels, find_kernels
 from deepstack.fast.products import Library, choose_library
 from deepstack.model import Transformer, build_model, shallow
 from deepstack.model.attention import AttentionSublayer
@@ -172,11 +174,17 @@ def fast_paths_of(
     ranks: RankGroup = ALONE,
     model: Transformer | None = None,
     notify: Callable[[str], None] = lambda line: None,
+    *,
+    recorded: Mapping[str, Any] | None = None,
+    stop: Stop = lambda: None,
 ) -> FastPaths:
     """Return the fast paths that this run uses on this device.
 
     model: the configuration's model, with few layers or without storage, where there is one.
     notify: receives a line before C++ kernels are compiled.
+    recorded: the environment in which the run began, if it did: torch's kernels continue it where
+        they began it.
+    stop: returns the number of a signal that came, which ends a compilation.
     """
     runtime = config.runtime
     tokens = config.train.batch_size // config.train.micro_batches * config.task.seq_len
@@ -187,8 +195,8 @@ def fast_paths_of(
         small = layer <= SMALL_LAYER and not has_more_inside(model)
         fusible = small or is_fully_fused(model)
     paths = choose_fast_paths(config, gpu=gpu, parallel=parallelism(config, ranks), fusible=fusible)
-    if paths.replayed:
-        paths = replace(paths, executor=choose_executor(runtime.replay, notify))
+    if paths.replayed and not began_by_torch(config, recorded):
+        paths = replace(paths, executor=choose_executor(runtime.replay, notify, stop))
     if not paths.fused or gpu:
         if runtime.products == "onednn":
             raise ConfigError(
@@ -202,14 +210,23 @@ def fast_paths_of(
     return replace(paths, products=library)
 
 
-def choose_executor(setting: bool | str, notify: Callable[[str], None]) -> str:
+def began_by_torch(config: conf.Config, recorded: Mapping[str, Any] | None) -> bool:
+    """Return whether a run that may choose its kernels began with torch's, as when none compiled.
+
+    recorded: the environment in which it began, or None.
+    """
+    is_free = config.runtime.replay != "native"
+    return is_free and bool(recorded and recorded.get("replayed") and not recorded.get("executor"))
+
+
+def choose_executor(setting: bool | str, notify: Callable[[str], None], stop: Stop) -> str:
     """Return the description of the C++ kernels that replay a step, or '' for torch's kernels.
 
     setting: runtime.replay; 'native' raises ConfigError where there are no kernels.
     """
     if setting == "python":
         return ""
-    kernels = find_kernels(notify)
+    kernels = find_kernels(notify, stop)
     if not isinstance(kernels, str):
         return f"C++, {kernels.description}"
     if setting == "native":
@@ -219,14 +236,21 @@ def choose_executor(setting: bool | str, notify: Callable[[str], None]) -> str:
     return ""
 
 
-def executor_notice(config: conf.Config, paths: FastPaths) -> list[str]:
-    """Return the line that says which kernels replay the steps, and why."""
+def executor_notice(
+    config: conf.Config, paths: FastPaths, recorded: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return the line that says which kernels replay the steps, and why.
+
+    recorded: as of `fast_paths_of`.
+    """
     if not paths.replayed:
         return []
     if paths.executor:
         return [f"steps are replayed by {paths.executor}"]
-    kernels = find_kernels(lambda line: None) if config.runtime.replay != "python" else ""
-    reason = kernels if isinstance(kernels, str) and kernels else "runtime.replay=python"
+    reason: Kernels | str = "runtime.replay=python"
+    if config.runtime.replay != "python":
+        began = began_by_torch(config, recorded)
+        reason = "this run began with them" if began else find_kernels(lambda line: None)
     return [f"steps are replayed by torch's kernels: {reason}"]
 
 

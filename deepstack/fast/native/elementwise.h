@@ -86,7 +86,7 @@ static void map3(const Op& op) {
     });
 }
 
-static inline float smaller(float x, float y) { return x > y ? y : x; }  // x if it is NaN
+INLINE float smaller(float x, float y) { return x > y ? y : x; }  // x if it is NaN
 
 // Functions of one number.  c: constants of the operation.
 #define FUNCTION1(name, ...)                                          \

@@ -4,64 +4,80 @@
 
 constexpr int BLOCK = 128;  // rows that are added before their sum is added to the rest
 
-static inline float sum_row(const float* x, int64_t n) {
+INLINE float sum_row(const float* x, int64_t n) {
     return sum_terms(n, [&](int64_t j) { return load(x + j); }, [&](int64_t j) { return x[j]; });
 }
-static inline float squares(const float* x, int64_t n) {
+INLINE float squares(const float* x, int64_t n) {
     return sum_terms(n, [&](int64_t j) { vec v = load(x + j); return v * v; },
                      [&](int64_t j) { return x[j] * x[j]; });
 }
-static inline float dot(const float* x, const float* y, int64_t n) {
+INLINE float dot(const float* x, const float* y, int64_t n) {
     return sum_terms(n, [&](int64_t j) { return load(x + j) * load(y + j); },
                      [&](int64_t j) { return x[j] * y[j]; });
 }
 // The sum of term(j), whose numbers do not lie side by side.
 template <class F>
-static inline float sum_scattered(int64_t n, F term) {
-    return sum_halves(0, n, SCALAR_CHAIN, [&](int64_t j, int64_t end) {
+INLINE float sum_scattered(int64_t n, F term) {
+    return sum_blocks(n, SCALAR_CHAIN, [&](int64_t j, int64_t end) {
         float sum = 0;
         for (; j < end; j++) sum += term(j);
         return sum;
     });
 }
 
-// part[j] = the sum over rows q from `first` to `end` of f(q, j), for j < n, where f(q, j, vec) gives
-// the terms of W columns and f(q, j, float) one; the sums stay in registers.
+// part[j] = the sum over rows q from `first` to `end`, for j < n, where f(q, j, sum) adds the terms
+// of W columns to a vector, or of one to a float; the sums stay in registers.
 template <class F>
-static inline void sum_columns(int first, int end, int n, float* part, F f) {
+INLINE void sum_columns(int first, int end, int n, float* part, F f) {
     int j = 0;
     for (; j + 2 * W <= n; j += 2 * W) {
         vec a = {}, b = {};
-        for (int q = first; q < end; q++) a += f(q, j, vec{}), b += f(q, j + W, vec{});
+        for (int q = first; q < end; q++) a = f(q, j, a), b = f(q, j + W, b);
         store(part + j, a), store(part + j + W, b);
     }
     for (; j + W <= n; j += W) {
         vec a = {};
-        for (int q = first; q < end; q++) a += f(q, j, vec{});
+        for (int q = first; q < end; q++) a = f(q, j, a);
         store(part + j, a);
     }
     for (; j < n; j++) {
         float a = 0;
-        for (int q = first; q < end; q++) a += f(q, j, 0.0f);
+        for (int q = first; q < end; q++) a = f(q, j, a);
         part[j] = a;
     }
 }
-// sums[j] = what add(first, end, sums, spare) writes for at most `block` rows, added by halves.
-// spare: n numbers for each of `halvings`, and those that `add` needs.
-template <class F>
-static void add_halves(int64_t first, int64_t end, int64_t block, int n, float* sums, float* spare, F add) {
-    if (end - first <= block) return add(first, end, sums, spare);
-    const int64_t middle = first + (end - first + 2 * block - 1) / (2 * block) * block;
-    add_halves(first, middle, block, n, sums, spare, add);
-    add_halves(middle, end, block, n, spare, spare + n, add);
-    INDEPENDENT
-    for (int j = 0; j < n; j++) sums[j] += spare[j];
-}
-static inline int halvings(int64_t rows, int64_t block) {
-    int count = 0;
-    for (int64_t blocks = (rows + block - 1) / block; blocks > 1; blocks = (blocks + 1) / 2) count++;
-    return count;
-}
+// Adds the sums of blocks of rows, n columns each, as `sum_blocks` does, in buffer 1.
+struct ColumnSums {
+    const int n;
+    float* const parts;
+    int depth = 0;
+    int64_t block = 0;
+
+    // blocks: how many there will be.
+    ColumnSums(int n, int64_t blocks) : n(n), parts(buffer(1, size_t(n) * (1 + levels(blocks)))) {}
+    static int levels(int64_t blocks) { return blocks > 1 ? 1 + levels((blocks + 1) / 2) : 1; }
+    static int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
+
+    // Add rows, whose terms f(q, j, sum) adds as in `sum_columns`.
+    template <class F>
+    IN_CALLER inline void add(int64_t rows, F f) {
+        for (int64_t first = 0; first < rows; first += BLOCK) {
+            const int64_t end = first + BLOCK < rows ? first + BLOCK : rows;
+            sum_columns(first, end, n, parts + int64_t(depth++) * n, f);
+            merge_pairs(block++, [&] { merge(); });
+        }
+    }
+    void merge() {
+        const float* last = parts + int64_t(--depth) * n;
+        float* sums = parts + int64_t(depth - 1) * n;
+        INDEPENDENT
+        for (int j = 0; j < n; j++) sums[j] += last[j];
+    }
+    const float* total() {
+        while (depth > 1) merge();
+        return parts;
+    }
+};
 static inline void read(const float* p, vec& v) { v = load(p); }
 static inline void read(const float* p, float& v) { v = *p; }
 
@@ -76,18 +92,17 @@ static void reduce(const Op& op) {
     auto finish = [&](float t) { return NORM ? sqrtf(t) : t / divisor; };
     for (int64_t a = 0; a < n[0]; a++) {
         if (s[1] == 1 && n[1] > 1 && so[1] == 1) {  // sums of columns
-            const int levels = halvings(n[2], 1) + halvings(n[3], BLOCK);
-            float* sums = buffer(1, size_t(n[1]) * (1 + levels));
-            add_halves(0, n[2], 1, n[1], sums, sums + n[1], [&](int64_t r, int64_t, float* to, float* spare) {
+            ColumnSums sums(n[1], n[2] * ColumnSums::blocks_of(n[3]));
+            for (int64_t r = 0; r < n[2]; r++) {
                 const float* rows = x + a * s[0] + r * s[2];
-                add_halves(0, n[3], BLOCK, n[1], to, spare, [&](int64_t first, int64_t end, float* part, float*) {
-                    sum_columns(first, end, n[1], part, [&](int64_t q, int j, auto v) {
-                        read(rows + q * s[3] + j, v);
-                        return NORM ? v * v : v;
-                    });
+                sums.add(n[3], [&](int64_t q, int j, auto sum) {
+                    auto v = sum;
+                    read(rows + q * s[3] + j, v);
+                    return NORM ? fused(sum, v, v) : sum + v;
                 });
-            });
-            for (int j = 0; j < n[1]; j++) y[a * so[0] + j] = finish(sums[j]);
+            }
+            const float* total = sums.total();
+            for (int j = 0; j < n[1]; j++) y[a * so[0] + j] = finish(total[j]);
             continue;
         }
         for (int64_t b = 0; b < n[1]; b++)
@@ -123,11 +138,13 @@ static void layer_norm(const Op& op) {
         float mean[W], rstd[W];
         store(mean, sum_rows(n, [&](int r, int j) { return load(x[r] + j); },
                              [&](int r, int j) { return x[r][j]; }) / float(n));
-        store(rstd, sum_rows(
+        const vec variance = sum_rows(
             n, [&](int r, int j) { vec v = load(x[r] + j) - mean[r]; return v * v; },
-            [&](int r, int j) { float v = x[r][j] - mean[r]; return v * v; }) / float(n) + eps);
-        // NaN, not 0, for squares beyond the largest number: a norm of zeros would look sound.
-        for (int r = 0; r < W; r++) rstd[r] = 1.0f / sqrtf(rstd[r]) + 0.0f * rstd[r];
+            [&](int r, int j) { float v = x[r][j] - mean[r]; return v * v; }) / float(n) + eps;
+        store(rstd, variance);
+        for (int r = 0; r < W; r++) rstd[r] = 1.0f / sqrtf(rstd[r]);
+        // NaN where squares overflow: a norm of zeros would look sound.  The mean has time for it.
+        store(mean, fused(load(mean), variance, vec{}));
         memcpy(means + first, mean, 4 * count), memcpy(rstds + first, rstd, 4 * count);
         for (int r = 0; r < count; r++) {
             float* out = y + (int64_t(first) + r) * n;
@@ -151,9 +168,11 @@ static void layer_norm_gradient(const Op& op) {
     const float *means = (float*)op.p[5], *rstds = (float*)op.p[6], *gain = (float*)op.p[7];
     auto dy_at = [&](int64_t r) { return (float*)op.p[3] + row_at(r, op.i + 2, op.i + 8); };
     auto x_at = [&](int64_t r) { return (float*)op.p[4] + row_at(r, op.i + 2, op.i + 5); };
-    float *ones = buffer(1, size_t(n) * (1 + halvings(rows, BLOCK))), *spare = ones + n;
-    for (int j = 0; j < n; j++) ones[j] = 1;
-    if (!gain) gain = ones;
+    if (dx && !gain) {
+        float* ones = buffer(1, n);
+        for (int j = 0; j < n; j++) ones[j] = 1;
+        gain = ones;
+    }
     for (int64_t r = 0; r < rows && dx; r++) {
         const float *dy = dy_at(r), *x = x_at(r), mean = means[r], rstd = rstds[r];
         const float a = sum_terms(n, [&](int j) { return load(dy + j) * load(gain + j); },
@@ -165,20 +184,24 @@ static void layer_norm_gradient(const Op& op) {
         INDEPENDENT
         for (int j = 0; j < n; j++) out[j] = rstd * (dy[j] * gain[j] - a - b * (x[j] - mean));
     }
-    auto add = [&](float* sums, auto term) {
-        add_halves(0, rows, BLOCK, n, sums, spare, [&](int64_t first, int64_t end, float* part, float*) {
-            sum_columns(first, end, n, part, term);
+    if (dgain) {
+        ColumnSums sums(n, ColumnSums::blocks_of(rows));
+        sums.add(rows, [&](int64_t r, int j, auto sum) {
+            auto x = sum, dy = sum;
+            read(dy_at(r) + j, dy), read(x_at(r) + j, x);
+            return fused(sum, dy, (x - means[r]) * rstds[r]);
         });
-    };
-    if (dgain) add(dgain, [&](int64_t r, int j, auto dy) {
-        auto x = dy;
-        read(dy_at(r) + j, dy), read(x_at(r) + j, x);
-        return dy * ((x - means[r]) * rstds[r]);
-    });
-    if (dbias) add(dbias, [&](int64_t r, int j, auto dy) {
-        read(dy_at(r) + j, dy);
-        return dy;
-    });
+        memcpy(dgain, sums.total(), 4 * size_t(n));
+    }
+    if (dbias) {
+        ColumnSums sums(n, ColumnSums::blocks_of(rows));
+        sums.add(rows, [&](int64_t r, int j, auto sum) {
+            auto dy = sum;
+            read(dy_at(r) + j, dy);
+            return sum + dy;
+        });
+        memcpy(dbias, sums.total(), 4 * size_t(n));
+    }
 }
 
 // p: y, contiguous, and x.  i: outer size, length, inner size, and the three strides of x.

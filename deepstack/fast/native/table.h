@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__FMA__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -17,6 +17,10 @@
 #else
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
+
+// Compiled into its caller, whose loop can then become vector code.
+#define IN_CALLER __attribute__((always_inline))
+#define INLINE IN_CALLER static inline
 
 // One operation.  p: addresses, the output first.  nd: dimensions, if they vary.  i: sizes and
 // strides, in elements.  c: constants.  The translator (translate.py) proves every bound.
@@ -69,14 +73,23 @@ static inline void store(float* p, V v) {
 static inline vec fill(float x) { return x - vec{}; }
 
 // s + x y, rounded once where the processor can: compilers leave some chains of them unfused, so
-// that numbers would depend on the shape of a tile.
+// that numbers would depend on the shape of a tile, or on the columns of a thread.
 static inline vec fused(vec s, vec x, vec y) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)s);
 #elif defined(__AVX2__) && defined(__FMA__)
     return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)s);
+#elif defined(__FMA__)
+    return (vec)_mm_fmadd_ps((__m128)x, (__m128)y, (__m128)s);
 #elif defined(__aarch64__)
     return (vec)vfmaq_f32((float32x4_t)s, (float32x4_t)x, (float32x4_t)y);
+#else
+    return s + x * y;
+#endif
+}
+static inline float fused(float s, float x, float y) {
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(x, y, s);
 #else
     return s + x * y;
 #endif
@@ -137,22 +150,34 @@ static inline float* buffer(int which, size_t n) {
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(b.data()) + 63) / 64 * 64);
 }
 
-// Most terms that are added one after the other; longer sums are added by halves, because rounding
-// errors grow with the terms of a chain.
+// Most terms that are added one after the other.  The sums of such blocks are added in pairs, pairs
+// of pairs and so on, because rounding errors grow with the length of a chain.
 constexpr int64_t CHAIN = 128 * W, SCALAR_CHAIN = 128;
 
-// The sum of sum(first, end), which adds at most `block` terms, by halves.
+// After block number `block`, call merge for each two sums of equally many blocks.
 template <class F>
-static float sum_halves(int64_t first, int64_t end, int64_t block, F sum) {
-    if (end - first <= block) return sum(first, end);
-    const int64_t middle = first + (end - first + 2 * block - 1) / (2 * block) * block;
-    return sum_halves(first, middle, block, sum) + sum_halves(middle, end, block, sum);
+INLINE void merge_pairs(int64_t block, F merge) {
+    for (; block & 1; block >>= 1) merge();
+}
+// The sum over n terms, where sum(first, end) adds at most `size` of them.
+template <class F>
+INLINE float sum_blocks(int64_t n, int64_t size, F sum) {
+    if (n <= size) return sum(0, n);
+    float parts[64];
+    int depth = 0;
+    const auto merge = [&] { depth--, parts[depth - 1] += parts[depth]; };
+    for (int64_t block = 0, first = 0; first < n; block++, first += size) {
+        parts[depth++] = sum(first, n - first < size ? n : first + size);
+        merge_pairs(block, merge);
+    }
+    while (depth > 1) merge();
+    return parts[0];
 }
 
 // Sums of terms(j) from j on for j < end, which gives W terms, in four vectors in turn; j ends
 // behind the last whole vector.
 template <class J, class F>
-static inline vec sum_vectors(J& j, J end, F terms) {
+INLINE vec sum_vectors(J& j, J end, F terms) {
     vec s[4] = {};
     for (; j + 4 * W <= end; j += 4 * W)
         for (int u = 0; u < 4; u++) s[u] += terms(j + u * W);
@@ -162,8 +187,8 @@ static inline vec sum_vectors(J& j, J end, F terms) {
 
 // Sum of terms for j < n, where terms(j) gives W of them and term(j) one.
 template <class F, class G>
-static inline float sum_terms(int64_t n, F terms, G term) {
-    return sum_halves(0, n, CHAIN, [&](int64_t j, int64_t end) {
+INLINE float sum_terms(int64_t n, F terms, G term) {
+    return sum_blocks(n, CHAIN, [&](int64_t j, int64_t end) {
         const vec sums = sum_vectors(j, end, terms);
         float rest = 0;
         for (; j < end; j++) rest += term(j);
