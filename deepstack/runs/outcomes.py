@@ -14,7 +14,7 @@ well the validation set represents the text, and nothing of other seeds.
 **Why CLEAR is 0.02 nats.**  Eighteen runs of `deepstack sweep --depths 6,48 --seeds 0,1,2` have
 2,560 validation positions in 128 blocks.  Post-LN with 48 layers reads no context: its L - L_0 is
 0.026, 0.035 and 0.036, with standard errors of 0.007.  So a run without context stays within 0.02
-of its mean, and the best constant guess, chosen in hindsight for all held-out bytes, is only 0.002
+of its mean, and the best constant guess, chosen in hindsight for all held-out bytes, is only 0.003
 below L_0.  Fourteen of the other fifteen runs end 0.12 to 0.20 below L_0, with standard errors of
 0.028 to 0.037, so that all of their intervals lie below -0.02.  The fifteenth, Post-LN with 6
 layers, ends 0.061 below with an error of 0.027 and does not count.  With 0.1 as the rule six of the

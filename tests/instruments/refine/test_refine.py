@@ -52,7 +52,7 @@ class Here(Launcher):
         self.budgets.append(budget)
 
     def start(self, cell: Cell) -> Actor:
-        if self.hangs and cell.config.train.lr == 1e-3:
+        if self.hangs and cell.config.train.lr == 2e-3:
             return Actor(None)
         deepstack.train(cell.config, study=self.name, out=self.out)
         return Actor(0)
@@ -178,7 +178,7 @@ def test_a_run_over_its_time_has_no_loss_and_retry_runs_it_again(
     monkeypatch.setattr(Here, "hangs", True)
     for words in (["--run-timeout", 0.01], []):
         code, row, text = searched(tmp_path, *words)
-        assert code == 3 and row is not None and row["train.lr"] not in (None, 1e-3)
+        assert code == 3 and row is not None and row["train.lr"] not in (None, 2e-3)
         assert ("took longer than --run-timeout, 0.01 s" in text) is bool(words)
     assert text.rstrip().endswith("to run them again: --retry failed")
     monkeypatch.setattr(Here, "hangs", False)
