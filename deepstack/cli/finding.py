@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from deepstack.records import Run
 from deepstack.records.run import visible_folders
 from deepstack.runs.best import Best, bests_of, by_success
-from deepstack.runs.margin import margin_of
 from deepstack.runs.outcomes import CLEAR, Result, result_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import COMPARED_WITH
 from deepstack.runs.settings import TASK, scheme_label
-from deepstack.runs.words import as_sentence, count_text, margin_clause
+from deepstack.runs.words import count_text, lead_sentence
 
 MOST_GROUPS = 8  # settings, and depths, up to which a sweep has a finding
 
@@ -71,19 +70,20 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
     """
     known = Runs(run for run in runs if run.damage() is None and result_of(run).outcome)
     depths: dict[int, list[Best]] = {}
-    for one in bests_of(known.results.values()):
+    bests = bests_of(known.results.values())
+    for one in bests:
         depths.setdefault(one.depth, []).append(one)
     if not known or max(len(depths), *map(len, depths.values())) > MOST_GROUPS:
         return []
     rates = any(one.is_chosen for of_depth in depths.values() for one in of_depth)
     where = " at the best rate" if rates else ""
     below = f"nats below {guess_of(known[0])} (mean of these)"
-    margin = margin_of(depths[max(depths)]) if len({run.get(TASK) for run in known}) == 1 else None
+    lead = lead_sentence(bests) if len({run.get(TASK) for run in known}) == 1 else None
     counts = {n: ", ".join(map(count_text, by_success(depths[n]))) for n in sorted(depths)}
     return [
         f"runs that learned from context{where}, and {below}:",
         *(f"{n} layers: {text}" for n, text in counts.items()),
-        *([f"{as_sentence(margin_clause(margin, len(depths) > 1))}."] if margin else []),
+        *([lead] if lead else []),
     ]
 
 

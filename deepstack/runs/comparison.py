@@ -38,6 +38,7 @@ from deepstack.runs.statistics import (
     value_at,
 )
 from deepstack.runs.studies import Folders, find_studies, list_folders
+from deepstack.runs.words import lead_sentence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,8 +92,9 @@ def compare(
         studies, one in which no such key varies is not chosen from.
 
     where, last: as in `deepstack.load_runs`.
-    sort: a column of this table, descending with `-`. `say` gets a sentence for each run that
-        cannot be read and is left out.
+    sort: a column of this table, descending with `-`.
+    say: gets a sentence for each run that cannot be read and is left out, and one for each study on
+        the best setting of its greatest depth.
 
     Raises NothingMatchedError without runs, ResourceError where none can be read, ConfigError for a
     baseline or a key that no study has.
@@ -105,9 +107,13 @@ def compare(
         raise ResourceError("\n".join(skipped))
     for line in skipped:
         say(line)
-    rows = []
-    for study, study_rows in comparisons(readable, against, best_keys(readable, best)).items():
+    rows, keys = [], best_keys(readable, best)
+    for study, study_rows in comparisons(readable, against, keys).items():
         rows += [{"study": study.name} | row if len(readable) > 1 else row for row in study_rows]
+        runs = readable[study]
+        one_task = len({run.get(TASK) for run in runs}) == 1
+        if one_task and (lead := lead_sentence(runs.bests(keys[study]))):
+            say(f"{study.name}: {lead}" if len(readable) > 1 else lead)
     # Of several studies one may lack columns, and it may be the first.
     order = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
     if sort is not None:

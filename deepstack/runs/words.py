@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from deepstack.base.text import counted, signed_text, value_text
 from deepstack.runs.best import Best, by_success
 from deepstack.runs.intervals import LEAST_SEEDS
-from deepstack.runs.margin import Margin
+from deepstack.runs.margin import Margin, margin_of
 from deepstack.runs.statistics import Mean
 
 ROUNDING = 1e-6  # half of an interval below this part of the value is rounding
@@ -87,6 +87,16 @@ def margin_clause(
         f"{at}it is undecided which of {leader.label} and {rival.label} is better: {leader.label} "
         f"ends {nats(gap)} nats lower ({numbers})"
     )
+
+
+def lead_sentence(rows: Sequence[Best]) -> str | None:
+    """Return the sentence on the best setting of the greatest depth; None without two losses."""
+    deepest = max((one.depth for one in rows), default=0)
+    margin = margin_of([one for one in rows if one.depth == deepest])
+    if margin is None:
+        return None
+    several_depths = any(one.depth < deepest for one in rows)
+    return f"{as_sentence(margin_clause(margin, several_depths))}."
 
 
 def depths_clause(margin: Margin, numbers: str) -> str:

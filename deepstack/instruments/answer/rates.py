@@ -10,7 +10,7 @@ from deepstack.instruments.answer.found import Found, More, depths_text
 from deepstack.instruments.answer.growth import MOST_RATES, rates_beyond, until_look
 from deepstack.instruments.answer.looks import FIXED, Looks
 from deepstack.instruments.answer.power import seeds_needed
-from deepstack.instruments.transfer.table import Losses, Transfer, transfer
+from deepstack.instruments.transfer.table import Transfer, losses_of, transfer
 from deepstack.runs.best import Best
 from deepstack.runs.intervals import LEAST_SEEDS, Interval, student
 from deepstack.runs.words import as_sentence, rate_sentence
@@ -23,23 +23,6 @@ METHOD = (
 )
 
 
-def losses_of(cells: Sequence[Best]) -> Losses:
-    """Return the final losses of one setting at the depths with two rates or more."""
-    return {
-        cell.depth: {
-            rate: {seed: finite_or_infinite(one.final_loss) for seed, one in by_seed.items()}
-            for rate, by_seed in cell.tried.items()
-        }
-        for cell in cells
-        if len(cell.tried) > 1
-    }
-
-
-def finite_or_infinite(loss: float) -> float:
-    """Return a finite loss, or infinity."""
-    return loss if math.isfinite(loss) else math.inf
-
-
 def movement(settings: dict[str, list[Best]], most: int, looks: Looks = FIXED) -> Found | None:
     """Return whether the best rate moves with depth; None without rates at two depths.
 
@@ -49,7 +32,7 @@ def movement(settings: dict[str, list[Best]], most: int, looks: Looks = FIXED) -
     """
     results: dict[str, Transfer] = {}
     for label, cells in settings.items():
-        losses = losses_of(cells)
+        losses = losses_of(one.cell for one in cells if one.is_chosen)
         if len(losses) > 1:
             seeds = set.intersection(*(set(s) for at in losses.values() for s in at.values()))
             if seeds:
