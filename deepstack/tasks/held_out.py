@@ -68,17 +68,21 @@ def split(parts: Sequence[Part], file_sizes: Sequence[int], held_out: float, win
     total, count = sum(file_sizes), len(file_sizes)
     share = Fraction(str(held_out))
     rarer = min(share, 1 - share)
-    edges = np.cumsum([0, *file_sizes]).tolist()
     by_files = count * rarer >= LEAST_FILES and total >= count * BLOCK_WINDOWS * window
-    if not by_files:
+    if by_files:
+        ends = np.cumsum([0, *file_sizes]).tolist()
+    else:
         count = max(ceil(1 / rarer), round(total / block_length(float(total * rarer), window)))
-        edges = [number * total // count for number in range(count + 1)]
-    offsets = [Fraction(2 * i + 1, 2 * CHOICES) for i in range(CHOICES)]
-    choices = [
-        [(edges[i], edges[i + 1]) for i in held_out_numbers(count, share, offset)]
-        for offset in offsets
-    ]
-    spans = choices[CHOICES // 2] if total > MOST_COUNTED else most_representative(parts, choices)
+
+    def spans_from(way: int) -> Spans:
+        """Return the held-out spans of one way to begin."""
+        numbers = held_out_numbers(count, share, Fraction(2 * way + 1, 2 * CHOICES))
+        if by_files:
+            return [(ends[i], ends[i + 1]) for i in numbers]
+        return [(i * total // count, (i + 1) * total // count) for i in numbers]
+
+    ways = range(CHOICES) if total <= MOST_COUNTED else [CHOICES // 2]
+    spans = most_representative(parts, [spans_from(way) for way in ways])
     pieces = list(cut(parts, spans))
     train = [part for part, block in pieces if block is None]
     kind = {"by": "files"} if by_files else {"by": "blocks", "length": total // count}
@@ -94,6 +98,8 @@ def most_representative(parts: Sequence[Part], choices: Sequence[Spans]) -> Span
 
     By so many nats the best constant guess for the spans is better than the text's frequencies.
     """
+    if len(choices) == 1:
+        return choices[0]
     counts = count_tokens(parts)
 
     def distance(spans: Spans) -> float:

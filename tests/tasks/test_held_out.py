@@ -1,6 +1,7 @@
 """The held-out part represents its text, and the validation set is one for a whole study."""
 
 import math
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,13 @@ def test_a_text_counts_how_often_it_is_read() -> None:
     assert reading_text([0.1234]) == "the text is read 0.12 times"
     assert "read 0.12 to 5.9 times: above 2 " in reading_text([0.1234, 5.87])
     assert build_task("copy", {}, seq_len=16, seed=0).times_read(config) is None
+
+
+def test_a_small_share_of_a_huge_text_takes_little_memory() -> None:
+    """Ten billion tokens, of which ten thousand are held out in 128 blocks."""
+    tokens = np.broadcast_to(np.zeros(1, dtype=np.uint8), 10**10)
+    tracemalloc.start()
+    halves = split([Part(tokens)], [10**10], 1e-6, 16)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    assert halves.record == {"by": "blocks", "length": 78, "count": 128}
