@@ -38,9 +38,9 @@ def test_a_machine_without_a_compiler_uses_what_another_has_compiled(programs: P
     programs.add_good("clang++")
     compiled = fresh()
     programs.remove("clang++")
-    found = fresh()
-    assert isinstance(found, Kernels) and isinstance(compiled, Kernels)
-    assert found.description == compiled.description
+    result = fresh()
+    assert isinstance(result, Kernels) and isinstance(compiled, Kernels)
+    assert result.description == compiled.description
 
 
 def test_kernels_are_named_by_their_bytes_whatever_compiled_them(
@@ -50,9 +50,9 @@ def test_kernels_are_named_by_their_bytes_whatever_compiled_them(
     for name in ("g++", "clang++"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
         programs.add_good(name)
-        found = fresh()
-        assert isinstance(found, Kernels)
-        names.add(found.description)
+        result = fresh()
+        assert isinstance(result, Kernels)
+        names.add(result.description)
         programs.remove(name)
     digest = hashlib.sha256(programs.library.read_bytes()).hexdigest()
     assert [name.rpartition(", ")[2] for name in names] == [digest[:16]]
@@ -125,7 +125,7 @@ def test_a_full_disk_keeps_no_library_and_loads_it(
     assert [path.name for path in cache.cache_folder().iterdir()] == ["kernels.lock"]
 
 
-def test_what_killed_compilations_left_is_removed(programs: Programs) -> None:
+def test_files_of_killed_compilations_are_removed(programs: Programs) -> None:
     programs.add_good("g++")
     left = cache.cache_folder() / "compiling-abc"
     left.mkdir(parents=True)
@@ -140,15 +140,15 @@ def test_a_process_that_waits_says_so_and_can_be_interrupted(programs: Programs)
     programs.add_good("g++")
     fresh()
     library_in(cache.cache_folder()).unlink()
-    notices, asked = list[str](), list[None]()
+    notices, calls = list[str](), list[None]()
 
     def stop() -> int | None:
-        asked.append(None)
-        return signal.SIGINT if len(asked) > 3 else None
+        calls.append(None)
+        return signal.SIGINT if len(calls) > 3 else None
 
     with open(cache.cache_folder() / "kernels.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        cache._found.clear()
+        cache._by_folder.clear()
         with pytest.raises(Interrupted, match="waiting for the kernels") as raised:
             find_kernels(notices.append, stop)
     assert raised.value.exit_code == 130
@@ -205,8 +205,8 @@ def test_the_folder_is_absolute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entry = pwd.getpwuid(os.getuid())
-    own = pwd.struct_passwd([*entry[:5], f"{tmp_path}/entry", *entry[6:]])
-    monkeypatch.setattr(pwd, "getpwuid", lambda _: own)
+    record = pwd.struct_passwd([*entry[:5], f"{tmp_path}/entry", *entry[6:]])
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: record)
     for name, value in (("HOME", home), ("XDG_CACHE_HOME", given)):
         if value is None:
             monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Compilers of the kernels: their order, what is remembered, the reason of a failure, Ctrl-C."""
+"""Compilers of the kernels: their order, remembered failures, the reason of a failure, Ctrl-C."""
 
 import os
 import shlex
@@ -183,8 +183,8 @@ def test_a_compiler_that_never_ends_gives_one_line(
     monkeypatch.setattr(compiler, "PATIENCE", 1)
     programs.add("g++", text)
     began = time.monotonic()
-    found = str(fresh())
-    assert reason in found and "\n" not in found
+    line = str(fresh())
+    assert reason in line and "\n" not in line
     assert time.monotonic() - began < 20
 
 
@@ -216,7 +216,7 @@ def test_a_signal_ends_the_compiler_and_all_its_processes(
             raise KeyboardInterrupt
         return signal.SIGTERM
 
-    cache._found.clear()
+    cache._by_folder.clear()
     with pytest.raises(KeyboardInterrupt if is_python else Interrupted) as raised:
         find_kernels([].append, stop)
     assert is_python or getattr(raised.value, "exit_code", None) == 143
@@ -254,13 +254,13 @@ def interrupted(out: Path, steps: int, **changes: object) -> None:
         deepstack.train(small(**changes), out=out, stop=lambda: next(stops))
 
 
-def test_a_run_goes_on_by_torchs_kernels_where_no_compiler_worked_at_its_start(
+def test_a_run_that_began_with_torchs_kernels_continues_by_them(
     programs: Programs, tmp_path: Path
 ) -> None:
     changes = {"runtime__replay": True}
     whole = deepstack.train(small(**changes), out=tmp_path / "whole")
     programs.add("g++", "kill -9 $$")  # for lack of memory, say
-    cache._found.clear()
+    cache._by_folder.clear()
     interrupted(tmp_path / "parts", 5, **changes)
     programs.add_good("g++")
     assert isinstance(fresh(), Kernels)

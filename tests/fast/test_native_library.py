@@ -23,14 +23,14 @@ class Exchange:
     """The user's folder and another one with a foreign library, which take each other's place."""
 
     def __init__(self, programs: Programs, parent: Path) -> None:
-        self.place, self.other = cache.cache_folder(), parent / "other"
+        self.folder, self.other = cache.cache_folder(), parent / "other"
         self.renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
         if self.renameat2 is None:
             pytest.skip("this system cannot exchange two folders at once")
         programs.add_good("g++")
-        found = fresh()
-        assert isinstance(found, Kernels)
-        self.right = found.description
+        result = fresh()
+        assert isinstance(result, Kernels)
+        self.right = result.description
         self.other.mkdir(mode=0o777)
         content = programs.library.read_bytes() + bytes(1)  # the same code by another name
         library_in(self.other).write_bytes(signed(content))
@@ -44,12 +44,12 @@ class Exchange:
     def swap(self) -> None:
         """Exchange the folders at once."""
         here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-        place, other = bytes(self.place), bytes(self.other)
-        assert self.renameat2(here, place, here, other, exchange) == 0
+        folder, other = bytes(self.folder), bytes(self.other)
+        assert self.renameat2(here, folder, here, other, exchange) == 0
 
-    def is_foreign(self, found: Kernels | str) -> bool:
+    def is_foreign(self, result: Kernels | str) -> bool:
         """Return whether the foreign library was loaded."""
-        return isinstance(found, Kernels) and found.description != self.right
+        return isinstance(result, Kernels) and result.description != self.right
 
 
 def calling_at(number: int, action: Callable[[], None], function: Callable[[], Any]) -> int:
@@ -82,21 +82,21 @@ def test_no_exchange_of_folders_loads_a_foreign_library(
 ) -> None:
     """The folders change places before every call of the system, one after the other."""
     exchange = Exchange(programs, tmp_path)
-    found: list[Kernels | str] = []
+    results: list[Kernels | str] = []
 
     def find() -> None:
-        found.append(fresh())
+        results.append(fresh())
 
     calls = calling_at(-1, lambda: None, find)
     assert calls > 30
     loaded = refused = 0
     for number in range(1, calls, 7 if compiles else 1):
         if compiles:
-            library_in(exchange.place).unlink(missing_ok=True)
+            library_in(exchange.folder).unlink(missing_ok=True)
         calling_at(number, exchange.swap, find)
-        assert not exchange.is_foreign(found[-1])
-        loaded += isinstance(found[-1], Kernels)
-        refused += isinstance(found[-1], str)
+        assert not exchange.is_foreign(results[-1])
+        loaded += isinstance(results[-1], Kernels)
+        refused += isinstance(results[-1], str)
         exchange.swap()
         assert len(list(exchange.other.iterdir())) == 1, "something was written there"
     assert loaded and refused
@@ -116,12 +116,12 @@ def test_a_loop_of_exchanges_beside_many_loads_loads_no_foreign_library(
     attacker = get_context("fork").Process(target=exchange_for_ever, args=[exchange], daemon=True)
     attacker.start()
     try:
-        found = [fresh() for _ in range(1000)]
+        results = [fresh() for _ in range(1000)]
     finally:
         attacker.kill()
         attacker.join()
-    assert not any(map(exchange.is_foreign, found))
-    assert any(isinstance(one, Kernels) for one in found)
+    assert not any(map(exchange.is_foreign, results))
+    assert any(isinstance(one, Kernels) for one in results)
 
 
 def test_two_libraries_of_one_process_are_two(programs: Programs) -> None:
@@ -168,7 +168,7 @@ def test_a_temporary_folder_in_which_others_exchange_folders_is_not_used(
     assert library.load(content).kinds
 
 
-def test_a_library_of_another_system_names_the_cure_and_the_next_compiler_is_tried(
+def test_after_a_library_of_another_system_the_next_compiler_is_tried(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = "libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by /proc/self/fd/9)"

@@ -32,9 +32,9 @@ def test_a_common_offset_of_logits_costs_no_digits(
     offset: float, dim: int, kernels: Kernels
 ) -> None:
     logits = drawn((257, 257))[0] + offset
-    [found] = results_of(kernels, lambda x: x.log_softmax(dim), logits)
+    [result] = results_of(kernels, lambda x: x.log_softmax(dim), logits)
     exact = logits.double().log_softmax(dim)
-    assert float((found - exact).abs().max()) < 1e-6
+    assert float((result - exact).abs().max()) < 1e-6
 
 
 def test_the_gradient_of_offset_logits_is_right(kernels: Kernels) -> None:
@@ -46,11 +46,11 @@ def test_the_gradient_of_offset_logits_is_right(kernels: Kernels) -> None:
     def gradient(x: Tensor, dy: Tensor) -> Tensor:
         return ATEN._log_softmax_backward_data(dy, x.log_softmax(1), 1, torch.float32)
 
-    [found] = results_of(kernels, gradient, logits, dy)
+    [result] = results_of(kernels, gradient, logits, dy)
     exact = logits.double().requires_grad_()
     F.cross_entropy(exact, targets, reduction="sum").backward()
     assert exact.grad is not None
-    assert float((found - exact.grad).norm()) < 1e-6 * float(exact.grad.norm())
+    assert float((result - exact.grad).norm()) < 1e-6 * float(exact.grad.norm())
 
 
 def test_gelu_is_never_positive_below_zero(kernels: Kernels) -> None:
@@ -68,14 +68,14 @@ def test_gelu_is_never_positive_below_zero(kernels: Kernels) -> None:
 @pytest.mark.parametrize("bounds", [(2, -2), (-2, 2), (None, 1), (1, None), (float("inf"), 0)])
 def test_clamp_takes_the_upper_bound_where_bounds_cross(bounds: Any, kernels: Kernels) -> None:
     x = torch.tensor([-5.0, -1.0, 0.0, 1.5, 5.0, float("inf"), -float("inf"), float("nan")])
-    [found] = results_of(kernels, lambda x: x.clamp(*bounds), x)
-    torch.testing.assert_close(found, x.clamp(*bounds), rtol=0, atol=0, equal_nan=True)
+    [result] = results_of(kernels, lambda x: x.clamp(*bounds), x)
+    torch.testing.assert_close(result, x.clamp(*bounds), rtol=0, atol=0, equal_nan=True)
 
 
 def test_clamp_with_a_bound_that_is_not_a_number_is_torchs(kernels: Kernels) -> None:
     x = drawn((9,))[0]
-    [found], _ = rerun(lambda x: x.clamp(float("nan"), 1), [x], kernels)
-    assert bool(found.isnan().all())
+    [result], _ = rerun(lambda x: x.clamp(float("nan"), 1), [x], kernels)
+    assert bool(result.isnan().all())
 
 
 @pytest.mark.parametrize("scale", [1e20, 1e38])
@@ -101,8 +101,8 @@ def test_a_norm_whose_squares_overflow_is_not_a_number(
 def test_elu_keeps_its_digits_near_zero(kernels: Kernels) -> None:
     x = torch.cat([-torch.logspace(-20, 2, 2001), torch.logspace(-20, 2, 201)])
     for function in (F.elu, F.selu):
-        [found] = results_of(kernels, function, x)
-        torch.testing.assert_close(found.double(), function(x.double()), rtol=5e-7, atol=0)
+        [result] = results_of(kernels, function, x)
+        torch.testing.assert_close(result.double(), function(x.double()), rtol=5e-7, atol=0)
 
 
 SUMS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
@@ -122,9 +122,9 @@ SUMS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", SUMS)
 def test_a_sum_of_millions_of_numbers_is_exact_to_rounding(name: str, kernels: Kernels) -> None:
     function, x = SUMS[name]
-    [found] = results_of(kernels, function, x)
+    [result] = results_of(kernels, function, x)
     exact = function(x.double())
-    assert float(((found - exact) / exact).abs().max()) < 3e-6
+    assert float(((result - exact) / exact).abs().max()) < 3e-6
 
 
 def test_gradients_of_gain_and_bias_over_many_tokens_are_exact_to_rounding(
@@ -140,8 +140,8 @@ def test_gradients_of_gain_and_bias_over_many_tokens_are_exact_to_rounding(
         mask = [False, True, True]
         return ATEN.native_layer_norm_backward(dy, x, [width], mean, rstd, gain, gain, mask)[1:]
 
-    found = results_of(kernels, gradients, dy, x)
-    for one, exact in zip(found, gradients(dy.double(), x.double()), strict=True):
+    results = results_of(kernels, gradients, dy, x)
+    for one, exact in zip(results, gradients(dy.double(), x.double()), strict=True):
         assert float((one - exact).norm()) < 3e-6 * float(exact.norm())
 
 
@@ -149,11 +149,11 @@ def test_gradients_of_gain_and_bias_over_many_tokens_are_exact_to_rounding(
 def test_weights_that_do_not_move_give_a_model_update_of_zero(
     scheme: str, tmp_path: Path, kernels: Kernels
 ) -> None:
-    given = small(
+    config = small(
         model__scheme=scheme, model__depth=12, train__trainable=["head"], train__lr=1e-30,
         train__steps=3, runtime__replay="native",
     )  # fmt: skip
-    run = deepstack.train(given, out=tmp_path)
+    run = deepstack.train(config, out=tmp_path)
     assert run.meta["environment"]["executor"] == f"C++, {kernels.description}"
     updates = run.steps[["model_update", "model_update_step", "model_update_rel"]]
     assert updates.to_numpy().max() == 0.0

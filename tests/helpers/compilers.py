@@ -55,13 +55,13 @@ class Programs:
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     """No compilers yet, and an empty cache in tmp_path / 'cache'."""
-    found = find_kernels(print)
-    if isinstance(found, str):
-        pytest.skip(found)
+    kernels = find_kernels(print)
+    if isinstance(kernels, str):
+        pytest.skip(kernels)
     folder, library = tmp_path / "programs", tmp_path / "real.so"
     folder.mkdir()
     library.write_bytes(library_in(cache_folder()).read_bytes()[:-DIGEST])
-    monkeypatch.setattr(cache, "_found", {})
+    monkeypatch.setattr(cache, "_by_folder", {})
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -75,7 +75,7 @@ def library_in(folder: Path) -> Path:
 
 def fresh(notices: list[str] | None = None) -> Kernels | str:
     """Find the kernels as another process would; its lines are added to `notices`."""
-    cache._found.clear()
+    cache._by_folder.clear()
     return find_kernels([].append if notices is None else notices.append)
 
 

@@ -1,13 +1,15 @@
 """The user's cache of compiled kernels: found there, or compiled into it once.
 
-    kernels-<key>.so        a library and, behind it, the sha256 of its bytes
-    failed-<key>.txt        why a compiler failed, so that the runs of a sweep do not try it again
-    kernels.lock            held by the process that compiles
-    compiling-<random>/     a compilation
+| name in the folder    | content                                                                  |
+|-----------------------|--------------------------------------------------------------------------|
+| kernels-<key>.so      | a library, followed by the sha256 of its bytes                           |
+| failed-<key>.txt      | the reason of a compiler's failure: the runs of a sweep do not repeat it |
+| kernels.lock          | held by the process that compiles                                        |
+| compiling-<random>/   | a compilation                                                            |
 
-The folder is opened once.  Whoever may rename the folders above it can neither exchange the folder
-after its owner was checked, nor the library after its bytes were checked: everything is read and
-written relative to the opened folder, and the checked bytes themselves are linked (`library`).
+The folder is opened once.  Every file is read and written relative to the opened folder, and the
+checked bytes themselves are linked (`library`).  So a user who may rename the folders above can
+exchange neither the folder nor a library after its check.
 """
 
 import fcntl
@@ -45,7 +47,7 @@ DIGEST = 64
 # How long a failure is remembered: a missing package may be installed meanwhile.
 REMEMBERED_SECONDS = 3600
 
-_found: dict[str, Kernels | str] = {}
+_by_folder: dict[str, Kernels | str] = {}
 
 
 def find_kernels(notify: Notify, stop: Stop = lambda: None) -> Kernels | str:
@@ -60,14 +62,14 @@ def find_kernels(notify: Notify, stop: Stop = lambda: None) -> Kernels | str:
         path = cache_folder()
     except UnavailableError as error:
         return str(error)
-    if (known := _found.get(str(path))) is None:
+    if (known := _by_folder.get(str(path))) is None:
         try:
             known = load_or_compile(path, notify, stop)
         except UnavailableError as error:
             known = str(error)
         except OSError as error:
             known = f"the kernels cannot be kept in {path}: {error.strerror or error}"
-        _found[str(path)] = known
+        _by_folder[str(path)] = known
     return known
 
 
@@ -77,9 +79,9 @@ def cache_folder() -> Path:
     A relative XDG_CACHE_HOME is ignored, as its specification demands.  Raises UnavailableError
     without a home folder.
     """
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):
-        return Path(given) / "deepstack"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "deepstack"
     home = os.environ.get("HOME", "")
     with suppress(KeyError):  # a user without an entry
         home = home or pwd.getpwuid(os.getuid()).pw_dir
@@ -98,17 +100,17 @@ def load_or_compile(path: Path, notify: Notify, stop: Stop = lambda: None) -> Ke
     """
     key = key_of()
     with open_cache(path) as folder:
-        found = load_cached(folder, key)
-        if isinstance(found, Kernels):
-            return found
-        with locked(folder, notify, stop) as is_alone:
-            found = load_cached(folder, key)  # compiled by another process meanwhile
-            if isinstance(found, Kernels):
-                return found
+        cached = load_cached(folder, key)
+        if isinstance(cached, Kernels):
+            return cached
+        with locked(folder, notify, stop) as is_locked:
+            cached = load_cached(folder, key)  # another process may have compiled it meanwhile
+            if isinstance(cached, Kernels):
+                return cached
             held = opened.file_in(folder, path / "x").parent
-            if is_alone:
-                remove_left(held, folder)
-            return compile_by_any(path, held, folder, key, found, notify, stop)
+            if is_locked:
+                remove_abandoned(held, folder)
+            return compile_by_any(path, held, folder, key, cached, notify, stop)
 
 
 def key_of() -> str:
@@ -142,8 +144,8 @@ def open_cache(path: Path) -> Iterator[int]:
             if not path.is_symlink():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.mkdir(mode=0o700, exist_ok=True)
-            place = opened.followed(path)
-            folder = stack.enter_context(opened.open_folder(place))
+            target = opened.followed(path)
+            folder = stack.enter_context(opened.open_folder(target))
         except OSError as error:
             to = f" is a link to {os.readlink(path)}, which" if path.is_symlink() else ""
             raise UnavailableError(
@@ -151,16 +153,16 @@ def open_cache(path: Path) -> Iterator[int]:
             ) from None
         state = os.fstat(folder)
         if state.st_uid != os.geteuid():
-            raise UnavailableError(f"the cache folder {place} belongs to another user; {advice}")
+            raise UnavailableError(f"the cache folder {target} belongs to another user; {advice}")
         if state.st_mode & 0o022:
             raise UnavailableError(
-                f"other users may write to the cache folder {place}; run chmod 700 {place}"
+                f"other users may write to the cache folder {target}; run chmod 700 {target}"
             )
         yield folder
 
 
 def read_own(name: str, folder: int, largest: int) -> tuple[bytes, float] | None:
-    """Return bytes and time of this user's file in the folder; None without such a file."""
+    """Return bytes and change time of this user's file in the folder; None without such a file."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(name, flags, dir_fd=folder), "rb") as file:
@@ -236,10 +238,10 @@ def locked(folder: int, notify: Notify, stop: Stop) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def remove_left(held: Path, folder: int) -> None:
-    """Remove what killed processes left.  held: the path of the opened folder."""
-    for left in held.glob("compiling-*"):
-        shutil.rmtree(left, ignore_errors=True)
+def remove_abandoned(held: Path, folder: int) -> None:
+    """Remove the files of killed processes.  held: the path of the opened folder."""
+    for draft in held.glob("compiling-*"):
+        shutil.rmtree(draft, ignore_errors=True)
     opened.remove_drafts(held, folder)
 
 
@@ -286,12 +288,12 @@ def compile_by_any(
 
 
 def failure_key(key: str, compiler: Compiler) -> str:
-    """Return the hash of a compiler and of what it compiles."""
+    """Return the hash of a compiler and of the library's key."""
     return hashlib.sha256(f"{key} {compiler.identity()}".encode()).hexdigest()[:16]
 
 
 def remembered(name: str, folder: int) -> str:
     """Return why a compiler failed within the last hour, or ''."""
-    data, written = read_own(name, folder, LARGEST_REASON) or (b"", 0.0)
-    is_recent = 0 <= time.time() - written < REMEMBERED_SECONDS
+    data, changed = read_own(name, folder, LARGEST_REASON) or (b"", 0.0)
+    is_recent = 0 <= time.time() - changed < REMEMBERED_SECONDS
     return data.decode(errors="replace") if is_recent else ""

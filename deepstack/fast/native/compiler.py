@@ -31,7 +31,7 @@ LONGEST_REASON = 300
 REASON = re.compile(r"\berror: |\bld(\.\w+)?: |exhausted|No space left|Killed", re.IGNORECASE)
 REPETITION = re.compile(r"ld returned|linker command failed|compilation terminated|^\d+ error")
 
-# What to do about a reason.
+# Patterns of reasons, and their cures.
 CURES = (
     (
         r"GLIBC(XX)?_\S+'? not found",
@@ -95,24 +95,24 @@ def find_compilers() -> list[Compiler]:
 
     Raises UnavailableError if there is none.
     """
-    given = os.environ.get("CXX", "")
+    setting = os.environ.get("CXX", "")
     try:
-        chosen = shlex.split(given)
+        chosen = shlex.split(setting)
     except ValueError as error:
-        raise UnavailableError(f"CXX={given} is not a command: {error}") from None
+        raise UnavailableError(f"CXX={setting} is not a command: {error}") from None
     wanted = [chosen] * bool(chosen) + [[name] for name in NAMES]
-    found: dict[tuple[str, ...], Compiler] = {}
+    compilers: dict[tuple[str, ...], Compiler] = {}
     for program, *arguments in wanted:
         if path := shutil.which(program):
             kind = "clang" if "clang" in Path(program).name else "gcc"  # a cache has one program
             key = (os.path.realpath(path), kind, *arguments)
-            found.setdefault(key, Compiler((path, *arguments)))
-    if not found:
+            compilers.setdefault(key, Compiler((path, *arguments)))
+    if not compilers:
         names = ", ".join(words[0] for words in wanted)
         raise UnavailableError(
             f"found no C++ compiler ({names}); install g++ or clang, or name one by CXX"
         )
-    return list(found.values())
+    return list(compilers.values())
 
 
 def flags() -> tuple[str, ...]:
@@ -134,12 +134,12 @@ def compile_kernels(compiler: Compiler, folder: Path, stop: Stop) -> bytes:
     Raises UnavailableError, and Interrupted once `stop` returns a signal.
     """
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=folder) as draft:
-        source, made = SOURCES / "kernels.cpp", Path(draft) / "kernels.so"
-        words = [*compiler.words, *flags(), str(source), "-o", made.name]
+        source, library = SOURCES / "kernels.cpp", Path(draft) / "kernels.so"
+        words = [*compiler.words, *flags(), str(source), "-o", library.name]
         try:
             code, output = run(words, draft, stop)
-            if code == 0 and made.is_file():
-                return made.read_bytes()
+            if code == 0 and library.is_file():
+                return library.read_bytes()
         except OSError as error:
             code, output = 1, f"error: {error}"
     reason = reason_of(code, output)
@@ -149,8 +149,8 @@ def compile_kernels(compiler: Compiler, folder: Path, stop: Stop) -> bytes:
 def run(words: list[str], folder: str, stop: Stop) -> tuple[int, str]:
     """Run a compiler and return its exit code, negative for a signal, and its messages.
 
-    It runs in a process group of its own: a Ctrl-C at the terminal reaches it by this process
-    alone, which ends the whole group and raises Interrupted or KeyboardInterrupt.
+    It runs in a new process group, so a Ctrl-C at the terminal does not reach it.  This process
+    ends the whole group then, and raises Interrupted or KeyboardInterrupt.
     """
     process = subprocess.Popen(
         words,
@@ -196,5 +196,5 @@ def reason_of(code: int, output: str) -> str:
 
 
 def cure_of(reason: str) -> str:
-    """Return '; ' and what to do about a reason, or nothing."""
+    """Return '; ' and the cure of a reason, or ''."""
     return next((f"; {cure}" for pattern, cure in CURES if re.search(pattern, reason)), "")

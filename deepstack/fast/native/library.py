@@ -112,7 +112,7 @@ def link_in_temporary_folder(content: bytes) -> ctypes.CDLL:
                 f"the kernels cannot be loaded: another user could exchange folders in {folder}, "
                 "which is above the temporary folder; set TMPDIR to another one"
             )
-    with tempfile.TemporaryDirectory(prefix="deepstack-", dir=parent) as own:
-        path = Path(own) / "kernels.so"
+    with tempfile.TemporaryDirectory(prefix="deepstack-", dir=parent) as private:
+        path = Path(private) / "kernels.so"
         path.write_bytes(content)
         return ctypes.CDLL(str(path))
