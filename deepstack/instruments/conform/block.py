@@ -2,9 +2,6 @@
 
 import inspect
 import math
-import re
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -17,6 +14,7 @@ from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
+from deepstack.base.user_files import problem_in, run_file
 from deepstack.instruments.conform.reference import STEP, Reference, double_precision
 from deepstack.instruments.conform.weights import Key, Piece, Weights, at_layer, pieces_of
 
@@ -236,29 +234,3 @@ def load_block(source: Any, parameters: Mapping[str, Patterns] | None = None) ->
             "the module; deepstack conform --scheme NAME --template prints them"
         )
     return block
-
-
-def run_file(path: Path) -> ModuleType:
-    """Run a Python file and return its module.  Raises ConfigError if it cannot be run."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    module = ModuleType(f"conform_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        exec(compile(content, str(path), "exec"), module.__dict__)
-    except Exception as error:
-        raise ConfigError(f"{path}: {problem_in(error)}") from error
-    finally:
-        sys.path.pop(0)
-    return module
-
-
-def problem_in(error: BaseException) -> str:
-    """Return `file:line: ValueError: …`: the innermost line of the traceback, and the message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-    return f"{at}{type(error).__name__}: {error}"

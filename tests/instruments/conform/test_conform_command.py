@@ -69,3 +69,10 @@ def test_the_template_is_a_python_file() -> None:
     exec(done.stdout, names)
     assert names["PARAMETERS"]["attention_norm_2"] == "{l}.attention_norm_2"
     assert names["PARAMETERS"]["entry_norm"] == "entry_norm"
+
+
+def test_a_file_that_ends_python_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "my_block.py"
+    path.write_text("import sys\n\nsys.exit(0)\n", encoding="utf-8")
+    message = refusal(2, "conform", path, "--scheme", "deepnorm")
+    assert "my_block.py: it ends Python, with 0; put what is to be run below" in message
