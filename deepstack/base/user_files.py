@@ -39,9 +39,10 @@ def run_file(path: Path) -> ModuleType:
 def problem_in(error: BaseException, file: str = "") -> str:
     """Return `file:line: ValueError: …`: a line of the traceback, and the message.
 
-    file: the line is the innermost one of this file, or of all if there is none.
+    file: the line is the innermost one of this file, and left out if there is none; without a
+        file it is the innermost line of all.
     """
-    every = list(traceback.extract_tb(error.__traceback__))
-    frames = [frame for frame in every if frame.filename == file] or every
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in every if frame.filename == file or not file]
     at = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
     return f"{at}{type(error).__name__}: {error}"
