@@ -137,7 +137,7 @@ def test_the_calls_named_in_the_text_can_be_made() -> None:
 
 def test_contributing_and_the_changelog_are_short() -> None:
     assert (ROOT / "CONTRIBUTING.md").stat().st_size <= 5000
-    assert (ROOT / "CHANGELOG.md").stat().st_size <= 12_000
+    assert (ROOT / "CHANGELOG.md").stat().st_size <= 14_000
 
 
 def test_the_imports_and_calls_of_the_recipes_work() -> None:

@@ -2,8 +2,6 @@
 
 import inspect
 import math
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -16,9 +14,9 @@ from torch import Tensor, nn
 
 from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
-from deepstack.instruments.conform.guard import guarded
 from deepstack.instruments.conform.reference import STEP, Reference, double_precision
 from deepstack.instruments.conform.weights import PATTERN, Key, Piece, Weights, at_layer, pieces_of
+from deepstack.model.user_code import guarded, run_file
 
 Patterns = str | Sequence[str]
 BIASES = ("q.bias", "k.bias", "v.bias", "o.bias", "w1.bias", "w2.bias", "w3.bias")
@@ -271,18 +269,3 @@ def load_block(source: Any, parameters: Mapping[str, Patterns] | None = None) ->
             "the module; deepstack conform --scheme NAME --template prints them"
         )
     return block
-
-
-def run_file(path: Path) -> ModuleType:
-    """Run a Python file and return its module.  Raises ConfigError if it cannot be run."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    module = ModuleType(f"conform_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
-    with guarded(str(path)):
-        sys.path.insert(0, str(path.resolve().parent))
-        exec(compile(content, str(path), "exec"), module.__dict__)
-    return module

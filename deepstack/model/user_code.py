@@ -1,11 +1,14 @@
-"""Runs code of a user's file so that it cannot end Python or change the modes of torch."""
+"""Runs a user's file, and code of it, so that it cannot end Python or change the modes of torch."""
 
 import os
+import re
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,9 +23,29 @@ class EndOfPython(SystemExit):
     """Raised where a user's code would end the process without an exception."""
 
 
+def run_file(path: Path) -> ModuleType:
+    """Run a Python file and return its module; it may import files beside it.
+
+    Raises ConfigError with the line if the file cannot be run, or ends Python.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    module = ModuleType(f"deepstack_file_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    with guarded(str(path), str(path)):
+        sys.path.insert(0, str(path.resolve().parent))
+        exec(compile(content, str(path), "exec"), module.__dict__)
+    return module
+
+
 @contextmanager
-def guarded(where: str) -> Iterator[None]:
+def guarded(where: str, file: str = "") -> Iterator[None]:
     """Raise an error of a user's code as ConfigError, `where: file:line: kind: message`.
+
+    file: the line is the innermost one of this file, if it has one in the traceback.
 
     Code that ends Python is an error as well.  Afterwards torch's modes, sys.path and the working
     folder are as before.
@@ -34,9 +57,9 @@ def guarded(where: str) -> Iterator[None]:
             raise
         except SystemExit as error:
             how = str(error) if isinstance(error, EndOfPython) else f"sys.exit({error.code!r})"
-            raise ConfigError(f"{where}: {place_in(error)}{how} ends Python") from error
+            raise ConfigError(f"{where}: {place_in(error, file)}{how} ends Python") from error
         except Exception as error:
-            raise ConfigError(f"{where}: {problem_in(error)}") from error
+            raise ConfigError(f"{where}: {problem_in(error, file)}") from error
 
 
 @contextmanager
@@ -89,13 +112,17 @@ def without_ends() -> Iterator[None]:
             setattr(module, name, own)
 
 
-def place_in(error: BaseException) -> str:
-    """Return `file:line: ` of the innermost line outside of this file, or ''."""
+def place_in(error: BaseException, file: str = "") -> str:
+    """Return `file:line: ` of the innermost line outside of this module, or ''.
+
+    file: the innermost line of this file comes first.
+    """
     every = traceback.extract_tb(error.__traceback__)
     frames = [f for f in every if f.filename != __file__ and not f.filename.startswith("<frozen")]
+    frames = [f for f in frames if f.filename == file] or frames
     return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
 
 
-def problem_in(error: BaseException) -> str:
-    """Return `file:line: ValueError: …`: the innermost line of the traceback, and the message."""
-    return f"{place_in(error)}{type(error).__name__}: {error}"
+def problem_in(error: BaseException, file: str = "") -> str:
+    """Return `file:line: ValueError: …`: the line of `place_in`, and the message."""
+    return f"{place_in(error, file)}{type(error).__name__}: {error}"
