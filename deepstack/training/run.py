@@ -145,6 +145,7 @@ def open_run(prepared: Prepared, *, measures: bool = True) -> Iterator[TrainingR
         with gc_paused():
             run = TrainingRun(prepared, progress, resources, measures=measures)
         gc.freeze()  # the model lives until the end: exclude it from collections
+        resources.callback(vars(run).clear)  # a closed run holds no memory
         yield run
 
 
