@@ -20,9 +20,13 @@ from deepstack.instruments.coordinates.result import CoordinateCheck
 class Question(NamedTuple):
     """A model that a question describes, as lines of a right model that are replaced.
 
-    thread: of GitHub; text: the model in words; edits: line -> its replacement.
-    about: the module that the question names; quantity: which of its exponents are written.
-    broken: the first module that breaks the rule and its cause; ('', '') if it holds.
+    thread: address of the question on GitHub.
+    text: the model in words.
+    model: name of the right model.
+    edits: line -> its replacement.
+    about: name of the module that the question names.
+    quantity: of its exponents in questions.csv.
+    broken: first module that breaks the rule, and its cause; empty texts if it holds.
     """
 
     thread: str
