@@ -1,4 +1,4 @@
-"""The faults of experiments/planted_coordinate_faults: module and cause are named."""
+"""experiments/planted_coordinate_faults: module and cause of faults, answers to questions."""
 
 import sys
 from importlib import import_module
@@ -12,6 +12,7 @@ import deepstack
 
 sys.path.insert(0, str(ROOT / "experiments/planted_coordinate_faults"))
 table: Any = import_module("faults")
+asked: Any = import_module("questions")
 
 
 def needed(model: str) -> None:
@@ -40,3 +41,14 @@ def test_a_fault_is_named(fault: Any, tmp_path: Path) -> None:
     first = deepstack.coordinates(path, rule=rule, **table.SIZES[fault.model]).first
     assert first is not None
     assert (first.module, first.cause) == (fault.module, fault.cause), first.found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", asked.QUESTIONS, ids=lambda question: question.text)
+def test_a_question_has_the_answer_of_the_page(question: Any, tmp_path: Path) -> None:
+    check = asked.check_of(question, tmp_path)
+    first = check.first
+    found = ("", "") if first is None else (first.module, first.cause)
+    assert found == question.broken
+    page = (ROOT / "docs/coordinates.md").read_text(encoding="utf-8")
+    assert f"https://github.com/{question.thread})" in page
