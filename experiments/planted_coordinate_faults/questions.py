@@ -115,14 +115,19 @@ QUESTIONS = [
 ]  # fmt: skip
 
 
-def check_of(question: Question, folder: Path) -> CoordinateCheck:
-    """Return the check of µP of a question's model."""
+def edited(question: Question) -> str:
+    """Return the model of a question, as text."""
     text = (MODELS / f"{question.model}.py").read_text(encoding="utf-8")
     for old, new in question.edits.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
+    return text
+
+
+def check_of(question: Question, folder: Path) -> CoordinateCheck:
+    """Return the check of µP of a question's model."""
     path = folder / f"{question.model}.py"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(edited(question), encoding="utf-8")
     sizes = SIZES[question.model] | {"depths": (4,)}
     return deepstack.coordinates(path, rule="mup", steps=(1, 3, 10, 30), **sizes)
 
