@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deepstack.records import Run
+from deepstack.runs import loss_text
 from deepstack.runs.intervals import student
 from deepstack.runs.settings import DATA, require, values_of
 
@@ -196,8 +197,7 @@ def mask_note(runs: Sequence[Run]) -> str:
 
 def shows_tokens(run: Run) -> bool:
     """Return whether some predicted positions show a token: their loss is not that on [MASK]."""
-    of_all, masked = (last_row(run.evals, name) for name in ("loss", "loss_masked"))
-    return of_all is None or masked is None or not math.isclose(of_all, masked, rel_tol=1e-5)
+    return loss_text.shows_tokens(*(last_row(run.evals, name) for name in ("loss", "loss_masked")))
 
 
 def context_free_loss(run: Run, column: str) -> float | None:
@@ -207,12 +207,8 @@ def context_free_loss(run: Run, column: str) -> float | None:
         the positions of `loss_masked`.  A run without it, or one whose `loss` has positions that
         show a token, is compared with an entropy that its task states.  None if nothing is known.
     """
-    logged = last_row(run.evals, "unigram_loss")
-    if logged is not None and (column == "loss_masked" or not shows_tokens(run)):
-        return logged
-    first = "unigram_entropy" if column == "loss_masked" else "context_free_entropy"
-    values = (_stated(run, name) for name in (first, "uniform_entropy"))
-    return next((value for value in values if value is not None), None)
+    logged, stated = last_row(run.evals, "unigram_loss"), run.columns.get("references", {})
+    return loss_text.loss_without_context(column, logged, shows_tokens(run), stated)
 
 
 def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
@@ -269,5 +265,4 @@ def distinct_levels(values: Iterable[float | None]) -> list[float]:
 
 def _stated(run: Run, name: str) -> float | None:
     """Return a reference loss that the task of a run states, or None."""
-    value = run.columns.get("references", {}).get(name)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return loss_text.known(run.columns.get("references", {}).get(name))

@@ -1,0 +1,71 @@
+"""The validation loss of one evaluation as displays show it: one loss, and its reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from deepstack.base.text import number_text
+
+
+def loss_text(row: Mapping[str, float | None], stated: Mapping[str, Any]) -> str:
+    """Return '3.067 ± 0.059 nats (unigram 3.263)': the loss that counts beside its reference.
+
+    It is the loss where [MASK] is shown, if the row has one: outcomes and tables compare the same.
+
+    row: of evals.csv.
+    stated: losses in nats that the task states, by name.
+    """
+    column, reference = compared_losses(row, stated)
+    error = row.get(f"{column}_se")
+    text = f"{number_text(row.get(column))}{f' ± {error:.2g}' if error else ''} nats"
+    levels = [] if reference is None else [f"{reference_name(stated)} {number_text(reference)}"]
+    if (optimum := known(row.get("optimal_loss"))) is not None:
+        levels.append(f"optimum {number_text(optimum)}")
+    return f"{text} ({', '.join(levels)})" if levels else text
+
+
+def compared_losses(
+    row: Mapping[str, float | None], stated: Mapping[str, Any]
+) -> tuple[str, float | None]:
+    """Return the column of the loss that counts in a row, and the loss without context.
+
+    row, stated: see `loss_text`.
+    """
+    masked = known(row.get("loss_masked"))
+    column = "loss" if masked is None else "loss_masked"
+    shows = shows_tokens(known(row.get("loss")), masked)
+    return column, loss_without_context(column, known(row.get("unigram_loss")), shows, stated)
+
+
+def loss_without_context(
+    column: str, logged: float | None, shows: bool, stated: Mapping[str, Any]
+) -> float | None:
+    """Return the loss in nats of the best predictor without context, or None.
+
+    column: of the loss that it is compared with.
+    logged: the mean over the positions of `loss_masked`, if the run has recorded one.
+    shows: whether some positions of `loss` show a token; `logged` does not hold for these.
+    stated: losses in nats that the task states, by name.
+    """
+    if logged is not None and (column == "loss_masked" or not shows):
+        return logged
+    first = "unigram_entropy" if column == "loss_masked" else "context_free_entropy"
+    values = (known(stated.get(name)) for name in (first, "uniform_entropy"))
+    return next((value for value in values if value is not None), None)
+
+
+def shows_tokens(of_all: float | None, masked: float | None) -> bool:
+    """Return whether some predicted positions show a token: their loss is not that on [MASK]."""
+    return of_all is None or masked is None or not math.isclose(of_all, masked, rel_tol=1e-5)
+
+
+def reference_name(stated: Mapping[str, Any]) -> str:
+    """Return the name of the predictor without context: the unigram of a text, else chance."""
+    return "unigram" if "unigram_entropy" in stated else "chance"
+
+
+def known(value: Any) -> float | None:
+    """Return a finite number, or None for anything else."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
