@@ -78,7 +78,7 @@ def plot_command(
     """Draw charts of the runs in a folder, each as PDF, PNG, SVG and a CSV of the drawn values."""
     opt.load_plugins(plugin)
     from deepstack.plots import CHARTS, plot
-    from deepstack.plots.files import WORDED
+    from deepstack.plots.arguments import WORDED
 
     # Charts, which may be joined by commas, and folders have any order.
     directories = [word for word in words if Path(word).is_dir()]

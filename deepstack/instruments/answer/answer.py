@@ -11,8 +11,10 @@ from deepstack.instruments.answer.content import PAPER, Content
 from deepstack.instruments.answer.looks import looks_at
 from deepstack.instruments.answer.pages import plain_citations
 from deepstack.instruments.answer.sentence import find
+from deepstack.plots.arguments import AnyRuns, runs_of
 from deepstack.plots.chart import CHARTS, Chart
-from deepstack.plots.files import AnyRuns, render, runs_of, save, try_chart
+from deepstack.plots.files import render, save
+from deepstack.plots.study_charts import try_chart
 from deepstack.records import ENDED
 from deepstack.records.files import replace
 from deepstack.runs.conditions import Where
