@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from deepstack.base.errors import ConfigError, NothingMatchedError
 from deepstack.plots.arguments import AnyRuns, are_names, function_of, runs_of, split_options
-from deepstack.plots.chart import CHARTS
+from deepstack.plots.chart import CHARTS, MOST_MAIN, main_charts
 from deepstack.plots.files import FORMATS
 from deepstack.plots.study_charts import draw
 from deepstack.runs.runs import NO_CHOICE
@@ -48,7 +48,8 @@ def plot(
     all charts that these runs allow.
 
     options: `where`, `sort`, `last` and `best` of `load_runs`, `formats` of files, x, y, by, value
-        of `metric` and `map`, `step` of `draw`, and the fields of `Options`.
+        of `metric` and `map`, `step` of `draw`, and the fields of `Options`.  `main=True` draws at
+        most five main charts of a study in place of all charts.
 
     Raises what `plots.draw` raises.
     """
@@ -56,11 +57,13 @@ def plot(
         directory, charts = charts, directory
     names = [charts] if isinstance(charts, str) else list(charts or ())
     options = {key: value for key, value in options.items() if value is not None}
+    main = options.pop("main", False) and not names
     selection: dict[str, Any] = {
         key: options.pop(key) for key in ("where", "sort", "last", "best", "step") if key in options
     }
     if NO_CHOICE in selection.get("best", ()):
         options["rates"] = "all"
+    every = main_charts() if main else CHARTS
     folders = [directory] if isinstance(directory, (str, os.PathLike)) else directory
     if isinstance(folders, (list, tuple)) and all(
         isinstance(f, (str, os.PathLike)) for f in folders
@@ -70,8 +73,9 @@ def plot(
         chosen, words = split_options(options)
         if words and not names:
             raise ConfigError(f"plot: --{next(iter(words))} belongs to the charts metric and map")
-        functions = {name: function_of(name, words) for name in names or CHARTS}
-        return draw(directory, functions, out, say, formats, chosen, **selection)
+        functions = {name: function_of(name, words) for name in names or every}
+        most = MOST_MAIN if main else None
+        return draw(directory, functions, out, say, formats, chosen, most=most, **selection)
     selection.pop("step", None)
     runs = runs_of(directory).select(**selection)
     options |= {"ordered": True} if selection.get("sort") else {}
@@ -79,7 +83,9 @@ def plot(
         figures = [figure(runs, name, **options) for name in names]
         return figures[0] if isinstance(charts, str) else figures
     figures = []
-    for name in CHARTS:
+    for name in every:
+        if main and len(figures) == MOST_MAIN:
+            break
         try:
             figures.append(figure(runs, name, **options))
         except NothingMatchedError as error:

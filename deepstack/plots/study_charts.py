@@ -47,6 +47,7 @@ def draw(
     sort: str | None = None,
     last: int | None = None,
     best: str | Sequence[str] = (),
+    most: int | None = None,
     step: Callable[[str, int], None] = lambda name, total: None,
 ) -> list[Path]:
     """Draw charts (default: all) of the runs below a folder, into figures/ in each study or `out`.
@@ -62,6 +63,9 @@ def draw(
     where, last, best: as in `deepstack.load_runs`.
     sort: the order of runs, and so of the lines of a chart and its legend: a line has the place of
         its first run.
+
+    most: draw of each study only the first so many charts that it allows; `say` gets no sentence on
+        the others.
 
     step: is called before each chart with its name and the number of all charts.
 
@@ -110,6 +114,7 @@ def draw(
             options=shown,
             formats=formats,
             notices=notices,
+            most=most,
             step=lambda name: step(name, len(charts) * len(studies)),
         )
         paths, errors = use_readable(members, skipped, draw_them)
@@ -134,16 +139,21 @@ def draw_study(
     options: Options,
     formats: Sequence[str],
     notices: dict[str, None],
+    most: int | None,
     step: Callable[[str], None],
 ) -> tuple[list[Path], list[DeepstackError]]:
     """Draw charts of the runs of one study; return the files, and an error a chart not drawn.
 
     notices: gets the notice of each chart that has one.
+    most: see `draw`; then the errors are only of broken charts, unless no chart is drawn.
     step: is called with the name of each chart.
     """
     paths: list[Path] = []
     errors: list[DeepstackError] = []
+    drawn = 0
     for name, function in charts.items() if runs else ():
+        if drawn == most:
+            break
         step(name)
         result = try_chart(name, function, runs, options)
         if isinstance(result, DeepstackError):
@@ -154,6 +164,9 @@ def draw_study(
             paths += save(result, target, file_name(name, function, options), formats, options)
         except ResourceError as error:
             raise ResourceError(f"{error}; give another folder with --to") from error
+        drawn += 1
+    if most is not None and paths:
+        errors = [error for error in errors if isinstance(error, BrokenChartError)]
     return paths, errors
 
 

@@ -27,7 +27,7 @@ from deepstack.runs.statistics import (
 )
 
 
-@chart("update_vs_depth")
+@chart("update_vs_depth", main=2)
 def update_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """Model update against depth at the first and at the last shared step, with exponents."""
     runs = runs.with_steps()
@@ -63,7 +63,7 @@ def ceiling_of(run: Run, column: str) -> float:
     return SATURATED * unrelated_distance(run, column)
 
 
-@chart("update_vs_step")
+@chart("update_vs_step", main=6)
 def update_vs_step(runs: Runs, *, options: Options) -> Chart:
     """Model update against the step, from the first step on."""
     runs = runs.with_steps()

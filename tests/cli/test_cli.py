@@ -168,7 +168,7 @@ def test_plot_draws_each_study_of_a_results_folder_by_itself(tmp_path: Path) -> 
         for depth in (1, 2):
             given = [*TINY, f"model.depth={depth}", *words]
             succeed("train", QUICK, *given, "--study", study, "--out", tmp_path, "-q")
-    result = typed("plot", tmp_path)
+    result = typed("plot", tmp_path, "--all")
     assert result.exit_code == 0, result.stderr
     written = [Path(line) for line in result.stdout.splitlines()]
     assert {path.suffix for path in written} == {".pdf", ".png", ".svg", ".csv"}
