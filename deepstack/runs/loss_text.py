@@ -1,12 +1,16 @@
-"""The validation loss of one evaluation as displays show it: one loss, and its reference."""
+"""The validation loss of an evaluation, and its reference: the loss without context.
+
+It imports neither numpy nor pandas, so that displays and `deepstack ls` start fast.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepstack.base.text import number_text
+from deepstack.records import Run
 
 
 def loss_text(row: Mapping[str, float | None], stated: Mapping[str, Any]) -> str:
@@ -53,6 +57,24 @@ def loss_without_context(
         return logged
     first = "unigram_entropy" if column == "loss_masked" else "context_free_entropy"
     values = (known(stated.get(name)) for name in (first, "uniform_entropy"))
+    return next((value for value in values if value is not None), None)
+
+
+def context_free_loss(run: Run, column: str) -> float | None:
+    """Return the validation loss in nats of the best predictor without context: that at chance.
+
+    column: of the loss that it is compared with.  It is `unigram_loss` of evals.csv, the mean over
+        the positions of `loss_masked`.  A run without it, or one whose `loss` has positions that
+        show a token, is compared with an entropy that its task states.  None if nothing is known.
+    """
+    rows, stated = run.evaluations, run.columns.get("references", {})
+    shows = shows_tokens(latest(rows, "loss"), latest(rows, "loss_masked"))
+    return loss_without_context(column, latest(rows, "unigram_loss"), shows, stated)
+
+
+def latest(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
+    """Return the last finite value of a column, or None."""
+    values = (known(row.get(name)) for row in reversed(rows))
     return next((value for value in values if value is not None), None)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from deepstack.records import Run
 from deepstack.runs import loss_text
 from deepstack.runs.intervals import student
+from deepstack.runs.loss_text import context_free_loss as context_free_loss
 from deepstack.runs.settings import DATA, require, values_of
 
 if TYPE_CHECKING:
@@ -198,17 +199,6 @@ def mask_note(runs: Sequence[Run]) -> str:
 def shows_tokens(run: Run) -> bool:
     """Return whether some predicted positions show a token: their loss is not that on [MASK]."""
     return loss_text.shows_tokens(*(last_row(run.evals, name) for name in ("loss", "loss_masked")))
-
-
-def context_free_loss(run: Run, column: str) -> float | None:
-    """Return the validation loss in nats of the best predictor without context: that at chance.
-
-    column: of the loss that it is compared with.  It is `unigram_loss` of evals.csv, the mean over
-        the positions of `loss_masked`.  A run without it, or one whose `loss` has positions that
-        show a token, is compared with an entropy that its task states.  None if nothing is known.
-    """
-    logged, stated = last_row(run.evals, "unigram_loss"), run.columns.get("references", {})
-    return loss_text.loss_without_context(column, logged, shows_tokens(run), stated)
 
 
 def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
