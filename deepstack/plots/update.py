@@ -16,7 +16,7 @@ from deepstack.runs.fit import fit_points
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import depths_of, require
 from deepstack.runs.statistics import (
-    SATURATED,
+    ceiling_of,
     distinct_levels,
     has_diverged_by,
     points_of,
@@ -56,11 +56,6 @@ def update_vs_depth(runs: Runs, *, options: Options) -> Chart:
     if options.at_step is None and last != max(int(r.steps["step"].iloc[-1]) for r in runs):
         drawing.note(f"step {last} is the last one that all undiverged runs share")
     return drawing.finish("Model update against depth")
-
-
-def ceiling_of(run: Run, column: str) -> float:
-    """Return the model update above which a run is saturated."""
-    return SATURATED * unrelated_distance(run, column)
 
 
 @chart("update_vs_step", main=6)

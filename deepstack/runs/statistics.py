@@ -160,6 +160,11 @@ def unrelated_distance(run: Run, column: str) -> float:
     return math.sqrt(2) * float(run.columns.get("f0_norm", math.inf))
 
 
+def ceiling_of(run: Run, column: str) -> float:
+    """Return the model update above which a run is saturated."""
+    return SATURATED * unrelated_distance(run, column)
+
+
 def value_at(run: Run, column: str, step: int) -> float | None:
     """Return the value at a step; for a run that diverged by then, its last finite value."""
     rows = run.steps if has_diverged_by(run, step) else run.steps[run.steps["step"] == step]
