@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 from helpers.command_line import refusal, succeed, typed
 from helpers.plot_runs import make_run, make_runs
 
@@ -61,6 +63,12 @@ def test_named_charts_and_all_have_every_format_and_study(tmp_path: Path) -> Non
     assert "these runs do not allow" in every.stderr
     message = refusal(2, "plot", "loss_vs_step", tmp_path, "--all")
     assert "--all: found beside the chart loss_vs_step" in message
+
+
+def test_the_page_on_charts_lists_the_main_ones_in_their_order() -> None:
+    page = (ROOT / "docs/charts.md").read_text(encoding="utf-8")
+    listed = page.partition("The main charts are")[2].partition("Of a folder")[0]
+    assert re.findall(r"`(\w+)`", listed) == main_charts()
 
 
 def test_a_plugin_may_add_a_main_chart() -> None:
