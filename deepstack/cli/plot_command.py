@@ -146,7 +146,8 @@ def plot_command(
             log(line)
         if main and paths:
             left = len(CHARTS) - len({path.stem for path in paths})
-            number, words = counted("{} charts", left), ["deepstack", "plot", *directories, "--all"]
+            words = ["deepstack", "plot", *directories, "--all", *(["--to", str(to)] if to else [])]
+            number = counted("{} charts", left)
             log(f"{number} left out; to draw all that the runs allow: {shlex.join(words)}")
 
 

@@ -37,6 +37,8 @@ def test_a_study_has_five_main_charts_as_png_and_csv(tmp_path: Path) -> None:
     assert len(names(shown.stdout)) == MOST_MAIN
     left = f"{len(CHARTS) - 5} charts left out; to draw all that the runs allow: deepstack plot "
     assert left in shown.stderr and "is not drawn" not in shown.stderr
+    shown = typed("plot", study, "--to", tmp_path / "x y", "--format", "csv")
+    assert shown.stderr.rstrip().endswith(f"{study} --all --to '{tmp_path / 'x y'}'")
 
 
 @pytest.mark.slow
