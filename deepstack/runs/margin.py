@@ -7,9 +7,9 @@ reaches furthest down, so that a margin above 0 holds for all others too; withou
 the one with the least mean loss.  Of equals the first one counts, in the order of tables.
 
 The best values are chosen by the losses that are compared.  Over simulated studies of normal losses
-the interval holds the difference of the true means at the chosen values in 94.5 to 99 % for two
-settings with one to five values and 3 to 12 seeds, and more often for more settings
-(docs/answer.md): settings that hardly differ have their intervals too wide, none too narrow.
+the interval holds the difference of the true means at the chosen values in 94 to 99 % for two
+settings with one to five values and 3 to 12 seeds, and in 94 to 100 % for three and five
+(docs/answer.md, "The interval of the best of several").
 """
 
 from __future__ import annotations

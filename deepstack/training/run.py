@@ -144,6 +144,7 @@ def open_run(prepared: Prepared, *, measures: bool = True) -> Iterator[TrainingR
         resources.callback(release_memory, prepared.device)
         with gc_paused():
             run = TrainingRun(prepared, progress, resources, measures=measures)
+        resources.callback(vars(run).clear)  # a closed run holds no memory
         gc.freeze()  # the model lives until the end: exclude it from collections
         yield run
 
@@ -195,8 +196,8 @@ class TrainingRun:
         resources.callback(passes.release)
         self.snapshots = SnapshotWriter(self.of_ranks, probe, self.update, self.optimizer, passes)
         resources.callback(self.snapshots.close)
-        of_run = self.built, self.optimizer, self.update
-        self.state = TrainingState(*of_run, self.snapshots.records)
+        records = self.snapshots.records
+        self.state = TrainingState(self.built, self.optimizer, self.update, records)
         share, norm_of = self.of_ranks.reductions()
         step = make_step(
             self.loss,
@@ -366,9 +367,8 @@ class TrainingRun:
         mark_tolerated(self.folder, self.logs.values(), self.observer.notify)
         if divergence := self.recorder.divergence:
             origin = self._culprit(divergence) if self.ranks.size == 1 else Culprit("unknown")
-            found = {"first_bad_layer": origin.layer, "found_in": origin.where}
             self.observer.notify(cause(divergence, origin))
-            facts = divergence.facts() | found
+            facts = divergence.facts() | {"first_bad_layer": origin.layer, "found_in": origin.where}
             record_end(self.prepared, "diverged", divergence.step, logs=logs, **facts)
             ckpt.keep_only(self.folder, -1)  # last: until then a killed run resumes
         else:

@@ -260,7 +260,7 @@ def test_no_source_could_run_what_it_reads() -> None:
         for line in path.read_text().splitlines()
         if UNSAFE.search(line)
     }
-    # only files that the command line names are run: with --plugin, and the block of `conform`
+    # only files that the command line names are run: by --plugin, `conform` and `coordinates`
     run_it = 'exec(compile(content, str(path), "exec"), module.__dict__)'
     runners = ("deepstack/base/plugins.py", "deepstack/model/user_code.py")
     assert found == {(file, run_it) for file in runners if (ROOT / file).exists()}

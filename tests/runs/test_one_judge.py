@@ -156,7 +156,8 @@ def statements(runs: Runs, folder: Path, lead: Lead) -> Iterator[tuple[str, str,
     found = find(runs.results.values())
     if found.kind != "rates":
         yield "answer", *read_clause(found.sentence)
-    sentence = next(s for s in finding_of(runs, (), None)["sentences"] if "lowest" in s)
+    sentences = finding_of(runs, (), None)["sentences"]
+    sentence = next(s for s in sentences if "lowest validation loss" in s or "lowest loss" in s)
     words = re.search(r"N = \d+, ([\w-]+).* nats: (\S+) below ([\w-]+)(.*)", sentence)
     if words:  # else no run of the leader learns
         ends = re.search(r"interval (\S+) to ([^\s,]+)", words[4])
@@ -178,6 +179,22 @@ def statements(runs: Runs, folder: Path, lead: Lead) -> Iterator[tuple[str, str,
         several = f"{lead.leader} at its best rate ({lead.rate:g}"
         assert any(several in line for line in sweep_finding(runs)), "sweep names the rate"
     yield "table of compare", lead.leader, lead.rival, [row["difference"], *ends_of_row]
+
+
+def test_a_rate_at_which_a_seed_fails_is_not_the_best(pool: Path, tmp_path: Path) -> None:
+    """DeepNorm has its lowest mean at 0.01, where seed 2 learns nothing: its best rate is 0.001."""
+    study: dict[tuple[str, int], dict[float, Seeds]] = {
+        ("deepnorm", 12): {
+            0.001: {0: 2.90, 1: 2.91, 2: 2.89},
+            0.01: {0: 2.30, 1: 2.35, 2: 3.30},
+        },
+        ("pre_ln", 12): {0.001: {0: 2.78, 1: 2.79, 2: 2.77}, 0.01: {0: 2.85, 1: 2.86, 2: 2.84}},
+    }
+    lead = Lead("Pre-LN", 0.001, "DeepNorm", 0.12, 0.12, 0.12)
+    said = list(statements(write_study(pool, study, tmp_path), tmp_path, lead))
+    assert {command for command, *_ in said} > {"sweep", "answer", "report", "compare"}
+    for command, leader, rival, (gap, *_) in said:
+        assert (leader, rival) == ("Pre-LN", "DeepNorm") and gap == pytest.approx(0.12), command
 
 
 CHUNKS = [

@@ -56,9 +56,9 @@ def report_tables(
 
 
 MARGINS = (
-    "Setting with the least mean validation loss (nats) of each depth, and its margin to the best "
-    f"setting of another scheme if there is one: mean and {INTERVAL} (Student's t) of the "
-    "differences seed by seed. The same losses choose and compare; no interval accounts for that."
+    "Setting with the least mean validation loss (nats) of each depth, and its margin to the "
+    f"nearest of the others, each at its best learning rate: mean and {INTERVAL} (Student's t) of "
+    "the differences seed by seed. The same losses choose and compare."
 )
 
 

@@ -2,32 +2,24 @@
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import pages
 from helpers.command_line import refusal, succeed, typed
+from helpers.pages import without_numbers
 
 from deepstack.base.errors import DifferenceError
 from deepstack.instruments.conform.template import template_of
 from deepstack.schemes import SCHEMES
 
-PAGE = (ROOT / "docs" / "conform.md").read_text(encoding="utf-8")
 
-
-def shown(name: str) -> str:
-    """The content of a file that the page shows."""
-    (text,) = re.findall(rf'```\w+ title="{re.escape(name)}"\n(.*?)```', PAGE, re.DOTALL)
-    return str(text)
-
-
-def without_numbers(text: str) -> str:
-    """A text whose numbers, but for powers and names, may differ by version and machine."""
-    return re.sub(r"(?<![\w^])\d[\d.]*(e[-+]?\d+)?", "#", text.replace("deepstack: ", "")).strip()
+def shown(title: str) -> str:
+    """The content of a file that docs/conform.md shows."""
+    return pages.shown("conform.md", title)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`deepstack coordinates`, `deepstack.coordinates` and `deepstack.assert_coordinates`."""
+"""`deepstack coordinates`, `deepstack.coordinates`, `assert_coordinates`; docs/coordinates.md."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from helpers.command_line import refusal, succeed, typed
+from helpers.pages import shown, without_numbers
 
 import deepstack
 from deepstack.base.errors import ConfigError
@@ -152,3 +153,24 @@ def build(width, depth, seed):
 
 def test_the_help_names_the_rules() -> None:
     assert "completep" in succeed("coordinates", "--help")
+
+
+def verdicts(table: str) -> set[tuple[str, str, str]]:
+    """Return module, axis and the quantity that breaks the rule, of rows of a printed table."""
+    rows = re.findall(r"^ (\S.*?) +(width|depth) .*?\d *(\b[a-z]*)$", table, re.MULTILINE)
+    return set(rows)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_prints_what_it_shows(tmp_path: Path) -> None:
+    """All models of the page, of which it shows some rows; its numbers depend on the processor."""
+    page = "coordinates.md"
+    wrong, right = shown(page, "build.py"), shown(page, "optimizer")
+    right = wrong.partition("def optimizer")[0] + right
+    for code, text, title in ((6, wrong, "build.txt"), (0, right, "right.txt")):
+        done = typed("coordinates", written(tmp_path, text), "--out", tmp_path / "results")
+        assert done.exit_code == code
+        rows, message = shown(page, title).rstrip().split("\n\n")
+        printed = done.stderr[done.stderr.index("build.py ") :]
+        assert without_numbers(printed) == without_numbers(message)
+        assert len(verdicts(rows)) == 8 and verdicts(rows) <= verdicts(done.stdout)

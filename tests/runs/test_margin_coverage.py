@@ -1,0 +1,76 @@
+"""The interval of a margin, after each setting's value was chosen by the losses compared.
+
+`python tests/runs/test_margin_coverage.py` prints the table of docs/answer.md.
+"""
+
+import random
+
+import pytest
+
+from deepstack.runs.best import bests_of
+from deepstack.runs.margin import margin_of
+from deepstack.runs.outcomes import Result
+
+STUDIES = 1000
+SPREADS = (0.0, 0.3, 1.0, 3.0)
+"""Deviations of settings' and values' true means, in deviations of a seed."""
+SHARED = 0.5  # part of a seed's variance that is equal in all settings and values
+
+
+def holds(rng: random.Random, settings: int, values: int, seeds: int, spread: float) -> bool:
+    """Simulate a study; return whether the interval holds the true difference.
+
+    This is the difference of the true means of rival and leader at the values that were chosen.
+    """
+    means: dict[tuple[str, float], float] = {}
+    noise = [rng.gauss(0, SHARED**0.5) for _ in range(seeds)]
+    results = []
+    for name in "ABCDE"[:settings]:
+        level = rng.gauss(0, spread)
+        for rate in range(1, values + 1):
+            mean = level + (rng.gauss(0, spread) if values > 1 else 0.0)
+            means[name, rate] = mean
+            for seed in range(seeds):
+                loss = 2 + 0.01 * (mean + noise[seed] + rng.gauss(0, (1 - SHARED) ** 0.5))
+                results.append(Result(name, name, 6, rate, seed, "done", loss, 4.0))
+    found = margin_of(bests_of(results))
+    assert found is not None
+    leader, rival = ((one.label, one.value) for one in (found.leader, found.rival))
+    return found.gap.low <= 0.01 * (means[rival] - means[leader]) <= found.gap.high
+
+
+def coverage(settings: int, values: int, seeds: int, spread: float, studies: int = STUDIES) -> float:
+    """Return the share of simulated studies whose interval holds the true difference."""
+    rng = random.Random(f"{settings} {values} {seeds} {spread}")
+    return sum(holds(rng, settings, values, seeds, spread) for _ in range(studies)) / studies
+
+
+@pytest.mark.parametrize(("settings", "values", "seeds"), [(2, 1, 3), (2, 3, 5), (3, 5, 3)])
+def test_the_interval_of_a_margin_holds_after_the_choice_of_rates(
+    settings: int, values: int, seeds: int
+) -> None:
+    """250 studies: 0.95 would lie below 0.91 once in 500 tries."""
+    assert coverage(settings, values, seeds, 0.3, 250) >= 0.91
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("seeds", [3, 5, 12])
+@pytest.mark.parametrize("values", [1, 3, 5])
+@pytest.mark.parametrize("settings", [2, 3, 5])
+def test_it_holds_for_every_number_of_settings_values_and_seeds(
+    settings: int, values: int, seeds: int, spread: float
+) -> None:
+    """0.93, less three standard errors of the simulation."""
+    assert coverage(settings, values, seeds, spread, 400) >= 0.93 - 0.033
+
+
+if __name__ == "__main__":
+    for settings in (2, 3, 5):
+        for values in (1, 3, 5):
+            row = [
+                [coverage(settings, values, seeds, spread) for spread in SPREADS]
+                for seeds in (3, 5, 12)
+            ]
+            cells = [f"{100 * min(one):.1f} to {100 * max(one):.1f} %" for one in row]
+            print("|", " | ".join([str(settings), str(values), *cells]), "|", flush=True)
