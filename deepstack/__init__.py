@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from deepstack.instruments import *  # noqa: F403, each names what its folders make public
     from deepstack.integrations import *  # noqa: F403
     from deepstack.model import build_model as build_model
-    from deepstack.plots.files import plot as plot
+    from deepstack.plots.calls import plot as plot
     from deepstack.runs.comparison import compare as compare
     from deepstack.runs.selection import load_runs as load_runs
     from deepstack.sweeps import sweep as sweep
@@ -50,7 +50,7 @@ _PUBLIC = {
     "load_config": ("deepstack.config", "load_config"),
     "load_plugins": ("deepstack.base.plugins", "load_plugins"),
     "load_runs": ("deepstack.runs.selection", "load_runs"),
-    "plot": ("deepstack.plots.files", "plot"),
+    "plot": ("deepstack.plots.calls", "plot"),
     "schemes": ("deepstack.schemes", ""),
     "sweep": ("deepstack.sweeps", "sweep"),
     "train": ("deepstack.training", "train"),

@@ -128,7 +128,9 @@ def charts() -> str:
 
     parts = [
         "# Charts",
-        HEAD + "`deepstack plot NAME DIR` draws one, `deepstack plot DIR` all that fit.",
+        HEAD
+        + "`deepstack plot NAME DIR` draws one, `deepstack plot DIR` at most five main ones, and\n"
+        "`deepstack plot DIR --all` all that fit.",
     ]
     for name, function in CHARTS.items():
         parts += [

@@ -23,6 +23,9 @@ class View:
     def show(self, done: int, total: int, text: str) -> None:
         """Show the present state, which the next one replaces: `done` of `total`, and a text."""
 
+    def wait(self, text: str) -> None:
+        """Show the name of a long part of the work until the next state."""
+
     def line(self, text: str) -> None:
         """Show a line, which stays."""
 
@@ -51,6 +54,9 @@ class LineView(View):
             self._written = time.monotonic()
             self.write(self.state.format(done=done, total=total, text=text))
 
+    def wait(self, text: str) -> None:
+        self.line(text)
+
     def line(self, text: str) -> None:
         self.write(text)
 
@@ -74,6 +80,9 @@ class NotebookView(View):
         self.done, self.total, self.text = done, total, text
         if time.monotonic() - self._drawn >= DRAWING_SECONDS or done >= total:
             self._draw()
+
+    def wait(self, text: str) -> None:
+        self.show(self.done, self.total, text)
 
     def line(self, text: str) -> None:
         self.text = text

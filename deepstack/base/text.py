@@ -15,6 +15,7 @@ _CONTROLS = re.compile(
 )
 # Letters of East Asian scripts, which have no spaces between words, or other words.
 _WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60"
+COMMAND = ": deepstack "  # between a sentence and the command to type
 _PARTS = re.compile(f" ?(?:[{_WIDE}]|[^ {_WIDE}]+)")
 
 
@@ -64,6 +65,24 @@ def wrap(text: str, width: int) -> list[str]:
         else:
             lines.append(word.lstrip(" "))
     return lines
+
+
+def fold_lines(text: str, width: int) -> str:
+    """Return a text whose lines end at words, in at most so many cells of a terminal.
+
+    A command at the end of a long line moves to a separate line, so that users can copy it.
+    """
+    from rich.cells import cell_len
+
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if cell_len(line) <= width:
+            lines.append(line)
+            continue
+        words, colon, command = line.partition(COMMAND)
+        lines += wrap(f"{words}:" if colon else words, width)
+        lines += [f"{colon.removeprefix(': ')}{command}"] if colon else []
+    return "\n".join(lines)
 
 
 def distinct_texts(values: Iterable[Any]) -> dict[Any, str]:

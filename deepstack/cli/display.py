@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from deepstack.base.progress import LineView
 from deepstack.cli.output import is_interactive, log, terminal_console
@@ -18,7 +18,9 @@ def observe(quiet: bool) -> Iterator[Observer]:
         yield Observer()
     elif is_interactive(sys.stderr):
         view = run_view(terminal_console())
-        with view.live:
-            yield PlainLines(0.0, view)
+        with view.live, closing(PlainLines(0.0, view)) as lines:
+            yield lines
     else:
-        yield PlainLines(view=LineView(log, STEP_LINE))
+        with closing(PlainLines(view=LineView(log, STEP_LINE))) as lines:
+            lines.working("preparing the run")
+            yield lines

@@ -10,6 +10,7 @@ from deepstack.runs.outcomes import CLEAR, Result, result_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.series import COMPARED_WITH
 from deepstack.runs.settings import TASK, scheme_label
+from deepstack.runs.statistics import distinct_levels
 from deepstack.runs.words import count_text, lead_sentence
 
 MOST_GROUPS = 8  # settings, and depths, up to which a sweep has a finding
@@ -77,7 +78,9 @@ def sweep_finding(runs: Sequence[Run]) -> list[str]:
         return []
     rates = any(one.is_chosen for of_depth in depths.values() for one in of_depth)
     where = " at the best rate" if rates else ""
-    below = f"nats below {guess_of(known[0])} (mean of these)"
+    floors = distinct_levels(one.floor for one in known.results.values())
+    level = f", {floors[0]:.3f}" if len(floors) == 1 else ""
+    below = f"nats below {guess_of(known[0])}{level} (mean of these)"
     lead = lead_sentence(bests) if len({run.get(TASK) for run in known}) == 1 else None
     counts = {n: ", ".join(map(count_text, by_success(depths[n]))) for n in sorted(depths)}
     return [

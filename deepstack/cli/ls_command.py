@@ -1,15 +1,26 @@
 """The command `deepstack ls DIR`."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from deepstack.base.errors import ResourceError
 from deepstack.base.text import one_line
 from deepstack.cli.commands import command
 from deepstack.cli.options import Best, Json, Last, Sort, Where
 from deepstack.cli.output import emit, log
+from deepstack.records import ENDED
+
+if TYPE_CHECKING:
+    from deepstack.records import Run
 
 # A narrow terminal drops these columns first: the run's name has them, or few people need them.
+MOST_COMMANDS = 5
 LAST = ("model.scheme", "model.depth", "seed", "step", "grad_norm", "val_loss_masked", "step_ms")
 
 
@@ -24,13 +35,27 @@ def ls_command(
     best: Best = [],
     json: Json = False,
 ) -> None:
-    """List runs: state, varying settings, last loss and model update, and reasons of failures."""
+    """List runs: state, outcome, varying settings, last values.
+
+    Below the table: reasons of failures, and the commands that continue interrupted runs.
+    """
     from deepstack.runs import Runs
 
     runs = Runs.below(directory).select(where, sort, last, best)
-    rows = runs.rows
+    rows = [
+        before_settings(row, outcome_of(run, one.state, json))
+        for run, one, row in zip(runs, runs.summaries, runs.rows, strict=True)
+    ]
     several = len({row["study"] for row in rows}) > 1
-    first = ["run", "state", *(["study"] if several else []), "tags", "model_update", "loss"]
+    first = [
+        "run",
+        "state",
+        "outcome",
+        *(["study"] if several else []),
+        "tags",
+        "model_update",
+        "loss",
+    ]
     first += [name for name in rows[0] if name not in (*LAST, "study")]
     losses = ("val_loss_masked", "val_loss", "loss")
     answer = ["state", *[name for name in losses if any(row[name] is not None for row in rows)][:1]]
@@ -43,3 +68,36 @@ def ls_command(
             why = " ".join(str(run.status.get("error")).split())
             phase = f" in {run.status['phase']}" if "phase" in run.status else ""
             log(f"run {name}: {one.state}{phase}: {why}")
+    states = zip(runs, runs.summaries, strict=True)
+    log_continuation([run for run, one in states if one.state == "interrupted"])
+
+
+def outcome_of(run: Run, state: str, as_value: bool) -> str | None:
+    """Return the outcome of a run in words: 'learnt'; None for a run that has none.
+
+    as_value: whether it is the value that files have: 'trained'.
+    """
+    from deepstack.runs.outcomes import OUTCOME_WORDS, outcome
+
+    with suppress(ResourceError):  # of a damaged run
+        if state in ENDED and (value := outcome(run)):
+            return value if as_value else OUTCOME_WORDS[value]
+    return None
+
+
+def before_settings(row: dict[str, Any], outcome: str | None) -> dict[str, Any]:
+    """Return a row of the table of runs with the outcome after the state."""
+    names = list(row)
+    begin = names[: names.index("state") + 1]
+    return {name: row[name] for name in begin} | {"outcome": outcome} | row
+
+
+def log_continuation(runs: Sequence[Run]) -> None:
+    """Print the commands that continue interrupted runs."""
+    from deepstack.runs.commands import repeat_commands
+
+    commands = repeat_commands(runs)
+    for text in commands[:MOST_COMMANDS]:
+        log(f"to continue what was interrupted: {text}")
+    if len(commands) > MOST_COMMANDS:
+        log(f"and {len(commands) - MOST_COMMANDS} more commands; --where KEY=VALUE chooses runs")

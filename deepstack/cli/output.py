@@ -21,7 +21,7 @@ from deepstack.base.latex import HEAD, Rows, table, tabular
 from deepstack.base.markdown import table as markdown_table
 from deepstack.base.progress import LineView, View
 from deepstack.base.text import plain
-from deepstack.cli.streams import Terminal, raw
+from deepstack.cli.streams import Terminal, raw, width_of
 from deepstack.cli.streams import log as log
 from deepstack.cli.table import cell_of, lay_out
 
@@ -216,7 +216,7 @@ def print_latex(
 
 def terminal_width() -> int | None:
     """Return the width of the terminal on stdout, None for a pipe or a file."""
-    return Console().width if raw(sys.stdout).isatty() else None
+    return width_of(sys.stdout)
 
 
 def has_style(console: Console) -> bool:

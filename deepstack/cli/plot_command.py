@@ -1,5 +1,6 @@
 """The command `deepstack plot [CHART …] DIR`, and its two charts of any quantity."""
 
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -7,13 +8,15 @@ from typing import Any
 
 import typer
 
-from deepstack.base.errors import BrokenChartError
-from deepstack.base.text import counted
+from deepstack.base.errors import BrokenChartError, ConfigError
+from deepstack.base.text import counted, fold_lines
 from deepstack.cli import options as opt
 from deepstack.cli.commands import command
 from deepstack.cli.completion import complete_chart_or_folder, complete_names
 from deepstack.cli.output import log, show_work, terminal_width
+from deepstack.cli.several_studies import newest_note, studies_below
 
+MAIN_FORMATS = "png,csv"
 FEW_CHARTS = 2  # up to which a terminal shows the path of each file
 NOT_DRAWN = " is not drawn: "
 axis, look, files = (
@@ -29,10 +32,11 @@ def plot_command(
     words: list[str] = typer.Argument(
         ["results"],
         metavar="CHART|DIR",
-        help="Charts to draw (default: all), and one folder, or several with --to. "
-        "`metric` and `map` draw any quantity.",
+        help="Charts to draw (default: at most five main ones, of the newest study), and one "
+        "folder, or several with --to. `metric` and `map` draw any quantity.",
         autocompletion=complete_chart_or_folder,
     ),
+    every: bool = opt.flag("Draw all charts of all studies.", "--all"),
     at_step: opt.AtStep = None,
     diagnostic: opt.Diagnostic = None,
     where: opt.Where = [],
@@ -70,15 +74,20 @@ def plot_command(
     ),
     width: float | None = look("Width of the figures in inches."),
     font: str | None = look("Name of an installed font."),
-    formats: str = files(
-        "Files to write: pdf, png, svg, csv.", "--format", default="pdf,png,svg,csv", metavar="A,B"
+    formats: str | None = files(
+        "Files to write: pdf, png, svg, csv (default: all; of main charts png,csv).",
+        "--format",
+        metavar="A,B",
     ),
     plugin: opt.Plugins = [],
 ) -> None:
-    """Draw charts of the runs in a folder, each as PDF, PNG, SVG and a CSV of the drawn values."""
+    """Draw charts of the runs in a folder, each as a figure and a CSV of the drawn values.
+
+    Without a name: at most five main charts of one study. With names or --all: as PDF and SVG too.
+    """
     opt.load_plugins(plugin)
     from deepstack.plots import CHARTS, plot
-    from deepstack.plots.files import WORDED
+    from deepstack.plots.arguments import WORDED
 
     # Charts, which may be joined by commas, and folders have any order.
     directories = [word for word in words if Path(word).is_dir()]
@@ -88,8 +97,16 @@ def plot_command(
         is_chart = charts[-1] in CHARTS or charts[-1] in WORDED
         directories = ["results"] if is_chart else [others[-1]]
         charts = charts if is_chart else charts[: -len(others[-1].split(","))]
+    if charts and every:
+        raise ConfigError(f"--all: found beside the chart {charts[0]}; allowed without a chart")
+    main = not (charts or every)
     paths: Any = ()
     notes: list[str] = []
+    if main and len(directories) == 1:
+        studies = studies_below(directories[0], where, last)
+        if len(studies) > 1:
+            notes.append(newest_note(directories[0], studies))
+            directories = [str(next(iter(studies)))]
     try:
         with show_work("drawing charts") as work:
             paths = plot(
@@ -108,7 +125,8 @@ def plot_command(
                 style=style,
                 width=width,
                 font=font,
-                formats=formats,
+                formats=formats or (MAIN_FORMATS if main else None),
+                main=main,
                 x=x,
                 y=y,
                 by=by,
@@ -126,6 +144,11 @@ def plot_command(
         show_files(paths)
         for line in notes if charts else joined_notes(notes):
             log(line)
+        if main and paths:
+            left = len(CHARTS) - len({path.stem for path in paths})
+            words = ["deepstack", "plot", *directories, "--all", *(["--to", str(to)] if to else [])]
+            number = counted("{} charts", left)
+            log(f"{number} left out; to draw all that the runs allow: {shlex.join(words)}")
 
 
 def show_files(paths: Sequence[Path]) -> None:
@@ -139,7 +162,8 @@ def show_files(paths: Sequence[Path]) -> None:
         return
     endings = ", ".join(dict.fromkeys(path.suffix[1:] for path in paths))
     for folder, names in folders.items():
-        typer.echo(f"{folder}: {counted('{} charts', len(names))} ({endings}): {', '.join(names)}")
+        line = f"{folder}: {counted('{} charts', len(names))} ({endings}): {', '.join(names)}"
+        typer.echo(fold_lines(line, terminal_width() or len(line)))
 
 
 def joined_notes(notes: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from rich.text import Text
 from deepstack.base.text import clock_text, number_text, one_line
 from deepstack.records import RunFolder
 from deepstack.records.folder import last_rows, logged_number
+from deepstack.runs.loss_text import compared_losses, loss_text
 
 # the states in the order in which a short terminal shows them, with their colours
 COLOURS = {
@@ -20,12 +21,15 @@ COLOURS = {
 }  # fmt: skip
 ENDS = ("diverged", "damaged", "failed", "out_of_memory", "interrupted")
 ROWS = 40
+WIDE = 92  # cells of a terminal on which all columns fit
 
 
 @dataclass(frozen=True)
 class RunRow:
     """The values that the table shows of a run.
 
+    loss: the latest validation loss, where [MASK] is shown if anywhere.
+    loss_text: the same with its reference: '3.067 ± 0.059 nats (unigram 3.263)', '' without one.
     step_ms: the time of a step in milliseconds, of a running run only, as seconds_left.
     """
 
@@ -34,6 +38,7 @@ class RunRow:
     step: int
     steps: int | None
     loss: float | None = None
+    loss_text: str = ""
     model_update: float | None = None
     step_ms: float | None = None
     seconds_left: float | None = None
@@ -46,35 +51,53 @@ def read_row(folder: RunFolder, name: str, state: str, steps: int | None) -> Run
     """
     last = folder.last_row()
     step = int(last.get("step", 0))
-    loss, update = (
-        logged_number(folder.steps_path, last[name]) if last.get(name) else None
-        for name in ("loss", "model_update")
-    )
+    cell = last.get("model_update")
+    update = logged_number(folder.steps_path, cell) if cell else None
+    row = last_evaluation(folder)
+    column, _ = compared_losses(row, {})
+    loss = row.get(column)
+    text = "" if loss is None else loss_text(row, folder.read_columns().get("references", {}))
     path = folder.timing_path
     times = last_rows(path)[1] if state == "running" else []
     step_times = [logged_number(path, row[1]) for row in times if len(row) > 1 and row[1]]
     step_ms = statistics.median(step_times) if step_times else None
     left = None if step_ms is None or steps is None else (steps - step) * step_ms / 1000
-    return RunRow(name, state, step, steps, loss, update, step_ms, left)
+    return RunRow(name, state, step, steps, loss, text, update, step_ms, left)
 
 
-def run_table(rows: Sequence[RunRow], height: int, caption: str = "") -> Table:
-    """Return the runs as a table that fits the terminal, running and failed ones first."""
+def last_evaluation(folder: RunFolder) -> dict[str, float]:
+    """Return the values of the last whole row of evals.csv; empty without rows.
+
+    Raises ResourceError for a cell that no run writes.
+    """
+    path = folder.evals_path
+    names, rows = last_rows(path)
+    cells = rows[-1] if rows else []
+    return {name: logged_number(path, cell) for name, cell in zip(names, cells, strict=False)}
+
+
+def run_table(rows: Sequence[RunRow], width: int, height: int, caption: str = "") -> Table:
+    """Return the runs as a table that fits the terminal, running and failed ones first.
+
+    A narrow terminal has no column of the time of a step, so that it has the whole names.
+    """
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "state", "step", "loss", "‖ΔF‖", "ms/step", "left"):
+    names = ("run", "state", "step", "val. loss", "‖ΔF‖", "left", "ms/step")
+    for name in names if width >= WIDE else names[:-1]:
         table.add_column(name, justify="left" if name in ("run", "state") else "right")
     order = list(COLOURS)
     count = max(5, min(ROWS, height - 6))
     chosen = set(sorted(rows, key=lambda row: order.index(row.state))[:count])
     for row in [row for row in rows if row in chosen]:
-        table.add_row(
+        cells: tuple[str | Text, ...] = (
             one_line(row.name),
             Text(row.state, COLOURS[row.state]),
             f"{row.step}/{row.steps or '?'}",
             *map(number_text, (row.loss, row.model_update)),
-            "" if row.step_ms is None else f"{row.step_ms:.3g}",
             "" if row.seconds_left is None else clock_text(row.seconds_left),
+            "" if row.step_ms is None else f"{row.step_ms:.3g}",
         )
+        table.add_row(*cells[: len(table.columns)])
     more = f"and {len(rows) - count} more" if len(rows) > count else ""
     table.caption = "; ".join(filter(None, [more, caption]))
     return table
@@ -86,8 +109,8 @@ def changes_of_state(rows: Iterable[RunRow], seen: dict[str, str]) -> Iterator[s
         if seen.get(row.name) != row.state:
             seen[row.name] = row.state
             text = f"{row.state:<12} {one_line(row.name)}  step {row.step}/{row.steps or '?'}"
-            if row.loss is not None and row.model_update is not None:
-                text += f"  loss {number_text(row.loss)}  ‖ΔF‖ {number_text(row.model_update)}"
+            if row.loss_text and row.model_update is not None:
+                text += f"  validation loss {row.loss_text}  ‖ΔF‖ {number_text(row.model_update)}"
             yield text
 
 

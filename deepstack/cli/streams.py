@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
-from deepstack.base.text import printable
+from deepstack.base.text import fold_lines, printable
 
 
 class Stream:
@@ -64,7 +64,18 @@ def raw(stream: TextIO) -> TextIO:
 
 
 def log(line: str) -> None:
-    """Print a line on stderr; ignore a closed stderr, so that the work continues."""
+    """Print a line on stderr, on a terminal folded at words.
+
+    A closed stderr is ignored, so that the work continues.
+    """
     with suppress(OSError):
+        text, width = printable(line), width_of(sys.stderr)
         # a live display of rich replaces sys.stderr and prints to the stream below
-        print(printable(line), file=sys.stderr, flush=True)
+        print(text if width is None else fold_lines(text, width), file=sys.stderr, flush=True)
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Return the cells of a line of a terminal, None for a pipe or a file."""
+    from rich.console import Console
+
+    return Console(file=raw(stream)).width if raw(stream).isatty() else None

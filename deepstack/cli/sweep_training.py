@@ -110,7 +110,7 @@ class SweepTraining:
         if not order.quiet and any(entry.state == "done" for entry in progress):
             for line in sweep_finding([Run(cell.folder.path) for cell in cells]):
                 log(line)
-            log(f"what it found: deepstack answer {study}; report, compare and plot take it too")
+            log(f"what it found (report, compare and plot take it too): deepstack answer {study}")
         self.end(progress)
 
     def end(self, progress: Sequence[CellProgress]) -> None:
@@ -160,7 +160,7 @@ def of_other_sweeps(progress: Sequence[CellProgress]) -> int:
 def make_study(cells: Sequence[Cell], path: Path, study: Path) -> None:
     """Make the folder of a study, with the `<file>.reference.csv` from beside the study's file.
 
-    Charts draw these published values over the study's (see `deepstack.plots.files`).
+    Charts draw these published values over the study's (see `deepstack.plots.reference`).
     Raises ResourceError if the folder cannot be made, or if weights and checkpoints do not fit.
     """
     todo = [cell for cell in cells if cell.state not in ("done", "diverged")]

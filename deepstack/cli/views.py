@@ -11,7 +11,7 @@ from rich.progress import (
 )
 
 from deepstack.base.progress import View
-from deepstack.base.text import one_line, printable
+from deepstack.base.text import fold_lines, one_line, printable
 
 
 class TerminalView(View):
@@ -42,12 +42,17 @@ class TerminalView(View):
                 count=f"{done}/{total}",
             )
 
+    def wait(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, description=one_line(text))
+
     def show_table(self, table: RenderableType, *, refresh: bool = False) -> None:
         """Show a table below the bar, in place of the last one.  refresh: draw it at once."""
         self.live.update(Group(self.bar, table) if self.bar else table, refresh=refresh)
 
     def line(self, text: str) -> None:
-        self.live.console.print(printable(text), highlight=False, soft_wrap=True)
+        console = self.live.console
+        console.print(fold_lines(printable(text), console.width), highlight=False, soft_wrap=True)
 
 
 def run_view(console: Console) -> TerminalView:

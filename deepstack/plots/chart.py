@@ -178,6 +178,8 @@ class Chart:
 
 ChartFunction = Callable[..., Chart]
 CHARTS: Registry[ChartFunction] = Registry("chart")
+MOST_MAIN = 5  # main charts that are drawn of the runs of one study
+_MAIN: dict[str, int] = {}  # names of main charts and their places
 
 
 def in_style(function: ChartFunction, name: str | None = None) -> ChartFunction:
@@ -205,10 +207,12 @@ def in_style(function: ChartFunction, name: str | None = None) -> ChartFunction:
     return draw
 
 
-def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
+def chart(name: str, main: int | None = None) -> Callable[[ChartFunction], ChartFunction]:
     """Register a chart: a function (runs, options) -> Chart, drawn in deepstack's style.
 
     It raises NothingMatchedError with a sentence when the runs do not have its values.
+
+    main: place among the main charts; None for a chart that is drawn only by name or with all.
     """
 
     refuse_no_name("chart", name)
@@ -216,6 +220,17 @@ def chart(name: str) -> Callable[[ChartFunction], ChartFunction]:
     def register(function: ChartFunction) -> ChartFunction:
         draw = in_style(function, name)
         CHARTS.register(name, draw)
+        _MAIN.pop(name, None)
+        if main is not None:
+            _MAIN[name] = main
         return draw
 
     return register
+
+
+def main_charts() -> list[str]:
+    """Return the names of the main charts in the order of their places.
+
+    The first MOST_MAIN that the runs of a study allow are drawn.
+    """
+    return sorted(_MAIN, key=lambda name: (_MAIN[name], name))

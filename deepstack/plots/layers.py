@@ -61,7 +61,7 @@ def pick(drawing: Drawing, diagnostic: str) -> dict[str, tuple[np.ndarray, np.nd
     return require(picked, f"{diagnostic}: no snapshot was written yet")
 
 
-@chart("grad_norm_by_layer")
+@chart("grad_norm_by_layer", main=8)
 def grad_norm_by_layer(runs: Runs, *, options: Options) -> Chart:
     """Gradient norm of each layer on the probe batch, several steps as shades."""
     drawing = Drawing(runs_with(runs, "grad_norm"), options)
@@ -90,7 +90,7 @@ def grad_norm_by_layer(runs: Runs, *, options: Options) -> Chart:
     return drawing.finish("Gradient norm by layer")
 
 
-@chart("layer_step_heat_map")
+@chart("layer_step_heat_map", main=9)
 def layer_step_heat_map(runs: Runs, *, options: Options) -> Chart:
     """One diagnostic over layers and steps; a column is a snapshot, colours are logarithmic."""
     name = options.diagnostic

@@ -48,7 +48,7 @@ def loss_label(runs: Sequence[Run]) -> str:
     return f"{VALIDATION}{mask_note(runs)} (nats)"
 
 
-@chart("loss_vs_step")
+@chart("loss_vs_step", main=5)
 def loss_vs_step(runs: Runs, *, options: Options) -> Chart:
     """Training and validation loss against the step, with the levels that need no learning."""
     runs = runs.with_steps()
@@ -76,7 +76,7 @@ def loss_vs_step(runs: Runs, *, options: Options) -> Chart:
     )
 
 
-@chart("final_loss_vs_depth")
+@chart("final_loss_vs_depth", main=1)
 def final_loss_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """Validation loss at the end of training against depth, on [MASK] positions where there are.
 
@@ -140,7 +140,7 @@ def runs_of_rates(runs: Runs) -> Runs:
     return final
 
 
-@chart("loss_vs_lr")
+@chart("loss_vs_lr", main=4)
 def loss_vs_lr(runs: Runs, *, options: Options) -> Chart:
     """Final validation loss against the learning rate, a curve a depth, the best rate of each."""
     final = runs_of_rates(runs)

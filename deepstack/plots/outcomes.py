@@ -96,7 +96,7 @@ def finish(drawing: Drawing, title: str, sizes: Sequence[int], left_out: int) ->
     return drawing.finish(title)
 
 
-@chart("outcomes")
+@chart("outcomes", main=7)
 def outcomes(runs: Runs, *, options: Options) -> Chart:
     """How many seeds of each setting learnt, stayed at chance or diverged at each depth."""
     shown = runs.keep(outcome, NO_OUTCOME)

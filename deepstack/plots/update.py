@@ -16,7 +16,7 @@ from deepstack.runs.fit import fit_points
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import depths_of, require
 from deepstack.runs.statistics import (
-    SATURATED,
+    ceiling_of,
     distinct_levels,
     has_diverged_by,
     points_of,
@@ -27,7 +27,7 @@ from deepstack.runs.statistics import (
 )
 
 
-@chart("update_vs_depth")
+@chart("update_vs_depth", main=2)
 def update_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """Model update against depth at the first and at the last shared step, with exponents."""
     runs = runs.with_steps()
@@ -58,12 +58,7 @@ def update_vs_depth(runs: Runs, *, options: Options) -> Chart:
     return drawing.finish("Model update against depth")
 
 
-def ceiling_of(run: Run, column: str) -> float:
-    """Return the model update above which a run is saturated."""
-    return SATURATED * unrelated_distance(run, column)
-
-
-@chart("update_vs_step")
+@chart("update_vs_step", main=6)
 def update_vs_step(runs: Runs, *, options: Options) -> Chart:
     """Model update against the step, from the first step on."""
     runs = runs.with_steps()

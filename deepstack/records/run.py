@@ -29,6 +29,7 @@ from deepstack.records.folder import (
     absolute,
     damage_error,
     is_logged,
+    logged_number,
 )
 from deepstack.records.labels import Labels, read_labels
 from deepstack.records.logs import OF_EVERY_RUN, instrument_logs
@@ -135,6 +136,11 @@ class Run:
         loss_masked_se and margin_se, of loss_masked - unigram_loss, standard errors (nats).
         """
         return read_csv(self.folder.evals_path, EVALS_COLUMNS)
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, float]]:
+        """The rows of `evals` as mappings, read without pandas."""
+        return read_rows(self.folder.evals_path, EVALS_COLUMNS)
 
     @cached_property
     def timing(self) -> pd.DataFrame:
@@ -307,15 +313,9 @@ def read_csv(path: Path, columns: Iterable[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    data = read(path) or b""
-    complete = data[: data.rfind(b"\n") + 1]
+    complete, names = complete_part(path, columns)
     if not complete:
         return pd.DataFrame({name: pd.Series(dtype=_dtype(name)) for name in columns})
-    names = complete[: complete.find(b"\n")].decode("ascii", "replace").split(",")
-    if missing := [name for name in list(columns)[:2] if name not in names]:
-        raise damage_error(path, f"has no column {missing[0]}")
-    if complete.count(b",") != complete.count(b"\n") * (len(names) - 1):  # pandas fills short rows
-        raise damage_error(path, f"is not a table of numbers (a row has not {len(names)} cells)")
     try:
         table = pd.read_csv(io.BytesIO(complete), dtype={name: _dtype(name) for name in names})
     except (ValueError, OverflowError) as error:
@@ -323,6 +323,34 @@ def read_csv(path: Path, columns: Iterable[str]) -> pd.DataFrame:
         raise damage_error(path, f"is not a table of numbers ({why})") from error
     refuse_odd_numbers(path, table)
     return table
+
+
+def read_rows(path: Path, columns: Iterable[str]) -> list[dict[str, float]]:
+    """Return the complete rows of a log as mappings; an empty cell is NaN.
+
+    Raises ResourceError if it cannot be read.
+    """
+    complete, names = complete_part(path, columns)
+    lines = complete.decode("ascii", "replace").splitlines()[1:]
+    values = ([logged_number(path, cell) for cell in line.split(",")] for line in lines)
+    return [dict(zip(names, row, strict=True)) for row in values]
+
+
+def complete_part(path: Path, columns: Iterable[str]) -> tuple[bytes, list[str]]:
+    """Return the complete lines of a log, and the names of its columns; empty for no line.
+
+    Raises ResourceError for a log without the first two of these columns, or with torn rows.
+    """
+    data = read(path) or b""
+    complete = data[: data.rfind(b"\n") + 1]
+    if not complete:
+        return b"", []
+    names = complete[: complete.find(b"\n")].decode("ascii", "replace").split(",")
+    if missing := [name for name in list(columns)[:2] if name not in names]:
+        raise damage_error(path, f"has no column {missing[0]}")
+    if complete.count(b",") != complete.count(b"\n") * (len(names) - 1):  # pandas fills short rows
+        raise damage_error(path, f"is not a table of numbers (a row has not {len(names)} cells)")
+    return complete, names
 
 
 def refuse_odd_numbers(path: Path, table: pd.DataFrame) -> None:

@@ -1,14 +1,17 @@
 """The 95 % intervals of all estimates over seeds: none below three seeds."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import NormalDist
-from typing import NamedTuple, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from deepstack.base.text import signed_text
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LEAST_SEEDS = 3
 DRAWS = 1000  # bootstrap samples of the seeds
@@ -71,6 +74,8 @@ def over_samples(
     estimate: a function of the seeds of a sample, in rising order.  The samples are equal for equal
         seeds.  There are none for fewer than three seeds.
     """
+    import numpy as np  # not above: `deepstack ls` reads outcomes and needs no numpy
+
     whole = tuple(sorted(seeds))
     if len(whole) < LEAST_SEEDS:
         return [estimate(whole)]
@@ -94,6 +99,8 @@ def ends(samples: np.ndarray, seeds: int) -> tuple[np.ndarray, np.ndarray]:
 
     NaN for fewer than three seeds.
     """
+    import numpy as np
+
     value, others = samples[0], samples[1:]
     if seeds < LEAST_SEEDS or not len(others):
         return np.full_like(value, math.nan), np.full_like(value, math.nan)
@@ -109,6 +116,8 @@ def interval(samples: Sequence[float], seeds: int, *, log: bool = False) -> Inte
     samples: of `over_samples`; NaN is left out.
     log: for positive values, whose interval is taken for their logarithm.
     """
+    import numpy as np
+
     known = [samples[0], *(value for value in samples[1:] if not math.isnan(value))]
     values = np.log(known) if log else np.asarray(known, float)
     low, high = ends(values, seeds)

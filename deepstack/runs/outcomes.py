@@ -34,8 +34,8 @@ from typing import NamedTuple
 
 from deepstack.records import Run
 from deepstack.runs.intervals import LEAST_SEEDS, student
+from deepstack.runs.loss_text import context_free_loss, known, latest
 from deepstack.runs.settings import LR, SEED, depth_of, scheme_label
-from deepstack.runs.statistics import context_free_loss, first_row, last_row
 
 # The values in files, and the words that charts and printed tables show for them.
 OUTCOME_WORDS = {
@@ -145,11 +145,12 @@ def result_of(run: Run, setting: str = "") -> Result:
 
     L is taken where [MASK] is shown, if anywhere; L_0 is `context_free_loss` on the same positions.
     """
-    row = run.evals.iloc[-1:]
-    column = "loss" if last_row(row, "loss_masked") is None else "loss_masked"
-    floor = context_free_loss(run, column) if len(row) else None
+    rows = run.evaluations
+    row = rows[-1] if rows else {}
+    column = "loss" if known(row.get("loss_masked")) is None else "loss_masked"
+    floor = context_free_loss(run, column) if rows else None
     rate = run.get(LR)
-    error = last_row(row, "loss_se" if column == "loss" else "margin_se")
+    error = known(row.get("loss_se" if column == "loss" else "margin_se"))
     blocks = run.meta.get("validation", {}).get("blocks", 0)
     has_interval = error is not None and blocks >= LEAST_SEEDS
     is_new = not run.meta.get("start")
@@ -160,13 +161,13 @@ def result_of(run: Run, setting: str = "") -> Result:
         math.nan if rate is None else float(rate),
         int(run.get(SEED) or 0),
         run.state,
-        last_row(row, column),
+        known(row.get(column)),
         floor,
         str(run.get("train.optimizer") or ""),
         error,
         student(blocks) * error if has_interval and error is not None else None,
-        first_row(run.evals, column) if is_new else None,
-        last_row(row, "optimal_loss"),
+        latest([one for one in rows if one["step"] == 0], column) if is_new else None,
+        known(row.get("optimal_loss")),
         run,
     )
 

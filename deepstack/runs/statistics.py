@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deepstack.records import Run
+from deepstack.runs import loss_text
 from deepstack.runs.intervals import student
+from deepstack.runs.loss_text import context_free_loss as context_free_loss
 from deepstack.runs.settings import DATA, require, values_of
 
 if TYPE_CHECKING:
@@ -158,6 +160,11 @@ def unrelated_distance(run: Run, column: str) -> float:
     return math.sqrt(2) * float(run.columns.get("f0_norm", math.inf))
 
 
+def ceiling_of(run: Run, column: str) -> float:
+    """Return the model update above which a run is saturated."""
+    return SATURATED * unrelated_distance(run, column)
+
+
 def value_at(run: Run, column: str, step: int) -> float | None:
     """Return the value at a step; for a run that diverged by then, its last finite value."""
     rows = run.steps if has_diverged_by(run, step) else run.steps[run.steps["step"] == step]
@@ -196,23 +203,7 @@ def mask_note(runs: Sequence[Run]) -> str:
 
 def shows_tokens(run: Run) -> bool:
     """Return whether some predicted positions show a token: their loss is not that on [MASK]."""
-    of_all, masked = (last_row(run.evals, name) for name in ("loss", "loss_masked"))
-    return of_all is None or masked is None or not math.isclose(of_all, masked, rel_tol=1e-5)
-
-
-def context_free_loss(run: Run, column: str) -> float | None:
-    """Return the validation loss in nats of the best predictor without context: that at chance.
-
-    column: of the loss that it is compared with.  It is `unigram_loss` of evals.csv, the mean over
-        the positions of `loss_masked`.  A run without it, or one whose `loss` has positions that
-        show a token, is compared with an entropy that its task states.  None if nothing is known.
-    """
-    logged = last_row(run.evals, "unigram_loss")
-    if logged is not None and (column == "loss_masked" or not shows_tokens(run)):
-        return logged
-    first = "unigram_entropy" if column == "loss_masked" else "context_free_entropy"
-    values = (_stated(run, name) for name in (first, "uniform_entropy"))
-    return next((value for value in values if value is not None), None)
+    return loss_text.shows_tokens(*(last_row(run.evals, name) for name in ("loss", "loss_masked")))
 
 
 def validation_levels(runs: Sequence[Run]) -> list[tuple[str, float]]:
@@ -269,5 +260,4 @@ def distinct_levels(values: Iterable[float | None]) -> list[float]:
 
 def _stated(run: Run, name: str) -> float | None:
     """Return a reference loss that the task of a run states, or None."""
-    value = run.columns.get("references", {}).get(name)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return loss_text.known(run.columns.get("references", {}).get(name))

@@ -1,4 +1,4 @@
-"""The clauses in which findings are stated: who learns, which is better, undecided, edges.
+"""The clauses in which findings are stated: who learns, which is better, edges, growth of ‖ΔF‖.
 
 `deepstack sweep`, `report` and `answer` print these.
 """
@@ -13,6 +13,7 @@ from deepstack.runs.best import Best, by_success
 from deepstack.runs.intervals import LEAST_SEEDS
 from deepstack.runs.margin import Margin, margin_of
 from deepstack.runs.statistics import Mean
+from deepstack.runs.update_growth import Growth, Local
 
 ROUNDING = 1e-6  # half of an interval below this part of the value is rounding
 NAME = "95 % interval"
@@ -111,6 +112,59 @@ def depths_clause(margin: Margin, numbers: str) -> str:
         f"it is undecided whether its loss differs between N = {least} and {most}: "
         f"{nats(gap)} nats ({numbers})"
     )
+
+
+def growth_sentence(growth: Growth) -> str:
+    """Return the sentence on the growth of ‖ΔF‖ with depth of one setting.
+
+    It states one exponent for all depths only if the local ones agree.
+    """
+    symbol = "‖ΔF‖" if growth.column == "model_update" else "‖ΔF‖/‖F_0‖"
+    first = f"the first {symbol}" if growth.step == 1 else f"{symbol} at step {growth.step}"
+    subject = f"{first} of {growth.label}"
+    local = joined([local_text(one) for one in growth.local])
+    numbers = sorted({one.exponent.n for one in growth.local})
+    seeds = counted("{} seeds", " to ".join(map(str, numbers)))
+    if not growth.has_intervals:
+        text = (
+            f"The exponent of N in {subject} is {local} ({seeds}, no interval below {LEAST_SEEDS})"
+        )
+    elif len(growth.local) == 1:
+        text = f"The exponent of N in {subject} is {local} ({NAME}, {seeds})"
+    elif not growth.agree:
+        text = f"{subject} follows no single power of N: the exponent is {local} ({NAME}s, {seeds})"
+    elif not growth.is_exact:
+        text = f"It is undecided whether {subject} follows one power of N: the exponent is {local}"
+        text += f" ({NAME}s, {seeds})"
+    else:
+        value, low, high = power_texts(growth.whole)
+        ends = f"from N = {growth.local[0].first} to {growth.local[-1].last}"
+        text = f"{subject} follows N^{value} {ends} ({NAME} {low} to {high}, {seeds}); between "
+        text += f"neighbouring depths the exponent is {local}"
+    text = text[0].upper() + text[1:]
+    notes = ["each depth has its own learning rate"] if growth.has_rates else []
+    if growth.left_out:
+        depths = joined([str(depth) for depth in growth.left_out])
+        notes.append(f"N = {depths} is left out, saturated or diverged")
+    return f"{'; '.join([text, *notes])}."
+
+
+def local_text(one: Local) -> str:
+    """Return an exponent between two depths: '0.55 (0.50 to 0.60) from N = 6 to 48'."""
+    value, low, high = power_texts(one.exponent)
+    interval = f" ({low} to {high})" if math.isfinite(one.exponent.low) else ""
+    return f"{value}{interval} from N = {one.first} to {one.last}"
+
+
+def power_texts(mean: Mean) -> list[str]:
+    """Return an exponent and the ends of its interval with two decimals."""
+    return [signed_text(number, 2) for number in (mean.value, mean.low, mean.high)]
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return names as words: 'a, b and c'."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def rate_sentence(rows: Sequence[Best], most: int) -> str | None:

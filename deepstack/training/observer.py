@@ -1,6 +1,7 @@
 """Observers receive the events of a run: a display, a log file, a tracker, a test."""
 
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,14 @@ from deepstack.base.registry import Registry, refuse_no_name
 from deepstack.base.text import number_text
 from deepstack.records import RunFolder, trouble
 from deepstack.records.files import open_log
+from deepstack.runs.loss_text import loss_text
 
 Row = Mapping[str, float | None]
 
-# The columns of evals.csv that a display shows.
+# The columns of evals.csv in log.txt.
 VALIDATION = ("loss", "loss_masked", "unigram_loss", "optimal_loss", "solved")
+
+WAIT_SECONDS = 1.5  # after which a display names the part of a run that takes so long
 
 # The line of a step.
 STEP_LINE = "step {done}/{total}  {text}"
@@ -49,6 +53,12 @@ class Observer:
 
     def started(self, run: Started) -> None:
         """The model is built; first_step is 1, or the step after the checkpoint."""
+
+    def working(self, part: str) -> None:
+        """A part of the run has begun that may take long, such as the first step.
+
+        It lasts until the next event.  part: its name, '' for a part that is not named.
+        """
 
     def stepped(self, step: int, row: Row) -> None:
         """A row of steps.csv was written; `step_ms` is the step's time without snapshots."""
@@ -92,6 +102,7 @@ class Observers(Observer):
             getattr(observer, event)(*values)
 
     started = partialmethod(pass_on, "started")
+    working = partialmethod(pass_on, "working")
     stepped = partialmethod(pass_on, "stepped")
     evaluated = partialmethod(pass_on, "evaluated")
     notify = partialmethod(pass_on, "notify")
@@ -102,6 +113,8 @@ class PlainLines(Observer):
     """Shows each event of a run in a view, by default as a printed line.
 
     seconds: the least time between two steps that it shows.
+
+    A part of a run that takes long is named once it has taken WAIT_SECONDS.
     """
 
     def __init__(self, seconds: float = 5.0, view: View | None = None) -> None:
@@ -110,12 +123,28 @@ class PlainLines(Observer):
         self.run: Started | None = None
         self._shown = time.monotonic()
         self._times: deque[float] = deque(maxlen=50)
+        self._timer: threading.Timer | None = None
 
     def line(self, text: str) -> None:
         """Show a line."""
         self.view.line(text)
 
+    def working(self, part: str) -> None:
+        self.close()
+        if not part:
+            return
+        self._timer = threading.Timer(WAIT_SECONDS, self.view.wait, [f"{part} …"])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def close(self) -> None:
+        """Do not name the present part of the run any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def started(self, run: Started) -> None:
+        self.close()
         self.run = run
         self.view.begin(run.first_step - 1, run.steps)
         steps = f"steps {run.first_step} to {run.steps}" if run.steps else "the start"
@@ -125,6 +154,7 @@ class PlainLines(Observer):
         )
 
     def stepped(self, step: int, row: Row) -> None:
+        self.close()
         now = time.monotonic()
         self._times.append(row["step_ms"] or 0.0)
         if self.run is None or (now - self._shown < self.seconds and step != self.run.steps):
@@ -138,22 +168,33 @@ class PlainLines(Observer):
         self.view.show(step, self.run.steps, text)
 
     def evaluated(self, step: int, row: Row) -> None:
-        known = (with_error(row, name) for name in VALIDATION if row.get(name) is not None)
-        self.line(f"step {step}  validation {'  '.join(known)}")
+        self.close()
+        stated = self.run.references if self.run else {}
+        solved = "" if row.get("solved") is None else f"  {with_error(row, 'solved')}"
+        self.line(f"step {step}  validation loss {loss_text(row, stated)}{solved}")
 
     def notify(self, line: str) -> None:
+        self.close()
         self.line(line)
 
     def finished(self, state: str, step: int) -> None:
+        self.close()
         self.line(f"{state} at step {step}")
 
 
 class LogFile(PlainLines):
-    """Appends the plain lines to log.txt of the run folder."""
+    """Appends the plain lines to log.txt of the run folder, with all losses of an evaluation."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__(view=LineView(self._append, STEP_LINE))
         self.folder = folder
+
+    def working(self, part: str) -> None:
+        """Write nothing: the file has the time of each line."""
+
+    def evaluated(self, step: int, row: Row) -> None:
+        values = (with_error(row, name) for name in VALIDATION if row.get(name) is not None)
+        self.line(f"step {step}  validation {'  '.join(values)}")
 
     def _append(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -174,6 +215,10 @@ class NotebookLines(PlainLines):
     def __init__(self) -> None:
         self.bar = NotebookView()
         super().__init__(seconds=0.2, view=self.bar)
+
+    def working(self, part: str) -> None:
+        if part and self.run is not None:  # at once: a timer's output may go to another cell
+            self.bar.wait(f"{part} …")
 
     def notify(self, line: str) -> None:
         print(line)

@@ -19,23 +19,36 @@ from deepstack.base.errors import (
 from deepstack.base.plugins import bug_in
 from deepstack.fast.distributed import lost_rank
 from deepstack.records import write_end
-from deepstack.training.observer import LogFile
+from deepstack.training.observer import LogFile, Observer
 from deepstack.training.preflight import Prepared
 from deepstack.training.resources import memory_limit, memory_needed
+
+TRAINING_STEP = "the training step"
 
 
 @dataclass
 class RunProgress:
-    """The present position of a run, for the message about its end.
+    """The present position of a run, for displays and for the message about its end.
 
+    observer: learns which activity begins.
     phase: the present activity.
     step: the last completed step.
     resumed_from: the step of the checkpoint from which this process resumed the run, 0 for none.
+    has_stepped: whether a training step has begun; the first one records and compiles.
     """
 
-    phase: str = "building the model"
+    observer: Observer = field(default_factory=Observer)
+    phase: str = ""
     step: int = 0
     resumed_from: int = 0
+    has_stepped: bool = False
+
+    def begin(self, phase: str) -> None:
+        """Begin an activity."""
+        self.phase = phase
+        is_step = phase == TRAINING_STEP
+        self.observer.working("" if is_step and self.has_stepped else phase)
+        self.has_stepped |= is_step
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -54,7 +67,8 @@ def recorded_outcome(run: Prepared) -> Iterator[RunProgress]:
     An error that deepstack raises on purpose (a full disk, for example) leaves the status
     unchanged, and the same command resumes the run.
     """
-    progress = RunProgress()
+    progress = RunProgress(run.observer)
+    progress.begin("building the model")
     try:
         yield progress
     except Exception as error:
@@ -64,6 +78,8 @@ def recorded_outcome(run: Prepared) -> Iterator[RunProgress]:
         if failure.error is error:
             raise
         raise failure.error from error
+    finally:
+        run.observer.working("")
 
 
 @dataclass(frozen=True)

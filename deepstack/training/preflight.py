@@ -152,11 +152,12 @@ def preflight(
         if ranks.is_rank0:
             registered = [make() for _, make in OBSERVERS.items()] if saves else []
             trackers = [logs.enter_context(closing(log())) for log in live_logs(config.log.to)]
-            observer = Observers(observer, LogFile(folder), *trackers, *registered)
+            log_file: Observer = LogFile(folder)
+            observer = Observers(observer, log_file, *trackers, *registered)
             if saves:
                 refuse_full_disk(config, folder, task.vocab_size)
         else:
-            observer = Observer()
+            observer = log_file = Observer()
         notices = memory_notices(config, locked.device, task) if ranks.size == 1 else []
         is_new = not folder.exists()
         record = parent.folder if parent and is_new else folder
@@ -174,7 +175,7 @@ def preflight(
         torch.set_num_threads(threads_of_operations(config, threads, paths))
         executor = executor_notice(config, paths, recorded)
         environment = environment_of(config, locked.device, threads, paths, ranks)
-        notices += executor + ranks.from_rank0(
+        notices += ranks.from_rank0(
             lambda: environment_notices(record, environment, allow_env_change, executor)
         )
         if is_new:
@@ -185,6 +186,8 @@ def preflight(
                 parent.begin(folder, task.data)
         for notice in notices:  # after the last refusal: the first notice writes log.txt
             observer.notify(notice)
+        for line in executor:  # the kernels' name tells a user nothing
+            log_file.notify(line)
         yield Prepared(
             **vars(locked),
             threads=threads,

@@ -36,7 +36,7 @@ from deepstack.training.extension import Parent
 from deepstack.training.meta import write_description
 from deepstack.training.observer import Observer, Started, default_observer
 from deepstack.training.optimizer import create_optimizer_state, make_optimizer
-from deepstack.training.outcome import RunProgress, record_end, recorded_outcome
+from deepstack.training.outcome import TRAINING_STEP, RunProgress, record_end, recorded_outcome
 from deepstack.training.penalty import SpectralPenalty
 from deepstack.training.preflight import (
     Prepared,
@@ -265,7 +265,7 @@ class TrainingRun:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of a step on the device, and prepare the step's snapshot."""
-        self.progress.phase = "the training step"
+        self.progress.begin(TRAINING_STEP)
         if self.config.model.dropout:  # a function of seed and step: nothing to save or restore
             torch.manual_seed(dropout_seed(self.config.seed, step, self.ranks.rank))
         self.built.at_step(step)
@@ -311,13 +311,13 @@ class TrainingRun:
 
     def snapshot(self, step: int) -> None:
         """Take the snapshot of layers and roles and write it, without disturbing training."""
-        self.progress.phase = "a snapshot of the layers"
+        self.progress.begin("a snapshot of the layers")
         self.snapshots.take(step)
         self.recorder.pause()
 
     def evaluate(self, step: int) -> None:
         """Measure the validation loss and write it as a row of evals.csv."""
-        self.progress.phase = "the validation"
+        self.progress.begin("the validation")
         row = {"step": step, **self.evaluation.measure(self.model, self.forward)}
         self.logs["evals"].write(row)
         self.observer.evaluated(step, row)
@@ -330,7 +330,7 @@ class TrainingRun:
 
     def keep(self, step: int) -> None:
         """Keep the weights after this step, unless the run has diverged."""
-        self.progress.phase = "keeping the weights"
+        self.progress.begin("keeping the weights")
         self.recorder.flush()
         if not self.recorder.divergence:
             keep_weights(self.prepared, self.state, step)
@@ -338,7 +338,7 @@ class TrainingRun:
 
     def save(self, step: int) -> None:
         """Save a checkpoint after this step, unless the run has diverged."""
-        self.progress.phase = "saving a checkpoint"
+        self.progress.begin("saving a checkpoint")
         self.recorder.flush()
         if self.recorder.divergence:
             return

@@ -113,7 +113,15 @@ def test_a_running_run_has_speed_and_time_left(tmp_path: Path) -> None:
     with folder.lock():
         running, diverged = watcher.read()
         assert running == RunRow(
-            folder.name, "running", 5, 50, 3.5, pytest.approx(update(6, 5)), 200.0, 9.0
+            folder.name,
+            "running",
+            5,
+            50,
+            2.5,
+            "2.5 nats (unigram 3.26)",
+            pytest.approx(update(6, 5)),
+            200.0,
+            9.0,
         )
         assert (diverged.state, diverged.step) == ("diverged", 5)
         assert caption_of([running, diverged], tmp_path) == (

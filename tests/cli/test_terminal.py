@@ -156,6 +156,7 @@ def test_the_display_of_a_run_shows_letters(tmp_path: Path) -> None:
 
 
 def test_a_line_above_a_live_display_shows_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
     with terminal() as (stderr, read):
         monkeypatch.setattr(sys, "stderr", stderr)
         with printable_streams(), Live("table", console=terminal_console()):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, without_layout, words
 
-from deepstack.plots import Options
-from deepstack.plots.files import figure
+from deepstack.plots import Options, figure
 from deepstack.plots.metric import metric
 from deepstack.records import find_runs
 from deepstack.schemes import SCHEMES

@@ -10,8 +10,8 @@ from helpers.plot_runs import caption, make_chart, make_run, make_runs, rows, wi
 from helpers.sampling import some
 
 from deepstack.instruments.report.figures import describe_figure
-from deepstack.plots import Options, draw
-from deepstack.plots.files import figure, render
+from deepstack.plots import Options, draw, figure
+from deepstack.plots.files import render
 from deepstack.plots.reference import read_reference
 from deepstack.plots.style import deepstack_style, number
 from deepstack.plots.texts import drawn, is_typeset, typeset

@@ -14,7 +14,7 @@ from deepstack.base.errors import ConfigError
 from deepstack.base.text import distinct_texts
 from deepstack.config import Config
 from deepstack.config.identity import study_name
-from deepstack.plots.files import runs_of
+from deepstack.plots.arguments import runs_of
 from deepstack.records import Run, RunFolder, change_note, find_runs
 from deepstack.records.labels import LABELS
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deepstack.base.errors import NothingMatchedError
 from deepstack.instruments.answer import pages
 from deepstack.instruments.answer.content import PAPER, Content
+from deepstack.instruments.answer.found import MOST_NAMES
 from deepstack.instruments.answer.looks import looks_at
 from deepstack.instruments.answer.pages import plain_citations
 from deepstack.instruments.answer.sentence import find
+from deepstack.plots.arguments import AnyRuns, runs_of
 from deepstack.plots.chart import CHARTS, Chart
-from deepstack.plots.files import AnyRuns, render, runs_of, save, try_chart
-from deepstack.records import ENDED
-from deepstack.records.files import replace
+from deepstack.plots.files import render, save
+from deepstack.plots.study_charts import try_chart
+from deepstack.records import ENDED, files
 from deepstack.runs.conditions import Where
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import TASK
+from deepstack.runs.update_growth import growths_of
 from deepstack.runs.validation import of_one_validation
+from deepstack.runs.words import growth_sentence
 
 # The charts that show each kind of answer: the first one that these runs allow.
 FIGURES = {
@@ -86,12 +91,14 @@ class Answer(Content):
             return None
         ending = {"html": "html", "markdown": "md", "latex": "tex"}[format]
         path = folder / f"{NAME}.{ending}"
-        replace(path, self.page(format, NAME).encode("utf-8", "backslashreplace"))
+        files.replace(path, self.page(format, NAME).encode("utf-8", "backslashreplace"))
         if format == "latex":
-            replace(folder / f"{NAME}.bib", f"{self.bibtex}\n".encode("utf-8", "backslashreplace"))
+            files.replace(
+                folder / f"{NAME}.bib", f"{self.bibtex}\n".encode("utf-8", "backslashreplace")
+            )
             if self.chart:  # the page itself becomes answer.pdf
                 figure = folder / f"{NAME}{pages.FIGURE}.pdf"
-                replace(figure, render(self.chart, "pdf", PAPER))
+                files.replace(figure, render(self.chart, "pdf", PAPER))
         return path
 
 
@@ -124,6 +131,8 @@ def answer(
     found = find(
         readable.results.values(), comparable=comparable, looks=looks_at(readable.by_study)
     )
+    growths = map(growth_sentence, growths_of(readable)[:MOST_NAMES])
+    found = replace(found, details=(*found.details, *growths))
     name, chart = figure_of(readable, found.kind)
     left_out = (*(f"run {run.name} is left out: {wrong}" for run, wrong in damage.items()), *other)
     return Answer(readable, " ".join(question.split()), found, name, chart, left_out)

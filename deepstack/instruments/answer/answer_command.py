@@ -9,7 +9,8 @@ from deepstack.base.errors import ConfigError
 from deepstack.base.registry import unknown
 from deepstack.cli import options as opt
 from deepstack.cli.commands import command
-from deepstack.cli.output import emit_json, log, show_work, terminal_width
+from deepstack.cli.output import emit, emit_json, log, show_work, terminal_width
+from deepstack.cli.several_studies import studies_below, study_rows
 from deepstack.records.opened import followed
 from deepstack.records.published import writable
 
@@ -17,7 +18,9 @@ from deepstack.records.published import writable
 @command("Instruments", "deepstack answer results/depth_sweep")
 def answer_command(
     study: Path = typer.Argument(
-        Path("results"), metavar="STUDY", help="A study, a run, or a results folder with one study."
+        Path("results"),
+        metavar="STUDY",
+        help="A study or a run; for a results folder with several studies, the list of them.",
     ),
     question: str = opt.option("The question, which the page begins with.", default=""),
     format: str = opt.option(
@@ -40,6 +43,12 @@ def answer_command(
     if format not in FORMATS:
         raise ConfigError(unknown("--format", format, FORMATS))
     selection: dict[str, Any] = {"where": where, "last": last}
+    with show_work("reading runs"):
+        studies = studies_below(study, where, last)
+    if len(studies) > 1:
+        emit(study_rows(studies, NAME), json, answer=["command"])
+        log(f"{study} has {len(studies)} studies; answer takes one")
+        return
     with show_work("reading runs"):
         page = answer(study, question, **selection)
     if json:

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from deepstack.base.text import counted
 from deepstack.config.write import yaml_of
 from deepstack.instruments.answer.citations import bibtex_of, keys_of, sources_of
-from deepstack.instruments.answer.commands import (
-    further_commands,
-    new_seeds,
-    path_of,
-    repeat_commands,
-)
 from deepstack.instruments.answer.found import Found, More
 from deepstack.instruments.answer.methods import methods_of
 from deepstack.plots.chart import Chart, Options
 from deepstack.records import Run
 from deepstack.runs.best import bests_of
 from deepstack.runs.captions import shared_settings, title_of
+from deepstack.runs.commands import (
+    further_commands,
+    new_seeds,
+    path_of,
+    repeat_commands,
+)
 from deepstack.runs.outcomes import OUTCOME_WORDS, Result
 from deepstack.runs.result_table import result_table
 from deepstack.runs.runs import Runs

@@ -10,6 +10,7 @@ from deepstack.instruments.answer.looks import FIXED, Looks
 from deepstack.runs import words
 from deepstack.runs.best import Best
 from deepstack.runs.statistics import Mean
+from deepstack.runs.words import joined as joined
 
 MOST_NAMES = 4  # settings that a sentence names
 
@@ -62,12 +63,6 @@ class Found:
     details: Sequence[str] = ()
     more: More | None = None
     batch: Sequence[More] = ()
-
-
-def joined(names: Sequence[str]) -> str:
-    """Return names as words: 'a, b and c'."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 from deepstack.base.text import counted, value_text
 from deepstack.instruments.answer.citations import DEEPSTACK, section
-from deepstack.instruments.answer.commands import is_of_deepstack, values
 from deepstack.instruments.answer.found import Found, joined
 from deepstack.records import Run
 from deepstack.runs.captions import depth_words
+from deepstack.runs.commands import is_of_deepstack, values
 from deepstack.runs.outcomes import LEARNT
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, SCHEME, SEED, STEPS, TASK, scheme_label

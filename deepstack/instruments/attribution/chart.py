@@ -15,13 +15,12 @@ from deepstack.plots.group import Group
 from deepstack.plots.panel import Panel, markers
 from deepstack.plots.style import COLOURS, DASHES, MARKERS, MORE_COLOURS, shade, step_axis
 from deepstack.plots.texts import typeset
-from deepstack.plots.update import ceiling_of
 from deepstack.records import Run
 from deepstack.runs.captions import diverged_note
 from deepstack.runs.fit import Fit, power_law_of_seeds
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import depth_of, depths_of, require
-from deepstack.runs.statistics import last_row, points_of, shared_step
+from deepstack.runs.statistics import ceiling_of, last_row, points_of, shared_step
 from deepstack.runs.tidy import seed_statistics
 
 MOST_PANELS = 4  # columns of shares

@@ -13,12 +13,12 @@ from deepstack.plots.curves import draw_curves
 from deepstack.plots.drawing import Drawing
 from deepstack.plots.style import GREY
 from deepstack.plots.texts import typeset
-from deepstack.plots.update import ceiling_of
 from deepstack.records import Run
 from deepstack.runs.fit import fit_points
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import depth_of, depths_of, require, scheme_label
 from deepstack.runs.statistics import (
+    ceiling_of,
     has_diverged_by,
     last_row,
     points_of,

@@ -35,7 +35,7 @@ def fit_command(
     emit(rows, json, markdown=markdown)
     if to is not None:
         from deepstack.instruments.laws.chart import draw_law
-        from deepstack.plots.files import draw
+        from deepstack.plots import draw
 
         charts = {"law_fit": partial(draw_law, law=law)}
         log_figures(draw(directories, charts, to, where=where, last=last))

@@ -16,7 +16,8 @@ from deepstack.runs.outcomes import result_of
 from deepstack.runs.runs import Runs
 from deepstack.runs.settings import LR, TASK, depth_of
 from deepstack.runs.statistics import Mean, finite_or_none, has_diverged, mean_of
-from deepstack.runs.words import rate_sentence
+from deepstack.runs.update_growth import growths_of, steps_of
+from deepstack.runs.words import growth_sentence, rate_sentence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,7 @@ def finding_of(runs: Runs, best: Sequence[str], updates: pd.DataFrame | None) ->
     diverged, failed = failed_runs(runs)
     sentences = list(filter(None, [rate_sentence(learning, MOST_NAMES)]))
     sentences += [leader_sentence(depths[-1])] if depths else []
-    sentences += exponent_sentences(exponents)
+    sentences += growth_sentences(runs, updates)
     if failed:
         sentences.append(f"No better than a predictor without context: {listed(failed)}.")
     if count := sum(map(has_diverged, runs)):
@@ -144,17 +145,19 @@ def exponents_of(updates: pd.DataFrame | None) -> list[dict[str, Any]]:
     return [{"name": name, "steps": texts} for name, texts in steps.items()]
 
 
-def exponent_sentences(exponents: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a sentence for each step on the growth of ‖ΔF‖ with depth."""
+def growth_sentences(runs: Runs, updates: pd.DataFrame | None) -> list[str]:
+    """Return a sentence for each setting and step on the growth of ‖ΔF‖ with depth.
+
+    updates: the table of the chart update_vs_depth, whose steps count; None without the chart.
+    """
+    if updates is None:
+        return []
     sentences = []
-    for step in dict.fromkeys(step for entry in exponents for step in entry["steps"]):
-        known = [entry for entry in exponents if step in entry["steps"]]
-        named = [f"{entry['steps'][step]} ({entry['name']})" for entry in known[:MOST_NAMES]]
-        more = f", and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
-        sentences.append(
-            f"After {step}, the model update is about a power of the depth N, with exponent "
-            f"{', '.join(named)}{more}."
-        )
+    for step in steps_of(updates["panel"].dropna().map(str).tolist()):
+        growths = growths_of(runs, step)
+        sentences += list(map(growth_sentence, growths[:MOST_NAMES]))
+        if len(growths) > MOST_NAMES:
+            sentences.append(f"And {len(growths) - MOST_NAMES} more settings at step {step}.")
     return sentences
 
 

@@ -26,8 +26,9 @@ from deepstack.config.write import yaml_of
 from deepstack.instruments.report.figures import describe_figure
 from deepstack.instruments.report.finding import finding_of
 from deepstack.plots.chart import CHARTS, Chart, Options
-from deepstack.plots.files import csv_bytes, render, try_chart
+from deepstack.plots.files import csv_bytes, render
 from deepstack.plots.reference import read_reference
+from deepstack.plots.study_charts import try_chart
 from deepstack.records import Run
 from deepstack.records.files import replace
 from deepstack.records.opened import followed

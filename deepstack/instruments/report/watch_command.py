@@ -42,7 +42,7 @@ def watch_command(
     if once:
         find_runs(directory)  # raises NothingMatchedError without any
         rows = watcher.read()
-        console.print(run_table(rows, len(rows) + 6, caption_of(rows, directory)))
+        console.print(run_table(rows, console.width, len(rows) + 6, caption_of(rows, directory)))
         return
     with ended_by_ctrl_c():
         if is_interactive(sys.stdout):
@@ -50,7 +50,9 @@ def watch_command(
             with view.live:
                 while True:
                     rows = watcher.read()
-                    table = run_table(rows, console.height, caption_of(rows, directory))
+                    table = run_table(
+                        rows, console.width, console.height, caption_of(rows, directory)
+                    )
                     view.show_table(table, refresh=True)
                     time.sleep(interval)
         print_lines(watcher, directory, interval)

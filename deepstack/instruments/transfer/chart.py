@@ -28,7 +28,7 @@ from deepstack.runs.series import Series
 from deepstack.runs.settings import LR, require
 
 
-@chart("best_lr_vs_depth")
+@chart("best_lr_vs_depth", main=3)
 def best_lr_vs_depth(runs: Runs, *, options: Options) -> Chart:
     """The best learning rate against depth with its 95 % interval, exponent and published laws."""
     drawing = Drawing(runs_of_rates(runs), options, but=(LR,))

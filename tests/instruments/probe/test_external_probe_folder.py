@@ -118,7 +118,7 @@ def test_plot_and_ls_read_what_a_probe_writes(named: list[str], tmp_path: Path) 
         given = {"seed": seed, "name": "Pre-LN (torch)", "config": {"task.name": "reversal"}}
         model = encoder(depth, first=True)
         run = probed(tmp_path / "mine" / f"d{depth}-s{seed}", 4, model, **given)
-    result = typed("plot", *named, tmp_path)
+    result = typed("plot", *(named or ["--all"]), tmp_path)
     assert result.exit_code == 0, result.output
     assert {Path(line).stem for line in result.stdout.splitlines()} >= set(CHARTS)
     rows = json.loads(typed("ls", tmp_path / "mine", "--json").stdout)

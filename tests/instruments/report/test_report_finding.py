@@ -1,7 +1,6 @@
 """The finding of a report is computed from its runs."""
 
 import math
-import re
 import statistics
 from pathlib import Path
 
@@ -64,9 +63,11 @@ def test_the_page_begins_with_the_finding(study: Path, monkeypatch: pytest.Monke
     assert "At N = 48, Pre-LN has the lowest validation loss, 2.300 nats: 0.067 below" in text
     assert "The interval includes 0, so no difference is shown." in text
     assert "1 of 18 runs diverged: Post-LN, N = 48 (1 of 3, at step 5)." in text
-    law = "After step {}, the model update is about a power of the depth N, with exponent {}.*, {}"
-    for step, own, pre_ln in ((1, "0.100", "0.600"), (5, "0.500", "1.000")):
-        assert re.search(law.format(step, own, pre_ln) + r" ± 0\.000 \(Pre-LN\)\.\n", text)
+    law = "The exponent of N in {} of {} is {} ({} to {}) from N = 6 to 48"
+    for name, own, pre_ln in (("the first ‖ΔF‖", "0.1", "0.6"), ("‖ΔF‖ at step 5", "0.5", "1.0")):
+        for label, power in (("DeepNorm", own), ("Pre-LN", pre_ln)):
+            values = [f"{float(power):.2f}"] * 3
+            assert law.format(name, label, *values) in text
     assert text.index("Finding") < text.index("Settings and depths compared")
     assert ["6", "DeepNorm", "2.100", "1.160", "Pre-LN", "0.103"] in [r[:6] for r in page.rows]
 
@@ -113,13 +114,17 @@ def test_a_study_of_rates_is_described_at_the_best_rate_of_each_setting(tmp_path
         "At N = 12, DeepNorm, lr 0.064 has the lowest validation loss, 2.605 nats: 0.036 below "
         "Pre-LN, lr 0.064 (no interval: fewer than three seeds).",
     ]
-    starts = [words.split(",")[0] for words in sentences if "a power of the depth" in words]
-    assert starts == ["After step 1", "After step 5"]
+    starts = [words.split(" is ")[0] for words in sentences if "The exponent" in words]
+    assert starts == [
+        f"The exponent of N in {update} of {label}"
+        for update in ("the first ‖ΔF‖", "‖ΔF‖ at step 5")
+        for label in ("DeepNorm", "Post-LN", "Pre-LN")
+    ]
     one_rate = finding_of(runs.keep(lambda run: run.get("train.lr") == 0.064), (), None)
     assert "rate" not in " ".join(one_rate["sentences"])
     assert sweep_finding(runs) == [
-        "runs that learned from context at the best rate, and nats below the unigram (mean of "
-        "these):",
+        "runs that learned from context at the best rate, and nats below the unigram, 3.260 "
+        "(mean of these):",
         *(
             f"{n} layers: DeepNorm at its best rate (0.064) 2 of 2 (0.65), Pre-LN at its best rate "
             "(0.064) 2 of 2 (0.62), Post-LN at its best rate (0.064) 0 of 2"
