@@ -19,7 +19,9 @@ reads; m = seq_len, and the task determines the decoder's n.
 | scheme, other sublayers     | what `extra_flops` of their classes states           |
 
 The backward pass has twice as many: one product for the gradient of each factor.  A matrix that is
-not trained needs none for its own gradient.
+not trained needs none for its own gradient, and no gradient passes the products before the first
+trained parameter.  With `train.trainable`, `step_flops` counts the first alone, and
+`deepstack.model.flops_of` both.
 """
 
 from collections.abc import Callable
@@ -59,13 +61,19 @@ class StepFlops(NamedTuple):
 
 
 def step_flops(
-    config: Config, vocab_size: int, scheme_flops: SchemeFlops, target_len: int | None = None
+    config: Config,
+    vocab_size: int,
+    scheme_flops: SchemeFlops,
+    target_len: int | None = None,
+    scheme_backward: SchemeFlops | None = None,
 ) -> StepFlops:
     """Return the FLOPs of a training step.
 
     scheme_flops: `deepstack.schemes.scheme_flops(config)`.
     target_len: positions of the decoder that reads an encoder, `Task.target_len`; other models need
         none.
+    scheme_backward: `deepstack.schemes.scheme_backward_flops(config)`; by default twice the forward
+        pass's.
 
     Raises ConfigError without it for an encoder-decoder.
     """
@@ -87,6 +95,9 @@ def step_flops(
     forward = sum(flops for _, flops in by_role)
     # "" names products without a matrix of parameters
     learnt = sum(flops for role, flops in by_role if trained == "all" or role in ("", *trained))
+    stacks = stack_sizes(config, batch, target_len)
+    if scheme_backward is not None:
+        learnt += sum(scheme_backward(one) - 2 * scheme_flops(one) for one in stacks)
     of_layers = sum(layers.values())
     probe = layer_flops(config, config.log.probe_sequences, scheme_flops, target_len)
     recompute = of_layers if recompute_every(config) else 0

@@ -18,6 +18,7 @@ from deepstack.schemes.scheme import (
 )
 from deepstack.schemes.stack_scheme import (
     StackScheme,
+    scheme_backward_flops,
     scheme_flops,
     scheme_memory,
     scheme_options,
@@ -47,6 +48,7 @@ __all__ = [
     "Tap",
     "defined_at",
     "parameter",
+    "scheme_backward_flops",
     "scheme_flops",
     "scheme_memory",
     "scheme_options",

@@ -247,6 +247,28 @@ class MHC(ManyStreams, name="mhc", label="mHC", paper="arXiv:2512.24880", static
         }  # fmt: skip
         return 2 * n + of_mixing[cls.mixing]
 
+    @classmethod
+    def extra_flops(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of hyper-connections, and those of the sum over permutations."""
+        return super().extra_flops(sizes) + cls.of_permutations(sizes)
+
+    @classmethod
+    def extra_backward_flops(cls, sizes: StackSizes) -> int:
+        """Return twice those of the forward pass; permutations are constant, so that R alone has a
+        gradient; that of a linear system (I - K) A = I + K has one further product.
+        """
+        system = cls.streams**3 * (cls.mixing == "cayley")
+        tokens = sizes.sublayers * sizes.batch * sizes.seq
+        return 2 * super().extra_flops(sizes) + cls.of_permutations(sizes) + 2 * system * tokens
+
+    @classmethod
+    def of_permutations(cls, sizes: StackSizes) -> int:
+        """Return the FLOPs of sum over r of softmax(R)_r P_r in a forward pass."""
+        if cls.mixing != "permutations":
+            return 0
+        numbers = math.factorial(min(cls.streams, 5)) * cls.streams**2
+        return 2 * numbers * sizes.sublayers * sizes.batch * sizes.seq
+
     def setup(self, parts: Parts) -> None:
         n = self.streams
         allowed = {"permutations": n <= 5, "kronecker": n.bit_count() == 1}
